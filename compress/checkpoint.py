@@ -1,0 +1,94 @@
+"""Writing a Hugging Face directory: shards, index, configuration, tokenizer."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import compressed_tensors
+from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus
+from torch import Tensor
+
+from ..quant.scheme import Scheme
+from .safetensors_file import TensorInfo, disk_error, write_safetensors, write_text
+
+SHARD_BYTES = 4_000_000_000
+Entry = tuple[str, TensorInfo, Callable[[], Tensor]]
+
+# What a model directory carries beside weights. Python files are left out: a checkpoint must not run code.
+_COMPANIONS = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "LICENSE",
+    "LICENSE.txt",
+    "NOTICE",
+)
+
+
+def write_checkpoint(
+    directory: Path, source: Path, config: dict[str, Any], entries: list[Entry], shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Write a model directory, one tensor in memory at a time.
+
+    Args:
+        directory: where to; it must not exist.
+        source: the model directory whose tokenizer and generation settings go along.
+        config: what ``config.json`` will hold.
+        entries: name, description and loader of every tensor, in order.
+        shard_bytes: most bytes of tensors a file.
+    """
+    try:
+        directory.mkdir(parents=True)
+        for name in _COMPANIONS:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, directory / name)
+    except OSError as error:
+        raise disk_error(error, directory, 0) from None
+    write_text(directory / "config.json", json.dumps(config, indent=2) + "\n")
+    shards = _shards(entries, shard_bytes)
+    if len(shards) == 1:
+        write_safetensors(directory / "model.safetensors", shards[0])
+        return
+    weight_map: dict[str, str] = {}
+    for i, shard in enumerate(shards, 1):
+        name = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+        write_safetensors(directory / name, shard)
+        weight_map |= {tensor: name for tensor, _, _ in shard}
+    total = sum(info.nbytes for _, info, _ in entries)
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    write_text(directory / "model.safetensors.index.json", json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def quantization_config(scheme: Scheme, ignore: list[str]) -> dict[str, Any]:
+    """``config.json``'s ``quantization_config``, by compressed-tensors' own schema."""
+    config = QuantizationConfig(
+        config_groups={"group_0": scheme.config_group(["Linear"])},
+        ignore=ignore,
+        format=scheme.format,
+        quantization_status=QuantizationStatus.COMPRESSED,
+    )
+    return {**config.model_dump(mode="json"), "quant_method": "compressed-tensors", "version": compressed_tensors.__version__}
+
+
+def _shards(entries: list[Entry], limit: int) -> list[list[Entry]]:
+    shards: list[list[Entry]] = [[]]
+    size = 0
+    for entry in entries:
+        if shards[-1] and size + entry[1].nbytes > limit:
+            shards.append([])
+            size = 0
+        shards[-1].append(entry)
+        size += entry[1].nbytes
+    return shards

@@ -1,0 +1,200 @@
+"""Text, and windows of token ids cut from it."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .errors import SmeltError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_BUILTIN = Path(__file__).parent / "builtin" / "corpus"
+# A seed chooses windows among this many times as many as are asked for; the rest of a huge source is not read.
+_CHOICE = 16
+_SEPARATOR = "\n\n"
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Where text comes from.
+
+    Attributes:
+        name: ``builtin``, a .txt or .jsonl file, or a Hugging Face dataset.
+        half: ``calibration`` or ``evaluation``: which half of the builtin corpus is meant.
+        field: the field of JSONL records and dataset rows that holds the text.
+        split, config: of a Hugging Face dataset.
+    """
+
+    name: str
+    half: str
+    field: str = "text"
+    split: str = "train"
+    config: str | None = None
+
+    def documents(self) -> Iterator[str]:
+        """The source's documents, read as they are asked for."""
+        if self.name == "builtin":
+            yield from _jsonl(_BUILTIN / f"{self.half}.jsonl", "text")
+            return
+        path = Path(self.name).expanduser()
+        if path.is_file():
+            yield from _jsonl(path, self.field) if path.suffix == ".jsonl" else _plain(path)
+        elif path.suffix in (".txt", ".jsonl"):
+            raise SmeltError(f"{self.name}: there is no such text file; check the path")
+        else:
+            yield from self._dataset()
+
+    def problem(self) -> str | None:
+        """What can be known to be wrong without reading the source."""
+        path = Path(self.name).expanduser()
+        if self.name != "builtin" and path.suffix in (".txt", ".jsonl") and not path.is_file():
+            return f"{self.name}: there is no such text file; check the path"
+        return None
+
+    def _dataset(self) -> Iterator[str]:
+        import datasets
+
+        try:
+            rows = datasets.load_dataset(self.name, self.config, split=self.split, streaming=True)
+            for row in rows:
+                if self.field not in row:
+                    raise SmeltError(f"{self.name}: rows have no field {self.field!r}; there is {', '.join(row)}; set field")
+                yield row[self.field]
+        except SmeltError:
+            raise
+        except Exception as error:  # the datasets library raises from many others
+            first = str(error).strip().split("\n")[0] or type(error).__name__
+            raise SmeltError(f"{self.name}: is neither a text file nor a dataset that can be loaded ({first})") from None
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Token ids ``[windows, length]`` and the digest that identifies them."""
+
+    tokens: Tensor
+    fingerprint: str
+
+
+def calibration_windows(
+    source: TextSource, tokenizer: PreTrainedTokenizerBase, samples: int, length: int, seed: int
+) -> Windows:
+    """Windows that a seed chooses among the source's first ones. They do not overlap.
+
+    Raises:
+        SmeltError: the source has fewer than ``samples`` windows of ``length`` tokens.
+    """
+    stream = _tokens(source, tokenizer, samples * length * _CHOICE)
+    available = len(stream) // length
+    if available < samples:
+        raise SmeltError(
+            f"{_label(source)}: too short: {samples} samples of {length} tokens need {samples * length} tokens,"
+            f" it has {len(stream)}; ask for {_fewer(available, len(stream))} or give more text"
+        )
+    windows = stream[: available * length].view(available, length)
+    chosen = torch.randperm(available, generator=torch.Generator().manual_seed(seed))[:samples].sort().values
+    return _fingerprinted(windows[chosen])
+
+
+def evaluation_windows(source: TextSource, tokenizer: PreTrainedTokenizerBase, most: int, length: int) -> Windows:
+    """The source's first windows, as many as there are up to ``most``."""
+    stream = _tokens(source, tokenizer, most * length)
+    available = min(most, len(stream) // length)
+    if available == 0:
+        raise SmeltError(
+            f"{_label(source)}: too short: it has {len(stream)} tokens, less than one window of {length};"
+            " lower length or give more text"
+        )
+    return _fingerprinted(stream[: available * length].view(available, length))
+
+
+def fingerprint(tokens: Tensor) -> str:
+    """A digest of token ids."""
+    return hashlib.sha256(repr(tuple(tokens.shape)).encode() + tokens.to(torch.int64).numpy().tobytes()).hexdigest()
+
+
+def _fingerprinted(tokens: Tensor) -> Windows:
+    return Windows(tokens.contiguous(), fingerprint(tokens))
+
+
+def _fewer(available: int, tokens: int) -> str:
+    return f"{available} samples" if available else f"a length of at most {tokens}"
+
+
+def _label(source: TextSource) -> str:
+    return f"the builtin {source.half} text" if source.name == "builtin" else source.name
+
+
+def _tokens(source: TextSource, tokenizer: PreTrainedTokenizerBase, enough: int) -> Tensor:
+    separator = tokenizer(_SEPARATOR, add_special_tokens=False).input_ids
+    ids: list[int] = []
+    empty = True
+    for document in source.documents():
+        if not isinstance(document, str):
+            raise SmeltError(f"{source.name}: field {source.field!r} holds {type(document).__name__}, not text; set field")
+        if not document.strip():
+            continue
+        if not empty:
+            ids.extend(separator)
+        empty = False
+        ids.extend(tokenizer(document, add_special_tokens=False, verbose=False).input_ids)
+        if len(ids) >= enough:
+            break
+    if empty:
+        raise SmeltError(f"{_label(source)}: holds no text; give a source with text in it")
+    return torch.tensor(ids[:enough], dtype=torch.int64)
+
+
+def _plain(path: Path) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    kept = ""
+    offset = 0
+    with _opened(path) as file:
+        while True:
+            block = file.read(1 << 20)
+            try:
+                kept += decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                raise SmeltError(f"{path}: is not UTF-8 text (near byte {offset + error.start}); convert it to UTF-8") from None
+            offset += len(block)
+            if not block:
+                break
+            # Cut where a line begins, so that the tokens do not depend on the size of the blocks read.
+            cut = kept.rfind("\n\n")
+            if cut > 0 and len(kept) > 4 << 20:
+                yield kept[:cut]
+                kept = kept[cut + 2 :]
+    yield kept
+
+
+def _jsonl(path: Path, field: str) -> Iterator[str]:
+    with _opened(path) as file:
+        for number, raw in enumerate(file, 1):
+            if not raw.strip():
+                continue
+            try:
+                record = json.loads(raw.decode("utf-8"))
+            except UnicodeDecodeError:
+                raise SmeltError(f"{path}:{number}: is not UTF-8 text; convert the file to UTF-8") from None
+            except ValueError as error:
+                raise SmeltError(f"{path}:{number}: is not JSON ({error}); each line must be one JSON object") from None
+            if not isinstance(record, dict) or field not in record:
+                found = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+                raise SmeltError(f"{path}:{number}: has no field {field!r}; there is {found}; set field")
+            yield record[field]
+
+
+def _opened(path: Path):  # type: ignore[no-untyped-def]
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise SmeltError(f"{path}: cannot be read ({error.strerror}); check the file") from None

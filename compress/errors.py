@@ -1,0 +1,31 @@
+"""What Smelt says when something is wrong: one sentence that tells what, where and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class SmeltError(Exception):
+    """A mistake or a mishap that a user can act on. Its text is one clear sentence, or one a line."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that would make a run fail, found before any work.
+
+    Attributes:
+        where: the recipe field, file or tensor it is about.
+        what: the sentence.
+    """
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+def raise_problems(problems: list[Problem]) -> None:
+    """Raise one :class:`SmeltError` that lists all ``problems``; do nothing if there are none."""
+    if problems:
+        raise SmeltError("\n".join(str(problem) for problem in problems))

@@ -1,0 +1,118 @@
+"""What compression cost: perplexity, divergence from the original, and how often the first choice stays the same."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import SmeltError
+from .progress import Progress
+from .streamed import HeadFunction, StreamedModel
+
+_LOGIT_TOKENS = 512
+_Z95 = 1.96
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A compressed model beside its original, over the same held-out text.
+
+    Attributes:
+        text: where the text came from.
+        windows, length: how much of it was read.
+        perplexity_original, perplexity_compressed: exp of the mean negative log-likelihood a token.
+        perplexity_ratio: compressed over original.
+        perplexity_ratio_95: the ratio's 95% confidence interval, from the paired differences of windows;
+            None when there are fewer than two windows.
+        kl: mean KL divergence from the original's next-token distribution to the compressed one's, in nats.
+        top1_agreement: share of positions where both rank the same token first.
+    """
+
+    text: str
+    windows: int
+    length: int
+    perplexity_original: float
+    perplexity_compressed: float
+    perplexity_ratio: float
+    perplexity_ratio_95: tuple[float, float] | None
+    kl: float
+    top1_agreement: float
+
+    def as_data(self) -> dict[str, Any]:
+        """As plain data for JSON."""
+        return asdict(self)
+
+
+def compare(
+    original: StreamedModel,
+    compressed: StreamedModel,
+    tokens: Tensor,
+    text: str,
+    progress: Progress,
+) -> Comparison:
+    """Read ``tokens`` with both models and compare what they expect next.
+
+    Args:
+        original, compressed: the models; each is run block by block.
+        tokens: ids ``[windows, length]``.
+        text: what to call the text.
+        progress: shows how far it is.
+    """
+    before = original.final_hidden(tokens, progress, "reading with the original")
+    after = compressed.final_hidden(tokens, progress, "reading with the compressed model")
+    windows, length = tokens.shape
+    sums = torch.zeros(2, windows, dtype=torch.float64)
+    kl = agreed = 0.0
+    with original.head() as head_before, compressed.head() as head_after:
+        size = max(1, _LOGIT_TOKENS // length)
+        for start in range(0, windows, size):
+            part = slice(start, start + size)
+            nll, divergence, same = _score(head_before, head_after, before.read(part), after.read(part), tokens[part])
+            sums[:, part] = nll
+            kl += divergence
+            agreed += same
+    before.close()
+    after.close()
+    predicted = windows * (length - 1)
+    if not torch.isfinite(sums).all():
+        raise SmeltError(f"evaluate: the {'original' if not torch.isfinite(sums[0]).all() else 'compressed'} model gives NaN on {text}")
+    mean = sums.sum(dim=1) / predicted
+    return Comparison(
+        text=text,
+        windows=windows,
+        length=length,
+        perplexity_original=math.exp(mean[0]),
+        perplexity_compressed=math.exp(mean[1]),
+        perplexity_ratio=math.exp(mean[1] - mean[0]),
+        perplexity_ratio_95=_interval((sums[1] - sums[0]) / (length - 1)),
+        kl=kl / predicted,
+        top1_agreement=agreed / predicted,
+    )
+
+
+def _score(
+    head_before: HeadFunction, head_after: HeadFunction, before: Tensor, after: Tensor, tokens: Tensor
+) -> tuple[Tensor, float, float]:
+    target = tokens[:, 1:, None]
+    log_p = head_before(before)[:, :-1].float().log_softmax(-1)
+    log_q = head_after(after)[:, :-1].float().log_softmax(-1)
+    nll = torch.stack(
+        [-log.gather(-1, target).squeeze(-1).sum(dim=1, dtype=torch.float64) for log in (log_p, log_q)]
+    )
+    same = (log_p.argmax(-1) == log_q.argmax(-1)).sum().item()
+    divergence = torch.nn.functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dtype=torch.float64)
+    return nll, divergence.item(), same
+
+
+def _interval(differences: Tensor) -> tuple[float, float] | None:
+    """95% interval of exp(mean) by the normal approximation over windows."""
+    if len(differences) < 2:
+        return None
+    mean = differences.mean().item()
+    half = _Z95 * differences.std().item() / math.sqrt(len(differences))
+    return math.exp(mean - half), math.exp(mean + half)
+

@@ -1,0 +1,102 @@
+"""Mixture-of-experts layers with one linear a projection, as checkpoints store them.
+
+transformers fuses the experts of a layer into three-dimensional parameters when it loads them.
+Quantizing needs each projection's own inputs and stores each by its own name, so the skeleton
+holds them apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter
+
+
+@dataclass(frozen=True)
+class ProjectionNames:
+    """What a checkpoint calls the three projections of an expert."""
+
+    gate: str
+    up: str
+    down: str
+
+
+class Experts(nn.ModuleList):
+    """Drop-in for a fused experts module: same call, same sum, one small module an expert."""
+
+    def __init__(self, fused: nn.Module, names: ProjectionNames) -> None:
+        super().__init__()
+        count, double, hidden = fused.gate_up_proj.shape  # type: ignore[misc]
+        self._names = names
+        # Not a submodule: its fused parameters stay on the meta device and are never used.
+        self._gate: Callable[[Tensor], Tensor] = fused._apply_gate  # type: ignore[assignment]
+        for _ in range(count):
+            expert = nn.Module()
+            expert.add_module(names.gate, nn.Linear(hidden, double // 2, bias=False))
+            expert.add_module(names.up, nn.Linear(hidden, double // 2, bias=False))
+            expert.add_module(names.down, nn.Linear(double // 2, hidden, bias=False))
+            self.append(expert)
+
+    def forward(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        if hidden.is_meta:  # routing has no values here; let a trace see every expert once
+            for expert in self:
+                self._run(expert, hidden.clone())
+            return torch.empty_like(hidden)
+        total = torch.zeros_like(hidden)
+        for index, expert in enumerate(self):
+            token, place = torch.where(top_k_index == index)
+            if token.numel():
+                output = self._run(expert, hidden[token]) * top_k_weights[token, place, None]
+                total.index_add_(0, token, output.to(total.dtype))
+        return total
+
+    def _run(self, expert: nn.Module, hidden: Tensor) -> Tensor:
+        gate = expert.get_submodule(self._names.gate)(hidden)
+        up = expert.get_submodule(self._names.up)(hidden)
+        return expert.get_submodule(self._names.down)(self._gate(torch.cat((gate, up), dim=-1)))
+
+
+def unfuse_experts(model: nn.Module) -> list[str]:
+    """Replace every fused experts module of a meta model whose layout is known.
+
+    Returns:
+        The names of modules whose experts were left fused because their layout is not known.
+    """
+    names = _projection_names(model)
+    unknown = []
+    for path, module in list(model.named_modules()):
+        if not (isinstance(getattr(module, "gate_up_proj", None), nn.Parameter) and hasattr(module, "down_proj")):
+            continue
+        plain = (
+            names is not None
+            and module.gate_up_proj.dim() == 3  # type: ignore[union-attr, operator]
+            and getattr(module, "is_concatenated", False)
+            and not getattr(module, "is_transposed", True)
+            and not getattr(module, "has_bias", True)
+            and not getattr(module, "has_post_expert_norm", False)
+        )
+        if plain and names is not None:
+            with torch.device("meta"):
+                model.set_submodule(path, Experts(module, names))
+        else:
+            unknown.append(path)
+    return unknown
+
+
+def _projection_names(model: nn.Module) -> ProjectionNames | None:
+    found: dict[str, list[str]] = {}
+    for conversion in get_model_conversion_mapping(model):  # type: ignore[arg-type]
+        if not isinstance(conversion, WeightConverter):
+            continue
+        leaves = [re.search(r"experts\.\*\.([^.]+)\.weight", p) for p in conversion.source_patterns]
+        target = conversion.target_patterns[0].rsplit(".", 1)[-1]
+        if all(leaves):
+            found[target] = [leaf.group(1) for leaf in leaves if leaf]
+    if len(found.get("gate_up_proj", [])) == 2 and len(found.get("down_proj", [])) == 1:
+        return ProjectionNames(*found["gate_up_proj"], *found["down_proj"])
+    return None

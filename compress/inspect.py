@@ -1,0 +1,154 @@
+"""What a checkpoint is made of: how many bits each kind of tensor takes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import SmeltError
+from .model_directory import find_model
+from .resources import human_bytes
+from .weights import CheckpointWeights
+
+_PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_global_scale", "weight_shape", "weight_g_idx")
+
+
+@dataclass(frozen=True)
+class TensorGroup:
+    """Tensors that play the same part in every block.
+
+    Attributes:
+        name: the name with block numbers as ``*``.
+        count: how many weights it holds.
+        scheme: how they are stored: compressed-tensors' format, or a plain dtype.
+        numel: numbers they stand for.
+        bytes: on disk, scales included.
+    """
+
+    name: str
+    count: int
+    scheme: str
+    numel: int
+    bytes: int
+
+    @property
+    def bits(self) -> float:
+        return 8 * self.bytes / self.numel if self.numel else 0.0
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A checkpoint's contents.
+
+    Attributes:
+        path: the directory.
+        groups: largest first.
+        bytes: of all tensors.
+        original_bytes: of the model it was made from; an estimate if ``original_is_estimate``.
+    """
+
+    path: str
+    groups: list[TensorGroup]
+    bytes: int
+    original_bytes: int
+    original_is_estimate: bool
+
+    def as_data(self) -> dict[str, Any]:
+        """As plain data for JSON."""
+        groups = [{**asdict(group), "bits_per_weight": group.bits} for group in self.groups]
+        ratio = self.original_bytes / self.bytes if self.bytes else 0.0
+        return {**asdict(self), "groups": groups, "ratio": ratio}
+
+
+def inspect(name: str) -> Inspection:
+    """Look into a checkpoint: a directory, a hub name or a builtin. Reads headers only."""
+    directory = find_model(name)
+    weights = CheckpointWeights(directory.path)
+    config = directory.config_data()
+    quantization = config.get("quantization_config") or {}
+    scheme = _scheme_label(quantization)
+    gathered: dict[tuple[str, str], list[list[int]]] = defaultdict(list)
+    dense_names = [n for n in weights.names() if n.rpartition(".")[2] not in _PARTS]
+    packed = {n.removesuffix("weight_scale") for n in weights.names() if n.endswith(".weight_scale")}
+    for prefix in sorted(packed):
+        parts = [n for n in weights.names() if n.startswith(prefix + "weight")]
+        size = sum(weights.info(n).nbytes for n in parts)
+        gathered[_pattern(prefix + "weight"), scheme].append([_numel(weights, prefix, parts), size])
+    for tensor in dense_names:
+        if tensor.removesuffix("weight") in packed:
+            continue
+        info = weights.info(tensor)
+        label = str(info.dtype).removeprefix("torch.")
+        gathered[_pattern(tensor), label].append([info.nbytes // info.dtype.itemsize, info.nbytes])
+    groups = [
+        TensorGroup(pattern, len(sizes), label, sum(n for n, _ in sizes), sum(b for _, b in sizes))
+        for (pattern, label), sizes in gathered.items()
+    ]
+    groups.sort(key=lambda g: -g.bytes)
+    original, estimated = _original_bytes(directory.path, groups, scheme)
+    return Inspection(str(directory.path), groups, weights.nbytes, original, estimated)
+
+
+def terminal(found: Inspection) -> None:
+    """Print the table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=found.path)
+    for title, side in (("tensors", "left"), ("count", "right"), ("stored as", "left"), ("bits/weight", "right"), ("bytes", "right")):
+        table.add_column(title, justify=side)  # type: ignore[arg-type]
+    for group in found.groups:
+        table.add_row(group.name, str(group.count), group.scheme, f"{group.bits:.2f}", human_bytes(group.bytes))
+    numel = sum(group.numel for group in found.groups)
+    table.add_section()
+    table.add_row("total", str(sum(g.count for g in found.groups)), "", f"{8 * found.bytes / max(numel, 1):.2f}", human_bytes(found.bytes))
+    console = Console()
+    console.print(table)
+    about = "about " if found.original_is_estimate else ""
+    console.print(
+        f"{found.original_bytes / max(found.bytes, 1):.2f}x smaller than the original ({about}{human_bytes(found.original_bytes)})"
+    )
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
+
+
+def _numel(weights: CheckpointWeights, prefix: str, parts: list[str]) -> int:
+    if prefix + "weight_shape" in parts:
+        rows, columns = weights.load(prefix + "weight_shape").tolist()
+        return int(rows * columns)
+    stored = weights.info(prefix + ("weight_packed" if prefix + "weight_packed" in parts else "weight"))
+    per_element = 2 if prefix + "weight_packed" in parts else 1  # fp4 keeps two numbers a byte
+    return stored.nbytes // stored.dtype.itemsize * per_element
+
+
+def _scheme_label(quantization: dict[str, Any]) -> str:
+    if not quantization:
+        return ""
+    groups = quantization.get("config_groups") or {}
+    first: dict[str, Any] = next(iter(groups.values()), {})
+    args = first.get("weights") or {}
+    if not args:
+        return str(quantization.get("quant_method", "quantized"))
+    size = args.get("group_size")
+    grain = f"g{size}" if size and size > 0 else str(args.get("strategy"))
+    inputs = first.get("input_activations")
+    acts = f"A{inputs['num_bits']}" if inputs else "A16"
+    return f"{args.get('type')} W{args.get('num_bits')}{acts} {grain}"
+
+
+def _original_bytes(path: Path, groups: list[TensorGroup], scheme: str) -> tuple[int, bool]:
+    made_by = path / "smelt.json"
+    if made_by.exists():
+        try:
+            return int(json.loads(made_by.read_text(encoding="utf-8"))["model"]["bytes"]), False
+        except (ValueError, KeyError, TypeError):
+            raise SmeltError(f"{made_by}: cannot be understood; the checkpoint was changed after it was made") from None
+    quantized = [g for g in groups if scheme and g.scheme == scheme]
+    rest = sum(g.bytes for g in groups) - sum(g.bytes for g in quantized)
+    return rest + 2 * sum(g.numel for g in quantized), bool(quantized)

@@ -1,0 +1,130 @@
+"""From the name of a model to a directory that holds it, refusing what Smelt must not or cannot open."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import SmeltError
+from .recipe_file import nearest_name
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+_BUILTIN = Path(__file__).parent / "builtin"
+_HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "tokenizer*"]
+
+
+@dataclass(frozen=True)
+class ModelDirectory:
+    """A Hugging Face model on this disk.
+
+    Attributes:
+        name: what the recipe called it.
+        path: where its files are.
+        trust_remote_code: whether Python code that comes with it may run.
+    """
+
+    name: str
+    path: Path
+    trust_remote_code: bool = False
+
+    def config_data(self) -> dict[str, Any]:
+        """``config.json`` as written."""
+        path = self.path / "config.json"
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise SmeltError(f"{self.path}: has no config.json, so it is not a Hugging Face model; check the path") from None
+        except ValueError as error:
+            raise SmeltError(f"{path}: is not valid JSON ({error}); download it again") from None
+        if not isinstance(data, dict):
+            raise SmeltError(f"{path}: does not hold a model configuration; download it again")
+        return data
+
+    def config(self) -> PretrainedConfig:
+        """The model's configuration, once it is known to be a causal LM that may be opened."""
+        from transformers import AutoConfig
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+        data = self.config_data()
+        self._refuse_remote_code(data)
+        if data.get("quantization_config"):
+            method = data["quantization_config"].get("quant_method", "an unknown method")
+            raise SmeltError(f"{self.path}: is already quantized ({method}); start from the original model")
+        try:
+            config = AutoConfig.from_pretrained(self.path, trust_remote_code=self.trust_remote_code, local_files_only=True)
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            kind = data.get("model_type")
+            first = str(error).split("\n")[0]
+            raise SmeltError(f"{self.path}/config.json: transformers cannot open model_type {kind!r} ({first})") from None
+        names = data.get("architectures") or []
+        if config.is_encoder_decoder or any("Seq2Seq" in n or n.endswith("ForConditionalGeneration") for n in names):
+            raise SmeltError(f"{self.path}: {names or config.model_type} is no decoder-only language model; Smelt compresses only those")
+        encoder = names and not any(n.endswith(("ForCausalLM", "LMHeadModel")) or "CausalLM" in n for n in names)
+        if encoder or (type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not self.trust_remote_code):
+            raise SmeltError(
+                f"{self.path}: {names[0] if names else config.model_type} is not a causal language model"
+                " (an encoder, perhaps); Smelt compresses decoder-only models, named …ForCausalLM"
+            )
+        return config
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer."""
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust_remote_code, local_files_only=True)
+        except Exception as error:  # tokenizers raise bare Exception on bad files
+            first = str(error).split("\n")[0]
+            raise SmeltError(f"{self.path}: its tokenizer cannot be loaded ({first}); add tokenizer.json") from None
+
+    def _refuse_remote_code(self, data: dict[str, Any]) -> None:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+        if data.get("auto_map") and data.get("model_type") not in CONFIG_MAPPING_NAMES and not self.trust_remote_code:
+            raise SmeltError(
+                f"{self.path}: needs Python code that comes with the model, which is not run unless asked for;"
+                " read that code, then set trust_remote_code: true"
+            )
+
+
+def find_model(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> ModelDirectory:
+    """Find a model by directory, hub name or ``builtin:`` name.
+
+    Raises:
+        SmeltError: it is not there, or cannot be fetched.
+    """
+    if name.startswith("builtin:"):
+        known = sorted(p.name for p in _BUILTIN.iterdir() if (p / "config.json").exists())
+        short = name.removeprefix("builtin:")
+        if short not in known:
+            raise SmeltError(f"model {name}: no such builtin model; there is {', '.join('builtin:' + k for k in known)}")
+        return ModelDirectory(name, _BUILTIN / short)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return ModelDirectory(name, path, trust_remote_code)
+    if path.exists():
+        raise SmeltError(f"model {name}: is a file; give the directory that holds config.json and the weights")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
+        siblings = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
+        raise SmeltError(f"model {name}: there is no such directory{nearest_name(path.name, siblings)}")
+    return ModelDirectory(name, _fetch(name, revision), trust_remote_code)
+
+
+def _fetch(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES))
+    except HFValidationError:
+        raise SmeltError(f"model {name}: is neither a directory here nor a hub name (owner/name)") from None
+    except Exception as error:  # the hub's client raises from several HTTP libraries
+        first = str(error).strip().split("\n")[0] or type(error).__name__
+        raise SmeltError(
+            f"model {name}: is no directory here, and fetching it from the hub failed ({first});"
+            " check the name and the network, or download it and give the directory"
+        ) from None

@@ -1,0 +1,112 @@
+"""A model that a step works on: what is known of it before its weights are read, and the way to them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import nn
+from transformers.utils import logging as transformers_logging
+
+from .anatomy import Anatomy, study
+from .errors import SmeltError
+from .model_directory import ModelDirectory
+from .skeleton import Skeleton
+from .weights import CheckpointWeights
+
+
+@dataclass(frozen=True)
+class LinearFacts:
+    """A linear, before its weight is read.
+
+    Attributes:
+        name: its full name in the model.
+        key: its weight's name in the checkpoint.
+        rows, columns: outputs and inputs.
+        kind: its class's name, ``Linear`` or ``Conv1D``.
+        dtype: what its weight is stored in.
+    """
+
+    name: str
+    key: str
+    rows: int
+    columns: int
+    kind: str
+    dtype: torch.dtype
+
+    @property
+    def numel(self) -> int:
+        return self.rows * self.columns
+
+
+class OpenModel:
+    """A model directory whose configuration, anatomy and tensor shapes have been checked to agree.
+
+    Opening reads headers only; weights are read when a step asks for them.
+
+    Raises:
+        SmeltError: the directory does not hold a model that Smelt can work on.
+    """
+
+    def __init__(self, directory: ModelDirectory) -> None:
+        self.directory = directory
+        transformers_logging.set_verbosity_error()
+        self.config = directory.config()
+        self.weights = CheckpointWeights(directory.path)
+        self.skeleton = Skeleton.build(self.config, torch.float32, trust_remote_code=directory.trust_remote_code)
+        self.names = self.skeleton.checkpoint_names(self.weights)
+        self.anatomy: Anatomy = study(self.skeleton)
+
+    @cached_property
+    def linears(self) -> dict[str, LinearFacts]:
+        """All linears in blocks, then the output head, by name."""
+        facts = {name: self._linear(name) for name in self.anatomy.linears()}
+        head = self.anatomy.head
+        facts[head] = self._linear(head)
+        return facts
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the blocks' weights are stored in."""
+        return self.linears[self.anatomy.linears()[0]].dtype
+
+    @property
+    def is_tied(self) -> bool:
+        return self.anatomy.tied
+
+    def block_linears(self, index: int) -> list[LinearFacts]:
+        """The linears of one block."""
+        return [self.linears[name] for name in self.anatomy.blocks[index].linears]
+
+    def block_numel(self, index: int) -> int:
+        """How many numbers a block's parameters hold."""
+        prefix = self.anatomy.blocks[index].name + "."
+        return sum(math.prod(self.weights.info(key).shape) for name, key in self.names.items() if name.startswith(prefix))
+
+    def largest_block(self) -> int:
+        """The number of parameters of the largest block."""
+        return max(self.block_numel(i) for i in range(len(self.anatomy.blocks)))
+
+    def embedding_bytes(self) -> int:
+        """Bytes of the input embedding as stored."""
+        return self.weights.info(self.names[f"{self.skeleton.embedding_name}.weight"]).nbytes
+
+    def vocabulary(self) -> int:
+        """Rows of the input embedding."""
+        return self.weights.info(self.names[f"{self.skeleton.embedding_name}.weight"]).shape[0]
+
+    def context(self) -> int | None:
+        """The longest sequence the model was made for, if it says."""
+        return getattr(self.config, "max_position_embeddings", None)
+
+    def _linear(self, name: str) -> LinearFacts:
+        module: nn.Module = self.skeleton.model.get_submodule(name)
+        key_of = self.skeleton.embedding_name if name == self.anatomy.head and self.is_tied else name
+        key = self.names.get(f"{key_of}.weight")
+        if key is None:
+            raise SmeltError(f"{name}: the checkpoint lacks its weight")
+        shape = self.weights.info(key).shape
+        rows, columns = shape if isinstance(module, nn.Linear) else shape[::-1]
+        return LinearFacts(name, key, rows, columns, type(module).__name__, self.weights.info(key).dtype)

@@ -1,0 +1,218 @@
+"""Everything that can be known of a run before any work: the checks, and the cost in memory, disk and time."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from . import steps as step_kinds
+from .corpus import TextSource
+from .errors import Problem, SmeltError
+from .model_directory import find_model
+from .open_model import OpenModel
+from .output import Output, digest
+from .recipe import Recipe
+from .resources import Cost, available_memory, compute_dtype, free_disk, human_bytes, human_time, matmul_rate
+
+# Python-level work a linear takes that no operation count shows (measured on two cores: see docs/memory.md).
+_SECONDS_PER_LINEAR = 0.02
+_PACKAGES = ("smelt", "torch", "transformers", "compressed-tensors")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe checked against its model and this machine.
+
+    Attributes:
+        recipe: what was asked for.
+        model: the opened model; None if it could not be opened.
+        steps: its steps, ready to run.
+        problems: everything that would make the run fail; empty if it may start.
+        cost: the largest memory, all disk and all operations.
+    """
+
+    recipe: Recipe
+    model: OpenModel | None
+    steps: list[step_kinds.Step]
+    problems: list[Problem]
+    cost: Cost
+
+    @classmethod
+    def make(cls, recipe: Recipe, *, fresh: bool = False) -> Plan:
+        """Check a recipe. Reads headers, no weights; writes nothing.
+
+        Args:
+            recipe: what to do.
+            fresh: whether an earlier run in the output may be replaced.
+        """
+        steps = [step_kinds.build(entry, i) for i, entry in enumerate(recipe.steps)]
+        problems = _text_problems(recipe)
+        if len(steps) > 1:
+            problems.append(Problem("steps.1", "a model that is quantized already cannot be quantized again; keep one quantize step"))
+        try:
+            found = find_model(recipe.model, revision=recipe.revision, trust_remote_code=recipe.trust_remote_code)
+            model = OpenModel(found)
+        except SmeltError as error:
+            return cls(recipe, None, steps, [*(Problem("model", line) for line in str(error).split("\n")), *problems], Cost(0, 0, 0))
+        blocked = Output(Path(recipe.output), run_identity(recipe, model), fresh=fresh).problem()
+        if blocked:
+            problems.append(Problem("output", blocked))
+        for step in steps:
+            problems += step.check(model)
+        cost = Cost(0, 0, 0)
+        if not problems:
+            problems += _length_problems(recipe, model)
+            for step in steps:
+                cost += step.cost(model, recipe.calibrate.samples, recipe.calibrate.length)
+            if recipe.evaluate:
+                cost += _evaluation_cost(recipe, model)
+            problems += _resource_problems(recipe, model, cost)
+        return cls(recipe, model, steps, problems, cost)
+
+    def as_data(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        data: dict[str, Any] = {"model": self.recipe.model, "output": self.recipe.output}
+        if self.model is not None:
+            data |= {
+                "architecture": type(self.model.skeleton.model).__name__,
+                "blocks": len(self.model.anatomy.blocks),
+                "bytes": self.model.weights.nbytes,
+                "unknown": list(self.model.anatomy.unknown),
+            }
+            if not self.problems:
+                held = psutil.Process().memory_info().rss
+                data |= {
+                    "steps": [step.plan(self.model) for step in self.steps],  # type: ignore[attr-defined]
+                    "predicted": {
+                        "peak_memory_bytes": held + self.cost.memory,
+                        "memory_above_start_bytes": self.cost.memory,
+                        "disk_bytes": self.cost.disk,
+                        "seconds": self.seconds(),
+                    },
+                    "available": {"memory_bytes": available_memory(), "disk_bytes": free_disk(Path(self.recipe.output))},
+                }
+        data["problems"] = [str(problem) for problem in self.problems]
+        return data
+
+    def seconds(self) -> float:
+        """A rough prediction of the time, from a matrix product measured now."""
+        linears = len(self.model.linears) if self.model else 0
+        return self.cost.operations / matmul_rate() + linears * _SECONDS_PER_LINEAR + 2.0
+
+    def terminal(self) -> str:
+        """The plan as plain text."""
+        data = self.as_data()
+        lines = [f"model:   {data['model']}"]
+        if self.model is not None:
+            lines[0] += f" ({data['architecture']}, {data['blocks']} blocks, {human_bytes(data['bytes'])})"
+        lines.append(f"output:  {data['output']}")
+        for number, step in enumerate(data.get("steps", [])):
+            lines.append(
+                f"step {number}:  {step['step']} {step['linears']} linears to {step['scheme']}"
+                f" (group {step['group_size'] or 'none'}, {step['rounding']}, {step['format']}):"
+                f" {human_bytes(step['bytes_before'])} -> {human_bytes(step['bytes_after'])},"
+                f" {step['bits_per_weight']:.2f} bits per weight"
+            )
+        if "predicted" in data:
+            predicted, free = data["predicted"], data["available"]
+            lines += [
+                f"memory:  about {human_bytes(predicted['peak_memory_bytes'])} at the peak"
+                f" ({human_bytes(predicted['memory_above_start_bytes'])} above the start; {human_bytes(free['memory_bytes'])} available)",
+                f"disk:    about {human_bytes(predicted['disk_bytes'])} ({human_bytes(free['disk_bytes'])} free)",
+                f"time:    roughly {human_time(predicted['seconds'])}",
+            ]
+        lines += [f"note:    {sentence}" for sentence in data.get("unknown", [])]
+        if self.problems:
+            lines += ["", f"{len(self.problems)} problem{'s' if len(self.problems) > 1 else ''}:"]
+            lines += [f"  {problem}" for problem in self.problems]
+        else:
+            lines += ["", "nothing stands in the way"]
+        return "\n".join(lines)
+
+
+def run_identity(recipe: Recipe, model: OpenModel) -> dict[str, Any]:
+    """Everything that decides a run's bytes: versions, the recipe, the model."""
+    return {
+        "versions": versions(),
+        "recipe": recipe.content(),
+        "model": model.weights.fingerprint(),
+        "config": digest(model.directory.config_data()),
+        "computed_in": str(compute_dtype(model.dtype)),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computes and writes."""
+    return {**{name: version(name) for name in _PACKAGES}, "python": platform.python_version()}
+
+
+def calibration_source(recipe: Recipe) -> TextSource:
+    """Where a recipe's calibration text comes from."""
+    c = recipe.calibrate
+    return TextSource(c.source, "calibration", c.field, c.split, c.config)
+
+
+def evaluation_source(recipe: Recipe) -> TextSource:
+    """Where a recipe's evaluation text comes from."""
+    assert recipe.evaluate
+    e = recipe.evaluate
+    return TextSource(e.text, "evaluation", e.field, e.split, e.config)
+
+
+def _text_problems(recipe: Recipe) -> list[Problem]:
+    problems = []
+    if recipe.calibrate.source != "self" and (sentence := calibration_source(recipe).problem()):
+        problems.append(Problem("calibrate.source", sentence))
+    if recipe.evaluate and (sentence := evaluation_source(recipe).problem()):
+        problems.append(Problem("evaluate.text", sentence))
+    return problems
+
+
+def _length_problems(recipe: Recipe, model: OpenModel) -> list[Problem]:
+    context = model.context()
+    problems = []
+    lengths = {"calibrate.length": recipe.calibrate.length}
+    if recipe.evaluate:
+        lengths["evaluate.length"] = recipe.evaluate.length
+    for where, length in lengths.items():
+        if context and length > context:
+            problems.append(Problem(where, f"{length} tokens are more than the {context} that the model was made for; use at most {context}"))
+    return problems
+
+
+def _evaluation_cost(recipe: Recipe, model: OpenModel) -> Cost:
+    assert recipe.evaluate
+    tokens = recipe.evaluate.windows * recipe.evaluate.length
+    numel = sum(model.block_numel(i) for i in range(len(model.anatomy.blocks)))
+    head = model.vocabulary() * model.skeleton.hidden_size
+    hidden = 2 * tokens * model.skeleton.hidden_size * 4
+    logits = 512 * model.vocabulary() * 4 * 5
+    memory = max(model.largest_block() * 4, 2 * model.embedding_bytes() + logits) + hidden
+    return Cost(memory, 0, 4 * tokens * (numel + head))
+
+
+def _resource_problems(recipe: Recipe, model: OpenModel, cost: Cost) -> list[Problem]:
+    problems = []
+    memory, disk = available_memory(), free_disk(Path(recipe.output))
+    if recipe.calibrate.source == "self" and 2 * model.weights.nbytes > memory:
+        problems.append(
+            Problem("calibrate.source", f"self needs the whole model in memory (about {human_bytes(2 * model.weights.nbytes)};"
+                    f" {human_bytes(memory)} available); give a text instead")
+        )
+    if cost.memory > memory:
+        problems.append(
+            Problem("memory", f"the run needs about {human_bytes(cost.memory)} more and {human_bytes(memory)} are available;"
+                    " lower calibrate.samples or use a larger machine")
+        )
+    if cost.disk > disk:
+        problems.append(
+            Problem("output", f"the run writes about {human_bytes(cost.disk)} and {human_bytes(disk)} are free; make room or choose another output")
+        )
+    return problems
+
+

@@ -1,0 +1,173 @@
+"""The recipe: what a run does, as a strict schema."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from ..quant import scheme as schemes
+from ..quant.rounding import METHODS, RoundingOptions
+
+
+class RecipeModel(BaseModel):
+    """Base of all recipe sections: unknown keys and silently converted types are mistakes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Calibrate(RecipeModel):
+    """Where the text comes from that the model reads while it is compressed."""
+
+    source: str = Field(
+        "builtin",
+        description="`builtin`, `self` (the model writes its own text), a .txt or .jsonl file, or a Hugging Face dataset.",
+    )
+    samples: int = Field(64, ge=1, description="How many windows of text.")
+    length: int = Field(256, ge=2, description="Tokens a window.")
+    field: str = Field("text", description="The field that holds the text in JSONL and datasets.")
+    split: str = Field("train", description="The split of a Hugging Face dataset.")
+    config: str | None = Field(None, description="The configuration of a Hugging Face dataset.")
+
+
+class Evaluate(RecipeModel):
+    """What the compressed model is compared on with the original."""
+
+    text: str = Field("builtin", description="`builtin`, a .txt or .jsonl file, or a Hugging Face dataset.")
+    windows: int = Field(64, ge=1, description="Most windows of text to read.")
+    length: int = Field(256, ge=2, description="Tokens a window.")
+    field: str = Field("text", description="The field that holds the text in JSONL and datasets.")
+    split: str = Field("test", description="The split of a Hugging Face dataset.")
+    config: str | None = Field(None, description="The configuration of a Hugging Face dataset.")
+
+
+class Rounding(RecipeModel):
+    """A rounding method and its options."""
+
+    method: str
+    options: dict[str, Any] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_shorthand(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"method": value}
+        if isinstance(value, Mapping) and "method" in value and "options" not in value:
+            return {"method": value["method"], "options": {k: v for k, v in value.items() if k != "method"}}
+        return value
+
+    @field_validator("method")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return one_of(name, list(METHODS), "rounding method")
+
+    @model_validator(mode="after")
+    def _options_are_right(self) -> Rounding:
+        METHODS[self.method].options.model_validate(self.options)
+        return self
+
+    def settled(self) -> RoundingOptions:
+        """The method's options with defaults filled in."""
+        return METHODS[self.method].options.model_validate(self.options)
+
+
+def _scheme_name(value: Any) -> Any:
+    if isinstance(value, str):
+        reason = schemes.why_unsupported(value)
+        if reason:
+            raise ValueError(f"scheme {value} cannot be used: {reason}")
+        return one_of(value.upper(), schemes.known_names(), "scheme")
+    return value
+
+
+class Quantize(RecipeModel):
+    """Store weights (and compute with activations) in fewer bits."""
+
+    scheme: Annotated[str, BeforeValidator(_scheme_name)] = Field(
+        description="The number format, by compressed-tensors' name.", json_schema_extra={"enum": list(schemes.SUPPORTED)}
+    )
+    group_size: int | None = Field(
+        None, description="Columns that share a scale; -1 for one scale per output channel; absent for the scheme's own."
+    )
+    rounding: Rounding = Field(
+        default_factory=lambda: Rounding(method="nearest"),
+        description="How codes are picked: a name, or {method: …, option: …}.",
+        json_schema_extra={"anyOf": [{"enum": list(METHODS)}, {"type": "object", "required": ["method"]}]},
+    )
+    targets: list[str] = Field(
+        ["Linear"], description="What to quantize: `Linear`, module names, or `re:` and a regular expression."
+    )
+    ignore: list[str] = Field(
+        ["lm_head"], description="What to leave as it is, named like targets; `lm_head` is the output head by any name."
+    )
+
+    @model_validator(mode="after")
+    def _group_size_fits_scheme(self) -> Quantize:
+        schemes.resolve(self.scheme, self.group_size)
+        return self
+
+    @field_validator("targets", "ignore")
+    @classmethod
+    def _patterns_compile(cls, patterns: list[str]) -> list[str]:
+        for pattern in patterns:
+            if pattern.startswith("re:"):
+                try:
+                    re.compile(pattern[3:])
+                except re.error as error:
+                    raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+        return patterns
+
+
+class StepEntry(RecipeModel):
+    """One step of a recipe: exactly one of the step names as its key."""
+
+    quantize: Quantize
+
+
+class Recipe(RecipeModel):
+    """A run: a model, what is done to it, and where the result goes.
+
+    Load one with :meth:`load`; all mistakes of the file are reported at once, each with its line.
+    """
+
+    model: str = Field(description="A directory, a Hugging Face hub name, or builtin:smelt-6m.")
+    output: str = Field(description="The directory that gets checkpoint/, report.* and journal/.")
+    seed: int = Field(0, ge=0, description="Chooses calibration windows and self-written text.")
+    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model. Off unless asked for.")
+    revision: str | None = Field(None, description="Branch, tag or commit of a hub model.")
+    calibrate: Calibrate = Field(default_factory=Calibrate)
+    steps: list[StepEntry] = Field(min_length=1, description="What is done, in order.")
+    evaluate: Evaluate | Literal[False] = Field(
+        default_factory=Evaluate, description="What to measure afterwards; false for nothing."
+    )
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: list[str] | None = None) -> Recipe:
+        """Read a YAML recipe.
+
+        Args:
+            path: the file. ``extends: other.yaml`` in it is resolved relative to the file.
+            overrides: ``key=value`` settings such as ``steps.0.quantize.scheme=W8A16``.
+
+        Raises:
+            SmeltError: with one line a mistake.
+        """
+        from .recipe_file import load
+
+        return load(Path(path), overrides or [])
+
+    def content(self) -> dict[str, Any]:
+        """The recipe as plain data, without the output directory: what decides the result's bytes."""
+        return self.model_dump(mode="json", exclude={"output"})
+
+
+def one_of(value: str, known: list[str], kind: str) -> str:
+    """Return ``value`` if it is known; otherwise raise ValueError that names the nearest known value."""
+    from .recipe_file import nearest_name
+
+    if value in known:
+        return value
+    raise ValueError(f"unknown {kind} {value!r}; expected one of {', '.join(known)}{nearest_name(value, known)}")

@@ -1,0 +1,178 @@
+"""Passing all calibration windows through one block, again and again while it is being quantized.
+
+Quantizing in order (q/k/v, then o, then gate/up, then down) needs the inputs of each after those
+before it have changed. Done naively that is five passes a block. But once the inputs of a part's
+last linear have been seen, nothing before them can change any more: they are kept, and later passes
+start the part from there. All passes together then cost little more than one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...quant.layer_stats import LayerStats, StatsCollector
+from ..activations import ActivationStore
+from ..anatomy import BlockAnatomy, SharedInput, Tail
+from ..streamed import HeadFunction
+from ..stubs import BlockCall
+
+# Experts of one layer are watched together as long as their Hessians fit in this much memory.
+_HESSIAN_BYTES = 512 << 20
+
+
+class _SeenEnough(Exception):  # noqa: N818 - it is no error
+    """Ends a forward pass once the inputs that were wanted have gone by."""
+
+
+class BlockPasses:
+    """One block, the windows that enter it, and what is already known of its inside.
+
+    Args:
+        block: the block, with its weights loaded.
+        anatomy: its anatomy.
+        store: hidden states that enter it; :meth:`advance` replaces them by those that leave it.
+        call: how the model calls the block, for hidden states of a given shape.
+    """
+
+    def __init__(
+        self, block: nn.Module, anatomy: BlockAnatomy, store: ActivationStore, call: Callable[[Tensor], BlockCall]
+    ) -> None:
+        self.block = block
+        self.anatomy = anatomy
+        self._store = store
+        self._call = call
+        self._kept: dict[str, ActivationStore] = {}
+        self._filling: dict[str, ActivationStore] = {}
+
+    def observe(self, groups: list[SharedInput], *, hessian: bool) -> Iterator[tuple[SharedInput, LayerStats]]:
+        """Gather what each group of one phase reads, as many groups at a time as memory allows."""
+        waves = list(self._waves(groups, hessian))
+        for wave in waves:
+            collectors = {
+                group: StatsCollector(self._columns(group), self._store.tokens, hessian=hessian) for group in wave
+            }
+            self._watch(collectors, stop=len(groups) == 1)
+            for group in wave:
+                yield group, collectors.pop(group).result()
+
+    def advance(self) -> None:
+        """Let all windows go through the block."""
+        for batch in self._store.batches():
+            hidden = self._store.read(batch)
+            with self._shortcuts(batch):
+                self._store.write(batch, self._call(hidden).run(self.block, hidden))
+
+    def close(self) -> None:
+        """Drop what was kept."""
+        for kept in (self._kept, self._filling):
+            for store in kept.values():
+                store.close()
+            kept.clear()
+
+    def _watch(self, collectors: dict[SharedInput, StatsCollector], *, stop: bool) -> None:
+        tails = {tail.linear: tail for tail in self.anatomy.tails}
+        current: list[slice] = []
+
+        def hook_of(group: SharedInput, collector: StatsCollector) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+            tail = tails.get(group.linears[0])
+
+            def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+                collector.add(inputs[0])
+                if tail is not None and len(group.linears) == 1 and tail.part != tail.linear:
+                    self._keep(tail, current[0], inputs[0])
+                if stop:
+                    raise _SeenEnough
+
+            return hook
+
+        handles = [
+            self.block.get_submodule(group.linears[0]).register_forward_pre_hook(hook_of(group, collector))
+            for group, collector in collectors.items()
+        ]
+        try:
+            for batch in self._store.batches():
+                current[:] = [batch]
+                hidden = self._store.read(batch)
+                try:
+                    with self._shortcuts(batch):
+                        self._call(hidden).run(self.block, hidden)
+                except _SeenEnough:
+                    pass
+        finally:
+            for handle in handles:
+                handle.remove()
+        self._kept |= self._filling  # complete only now that every batch has gone by
+        self._filling.clear()
+
+    def _keep(self, tail: Tail, batch: slice, inputs: Tensor) -> None:
+        expected = self._store.read(batch).shape[:2]
+        if inputs.dim() != 3 or inputs.shape[:2] != expected:
+            return  # flattened or routed tokens: the part is simply computed again
+        if tail.linear not in self._filling:
+            self._filling[tail.linear] = self._store.beside(inputs.shape[-1])
+        self._filling[tail.linear].write(batch, inputs)
+
+    @contextmanager
+    def _shortcuts(self, batch: slice) -> Iterator[None]:
+        """Let parts whose last inputs are known start from them."""
+        shortened = []
+        for tail in self.anatomy.tails:
+            part, linear = self.block.get_submodule(tail.part), self.block.get_submodule(tail.linear)
+            if tail.linear in self._kept:
+                inputs = self._kept[tail.linear].read(batch)
+                part.forward = _shortcut(linear, inputs, tail.extras)  # type: ignore[method-assign]
+                shortened.append(part)
+        try:
+            yield
+        finally:
+            for part in shortened:
+                del part.forward
+
+    def _waves(self, groups: list[SharedInput], hessian: bool) -> Iterator[list[SharedInput]]:
+        wave: list[SharedInput] = []
+        size = 0
+        for group in groups:
+            needed = self._columns(group) ** 2 * 4 if hessian else 0
+            if wave and size + needed > _HESSIAN_BYTES:
+                yield wave
+                wave, size = [], 0
+            wave.append(group)
+            size += needed
+        if wave:
+            yield wave
+
+    def _columns(self, group: SharedInput) -> int:
+        return self.block.get_submodule(group.linears[0]).weight.shape[1]  # type: ignore[union-attr, index, return-value]
+
+
+def observe_head(head: HeadFunction, name: str, store: ActivationStore, *, hessian: bool) -> LayerStats:
+    """Gather what the output head reads."""
+    module = head.module(name)
+    collector = StatsCollector(module.weight.shape[1], store.tokens, hessian=hessian)  # type: ignore[union-attr, index, arg-type]
+
+    def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+        collector.add(inputs[0])
+        raise _SeenEnough
+
+    handle = module.register_forward_pre_hook(hook)
+    try:
+        for batch in store.batches():
+            try:
+                head(store.read(batch))
+            except _SeenEnough:
+                pass
+    finally:
+        handle.remove()
+    return collector.result()
+
+
+def _shortcut(linear: nn.Module, inputs: Tensor, extras: int | None) -> Callable[..., Any]:
+    def forward(*_: Any, **__: Any) -> Any:
+        out = linear(inputs)
+        return out if extras is None else (out, *([None] * extras))
+
+    return forward

@@ -1,0 +1,69 @@
+"""The joint between the pipeline and what a step does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import Problem
+from ..open_model import OpenModel
+from ..progress import Progress
+from ..resources import Cost
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a step may use of the run around it.
+
+    Attributes:
+        dtype: what the model computes in while it is calibrated.
+        tokens: calibration windows, token ids ``[samples, length]``.
+        journal: a directory of the step's own for finished parts; it survives a kill.
+        progress: shows how far it is.
+    """
+
+    dtype: torch.dtype
+    tokens: Tensor
+    journal: Path
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What a step leaves for ``smelt.json`` and the report.
+
+    Attributes:
+        name: the step's kind.
+        settings: its settings, as plain data.
+        layers: one record a layer it changed: name, shape, scheme, error, notes.
+        unknown: what it left alone because it is not understood.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    layers: list[dict[str, Any]]
+    unknown: list[str]
+
+
+class Step(Protocol):
+    """One step of a recipe."""
+
+    def check(self, model: OpenModel) -> list[Problem]:
+        """All that can be known to be wrong before any work."""
+        ...
+
+    def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
+        """Memory, disk and operations it will take."""
+        ...
+
+    def plan(self, model: OpenModel) -> dict[str, Any]:
+        """What it will do, in numbers, for the plan that ``--dry-run`` prints."""
+        ...
+
+    def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
+        """Do it: read ``model``, write a model directory at ``target``."""
+        ...

@@ -1,0 +1,160 @@
+"""Running a model of any size block by block, with one block's weights in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from compressed_tensors.quantization import QuantizationArgs
+from torch import Tensor, nn
+
+from ..quant.activations import quantize_inputs
+
+from .activations import ActivationStore
+from .progress import Progress
+from .skeleton import Skeleton
+from .stubs import BlockCall, block_calls, head_replaced, holding, outer_parameters, stubbed
+from .weights import Weights
+
+_HEAD_SLICE = 8192
+
+
+class StreamedModel:
+    """A skeleton and the weights to fill it with, a part at a time.
+
+    Args:
+        skeleton: the model's modules.
+        weights: its tensors by checkpoint name.
+        dtype: what everything is computed in.
+        spill: a directory for activations that are too large for memory.
+        rounded_inputs: for linears whose inputs are quantized at run time: how.
+    """
+
+    def __init__(
+        self,
+        skeleton: Skeleton,
+        weights: Weights,
+        dtype: torch.dtype,
+        spill: Path,
+        rounded_inputs: dict[str, QuantizationArgs] | None = None,
+    ) -> None:
+        self.skeleton = skeleton
+        self._rounded_inputs = rounded_inputs or {}
+        self.weights = weights
+        self.dtype = dtype
+        self.names = skeleton.checkpoint_names(weights)
+        self._spill = spill
+        self._calls: dict[tuple[int, int], list[BlockCall]] = {}
+
+    def __len__(self) -> int:
+        return len(self.skeleton.blocks)
+
+    @contextmanager
+    def block(self, index: int) -> Iterator[nn.Module]:
+        """A block with its weights loaded. They are dropped when the context ends."""
+        prefix = f"{self.skeleton.blocks_name}.{index}."
+        tensors = {n: self._load(n) for n in self.names if n.startswith(prefix)}
+        block = self.skeleton.blocks[index]
+        with torch.no_grad(), ExitStack() as held:
+            held.enter_context(holding(self.skeleton.model, tensors))
+            for name, args in self._rounded_inputs.items():
+                if name.startswith(prefix):
+                    held.callback(quantize_inputs(block.get_submodule(name.removeprefix(prefix)), args).remove)
+            yield block
+
+    def call(self, index: int, hidden: Tensor) -> BlockCall:
+        """How the model calls block ``index`` for hidden states of this shape."""
+        shape = (hidden.shape[0], hidden.shape[1])
+        if shape not in self._calls:
+            self._calls[shape] = block_calls(self.skeleton, *shape, self.dtype)
+        return self._calls[shape][index]
+
+    def embed(self, tokens: Tensor) -> ActivationStore:
+        """What the first block reads, for token ids ``[windows, length]``."""
+        name = f"{self.skeleton.embedding_name}.weight"
+        table = self.weights.load(self.names[name])  # kept in its own type: it can be the largest tensor of all
+        width = self.skeleton.hidden_size
+        shape = (tokens.shape[0], tokens.shape[1], width)
+        store = ActivationStore(shape, self.dtype, self._spill)
+        embedding = self.skeleton.model.get_submodule(self.skeleton.embedding_name)
+        cast = embedding.register_forward_hook(lambda _, args, out: out.to(self.dtype))
+        outer = {n: self._load(n) for n in outer_parameters(self.skeleton)}
+        first: list[Tensor] = []
+        try:
+            with torch.no_grad(), holding(self.skeleton.model, {**outer, name: table}), head_replaced(self.skeleton, nn.Identity()):
+                for batch in store.batches():
+                    first.clear()
+                    with stubbed(self.skeleton, lambda hidden: first.append(hidden) or hidden):  # type: ignore[func-returns-value]
+                        self.skeleton.model(input_ids=tokens[batch], use_cache=False)
+                    store.write(batch, first[0])
+        finally:
+            cast.remove()
+        return store
+
+    def run_block(self, index: int, block: nn.Module, store: ActivationStore) -> None:
+        """Replace the activations in ``store`` by what ``block`` makes of them."""
+        for batch in store.batches():
+            hidden = store.read(batch)
+            store.write(batch, self.call(index, hidden).run(block, hidden))
+
+    def final_hidden(self, tokens: Tensor, progress: Progress, description: str) -> ActivationStore:
+        """Hidden states after the last block, for token ids ``[windows, length]``."""
+        store = self.embed(tokens)
+        for index in progress.track(range(len(self)), description, len(self)):
+            with self.block(index) as block:
+                self.run_block(index, block, store)
+        return store
+
+    @contextmanager
+    def head(self) -> Iterator[HeadFunction]:
+        """The part after the blocks, as a function from hidden states ``[windows, length, width]`` to logits."""
+        source = self.skeleton.embedding_name if self.skeleton.tied else self.skeleton.head_name
+        weight = self.weights.load(self.names[f"{source}.weight"])
+        bias_name = f"{self.skeleton.head_name}.bias"
+        bias = self._load(bias_name) if bias_name in self.names else None
+        outer = {n: self._load(n) for n in outer_parameters(self.skeleton)}
+        with torch.no_grad(), holding(self.skeleton.model, outer), head_replaced(
+            self.skeleton, _SlicedHead(weight, bias, self.dtype)
+        ):
+            yield HeadFunction(self.skeleton)
+
+    def _load(self, name: str) -> Tensor:
+        tensor = self.weights.load(self.names[name])
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+
+class HeadFunction:
+    """Applies a model's final norm and output head, through the model's own forward code."""
+
+    def __init__(self, skeleton: Skeleton) -> None:
+        self._skeleton = skeleton
+
+    def module(self, name: str) -> nn.Module:
+        """The head itself, to hang hooks on."""
+        return self._skeleton.model.get_submodule(name)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Logits of hidden states that left the last block."""
+        with stubbed(self._skeleton, lambda _: hidden):
+            return self._skeleton.model(inputs_embeds=hidden, use_cache=False).logits
+
+
+class _SlicedHead(nn.Module):
+    """A linear head whose weight stays in its own type and is widened a slice at a time."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = bias
+        self._dtype = dtype
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        rows = self.weight.shape[0]
+        logits = torch.empty(*hidden.shape[:-1], rows, dtype=self._dtype)
+        for start in range(0, rows, _HEAD_SLICE):
+            part = self.weight[start : start + _HEAD_SLICE].to(self._dtype)
+            logits[..., start : start + part.shape[0]] = hidden @ part.T
+        return logits if self.bias is None else logits + self.bias
+

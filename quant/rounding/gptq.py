@@ -1,0 +1,122 @@
+"""GPTQ: round column by column, correcting the columns still to come (Frantar et al., 2023, arXiv:2210.17323)."""
+
+from __future__ import annotations
+
+import torch
+from compressed_tensors.quantization import QuantizationArgs
+from pydantic import Field
+from torch import Tensor
+
+from ..grid import Grid, round_to
+from ..layer_stats import LayerStats
+from ..quantized_weight import QuantizedWeight
+from .method import RoundingOptions
+from .nearest import nearest
+
+_MAX_DAMPING = 1.0
+
+
+class GptqOptions(RoundingOptions):
+    """Options of GPTQ."""
+
+    damping: float = Field(
+        0.01, gt=0, le=_MAX_DAMPING, description="Share of the Hessian's mean diagonal added to its diagonal."
+    )
+    activation_order: bool = Field(
+        True, description="Round the columns with the largest inputs first. Scales stay in the stored order."
+    )
+    block: int = Field(128, ge=1, description="Columns between two updates of the whole weight; speed only.")
+
+
+def gptq(
+    weight: Tensor, args: QuantizationArgs, stats: LayerStats, options: GptqOptions | None = None
+) -> QuantizedWeight:
+    """Round ``weight`` so that the layer's outputs on the calibration inputs change least.
+
+    Scales come from the weight before any correction, so they do not depend on the order of columns.
+    If the Hessian is not positive definite, its damping grows tenfold until it is; past a damping of
+    1 the weight is rounded to nearest. Both are said in the result's notes.
+
+    Args:
+        weight: ``[rows, columns]``, in the dtype that scales are stored in.
+        args: the number format.
+        stats: the layer's inputs; ``stats.hessian`` is needed.
+        options: see :class:`GptqOptions`.
+    """
+    options = options or GptqOptions()
+    if stats.tokens == 0:
+        return _nearest_because(weight, args, "no calibration token reached it")
+    if stats.hessian is None:
+        raise ValueError("gptq needs stats.hessian")
+    if not torch.isfinite(stats.hessian.diagonal()).all():
+        return _nearest_because(weight, args, "its calibration inputs are not finite")
+
+    grid = Grid.fit(weight, args)
+    columns = weight.shape[1]
+    order = torch.arange(columns)
+    if options.activation_order:
+        order = torch.argsort(stats.hessian.diagonal(), descending=True, stable=True)
+    inverse, damping = _inverse_factor(stats.hessian, order, options.damping)
+    if inverse is None:
+        return _nearest_because(weight, args, f"its Hessian is not positive definite even with damping {damping:g}")
+    notes = [] if damping == options.damping else [f"gptq raised its damping from {options.damping:g} to {damping:g}"]
+
+    # Transposed, a column of the weight is contiguous; the loop below touches one at a time.
+    remaining = weight.float().T[order].contiguous()
+    dead = stats.hessian.diagonal()[order] == 0
+    remaining[dead] = 0
+    rounded = _round_columns(remaining, inverse, grid, order, options.block)
+    values = torch.empty_like(rounded)
+    values[order] = rounded
+    return QuantizedWeight(values.T.contiguous(), grid, notes)
+
+
+def _round_columns(remaining: Tensor, inverse: Tensor, grid: Grid, order: Tensor, block: int) -> Tensor:
+    columns = remaining.shape[0]
+    step = grid.step.T.contiguous()
+    zero = None if grid.zero is None else grid.zero.T.contiguous()
+    group = (order // grid.width).tolist()
+    rounded = torch.empty_like(remaining)
+    for start in range(0, columns, block):
+        stop = min(start + block, columns)
+        errors = torch.empty_like(remaining[start:stop])
+        corner = inverse[start:stop, start:stop]
+        pivots = corner.diagonal().tolist()
+        for i in range(stop - start):
+            column = remaining[start + i]
+            where = group[start + i]
+            value = round_to(column, step[where], None if zero is None else zero[where], grid.args)
+            rounded[start + i] = value
+            errors[i] = (column - value) / pivots[i]
+            if i + 1 < stop - start:
+                remaining[start + i + 1 : stop].addr_(corner[i, i + 1 :], errors[i], alpha=-1)
+        if stop < columns:
+            remaining[stop:].addmm_(inverse[start:stop, stop:].T, errors, alpha=-1)
+    return rounded
+
+
+def _inverse_factor(hessian: Tensor, order: Tensor, damping: float) -> tuple[Tensor | None, float]:
+    """Upper Cholesky factor of the damped Hessian's inverse, and the damping it took."""
+    permuted = hessian[order][:, order]
+    diagonal = permuted.diagonal()
+    diagonal[diagonal == 0] = 1.0
+    mean = diagonal.mean().item()
+    added = 0.0
+    while damping <= _MAX_DAMPING:
+        diagonal += damping * mean - added
+        added = damping * mean
+        factor, failed = torch.linalg.cholesky_ex(permuted)
+        if not failed:
+            inverse = torch.cholesky_inverse(factor)
+            del factor
+            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
+            if not failed and torch.isfinite(upper.diagonal()).all():
+                return upper, damping
+        damping *= 10
+    return None, damping / 10
+
+
+def _nearest_because(weight: Tensor, args: QuantizationArgs, reason: str) -> QuantizedWeight:
+    result = nearest(weight, args)
+    result.notes.append(f"rounded to nearest instead of gptq: {reason}")
+    return result

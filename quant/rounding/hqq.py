@@ -1,0 +1,104 @@
+"""HQQ: scales and zero-points from the weights alone, by half-quadratic splitting (Badri & Shaji, 2023)."""
+
+from __future__ import annotations
+
+import torch
+from compressed_tensors.quantization import QuantizationArgs
+from pydantic import Field
+from torch import Tensor
+
+from ..grid import Grid, round_codes
+from ..layer_stats import LayerStats
+from ..quantized_weight import QuantizedWeight
+from .method import RoundingOptions
+from .nearest import nearest
+
+
+class HqqOptions(RoundingOptions):
+    """Options of HQQ; the defaults are the authors' own."""
+
+    lp_norm: float = Field(0.7, gt=0, le=1, description="p of the norm that is minimised; below 1 it favours outliers.")
+    beta: float = Field(10.0, gt=0, description="Weight of the quadratic term at the first iteration.")
+    kappa: float = Field(1.01, ge=1, description="Growth of beta per iteration.")
+    iterations: int = Field(20, ge=1, description="Most iterations; a row stops when its error stops falling.")
+
+
+def hqq(
+    weight: Tensor, args: QuantizationArgs, stats: LayerStats | None = None, options: HqqOptions | None = None
+) -> QuantizedWeight:
+    """Fit the grid to the weight under an l_p norm that forgives outliers, then round to nearest.
+
+    Each iteration rounds, splits the error with the generalised soft threshold, and solves for the
+    free parameter in closed form. That parameter is the zero-point for an asymmetric format, as
+    published; a symmetric format has none, so there it is the scale, ``<q, W - e> / <q, q>``.
+    Formats whose scales are not free real numbers (fp8 blocks, NVFP4, MXFP4) are rounded to nearest.
+
+    Args:
+        weight: ``[rows, columns]``, in the dtype that scales are stored in.
+        args: the number format.
+        stats: not used; HQQ needs no calibration data.
+        options: see :class:`HqqOptions`.
+    """
+    options = options or HqqOptions()
+    if args.type != "int":
+        result = nearest(weight, args)
+        result.notes.append("rounded to nearest instead of hqq: hqq is defined for integer formats")
+        return result
+    grid = Grid.fit(weight, args)
+    rows, columns = weight.shape
+    groups = weight.float().view(rows, -1, grid.width)
+    if args.symmetric:
+        scale = _fit_scale(groups, grid.step.unsqueeze(-1), args, options).squeeze(-1).to(weight.dtype)
+        fitted = Grid.of_scale(args, scale, None, weight.shape, grid.width)
+    else:
+        assert grid.zero is not None
+        zero = _fit_zero(groups, grid.step.unsqueeze(-1), grid.zero.unsqueeze(-1), args, options).squeeze(-1)
+        fitted = Grid.of_scale(args, grid.scale, round_codes(zero, args), weight.shape, grid.width)
+    return QuantizedWeight(fitted.round(weight.float()), fitted)
+
+
+def shrink(error: Tensor, beta: float, p: float) -> Tensor:
+    """Generalised soft threshold, the minimiser of ``|e|_p + beta/2 (e - error)^2`` used by HQQ."""
+    magnitude = error.abs()
+    threshold = magnitude.clamp_min(torch.finfo(error.dtype).tiny).pow(p - 1) / beta
+    return error.sign() * (magnitude - threshold).clamp_min_(0)
+
+
+def _fit_scale(groups: Tensor, step: Tensor, args: QuantizationArgs, options: HqqOptions) -> Tensor:
+    def error_of(candidate: Tensor) -> tuple[Tensor, Tensor]:
+        codes = round_codes(groups / candidate, args)
+        return codes, groups - codes * candidate
+
+    beta = options.beta
+    codes, error = error_of(step)
+    best, best_loss = step, error.abs().pow(options.lp_norm).mean(dim=-1, keepdim=True)
+    for _ in range(options.iterations):
+        explained = groups - shrink(error, beta, options.lp_norm)
+        energy = codes.square().sum(dim=-1, keepdim=True)
+        fitted = (codes * explained).sum(dim=-1, keepdim=True) / energy.clamp_min(1)
+        step = torch.where(fitted > 0, fitted, step)
+        codes, error = error_of(step)
+        loss = error.abs().pow(options.lp_norm).mean(dim=-1, keepdim=True)
+        better = loss < best_loss
+        best, best_loss = torch.where(better, step, best), torch.where(better, loss, best_loss)
+        if not better.any():
+            break
+        beta *= options.kappa
+    return best
+
+
+def _fit_zero(groups: Tensor, step: Tensor, zero: Tensor, args: QuantizationArgs, options: HqqOptions) -> Tensor:
+    beta = options.beta
+    best = zero
+    best_loss: Tensor | None = None
+    for _ in range(options.iterations):
+        codes = round_codes(groups / step + zero, args)
+        error = groups - (codes - zero) * step
+        loss = error.abs().mean()
+        if best_loss is not None and loss >= best_loss:
+            break
+        best, best_loss = zero, loss
+        explained = groups - shrink(error, beta, options.lp_norm)
+        zero = (codes - explained / step).mean(dim=-1, keepdim=True)
+        beta *= options.kappa
+    return best

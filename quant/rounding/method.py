@@ -1,0 +1,33 @@
+"""What a rounding method is, for the table that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from ..quantized_weight import QuantizedWeight
+
+
+class RoundingOptions(BaseModel):
+    """Base of every method's options: strict, and refusing what it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A rounding method.
+
+    Attributes:
+        function: ``(weight, args, stats, options) -> QuantizedWeight``.
+        options: the pydantic model of its options.
+        needs_hessian: whether ``stats.hessian`` must be gathered for it.
+        per_layer_only: whether weights that share inputs must not be stacked into one call.
+    """
+
+    function: Callable[[Any, Any, Any, Any], QuantizedWeight]
+    options: type[RoundingOptions]
+    needs_hessian: bool

@@ -1,0 +1,138 @@
+"""Schemes: which numbers are stored. Names, fields and bytes are compressed-tensors' own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from compressed_tensors.compressors.format import infer_module_format
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization.quant_scheme import (
+    is_preset_scheme,
+    preset_name_to_scheme,
+)
+
+# Each of these is written by Smelt, reloads through transformers and is tested to do so.
+SUPPORTED = (
+    "W4A16",
+    "W8A16",
+    "W8A8",
+    "FP8_DYNAMIC",
+    "FP8_BLOCK",
+    "W3A16",
+    "W2A16",
+    "NVFP4A16",
+    "MXFP4A16",
+)
+
+# Presets of compressed-tensors that Smelt refuses, with the reason a user is told.
+UNSUPPORTED = {
+    "W4A16_ASYM": "transformers 5.23 does not reload its packed zero-points",
+    "FP8": "it needs static activation scales, which Smelt does not calibrate yet; FP8_DYNAMIC needs none",
+    "NVFP4": "it needs static activation scales, which Smelt does not calibrate yet; NVFP4A16 needs none",
+}
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A named scheme with its fields settled.
+
+    Attributes:
+        name: the preset's name, such as ``W4A16``.
+        args: how weights are quantized (compressed-tensors' ``QuantizationArgs``).
+        activations: how inputs are quantized at run time, or None.
+        format: compressed-tensors' name of the layout on disk.
+    """
+
+    name: str
+    args: QuantizationArgs
+    activations: QuantizationArgs | None
+    format: str
+
+    def config_group(self, targets: list[str]) -> QuantizationScheme:
+        """This scheme as one ``config_groups`` entry of a checkpoint's ``quantization_config``."""
+        return QuantizationScheme(
+            targets=targets, weights=self.args, input_activations=self.activations, format=self.format
+        )
+
+    @property
+    def accepts_group_size(self) -> bool:
+        return self.args.type == "int" and self.activations is None
+
+    def shape_problem(self, rows: int, columns: int) -> str | None:
+        """Say why a weight of this shape cannot carry the scheme, or None if it can."""
+        if self.args.strategy in ("group", "tensor_group"):
+            size = self.args.group_size or 0
+            if columns % size:
+                wider = [g for g in (128, 64, 32, 16) if columns % g == 0]
+                if not self.accepts_group_size:
+                    return f"its {columns} input columns do not divide by {self.name}'s fixed group of {size}"
+                hint = f"use group_size: {wider[0]}" if wider else "use group_size: -1 (one scale per output channel)"
+                return f"its {columns} input columns do not divide by group_size {size}; {hint}"
+        if self.args.strategy == "block":
+            _, width = self.args.block_structure or (1, 1)
+            if columns % width:
+                return f"its {columns} input columns do not divide by {self.name}'s block width of {width}"
+        if self.activations is not None and self.activations.strategy == "group":
+            width = self.activations.group_size or 1
+            if columns % width:
+                return f"its {columns} input columns do not divide by {self.name}'s activation group of {width}"
+        return None
+
+    def stored_bytes(self, rows: int, columns: int, scale_bytes: int = 2) -> int:
+        """Bytes that a weight of this shape takes on disk, scales included."""
+        bits = self.args.num_bits
+        if self.format == "pack-quantized":
+            return rows * math.ceil(columns * bits / 32) * 4 + rows * self._groups(columns) * scale_bytes + 16
+        body = rows * columns * bits // 8
+        if self.args.strategy == "block":
+            height, width = self.args.block_structure or (1, 1)
+            return body + math.ceil(rows / height) * math.ceil(columns / width) * scale_bytes
+        if self.args.type == "float" and bits == 4:
+            return body + rows * self._groups(columns) + (4 if self.args.strategy == "tensor_group" else 0)
+        return body + rows * scale_bytes
+
+    def _groups(self, columns: int) -> int:
+        return columns // self.args.group_size if self.args.strategy in ("group", "tensor_group") else 1
+
+
+def known_names() -> list[str]:
+    """The scheme names that a recipe may use."""
+    return list(SUPPORTED)
+
+
+def why_unsupported(name: str) -> str | None:
+    """For a preset of compressed-tensors that Smelt does not write: the reason. Otherwise None."""
+    upper = name.upper()
+    if upper in SUPPORTED or not is_preset_scheme(upper):
+        return None
+    return UNSUPPORTED.get(upper, "neither transformers nor Smelt's runtime has been shown to load it")
+
+
+def resolve(name: str, group_size: int | None = None) -> Scheme:
+    """Build the scheme called ``name``, with ``group_size`` in place of the preset's own.
+
+    Args:
+        name: one of :data:`SUPPORTED`.
+        group_size: columns that share a scale; -1 for one scale per output channel; None keeps the preset's.
+
+    Raises:
+        ValueError: the name is not supported, or the scheme has no group size to change.
+    """
+    if name.upper() not in SUPPORTED:
+        raise ValueError(f"unknown scheme {name!r}; known: {', '.join(SUPPORTED)}")
+    preset = preset_name_to_scheme(name.upper(), ["Linear"])
+    args, activations = preset.weights, preset.input_activations
+    assert args is not None
+    if group_size is not None:
+        scheme = Scheme(name.upper(), args, activations, "")
+        if not scheme.accepts_group_size:
+            raise ValueError(f"scheme {name} has no group_size to choose; remove the field")
+        if group_size != -1 and group_size <= 0:
+            raise ValueError(f"group_size must be positive, or -1 for one scale per output channel, not {group_size}")
+        grouped = {"strategy": "channel"} if group_size == -1 else {"strategy": "group", "group_size": group_size}
+        args = QuantizationArgs(num_bits=args.num_bits, type=args.type, symmetric=args.symmetric, **grouped)
+    preset.weights = args
+    layout = infer_module_format(torch.nn.Linear, preset)
+    return Scheme(name.upper(), args, activations, layout.value)
