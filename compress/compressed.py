@@ -14,7 +14,13 @@ from .weights import CheckpointWeights, DenseWeights
 
 
 def compressed_view(
-    original: OpenModel, checkpoint: ModelDirectory, scheme: Scheme, dtype: torch.dtype, spill: Path
+    original: OpenModel,
+    checkpoint: ModelDirectory,
+    scheme: Scheme,
+    dtype: torch.dtype,
+    spill: Path,
+    *,
+    round_expert_inputs: bool = True,
 ) -> StreamedModel:
     """Run ``checkpoint`` block by block, its weights restored and its inputs rounded as its scheme says.
 
@@ -24,10 +30,14 @@ def compressed_view(
         scheme: how they are compressed.
         dtype: what to compute in.
         spill: a directory for activations that are too large for memory.
+        round_expert_inputs: whether experts' inputs are rounded too. Servers do; transformers does not.
     """
     weights = DenseWeights(CheckpointWeights(checkpoint.path), scheme)
     rounded = {}
     if scheme.activations is not None:
-        packed = {name for name in original.linears if original.linears[name].key in weights.packed}
-        rounded = {name: scheme.activations for name in packed}
+        rounded = {
+            facts.name: scheme.activations
+            for facts in original.linears.values()
+            if facts.key in weights.packed and (round_expert_inputs or not facts.is_expert)
+        }
     return StreamedModel(original.skeleton, weights, dtype, spill, rounded)

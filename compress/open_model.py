@@ -12,6 +12,7 @@ from transformers.utils import logging as transformers_logging
 
 from .anatomy import Anatomy, study
 from .errors import SmeltError
+from .experts import Experts
 from .model_directory import ModelDirectory
 from .skeleton import Skeleton
 from .weights import CheckpointWeights
@@ -27,6 +28,7 @@ class LinearFacts:
         rows, columns: outputs and inputs.
         kind: its class's name, ``Linear`` or ``Conv1D``.
         dtype: what its weight is stored in.
+        is_expert: whether it is one of many that only some tokens reach.
     """
 
     name: str
@@ -35,6 +37,7 @@ class LinearFacts:
     columns: int
     kind: str
     dtype: torch.dtype
+    is_expert: bool
 
     @property
     def numel(self) -> int:
@@ -109,4 +112,10 @@ class OpenModel:
             raise SmeltError(f"{name}: the checkpoint lacks its weight")
         shape = self.weights.info(key).shape
         rows, columns = shape if isinstance(module, nn.Linear) else shape[::-1]
-        return LinearFacts(name, key, rows, columns, type(module).__name__, self.weights.info(key).dtype)
+        expert = any(isinstance(self.skeleton.model.get_submodule(parent), Experts) for parent in _parents(name))
+        return LinearFacts(name, key, rows, columns, type(module).__name__, self.weights.info(key).dtype, expert)
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]

@@ -66,8 +66,14 @@ class Skeleton:
     def hidden_size(self) -> int:
         """Width of the hidden states that go from block to block."""
         config = self.model.config
-        width = getattr(config, "hidden_size", None)  # OPT's embedding can be narrower than its blocks
-        return int(width or self.model.get_submodule(self.embedding_name).weight.shape[1])  # type: ignore[union-attr, index, arg-type]
+        return int(getattr(config, "hidden_size", None) or self.embedding_width)
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the input embedding; OPT's can be narrower than its blocks."""
+        embedding = self.model.get_submodule(self.embedding_name)
+        assert isinstance(embedding, nn.Embedding)
+        return embedding.weight.shape[1]
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """Every parameter and persistent buffer by its name here; a tied head's weight is left out."""

@@ -137,8 +137,9 @@ class HeadFunction:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Logits of hidden states that left the last block."""
+        embedded = hidden.new_zeros(*hidden.shape[:2], self._skeleton.embedding_width)
         with stubbed(self._skeleton, lambda _: hidden):
-            return self._skeleton.model(inputs_embeds=hidden, use_cache=False).logits
+            return self._skeleton.model(inputs_embeds=embedded, use_cache=False).logits
 
 
 class _SlicedHead(nn.Module):

@@ -128,14 +128,14 @@ def head_replaced(skeleton: Skeleton, module: nn.Module) -> Iterator[None]:
 def block_calls(skeleton: Skeleton, batch: int, length: int, dtype: torch.dtype) -> list[BlockCall]:
     """How the model calls each of its blocks for inputs of this shape. No weights are needed."""
     outer = {name: torch.zeros(p.shape, dtype=dtype) for name, p in outer_parameters(skeleton).items()}
-    hidden = torch.zeros(batch, length, skeleton.hidden_size, dtype=dtype)
+    embedded = torch.zeros(batch, length, skeleton.embedding_width, dtype=dtype)
     with (
         torch.no_grad(),
         holding(skeleton.model, outer),
         head_replaced(skeleton, nn.Identity()),
         stubbed(skeleton, lambda h: h) as stubs,
     ):
-        skeleton.model(inputs_embeds=hidden, use_cache=False)
+        skeleton.model(inputs_embeds=embedded, use_cache=False)
     calls = [stub.call for stub in stubs if stub.call is not None]
     if len(calls) != len(stubs):
         raise SmeltError(f"{type(skeleton.model).__name__}: does not call all of its blocks; this architecture is not supported")

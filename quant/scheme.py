@@ -33,6 +33,9 @@ UNSUPPORTED = {
     "NVFP4": "it needs static activation scales, which Smelt does not calibrate yet; NVFP4A16 needs none",
 }
 
+# transformers fuses experts as it loads them and restores only these (tested with 5.23).
+LOADABLE_EXPERTS = ("W4A16", "W8A16", "W3A16", "W2A16", "MXFP4A16", "FP8_DYNAMIC")
+
 
 @dataclass(frozen=True)
 class Scheme:
@@ -55,6 +58,11 @@ class Scheme:
         return QuantizationScheme(
             targets=targets, weights=self.args, input_activations=self.activations, format=self.format
         )
+
+    @property
+    def experts_reload(self) -> bool:
+        """Whether transformers loads mixture-of-experts weights stored like this."""
+        return self.name in LOADABLE_EXPERTS
 
     @property
     def accepts_group_size(self) -> bool:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ...quant.activations import quantize_inputs
 from ...quant.quantized_weight import restore
 from ...quant.rounding import METHODS
-from ...quant.scheme import Scheme, resolve
+from ...quant.scheme import LOADABLE_EXPERTS, Scheme, resolve
 from ..activations import BATCH_TOKENS, SPILL_BYTES, ActivationStore
-from ..anatomy import SharedInput
+from ..anatomy import SharedInput, is_linear
 from ..checkpoint import Entry, quantization_config, write_checkpoint
 from ..errors import Problem
 from ..open_model import LinearFacts, OpenModel
@@ -72,6 +72,15 @@ class QuantizeStep:
                 problems.append(
                     Problem(f"{self.where}.ignore", f"{facts.name} shares its weight with the input embedding; add {_HEAD} to ignore")
                 )
+        experts = [facts for facts in chosen if facts.is_expert]
+        if experts and not self.scheme.experts_reload:
+            problems.append(
+                Problem(
+                    f"{self.where}.scheme",
+                    f"transformers does not reload experts ({experts[0].name}) stored as {self.scheme.name}; use"
+                    f" {', '.join(LOADABLE_EXPERTS)}, or add 're:.*experts.*' to ignore",
+                )
+            )
         strange = sorted({facts.kind for facts in chosen if facts.kind != "Linear"})
         if strange:
             problems.append(
@@ -236,15 +245,23 @@ class QuantizeStep:
         return StepRecord("quantize", self.settings.model_dump(mode="json"), layers, list(model.anatomy.unknown))
 
     def _ignored(self, model: OpenModel, chosen: dict[str, LinearFacts]) -> list[str]:
-        """Matrices that stay as they are, by the names that loaders will match: checkpoint names, and the head's own."""
+        """Matrices that stay as they are, by the names that loaders will match: checkpoint names, and the head's own.
+
+        Routers are listed too: transformers has its own class for them, but vLLM makes them linears.
+        """
         quantized = {facts.key for facts in chosen.values()}
         inside = model.skeleton.blocks_name + "."
+        matrices = {name for name, _ in model.skeleton.model.named_modules() if is_linear(_)}
         left = [
             key.removesuffix(".weight")
             for name, key in model.names.items()
-            if name.startswith(inside) and key.endswith(".weight") and key not in quantized and len(model.weights.info(key).shape) == 2
+            if key.endswith(".weight")
+            and key not in quantized
+            and len(model.weights.info(key).shape) == 2
+            and (name.startswith(inside) or name.removesuffix(".weight") in matrices)
         ]
-        return left + ([model.anatomy.head] if model.anatomy.head not in chosen else [])
+        head = model.anatomy.head
+        return [*left, head] if head not in chosen and head not in left else left
 
     def _stored_bytes(self, facts: LinearFacts) -> int:
         return self.scheme.stored_bytes(facts.rows, facts.columns, facts.dtype.itemsize)

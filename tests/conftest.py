@@ -1,0 +1,57 @@
+"""Shared fixtures. Nothing here reaches the network."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import pytest
+import torch
+from transformers.utils import logging as transformers_logging
+
+from smelt.compress import Recipe
+
+from .tiny import SHARED, make_model, save_model
+
+transformers_logging.set_verbosity_error()
+transformers_logging.disable_progress_bar()
+
+
+@pytest.fixture
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """``tiny("llama", dtype=…)`` saves a tiny random model and gives its directory."""
+
+    def build(architecture: str = "llama", dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
+        return save_model(make_model(architecture, dtype, **changes), tmp_path_factory.mktemp(architecture) / "model")
+
+    return build
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Callable[..., Recipe]:
+    """``recipe(model, scheme="W4A16", …)`` makes a small recipe; dotted fields of the top level go in ``top``."""
+
+    def build(model: Path | str, top: dict[str, Any] | None = None, **quantize: Any) -> Recipe:
+        data = {
+            "model": str(model),
+            "output": str(tmp_path / "out"),
+            "calibrate": {"samples": 8, "length": 32},
+            "evaluate": {"windows": 4, "length": 32},
+            "steps": [{"quantize": {"scheme": "W4A16", **quantize}}],
+        }
+        return Recipe.model_validate(data | (top or {}))
+
+    return build
+
+
+@pytest.fixture
+def shared() -> Path:
+    """The folder of real models and texts beside the repository."""
+    if not SHARED.is_dir():
+        pytest.skip(f"needs the shared models and texts in {SHARED}, which are not part of the project")
+    return SHARED

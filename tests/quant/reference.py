@@ -1,0 +1,64 @@
+"""Float64 transcriptions of published algorithms, written from the papers and kept apart from the code they check."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def gptq_by_elimination(
+    weight: Tensor, hessian: Tensor, scale: Tensor, group: int, bits: int, damping: float, order: Tensor
+) -> Tensor:
+    """GPTQ as optimal brain quantization in a fixed order (Frantar et al. 2022, 2023; equations 2 and 3).
+
+    After each column is rounded, the others move by -err / [H^-1]_qq * [H^-1]_{q,:} and the column is
+    eliminated from the inverse Hessian by one step of Gaussian elimination. No Cholesky factor, no
+    blocks: the textbook form that the fast one must equal.
+    """
+    w = weight.double().clone()
+    h = hessian.double().clone()
+    dead = h.diagonal() == 0
+    h[dead, dead] = 1
+    w[:, dead] = 0
+    h += torch.eye(len(h), dtype=torch.float64) * damping * h.diagonal().mean()
+    inverse = torch.linalg.inv(h)
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    for q in order.tolist():
+        s = scale[:, q // group].double()
+        rounded = (w[:, q] / s).round().clamp(low, high) * s
+        error = (w[:, q] - rounded) / inverse[q, q]
+        w -= error[:, None] * inverse[q][None, :] * _remaining(order, q)
+        w[:, q] = rounded
+        inverse = inverse - torch.outer(inverse[:, q], inverse[q]) / inverse[q, q]
+        inverse[q, q] = 1.0  # eliminated; never read again
+    return w
+
+
+def _remaining(order: Tensor, column: int) -> Tensor:
+    place = int((order == column).nonzero())
+    mask = torch.zeros(len(order), dtype=torch.float64)
+    mask[order[place + 1 :]] = 1
+    return mask
+
+
+def hqq_zero_point(weight: Tensor, scale: Tensor, zero: Tensor, bits: int, p: float, beta: float, kappa: float, steps: int) -> Tensor:
+    """HQQ's half-quadratic solver for the zero-point (Badri & Shaji 2023), on groups ``[groups, size]``.
+
+    Codes here are signed; the paper's are unsigned, which shifts the zero-point by a constant.
+    """
+    w, s, z = weight.double(), scale.double(), zero.double()
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    best, best_error = z, float("inf")
+    for _ in range(steps):
+        codes = (w / s + z).round().clamp(low, high)
+        difference = w - s * (codes - z)
+        error = difference.abs().mean().item()
+        if error >= best_error:
+            break
+        best, best_error = z, error
+        magnitude = difference.abs()
+        kept = (magnitude - magnitude.pow(p - 1) / beta).clamp_min(0)
+        e = torch.where(magnitude > 0, difference.sign() * kept, torch.zeros_like(difference))
+        z = (codes - (w - e) / s).mean(dim=1, keepdim=True)
+        beta *= kappa
+    return best

@@ -1,0 +1,68 @@
+"""Schemes: names and fields are compressed-tensors', sizes are what is stored."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
+
+from smelt.quant.rounding.nearest import nearest
+from smelt.quant.scheme import SUPPORTED, resolve, why_unsupported
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_a_scheme_is_the_librarys_preset(name: str) -> None:
+    preset = preset_name_to_scheme(name, ["Linear"])
+    scheme = resolve(name)
+    assert scheme.args == preset.weights
+    assert scheme.activations == preset.input_activations
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("shape", [(128, 256), (384, 512)])
+def test_stored_bytes_are_the_bytes_that_are_stored(name: str, shape: tuple[int, int]) -> None:
+    scheme = resolve(name)
+    stored = nearest(torch.randn(shape, dtype=torch.bfloat16), scheme.args).stored(scheme)
+    assert scheme.stored_bytes(*shape) == sum(t.numel() * t.element_size() for t in stored.values())
+
+
+def test_group_size_changes_the_grain() -> None:
+    assert resolve("W4A16", 32).args.group_size == 32
+    per_channel = resolve("W4A16", -1)
+    assert per_channel.args.strategy == "channel"
+    assert per_channel.shape_problem(64, 172) is None
+
+
+@pytest.mark.parametrize("group_size", [0, -2, -128])
+def test_impossible_group_sizes_are_refused(group_size: int) -> None:
+    with pytest.raises(ValueError, match="must be positive, or -1"):
+        resolve("W4A16", group_size)
+
+
+def test_schemes_without_groups_refuse_a_group_size() -> None:
+    with pytest.raises(ValueError, match="FP8_DYNAMIC has no group_size"):
+        resolve("FP8_DYNAMIC", 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "shape", "hint"),
+    [
+        ("W4A16", 64, (64, 172), "group_size: -1"),
+        ("W4A16", 128, (64, 192), "group_size: 64"),
+        ("NVFP4A16", None, (64, 172), "fixed group of 16"),
+        ("FP8_BLOCK", None, (128, 192), "block width of 128"),
+    ],
+)
+def test_shapes_that_do_not_divide_are_told_with_a_way_out(
+    name: str, group: int | None, shape: tuple[int, int], hint: str
+) -> None:
+    sentence = resolve(name, group).shape_problem(*shape)
+    assert sentence is not None
+    assert str(shape[1]) in sentence
+    assert hint in sentence
+
+
+def test_presets_that_are_refused_come_with_a_reason() -> None:
+    assert "transformers" in (why_unsupported("W4A16_ASYM") or "")
+    assert why_unsupported("W4A16") is None
+    assert why_unsupported("no-such-scheme") is None

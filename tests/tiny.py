@@ -1,0 +1,99 @@
+"""Tiny random models of every architecture that Smelt names, saved as Hugging Face directories."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+REPOSITORY = Path(__file__).parents[1]
+SMELT_6M = REPOSITORY / "compress" / "builtin" / "smelt-6m"
+SHARED = REPOSITORY.parent / "shared"
+
+_LLAMA: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 4096,
+    "max_position_embeddings": 128,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 1,
+}
+_GEMMA = _LLAMA | {"sliding_window": 16, "query_pre_attn_scalar": 32}
+_TIED = {"tie_word_embeddings": True}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA | {"sliding_window": 16},
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA | _TIED,
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA,
+    "phi3": _LLAMA,
+    "olmo2": _LLAMA,
+    "smollm3": _LLAMA,
+    "opt": {
+        "hidden_size": 128,
+        "ffn_dim": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "vocab_size": 4096,
+        "max_position_embeddings": 128,
+        "word_embed_proj_dim": 64,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
+    "gpt_neox": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "vocab_size": 4096,
+        "max_position_embeddings": 128,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
+    "gpt2": {
+        "n_embd": 128,
+        "n_layer": 3,
+        "n_head": 4,
+        "vocab_size": 4096,
+        "n_positions": 128,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
+    "mixtral": _LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": _LLAMA
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "decoder_sparse_step": 1},
+}
+
+
+def make_model(architecture: str, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A random model; its weights are large enough that quantizing them moves the logits."""
+    torch.manual_seed(seed)
+    config = CONFIG_MAPPING[architecture](**CONFIGS[architecture] | changes)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 2 / parameter.shape[-1] ** 0.5)
+            elif name.endswith("bias"):
+                parameter.normal_(0, 0.1)
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.to(dtype)
+
+
+def save_model(model: PreTrainedModel, directory: Path, **options: Any) -> Path:
+    """Save a model with smelt-6m's tokenizer beside it."""
+    model.save_pretrained(directory, **options)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(SMELT_6M / name, directory / name)
+    return directory
