@@ -18,7 +18,7 @@ from .safetensors_file import TensorInfo, disk_error, write_safetensors, write_t
 SHARD_BYTES = 4_000_000_000
 Entry = tuple[str, TensorInfo, Callable[[], Tensor]]
 
-# What a model directory carries beside weights. Python files are left out: a checkpoint must not run code.
+# What a model directory carries beside weights.
 _COMPANIONS = (
     "generation_config.json",
     "tokenizer.json",
@@ -38,7 +38,13 @@ _COMPANIONS = (
 
 
 def write_checkpoint(
-    directory: Path, source: Path, config: dict[str, Any], entries: list[Entry], shard_bytes: int = SHARD_BYTES
+    directory: Path,
+    source: Path,
+    config: dict[str, Any],
+    entries: list[Entry],
+    *,
+    with_code: bool = False,
+    shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write a model directory, one tensor in memory at a time.
 
@@ -47,11 +53,13 @@ def write_checkpoint(
         source: the model directory whose tokenizer and generation settings go along.
         config: what ``config.json`` will hold.
         entries: name, description and loader of every tensor, in order.
+        with_code: whether the model's Python files go along, because the user trusts them.
         shard_bytes: most bytes of tensors a file.
     """
     try:
         directory.mkdir(parents=True)
-        for name in _COMPANIONS:
+        code = [path.name for path in sorted(source.glob("*.py"))] if with_code else []
+        for name in (*_COMPANIONS, *code):
             if (source / name).is_file():
                 shutil.copyfile(source / name, directory / name)
     except OSError as error:

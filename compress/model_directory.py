@@ -46,6 +46,7 @@ class ModelDirectory:
 
     def config(self) -> PretrainedConfig:
         """The model's configuration, once it is known to be a causal LM that may be opened."""
+        from huggingface_hub.errors import StrictDataclassError
         from transformers import AutoConfig
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -56,9 +57,9 @@ class ModelDirectory:
             raise SmeltError(f"{self.path}: is already quantized ({method}); start from the original model")
         try:
             config = AutoConfig.from_pretrained(self.path, trust_remote_code=self.trust_remote_code, local_files_only=True)
-        except (ValueError, KeyError, TypeError, OSError) as error:
+        except (ValueError, KeyError, TypeError, OSError, StrictDataclassError) as error:
             kind = data.get("model_type")
-            first = str(error).split("\n")[0]
+            first = " ".join(str(error).split())[:300]
             raise SmeltError(f"{self.path}/config.json: transformers cannot open model_type {kind!r} ({first})") from None
         names = data.get("architectures") or []
         if config.is_encoder_decoder or any("Seq2Seq" in n or n.endswith("ForConditionalGeneration") for n in names):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from ..quant import scheme as schemes
 from ..quant.rounding import METHODS, RoundingOptions
@@ -83,6 +83,23 @@ def _scheme_name(value: Any) -> Any:
     return value
 
 
+# A file names a method alone, or with its options beside it.
+_ROUNDING_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"enum": list(METHODS)},
+        *(
+            {
+                "type": "object",
+                "properties": {"method": {"const": name}, **method.options.model_json_schema().get("properties", {})},
+                "required": ["method"],
+                "additionalProperties": False,
+            }
+            for name, method in METHODS.items()
+        ),
+    ]
+}
+
+
 class Quantize(RecipeModel):
     """Store weights (and compute with activations) in fewer bits."""
 
@@ -92,10 +109,9 @@ class Quantize(RecipeModel):
     group_size: int | None = Field(
         None, description="Columns that share a scale; -1 for one scale per output channel; absent for the scheme's own."
     )
-    rounding: Rounding = Field(
+    rounding: Annotated[Rounding, WithJsonSchema(_ROUNDING_SCHEMA)] = Field(
         default_factory=lambda: Rounding(method="nearest"),
         description="How codes are picked: a name, or {method: …, option: …}.",
-        json_schema_extra={"anyOf": [{"enum": list(METHODS)}, {"type": "object", "required": ["method"]}]},
     )
     targets: list[str] = Field(
         ["Linear"], description="What to quantize: `Linear`, module names, or `re:` and a regular expression."

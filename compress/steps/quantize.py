@@ -240,7 +240,9 @@ class QuantizeStep:
                 entries.append((name, home[name].tensors[name], lambda name=name: home[name].load(name)))
         config = dict(model.directory.config_data())
         config["quantization_config"] = quantization_config(self.scheme, self._ignored(model, chosen))
-        write_checkpoint(target, model.directory.path, config, entries)
+        write_checkpoint(
+            target, model.directory.path, config, entries, with_code=model.directory.trust_remote_code
+        )
         layers = [record for file in files for record in json.loads(file.metadata["layers"])]
         return StepRecord("quantize", self.settings.model_dump(mode="json"), layers, list(model.anatomy.unknown))
 

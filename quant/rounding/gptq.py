@@ -10,6 +10,7 @@ from torch import Tensor
 from ..grid import Grid, round_to
 from ..layer_stats import LayerStats
 from ..quantized_weight import QuantizedWeight
+from ..scale_search import fit_scales
 from .method import RoundingOptions
 from .nearest import nearest
 
@@ -24,6 +25,9 @@ class GptqOptions(RoundingOptions):
     )
     activation_order: bool = Field(
         True, description="Round the columns with the largest inputs first. Scales stay in the stored order."
+    )
+    scale_search: bool = Field(
+        True, description="Shrink a group's range where that lowers its error weighted by input energy."
     )
     block: int = Field(128, ge=1, description="Columns between two updates of the whole weight; speed only.")
 
@@ -51,7 +55,8 @@ def gptq(
     if not torch.isfinite(stats.hessian.diagonal()).all():
         return _nearest_because(weight, args, "its calibration inputs are not finite")
 
-    grid = Grid.fit(weight, args)
+    diagonal = stats.hessian.diagonal()
+    grid = fit_scales(weight, args, diagonal) if options.scale_search else Grid.fit(weight, args)
     columns = weight.shape[1]
     order = torch.arange(columns)
     if options.activation_order:

@@ -41,7 +41,7 @@ def _layers() -> list[tuple[str, Tensor]]:
     return [
         ("random", torch.randn(48, 256, generator=generator)),
         ("q_proj", real.load("model.layers.2.self_attn.q_proj.weight")),
-        ("down_proj", real.load("model.layers.4.mlp.down_proj.weight")[:64]),
+        ("down_proj", real.load("model.layers.4.mlp.down_proj.weight")[:48, :384]),
     ]
 
 
