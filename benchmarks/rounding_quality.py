@@ -53,7 +53,7 @@ def measure(scratch: str, model: str, bits: int, group: int, calibration: str, e
                     "seed": seed,
                     "calibrate": {"source": str(SHARED / "data" / calibration), "samples": 128, "length": 256},
                     "steps": [{"quantize": {"scheme": f"W{bits}A16", "group_size": group, "rounding": rounding}}],
-                    "evaluate": {"text": str(evaluation), "windows": 256, "length": 256},
+                    "evaluate": {"text": str(evaluation), "windows": 128, "length": 256},
                 }
             )
             found.append(run(recipe, fresh=True).report.data["evaluation"])

@@ -13,7 +13,7 @@ from .errors import SmeltError
 from .progress import Progress
 from .streamed import HeadFunction, StreamedModel
 
-_LOGIT_TOKENS = 512
+LOGIT_TOKENS = 512
 _Z95 = 1.96
 
 
@@ -68,7 +68,7 @@ def compare(
     sums = torch.zeros(2, windows, dtype=torch.float64)
     kl = agreed = 0.0
     with original.head() as head_before, compressed.head() as head_after:
-        size = max(1, _LOGIT_TOKENS // length)
+        size = max(1, LOGIT_TOKENS // length)
         for start in range(0, windows, size):
             part = slice(start, start + size)
             nll, divergence, same = _score(head_before, head_after, before.read(part), after.read(part), tokens[part])

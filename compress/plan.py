@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,21 @@ from typing import Any
 import psutil
 
 from . import steps as step_kinds
+from .activations import BATCH_TOKENS, SPILL_BYTES
 from .corpus import TextSource
 from .errors import Problem, SmeltError
+from .evaluate import LOGIT_TOKENS
 from .model_directory import find_model
 from .open_model import OpenModel
 from .output import Output, digest
 from .recipe import Recipe
 from .resources import Cost, available_memory, compute_dtype, free_disk, human_bytes, human_time, matmul_rate
 
-# Python-level work a linear takes that no operation count shows (measured on two cores: see docs/memory.md).
+# Work that no operation count shows, measured on two cores (benchmarks/memory_limit.py compares).
 _SECONDS_PER_LINEAR = 0.02
+_SECONDS_PER_SEQUENTIAL_COLUMN = 1.2e-4
+# What torch's threads and lazily imported modules add once work begins, whatever the model.
+_WARM_UP_BYTES = 160_000_000
 _PACKAGES = ("smelt", "torch", "transformers", "compressed-tensors")
 
 
@@ -58,19 +63,20 @@ class Plan:
             found = find_model(recipe.model, revision=recipe.revision, trust_remote_code=recipe.trust_remote_code)
             model = OpenModel(found)
         except SmeltError as error:
-            return cls(recipe, None, steps, [*(Problem("model", line) for line in str(error).split("\n")), *problems], Cost(0, 0, 0))
+            return cls(recipe, None, steps, [*(Problem("model", line) for line in str(error).split("\n")), *problems], Cost(0, 0, 0.0))
         blocked = Output(Path(recipe.output), run_identity(recipe, model), fresh=fresh).problem()
         if blocked:
             problems.append(Problem("output", blocked))
         for step in steps:
             problems += step.check(model)
-        cost = Cost(0, 0, 0)
+        cost = Cost(0, 0, 0.0)
         if not problems:
             problems += _length_problems(recipe, model)
             for step in steps:
                 cost += step.cost(model, recipe.calibrate.samples, recipe.calibrate.length)
             if recipe.evaluate:
                 cost += _evaluation_cost(recipe, model)
+            cost = replace(cost, memory=cost.memory + _WARM_UP_BYTES)
             problems += _resource_problems(recipe, model, cost)
         return cls(recipe, model, steps, problems, cost)
 
@@ -102,7 +108,8 @@ class Plan:
     def seconds(self) -> float:
         """A rough prediction of the time, from a matrix product measured now."""
         linears = len(self.model.linears) if self.model else 0
-        return self.cost.operations / matmul_rate() + linears * _SECONDS_PER_LINEAR + 2.0
+        fixed = linears * _SECONDS_PER_LINEAR + self.cost.sequential * _SECONDS_PER_SEQUENTIAL_COLUMN + 2.0
+        return self.cost.operations / matmul_rate() + fixed
 
     def terminal(self) -> str:
         """The plan as plain text."""
@@ -190,10 +197,12 @@ def _evaluation_cost(recipe: Recipe, model: OpenModel) -> Cost:
     tokens = recipe.evaluate.windows * recipe.evaluate.length
     numel = sum(model.block_numel(i) for i in range(len(model.anatomy.blocks)))
     head = model.vocabulary() * model.skeleton.hidden_size
-    hidden = 2 * tokens * model.skeleton.hidden_size * 4
-    logits = 512 * model.vocabulary() * 4 * 5
-    memory = max(model.largest_block() * 4, 2 * model.embedding_bytes() + logits) + hidden
-    return Cost(memory, 0, 4 * tokens * (numel + head))
+    hidden = 2 * min(tokens * model.skeleton.hidden_size * 4, SPILL_BYTES)
+    widest = max(facts.rows for name, facts in model.linears.items() if name != model.anatomy.head)
+    passing = max(BATCH_TOKENS, recipe.evaluate.length) * 4 * widest * 4
+    logits = max(LOGIT_TOKENS, recipe.evaluate.length) * model.vocabulary() * 4 * 4
+    memory = max(model.largest_block() * 4 + passing, 2 * model.embedding_bytes() + logits) + hidden
+    return Cost(int(memory), 0, 4 * tokens * (numel + head))
 
 
 def _resource_problems(recipe: Recipe, model: OpenModel, cost: Cost) -> list[Problem]:

@@ -21,14 +21,21 @@ class Cost:
         memory: bytes at the peak, above what the process held before.
         disk: bytes written, intermediate files included.
         operations: multiply-adds times two.
+        sequential: columns that are rounded one after another.
     """
 
     memory: int
     disk: int
     operations: float
+    sequential: int = 0
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(max(self.memory, other.memory), self.disk + other.disk, self.operations + other.operations)
+        return Cost(
+            max(self.memory, other.memory),
+            self.disk + other.disk,
+            self.operations + other.operations,
+            self.sequential + other.sequential,
+        )
 
 
 def available_memory() -> int:

@@ -22,7 +22,7 @@ from ..errors import Problem
 from ..open_model import LinearFacts, OpenModel
 from ..recipe import Quantize
 from ..recipe_file import nearest_name
-from ..resources import Cost
+from ..resources import Cost, compute_dtype
 from ..safetensors_file import SafetensorsFile, save_tensors
 from ..streamed import StreamedModel
 from .block_passes import BlockPasses, observe_head
@@ -114,27 +114,33 @@ class QuantizeStep:
         tokens = windows * length
         batch = max(BATCH_TOKENS, length)
         chosen = {facts.name for facts in self.chosen(model)}
-        hidden = tokens * model.skeleton.hidden_size * 4
-        memory, operations = 0, 0.0
-        for anatomy, index in zip(model.anatomy.blocks, range(len(model.anatomy.blocks)), strict=True):
+        number = compute_dtype(model.dtype).itemsize
+        memory, operations, kept, sequential = 0, 0.0, 0, 0
+        for index, anatomy in enumerate(model.anatomy.blocks):
             numel = model.block_numel(index)
-            widest = max(model.linears[name].columns for name in anatomy.linears)
-            outputs = max(model.linears[name].rows for name in anatomy.linears)
+            facts = [model.linears[name] for name in anatomy.linears]
             rounding = 0
             for group in anatomy.groups:
                 mine = [model.linears[f"{anatomy.name}.{n}"] for n in group.linears if f"{anatomy.name}.{n}" in chosen]
                 size, columns = sum(f.numel for f in mine), model.linears[f"{anatomy.name}.{group.linears[0]}"].columns
-                hessian = columns * columns * 4 if self.method.needs_hessian else 0
-                rounding = max(rounding, size * 4 * 3 + hessian * 4)
-                operations += 2 * tokens * columns * columns * bool(hessian) + (size * columns + columns**3) * bool(hessian)
-            # The block in float32, then what rounding one group holds, and one batch's widest activations.
-            memory = max(memory, numel * 4 + rounding + batch * (4 * outputs + 2 * widest) * 4)
-            operations += 2 * numel * tokens * 3.5  # two and a half passes to see inputs, one to go on
-        stored_hidden = min(hidden, SPILL_BYTES)
-        memory = max(memory, model.embedding_bytes()) + stored_hidden
+                if self.method.needs_hessian:
+                    # The weight as it shrinks, its result and a copy in the stored type; the Hessian, its factor and its inverse.
+                    rounding = max(rounding, size * (4 + 4 + 2) + 4 * columns * columns * 4)
+                    operations += tokens * columns * columns + size * columns + columns**3
+                    sequential += columns if mine else 0
+                else:
+                    rounding = max(rounding, size * (4 + 4 + 4 + 2))
+            # The block, then whichever is more: rounding one group, or one batch's activations inside the block.
+            passing = batch * (2 * max(f.rows for f in facts) + 2 * max(f.columns for f in facts)) * number
+            memory = max(memory, numel * number + max(rounding, passing))
+            tails = [model.linears[f"{anatomy.name}.{tail.linear}"].columns for tail in anatomy.tails]
+            kept = max(kept, model.skeleton.hidden_size + sum(tails))
+            operations += 2 * numel * tokens * 1.5
+        hidden = tokens * kept * number
+        memory = max(memory, model.embedding_bytes()) + min(hidden, 3 * SPILL_BYTES)
         plan = self.plan(model)
         disk = plan["bytes_after"] + plan["checkpoint_bytes"] + (hidden if hidden > SPILL_BYTES else 0)
-        return Cost(int(memory), int(disk), operations)
+        return Cost(int(memory), int(disk), operations, sequential)
 
     def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
         context.journal.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from .method import RoundingOptions
 from .nearest import nearest
 
 _MAX_DAMPING = 1.0
+_STRIP = 16
 
 
 class GptqOptions(RoundingOptions):
@@ -29,7 +30,7 @@ class GptqOptions(RoundingOptions):
     scale_search: bool = Field(
         True, description="Shrink a group's range where that lowers its error weighted by input energy."
     )
-    block: int = Field(128, ge=1, description="Columns between two updates of the whole weight; speed only.")
+    block: int = Field(256, ge=1, description="Columns between two updates of the whole weight; speed only.")
 
 
 def gptq(
@@ -70,34 +71,40 @@ def gptq(
     remaining = weight.float().T[order].contiguous()
     dead = stats.hessian.diagonal()[order] == 0
     remaining[dead] = 0
-    rounded = _round_columns(remaining, inverse, grid, order, options.block)
-    values = torch.empty_like(rounded)
-    values[order] = rounded
-    return QuantizedWeight(values.T.contiguous(), grid, notes)
+    _round_columns(remaining, inverse, grid, order, options.block)
+    values = torch.empty(weight.shape)
+    values[:, order] = remaining.T
+    return QuantizedWeight(values, grid, notes)
 
 
-def _round_columns(remaining: Tensor, inverse: Tensor, grid: Grid, order: Tensor, block: int) -> Tensor:
+def _round_columns(remaining: Tensor, inverse: Tensor, grid: Grid, order: Tensor, block: int) -> None:
+    """Round ``remaining`` (one column of the weight a row) in place."""
     columns = remaining.shape[0]
     step = grid.step.T.contiguous()
     zero = None if grid.zero is None else grid.zero.T.contiguous()
     group = (order // grid.width).tolist()
-    rounded = torch.empty_like(remaining)
+    pivots = inverse.diagonal().tolist()
+    errors = remaining.new_empty(min(block, columns), remaining.shape[1])
+    # Three levels: a column corrects its strip, a strip its block, a block all that is left. Each level
+    # works on what its cache can hold.
     for start in range(0, columns, block):
         stop = min(start + block, columns)
-        errors = torch.empty_like(remaining[start:stop])
-        corner = inverse[start:stop, start:stop]
-        pivots = corner.diagonal().tolist()
-        for i in range(stop - start):
-            column = remaining[start + i]
-            where = group[start + i]
-            value = round_to(column, step[where], None if zero is None else zero[where], grid.args)
-            rounded[start + i] = value
-            errors[i] = (column - value) / pivots[i]
-            if i + 1 < stop - start:
-                remaining[start + i + 1 : stop].addr_(corner[i, i + 1 :], errors[i], alpha=-1)
+        for first in range(start, stop, _STRIP):
+            last = min(first + _STRIP, stop)
+            for i in range(first, last):
+                column, where = remaining[i], group[i]
+                value = round_to(column, step[where], None if zero is None else zero[where], grid.args)
+                error = errors[i - start]
+                torch.sub(column, value, out=error).div_(pivots[i])
+                remaining[i] = value
+                if i + 1 < last:
+                    remaining[i + 1 : last].addr_(inverse[i, i + 1 : last], error, alpha=-1)
+            if last < stop:
+                remaining[last:stop].addmm_(
+                    inverse[first:last, last:stop].T, errors[first - start : last - start], alpha=-1
+                )
         if stop < columns:
-            remaining[stop:].addmm_(inverse[start:stop, stop:].T, errors, alpha=-1)
-    return rounded
+            remaining[stop:].addmm_(inverse[start:stop, stop:].T, errors[: stop - start], alpha=-1)
 
 
 def _inverse_factor(hessian: Tensor, order: Tensor, damping: float) -> tuple[Tensor | None, float]:
