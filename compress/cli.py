@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ParamSpec
 
 import typer
 
@@ -35,37 +36,43 @@ app = typer.Typer(
 )
 
 _INTERRUPTED = 130
+P = ParamSpec("P")
 
 
 def main() -> None:
     """Entry point of the ``smelt`` command."""
-    sys.exit(_guarded(lambda: app(standalone_mode=False)))
+    app()
 
 
-def _guarded(call: Callable[[], Any]) -> int:
-    import click
+def _told(command: Callable[P, int | None]) -> Callable[P, None]:
+    """Turn what can go wrong into one sentence on standard error and an exit status."""
 
-    try:
-        result = call()
-        return result if isinstance(result, int) else 0
-    except SmeltError as error:
-        for line in str(error).split("\n"):
-            print(f"smelt: {line}", file=sys.stderr)
-        return 1
-    except (KeyboardInterrupt, click.exceptions.Abort):
-        print("smelt: interrupted; the same command continues where this one stopped", file=sys.stderr)
-        return _INTERRUPTED
-    except MemoryError:
-        print("smelt: out of memory; lower calibrate.samples, or see what --dry-run predicts", file=sys.stderr)
-        return 1
-    except click.exceptions.ClickException as error:
-        error.show()
-        return error.exit_code
-    except click.exceptions.Exit as error:
-        return error.exit_code
+    @functools.wraps(command)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            status = command(*args, **kwargs) or 0
+        except SmeltError as error:
+            status = _say(str(error), 1)
+        except KeyboardInterrupt:
+            status = _say("interrupted; the same command continues where this one stopped", _INTERRUPTED)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
+                raise
+            advice = "the same command continues where this one stopped; --dry-run says what it needs"
+            status = _say(f"out of memory; lower calibrate.samples or free some: {advice}", 1)
+        raise typer.Exit(status)
+
+    return guarded
+
+
+def _say(text: str, status: int) -> int:
+    for line in text.split("\n"):
+        print(f"smelt: {line}", file=sys.stderr)
+    return status
 
 
 @app.command()
+@_told
 def run(
     recipe: Annotated[Path, typer.Argument(help="A YAML recipe, such as recipes/quickstart.yaml.")],
     set_: Annotated[
@@ -113,10 +120,11 @@ def _print_plan(recipe: Any, fresh: bool, as_json: bool) -> int:
 
 
 @app.command()
+@_told
 def inspect(
     checkpoint: Annotated[str, typer.Argument(help="A directory, a hub name or builtin:smelt-6m.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
-) -> None:
+) -> int:
     """Show how a checkpoint's tensors are stored, and how much smaller it is than the original.
 
     Example:
@@ -131,10 +139,12 @@ def inspect(
         print(json.dumps(found.as_data(), indent=2))
     else:
         terminal(found)
+    return 0
 
 
 @app.command()
-def schema() -> None:
+@_told
+def schema() -> int:
     """Print the JSON schema of recipes, for editors that complete and check YAML.
 
     Example:
@@ -144,6 +154,7 @@ def schema() -> None:
     from .recipe_schema import recipe_schema
 
     print(json.dumps(recipe_schema(), indent=2))
+    return 0
 
 
 if __name__ == "__main__":

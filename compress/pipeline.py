@@ -20,7 +20,7 @@ from .plan import Plan, calibration_source, evaluation_source, run_identity, ver
 from .progress import Progress
 from .recipe import Recipe
 from .report import Report, worst_first
-from .resources import compute_dtype
+from .resources import available_memory, compute_dtype, return_memory_at_once
 from .safetensors_file import SafetensorsFile, save_tensors, write_text
 from .self_text import self_written_windows
 from .steps import RunContext, StepRecord
@@ -61,6 +61,8 @@ def run(recipe: Recipe, *, fresh: bool = False, progress: bool = True) -> RunRes
     raise_problems(plan.problems)
     assert plan.model is not None
     show = Progress(progress)
+    if 2 * plan.cost.memory > available_memory():
+        return_memory_at_once()
     with Output(Path(recipe.output), run_identity(recipe, plan.model), fresh=fresh) as output:
         if output.is_complete:
             show.say(f"{output.path} is complete already; pass --fresh to run it again")

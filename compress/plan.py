@@ -25,7 +25,7 @@ from .resources import Cost, available_memory, compute_dtype, free_disk, human_b
 _SECONDS_PER_LINEAR = 0.02
 _SECONDS_PER_SEQUENTIAL_COLUMN = 1.2e-4
 # What torch's threads and lazily imported modules add once work begins, whatever the model.
-_WARM_UP_BYTES = 160_000_000
+_WARM_UP_BYTES = 200_000_000
 _PACKAGES = ("smelt", "torch", "transformers", "compressed-tensors")
 
 

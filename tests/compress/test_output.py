@@ -1,0 +1,137 @@
+"""Output directories: whose they are, what may be replaced, and failures while writing."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from smelt.compress import Recipe, SmeltError, run
+
+Build = Callable[..., Recipe]
+
+
+def _contents(path: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(path)): f.read_bytes() for f in sorted(path.rglob("*")) if f.is_file()}
+
+
+@pytest.fixture
+def small(recipe: Build, tiny: Callable[..., Path]) -> Build:
+    model = tiny()
+
+    def build(top: dict[str, object] | None = None, **quantize: object) -> Recipe:
+        return recipe(model, top, **{"group_size": 32, **quantize})
+
+    return build
+
+
+def test_a_foreign_directory_is_left_alone(small: Build, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.txt").write_text("three years of work")
+    for fresh in (False, True):
+        with pytest.raises(SmeltError, match="was not made by Smelt"):
+            run(small(), fresh=fresh)
+    assert _contents(out) == {"thesis.txt": b"three years of work"}
+
+
+def test_a_file_in_the_way(small: Build, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(SmeltError, match="is a file"):
+        run(small())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_is_not_writable(small: Build, tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o500)
+    with pytest.raises(SmeltError, match="not writable"):
+        run(small({"output": str(locked / "out")}))
+
+
+def test_a_read_only_file_system_is_told(small: Build) -> None:
+    with pytest.raises(SmeltError, match="output"):
+        run(small({"output": "/proc/smelt-out"}))
+
+
+def test_an_empty_directory_is_fine(small: Build, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert run(small()).checkpoint.exists()
+
+
+def test_a_finished_run_returns_at_once_and_changes_nothing(small: Build, tmp_path: Path) -> None:
+    first = run(small())
+    before = {f: f.stat().st_mtime_ns for f in (tmp_path / "out").rglob("*.safetensors")}
+    again = run(small())
+    assert again.report.data == first.report.data
+    assert {f: f.stat().st_mtime_ns for f in (tmp_path / "out").rglob("*.safetensors")} == before
+
+
+def test_another_recipe_is_refused_and_says_what_differs(small: Build) -> None:
+    run(small(rounding="nearest"))
+    with pytest.raises(SmeltError, match=r"steps\.0\.quantize\.rounding\.method: 'nearest' -> 'hqq'.*--fresh"):
+        run(small(rounding="hqq"))
+    assert run(small(rounding="hqq"), fresh=True).report.data["recipe"]["steps"][0]["quantize"]["rounding"]["method"] == "hqq"
+
+
+def test_a_changed_model_is_noticed(small: Build, tiny: Callable[..., Path], recipe: Build, tmp_path: Path) -> None:
+    built = small()
+    run(built)
+    file = Path(built.model) / "model.safetensors"
+    raw = bytearray(file.read_bytes())
+    raw[-3] ^= 0x40
+    file.write_bytes(raw)
+    with pytest.raises(SmeltError, match="holds another run"):
+        run(small())
+
+
+def test_two_runs_do_not_share_a_directory(small: Build, tmp_path: Path) -> None:
+    run(small())
+    with (tmp_path / "out" / "journal" / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(SmeltError, match="another run is working"):
+            run(small())
+
+
+def test_a_full_disk_is_told_and_nothing_half_written_stays(small: Build, tmp_path: Path) -> None:
+    """A limit on file size stands in for the full disk: writes fail half-way, as they do there."""
+    built = small({"evaluate": False})
+    (tmp_path / "recipe.yaml").write_text(json.dumps(built.model_dump(mode="json")))
+    limit = 40_000
+    done = subprocess.run(
+        [sys.executable, "-m", "smelt.compress.cli", "run", str(tmp_path / "recipe.yaml")],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "file-size limit is reached" in done.stderr
+    out = tmp_path / "out"
+    assert not (out / "checkpoint").exists()
+    assert not list(out.rglob("*.partial"))
+    assert run(built).checkpoint.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tmpfs needs root")
+def test_a_really_full_disk(small: Build, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2200k", "tmpfs", str(disk)], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("this machine does not let us mount a tmpfs")
+    try:
+        with pytest.raises(SmeltError, match="disk is full|are free"):
+            run(small({"output": str(disk / "out"), "evaluate": False}, scheme="W8A16"))
+        assert not (disk / "out" / "checkpoint").exists()
+        assert not list(disk.rglob("*.partial"))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
