@@ -18,7 +18,10 @@ RESULTS = REPOSITORY / "benchmarks" / "results"
 
 def machine() -> dict[str, Any]:
     """This machine and the versions in use."""
-    cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
+    cpu = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        "",
+    )
     return {
         "cpu": cpu or platform.processor(),
         "cores": os.cpu_count(),

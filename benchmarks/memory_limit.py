@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from smelt.compress.checkpoint import write_checkpoint
 from smelt.compress.safetensors_file import TensorInfo
 
@@ -128,7 +127,13 @@ def main() -> None:
         shutil.rmtree(scratch)
     print(json.dumps(row, indent=1))
     if not chosen.no_save:
-        print(save("memory_limit", f"python -m benchmarks.memory_limit --limit-mb {chosen.limit_mb} --rounding {chosen.rounding}", row))
+        print(
+            save(
+                "memory_limit",
+                f"python -m benchmarks.memory_limit --limit-mb {chosen.limit_mb} --rounding {chosen.rounding}",
+                row,
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -35,12 +35,23 @@ def main() -> None:
         rows = []
         for bits in (4, 3, 2):
             for group in (128, 64):
-                rows += measure(scratch, "builtin:smelt-6m", bits, group, "calib/c4.utf8", SHARED / "data/text/wikitext2_test_unk.txt")
-            rows += measure(scratch, str(SHARED / "models/stories260K"), bits, -1, "text/tinystories_sample_exllamav2.txt", held_out)
+                rows += measure(
+                    scratch,
+                    "builtin:smelt-6m",
+                    bits,
+                    group,
+                    "calib/c4.utf8",
+                    SHARED / "data/text/wikitext2_test_unk.txt",
+                )
+            rows += measure(
+                scratch, str(SHARED / "models/stories260K"), bits, -1, "text/tinystories_sample_exllamav2.txt", held_out
+            )
         print(save("rounding_quality", "python -m benchmarks.rounding_quality", rows))
 
 
-def measure(scratch: str, model: str, bits: int, group: int, calibration: str, evaluation: Path) -> list[dict[str, Any]]:
+def measure(
+    scratch: str, model: str, bits: int, group: int, calibration: str, evaluation: Path
+) -> list[dict[str, Any]]:
     """One model, one format: every method."""
     rows = []
     for name, rounding in METHODS.items():
@@ -70,7 +81,15 @@ def measure(scratch: str, model: str, bits: int, group: int, calibration: str, e
             "top1_agreement": [round(e["top1_agreement"], 4) for e in found],
         }
         rows.append(row)
-        print(row["model"], f"W{bits} g{group}", name, row["perplexity_original"], row["perplexity"], row["kl"], flush=True)
+        print(
+            row["model"],
+            f"W{bits} g{group}",
+            name,
+            row["perplexity_original"],
+            row["perplexity"],
+            row["kl"],
+            flush=True,
+        )
     return rows
 
 

@@ -1,9 +1,9 @@
 """The front door of Smelt: recipes, the pipeline that runs them, and the command line.
 
-    from smelt.compress import Recipe, run, quantize
+from smelt.compress import Recipe, run, quantize
 
-    result = run(Recipe.load("recipes/quickstart.yaml"))
-    print(result.checkpoint, result.report.terminal())
+result = run(Recipe.load("recipes/quickstart.yaml"))
+print(result.checkpoint, result.report.terminal())
 """
 
 from __future__ import annotations

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import torch
 from torch import Tensor
+
+from .safetensors_file import disk_error
 
 # A forward pass works on about this many tokens: enough to keep the cores busy, few enough to stay small.
 BATCH_TOKENS = 2048
@@ -33,6 +36,7 @@ class ActivationStore:
             self._data = torch.empty(shape, dtype=dtype)
         else:
             count = shape[0] * shape[1] * shape[2]
+            _reserve(self._path, count * dtype.itemsize)
             self._data = torch.from_file(str(self._path), shared=True, size=count, dtype=dtype).view(shape)
 
     def batches(self) -> Iterator[slice]:
@@ -62,3 +66,13 @@ class ActivationStore:
         self._data = torch.empty(0, 0, 0)
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+
+
+def _reserve(path: Path, size: int) -> None:
+    """Take the disk space now: a mapped file that runs out of it later kills the process."""
+    try:
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise disk_error(error, path, size) from None

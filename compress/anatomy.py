@@ -100,7 +100,7 @@ class Anatomy:
 
 def is_linear(module: nn.Module) -> bool:
     """Whether a module computes ``x W`` with a plain weight: nn.Linear, or GPT-2's transposed Conv1D."""
-    return isinstance(module, (nn.Linear, Conv1D))
+    return isinstance(module, (nn.Linear, Conv1D)) and "Router" not in type(module).__name__ and not _is_gate(module)
 
 
 def study(skeleton: Skeleton) -> Anatomy:
@@ -175,8 +175,12 @@ def _phase(name: str) -> str:
     return re.sub(r"\.\d+\.", ".*.", name)
 
 
+def _is_gate(module: nn.Module) -> bool:
+    """A linear with one output weighs a whole branch, as Qwen2-MoE's shared expert; servers keep it as it is."""
+    return isinstance(module, nn.Linear) and module.out_features == 1
+
+
 def _is_router(block: nn.Module, parameter: str) -> bool:
     """A router's matrix is small, decides everything, and is kept in full precision by every toolkit."""
     module = block.get_submodule(parameter.rpartition(".")[0])
-    return "Router" in type(module).__name__
-
+    return "Router" in type(module).__name__ or _is_gate(module)

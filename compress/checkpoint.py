@@ -24,6 +24,9 @@ _COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tekken.json",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
@@ -87,7 +90,11 @@ def quantization_config(scheme: Scheme, ignore: list[str]) -> dict[str, Any]:
         format=scheme.format,
         quantization_status=QuantizationStatus.COMPRESSED,
     )
-    return {**config.model_dump(mode="json"), "quant_method": "compressed-tensors", "version": compressed_tensors.__version__}
+    return {
+        **config.model_dump(mode="json"),
+        "quant_method": "compressed-tensors",
+        "version": compressed_tensors.__version__,
+    }
 
 
 def _shards(entries: list[Entry], limit: int) -> list[list[Entry]]:

@@ -77,10 +77,14 @@ def run(
     recipe: Annotated[Path, typer.Argument(help="A YAML recipe, such as recipes/quickstart.yaml.")],
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a field, e.g. `steps.0.quantize.scheme=W8A16`. Repeatable."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a field, e.g. `steps.0.quantize.scheme=W8A16`. Repeatable."
+        ),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Where the result goes, instead of the recipe's output.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan; change nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything and print the plan; change nothing.")
+    ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of continuing an earlier run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result (or the plan) as JSON.")] = False,
 ) -> int:
@@ -96,7 +100,7 @@ def run(
     """
     from .recipe import Recipe
 
-    overrides = [*(set_ or []), *([f"output={json.dumps(str(output))}"] if output else [])]
+    overrides = [*(set_ or []), *([f"output={json.dumps(str(output), ensure_ascii=False)}"] if output else [])]
     loaded = Recipe.load(recipe, overrides)
     if dry_run:
         return _print_plan(loaded, fresh, as_json)

@@ -68,13 +68,17 @@ class TextSource:
             rows = datasets.load_dataset(self.name, self.config, split=self.split, streaming=True)
             for row in rows:
                 if self.field not in row:
-                    raise SmeltError(f"{self.name}: rows have no field {self.field!r}; there is {', '.join(row)}; set field")
+                    raise SmeltError(
+                        f"{self.name}: rows have no field {self.field!r}; there is {', '.join(row)}; set field"
+                    )
                 yield row[self.field]
         except SmeltError:
             raise
         except Exception as error:  # the datasets library raises from many others
             first = str(error).strip().split("\n")[0] or type(error).__name__
-            raise SmeltError(f"{self.name}: is neither a text file nor a dataset that can be loaded ({first})") from None
+            raise SmeltError(
+                f"{self.name}: is neither a text file nor a dataset that can be loaded ({first})"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -93,33 +97,51 @@ def calibration_windows(
     Raises:
         SmeltError: the source has fewer than ``samples`` windows of ``length`` tokens.
     """
-    stream = _tokens(source, tokenizer, samples * length * _CHOICE)
-    available = len(stream) // length
+    begin = _beginning(tokenizer)
+    own = length - len(begin)
+    stream = _tokens(source, tokenizer, samples * own * _CHOICE)
+    available = len(stream) // own
     if available < samples:
         raise SmeltError(
-            f"{_label(source)}: too short: {samples} samples of {length} tokens need {samples * length} tokens,"
+            f"{_label(source)}: too short: {samples} samples of {length} tokens need {samples * own} tokens,"
             f" it has {len(stream)}; ask for {_fewer(available, len(stream))} or give more text"
         )
-    windows = stream[: available * length].view(available, length)
+    windows = _begun(stream[: available * own].view(available, own), begin)
     chosen = torch.randperm(available, generator=torch.Generator().manual_seed(seed))[:samples].sort().values
     return _fingerprinted(windows[chosen])
 
 
 def evaluation_windows(source: TextSource, tokenizer: PreTrainedTokenizerBase, most: int, length: int) -> Windows:
     """The source's first windows, as many as there are up to ``most``."""
-    stream = _tokens(source, tokenizer, most * length)
-    available = min(most, len(stream) // length)
+    begin = _beginning(tokenizer)
+    own = length - len(begin)
+    stream = _tokens(source, tokenizer, most * own)
+    available = min(most, len(stream) // own)
     if available == 0:
         raise SmeltError(
             f"{_label(source)}: too short: it has {len(stream)} tokens, less than one window of {length};"
             " lower length or give more text"
         )
-    return _fingerprinted(stream[: available * length].view(available, length))
+    return _fingerprinted(_begun(stream[: available * own].view(available, own), begin))
 
 
 def fingerprint(tokens: Tensor) -> str:
     """A digest of token ids."""
     return hashlib.sha256(repr(tuple(tokens.shape)).encode() + tokens.to(torch.int64).numpy().tobytes()).hexdigest()
+
+
+def _beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The token that the tokenizer begins every text with, for models (Llama, Gemma) that always saw one."""
+    ids, bos = tokenizer("a").input_ids, tokenizer.bos_token_id
+    return [bos] if isinstance(bos, int) and ids[:1] == [bos] else []
+
+
+def _begun(windows: Tensor, begin: list[int]) -> Tensor:
+    return (
+        torch.cat((torch.tensor([begin], dtype=torch.int64).expand(len(windows), -1), windows), dim=1)
+        if begin
+        else windows
+    )
 
 
 def _fingerprinted(tokens: Tensor) -> Windows:
@@ -140,7 +162,9 @@ def _tokens(source: TextSource, tokenizer: PreTrainedTokenizerBase, enough: int)
     empty = True
     for document in source.documents():
         if not isinstance(document, str):
-            raise SmeltError(f"{source.name}: field {source.field!r} holds {type(document).__name__}, not text; set field")
+            raise SmeltError(
+                f"{source.name}: field {source.field!r} holds {type(document).__name__}, not text; set field"
+            )
         if not document.strip():
             continue
         if not empty:
@@ -164,7 +188,9 @@ def _plain(path: Path) -> Iterator[str]:
             try:
                 kept += decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
-                raise SmeltError(f"{path}: is not UTF-8 text (near byte {offset + error.start}); convert it to UTF-8") from None
+                raise SmeltError(
+                    f"{path}: is not UTF-8 text (near byte {offset + error.start}); convert it to UTF-8"
+                ) from None
             offset += len(block)
             if not block:
                 break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -62,12 +63,15 @@ def compare(
         text: what to call the text.
         progress: shows how far it is.
     """
-    before = original.final_hidden(tokens, progress, "reading with the original")
-    after = compressed.final_hidden(tokens, progress, "reading with the compressed model")
     windows, length = tokens.shape
     sums = torch.zeros(2, windows, dtype=torch.float64)
     kl = agreed = 0.0
-    with original.head() as head_before, compressed.head() as head_after:
+    with ExitStack() as stores:
+        before = original.final_hidden(tokens, progress, "reading with the original")
+        stores.callback(before.close)
+        after = compressed.final_hidden(tokens, progress, "reading with the compressed model")
+        stores.callback(after.close)
+        head_before, head_after = original.head(), compressed.head()
         size = max(1, LOGIT_TOKENS // length)
         for start in range(0, windows, size):
             part = slice(start, start + size)
@@ -75,11 +79,11 @@ def compare(
             sums[:, part] = nll
             kl += divergence
             agreed += same
-    before.close()
-    after.close()
     predicted = windows * (length - 1)
     if not torch.isfinite(sums).all():
-        raise SmeltError(f"evaluate: the {'original' if not torch.isfinite(sums[0]).all() else 'compressed'} model gives NaN on {text}")
+        raise SmeltError(
+            f"evaluate: the {'original' if not torch.isfinite(sums[0]).all() else 'compressed'} model gives NaN on {text}"
+        )
     mean = sums.sum(dim=1) / predicted
     return Comparison(
         text=text,
@@ -100,12 +104,14 @@ def _score(
     target = tokens[:, 1:, None]
     log_p = head_before(before)[:, :-1].float().log_softmax(-1)
     log_q = head_after(after)[:, :-1].float().log_softmax(-1)
-    nll = torch.stack(
-        [-log.gather(-1, target).squeeze(-1).sum(dim=1, dtype=torch.float64) for log in (log_p, log_q)]
-    )
+    nll = torch.stack([-log.gather(-1, target).squeeze(-1).sum(dim=1, dtype=torch.float64) for log in (log_p, log_q)])
     same = (log_p.argmax(-1) == log_q.argmax(-1)).sum().item()
-    divergence = torch.nn.functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dtype=torch.float64)
-    return nll, divergence.item(), same
+    # One position after another: a whole copy of the logits in float64 would be the largest thing in memory.
+    divergence = sum(
+        (p.exp() * (p - q)).sum(dtype=torch.float64).item()
+        for p, q in zip(log_p.flatten(0, 1), log_q.flatten(0, 1), strict=True)
+    )
+    return nll, divergence, same
 
 
 def _interval(differences: Tensor) -> tuple[float, float] | None:
@@ -115,4 +121,3 @@ def _interval(differences: Tensor) -> tuple[float, float] | None:
     mean = differences.mean().item()
     half = _Z95 * differences.std().item() / math.sqrt(len(differences))
     return math.exp(mean - half), math.exp(mean + half)
-

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ class Experts(nn.ModuleList):
 
     def __init__(self, fused: nn.Module, names: ProjectionNames) -> None:
         super().__init__()
-        count, double, hidden = fused.gate_up_proj.shape  # type: ignore[misc]
+        count, double, hidden = cast(Tensor, fused.gate_up_proj).shape
         self._names = names
         # Not a submodule: its fused parameters stay on the meta device and are never used.
         self._gate: Callable[[Tensor], Tensor] = fused._apply_gate  # type: ignore[assignment]

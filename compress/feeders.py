@@ -64,8 +64,7 @@ def _experiment(
 ) -> dict[SharedInput, Feeder | None]:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, _TOKENS, width, generator=generator, dtype=torch.float64)
-    routing: dict[str, tuple[Any, ...]] = {}
-    with _fixed_routing(block, routing):
+    with _all_experts(block):
         plain = _inputs(block, call, hidden, anatomy)
         found: dict[SharedInput, Feeder | None] = dict.fromkeys(anatomy.groups)
         for name, module in block.named_modules():
@@ -75,7 +74,11 @@ def _experiment(
             if size is None:
                 continue
             kind = "linear" if is_linear(module) else "norm"
-            inputs = {group: plain[group].shape[-1] for group in anatomy.groups if name not in group.linears and group in plain}
+            inputs = {
+                group: plain[group].shape[-1]
+                for group in anatomy.groups
+                if name not in group.linears and group in plain
+            }
             for part in _parts(size, set(inputs.values()), heads if kind == "linear" else 0):
                 factors = torch.ones(size, dtype=torch.float64)
                 factors[part] = 0.5 + torch.rand(len(part), generator=generator, dtype=torch.float64)
@@ -95,7 +98,7 @@ def _inputs(block: nn.Module, call: BlockCall, hidden: Tensor, anatomy: BlockAna
         module = block.get_submodule(group.linears[0])
         handles.append(
             module.register_forward_pre_hook(
-                lambda _, args, group=group: seen.__setitem__(group, args[0].reshape(-1, args[0].shape[-1]).clone())
+                lambda _, args, group=group: seen.__setitem__(group, args[0].reshape(-1, args[0].shape[-1]).clone())  # type: ignore[arg-type]
             )
         )
     try:
@@ -152,7 +155,7 @@ def _match(plain: Tensor, scaled: Tensor, factors: Tensor, part: Tensor) -> Tens
 
 @contextmanager
 def _scaled_output(module: nn.Module, factors: Tensor) -> Iterator[None]:
-    handle = module.register_forward_hook(lambda _, args, out: out * factors)
+    handle = module.register_forward_hook(lambda _, args, out: out * factors)  # type: ignore[operator]
     try:
         yield
     finally:
@@ -160,15 +163,16 @@ def _scaled_output(module: nn.Module, factors: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def _fixed_routing(block: nn.Module, routing: dict[str, tuple[Any, ...]]) -> Iterator[None]:
-    """Send every token to the experts it first went to, so that scaling cannot change the route."""
-    handles = [
-        module.register_forward_pre_hook(
-            lambda _, args, name=name: (args[0], *routing.setdefault(name, tuple(args[1:])))
-        )
-        for name, module in block.named_modules()
-        if isinstance(module, Experts)
-    ]
+def _all_experts(block: nn.Module) -> Iterator[None]:
+    """Send every token to every expert, so that all are seen and scaling cannot change the route."""
+
+    def route(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        assert isinstance(module, Experts)
+        hidden = args[0]
+        everywhere = torch.arange(len(module)).expand(hidden.shape[0], -1)
+        return hidden, everywhere, torch.full(everywhere.shape, 1 / len(module), dtype=hidden.dtype)
+
+    handles = [module.register_forward_pre_hook(route) for module in block.modules() if isinstance(module, Experts)]
     try:
         yield
     finally:

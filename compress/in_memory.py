@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from .errors import SmeltError
 from .pipeline import RunResult, run
 from .recipe import Recipe
-from .weights import CheckpointWeights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -43,7 +42,7 @@ def quantize(
         model: any decoder-only causal LM of transformers.
         tokenizer: its tokenizer.
         scheme, rounding, group_size, ignore, targets: as in a recipe's ``quantize`` step.
-        output: a directory for the checkpoint, the report and the journal.
+        output: a directory for the checkpoint, the report and the journal; an earlier run in it is replaced.
         calibrate: a recipe's ``calibrate`` section, such as ``{"source": "mine.txt", "samples": 128}``.
         evaluate: a recipe's ``evaluate`` section, or False for none.
         seed: chooses calibration windows.
@@ -76,7 +75,8 @@ def quantize(
             raise SmeltError("\n".join(_sentence(item["loc"], item["msg"]) for item in error.errors())) from None
         model.save_pretrained(original)
         tokenizer.save_pretrained(original)
-        result = run(recipe, fresh=True, progress=progress)
+        label = model.config._name_or_path or type(model).__name__
+        result = run(recipe, fresh=True, progress=progress, name=label)
     _take_over(model, result.checkpoint)
     return result
 
@@ -91,8 +91,6 @@ def _take_over(model: PreTrainedModel, checkpoint: Path) -> None:
     )
     with torch.no_grad():
         model.load_state_dict(dense.state_dict(), strict=True)
-    del dense
-    assert CheckpointWeights(checkpoint).names()
 
 
 def _sentence(location: tuple[int | str, ...], message: str) -> str:

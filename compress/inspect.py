@@ -99,13 +99,25 @@ def terminal(found: Inspection) -> None:
     from rich.table import Table
 
     table = Table(title=found.path)
-    for title, side in (("tensors", "left"), ("count", "right"), ("stored as", "left"), ("bits/weight", "right"), ("bytes", "right")):
+    for title, side in (
+        ("tensors", "left"),
+        ("count", "right"),
+        ("stored as", "left"),
+        ("bits/weight", "right"),
+        ("bytes", "right"),
+    ):
         table.add_column(title, justify=side)  # type: ignore[arg-type]
     for group in found.groups:
         table.add_row(group.name, str(group.count), group.scheme, f"{group.bits:.2f}", human_bytes(group.bytes))
     numel = sum(group.numel for group in found.groups)
     table.add_section()
-    table.add_row("total", str(sum(g.count for g in found.groups)), "", f"{8 * found.bytes / max(numel, 1):.2f}", human_bytes(found.bytes))
+    table.add_row(
+        "total",
+        str(sum(g.count for g in found.groups)),
+        "",
+        f"{8 * found.bytes / max(numel, 1):.2f}",
+        human_bytes(found.bytes),
+    )
     console = Console()
     console.print(table)
     about = "about " if found.original_is_estimate else ""

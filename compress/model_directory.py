@@ -14,7 +14,17 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 _BUILTIN = Path(__file__).parent / "builtin"
-_HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "tokenizer*"]
+_HUB_FILES = [
+    "*.safetensors",
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "*.tiktoken",
+    "tokenizer*",
+    "LICENSE*",
+    "NOTICE*",
+]
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,9 @@ class ModelDirectory:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise SmeltError(f"{self.path}: has no config.json, so it is not a Hugging Face model; check the path") from None
+            raise SmeltError(
+                f"{self.path}: has no config.json, so it is not a Hugging Face model; check the path"
+            ) from None
         except ValueError as error:
             raise SmeltError(f"{path}: is not valid JSON ({error}); download it again") from None
         if not isinstance(data, dict):
@@ -56,14 +68,20 @@ class ModelDirectory:
             method = data["quantization_config"].get("quant_method", "an unknown method")
             raise SmeltError(f"{self.path}: is already quantized ({method}); start from the original model")
         try:
-            config = AutoConfig.from_pretrained(self.path, trust_remote_code=self.trust_remote_code, local_files_only=True)
+            config = AutoConfig.from_pretrained(
+                self.path, trust_remote_code=self.trust_remote_code, local_files_only=True
+            )
         except (ValueError, KeyError, TypeError, OSError, StrictDataclassError) as error:
             kind = data.get("model_type")
             first = " ".join(str(error).split())[:300]
-            raise SmeltError(f"{self.path}/config.json: transformers cannot open model_type {kind!r} ({first})") from None
+            raise SmeltError(
+                f"{self.path}/config.json: transformers cannot open model_type {kind!r} ({first})"
+            ) from None
         names = data.get("architectures") or []
         if config.is_encoder_decoder or any("Seq2Seq" in n or n.endswith("ForConditionalGeneration") for n in names):
-            raise SmeltError(f"{self.path}: {names or config.model_type} is no decoder-only language model; Smelt compresses only those")
+            raise SmeltError(
+                f"{self.path}: {names or config.model_type} is no decoder-only language model; Smelt compresses only those"
+            )
         encoder = names and not any(n.endswith(("ForCausalLM", "LMHeadModel")) or "CausalLM" in n for n in names)
         if encoder or (type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not self.trust_remote_code):
             raise SmeltError(
@@ -77,13 +95,15 @@ class ModelDirectory:
         from transformers import AutoTokenizer
 
         try:
-            return AutoTokenizer.from_pretrained(self.path, trust_remote_code=self.trust_remote_code, local_files_only=True)
+            return AutoTokenizer.from_pretrained(
+                self.path, trust_remote_code=self.trust_remote_code, local_files_only=True
+            )
         except Exception as error:  # tokenizers raise bare Exception on bad files
             first = str(error).split("\n")[0]
             raise SmeltError(f"{self.path}: its tokenizer cannot be loaded ({first}); add tokenizer.json") from None
 
     def _refuse_remote_code(self, data: dict[str, Any]) -> None:
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # type: ignore
 
         if data.get("auto_map") and data.get("model_type") not in CONFIG_MAPPING_NAMES and not self.trust_remote_code:
             raise SmeltError(
@@ -102,7 +122,9 @@ def find_model(name: str, *, revision: str | None = None, trust_remote_code: boo
         known = sorted(p.name for p in _BUILTIN.iterdir() if (p / "config.json").exists())
         short = name.removeprefix("builtin:")
         if short not in known:
-            raise SmeltError(f"model {name}: no such builtin model; there is {', '.join('builtin:' + k for k in known)}")
+            raise SmeltError(
+                f"model {name}: no such builtin model; there is {', '.join('builtin:' + k for k in known)}"
+            )
         return ModelDirectory(name, _BUILTIN / short)
     path = Path(name).expanduser()
     if path.is_dir():
@@ -112,15 +134,18 @@ def find_model(name: str, *, revision: str | None = None, trust_remote_code: boo
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         siblings = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
         raise SmeltError(f"model {name}: there is no such directory{nearest_name(path.name, siblings)}")
-    return ModelDirectory(name, _fetch(name, revision), trust_remote_code)
+    return ModelDirectory(name, _fetch(name, revision, trust_remote_code), trust_remote_code)
 
 
-def _fetch(name: str, revision: str | None) -> Path:
+def _fetch(name: str, revision: str | None, trust_remote_code: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=_HUB_FILES))
+        wanted = [*_HUB_FILES, "*.py"] if trust_remote_code else _HUB_FILES
+        return Path(
+            snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=["consolidated*", "*/*"])
+        )
     except HFValidationError:
         raise SmeltError(f"model {name}: is neither a directory here nor a hub name (owner/name)") from None
     except Exception as error:  # the hub's client raises from several HTTP libraries

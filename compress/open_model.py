@@ -86,7 +86,9 @@ class OpenModel:
     def block_numel(self, index: int) -> int:
         """How many numbers a block's parameters hold."""
         prefix = self.anatomy.blocks[index].name + "."
-        return sum(math.prod(self.weights.info(key).shape) for name, key in self.names.items() if name.startswith(prefix))
+        return sum(
+            math.prod(self.weights.info(key).shape) for name, key in self.names.items() if name.startswith(prefix)
+        )
 
     def largest_block(self) -> int:
         """The number of parameters of the largest block."""

@@ -30,7 +30,7 @@ class Output:
     """
 
     def __init__(self, path: Path, identity: dict[str, Any], *, fresh: bool = False) -> None:
-        self.path = path
+        self.path = path.expanduser()
         self.identity = identity
         self._fresh = fresh
         self._lock: int | None = None
@@ -65,7 +65,7 @@ class Output:
         if self.path.exists() and not self.path.is_dir():
             return f"{self.path} is a file; choose a directory that does not exist yet"
         try:
-            strange = self.path.exists() and any(self.path.iterdir()) and not (self.journal / _MARK).exists()
+            strange = self.path.exists() and not (self.journal / _MARK).exists() and not self._is_bare()
         except OSError as error:
             return f"{self.path} cannot be read ({error.strerror}); choose another output"
         if strange:
@@ -86,17 +86,27 @@ class Output:
             self._lock = os.open(self.journal / "lock", os.O_RDWR | os.O_CREAT, 0o644)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise SmeltError(f"output: another run is working in {self.path}; wait for it or choose another output") from None
+            raise SmeltError(
+                f"output: another run is working in {self.path}; wait for it or choose another output"
+            ) from None
         except OSError as error:
             raise disk_error(error, self.path, 0) from None
-        if self._fresh:
-            self._clear()
-        shutil.rmtree(self.staging, ignore_errors=True)
-        if not (self.journal / _MARK).exists():
-            write_text(self.journal / _MARK, json.dumps(self.identity, indent=2, sort_keys=True) + "\n")
+        try:
+            if self._fresh:
+                self._clear()
+            shutil.rmtree(self.staging, ignore_errors=True)
+            for lost in self.journal.rglob("activations-*.bin"):  # of a run that was killed
+                lost.unlink()
+            if self._fresh or not (self.journal / _MARK).exists():
+                write_text(self.journal / _MARK, json.dumps(self.identity, indent=2, sort_keys=True) + "\n")
+        except BaseException:
+            os.close(self._lock)
+            raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._lock is not None:
             os.close(self._lock)
         if kind is not None:
@@ -116,6 +126,13 @@ class Output:
         for entry in self.journal.iterdir():
             if entry.name not in (_MARK, "lock"):
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+    def _is_bare(self) -> bool:
+        """Whether the directory is empty, or holds no more than a run that was killed as it began."""
+        if any(entry != self.journal for entry in self.path.iterdir()):
+            return False
+        begun = {"lock", _MARK + ".partial"}
+        return not self.journal.exists() or all(entry.name in begun for entry in self.journal.iterdir())
 
     def _other_run(self) -> str | None:
         mark = self.journal / _MARK
@@ -137,7 +154,7 @@ class Output:
         for name in ("report.json", "report.md"):
             (self.path / name).unlink(missing_ok=True)
         for entry in self.journal.iterdir():
-            if entry.name != "lock":
+            if entry.name not in (_MARK, "lock"):  # the mark is replaced, never absent: it says whose directory this is
                 shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 

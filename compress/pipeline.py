@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from .compressed import compressed_view
-from .corpus import Windows, calibration_windows, evaluation_windows, fingerprint
-from .errors import SmeltError, raise_problems
+from .corpus import Windows, fingerprint
+from .errors import raise_problems
 from .evaluate import compare
 from .model_directory import ModelDirectory
 from .open_model import OpenModel
 from .output import Output
-from .plan import Plan, calibration_source, evaluation_source, run_identity, versions
+from .plan import Plan, read_windows, run_identity, versions
 from .progress import Progress
 from .recipe import Recipe
 from .report import Report, worst_first
@@ -42,13 +42,14 @@ class RunResult:
     report: Report
 
 
-def run(recipe: Recipe, *, fresh: bool = False, progress: bool = True) -> RunResult:
+def run(recipe: Recipe, *, fresh: bool = False, progress: bool = True, name: str | None = None) -> RunResult:
     """Run a recipe, or continue where an interrupted run of the same recipe stopped.
 
     Args:
         recipe: what to do; see :class:`Recipe`.
         fresh: start over even if the output holds an earlier run.
         progress: show progress bars when standard error is a terminal.
+        name: what to call the model in the report, instead of what the recipe calls it.
 
     Returns:
         The checkpoint's path and the report. A run that is already complete returns at once.
@@ -67,16 +68,16 @@ def run(recipe: Recipe, *, fresh: bool = False, progress: bool = True) -> RunRes
         if output.is_complete:
             show.say(f"{output.path} is complete already; pass --fresh to run it again")
             return RunResult(output.checkpoint, Report.load(output.report))
-        held_out = _held_out(recipe, plan.model)
+        calibration, held_out = read_windows(recipe, plan.model)
         if not output.has_checkpoint:
-            _make_checkpoint(plan, output, show)
-        return _evaluate_and_report(plan, output, held_out, show)
+            tokens = _calibration(recipe, plan.model, calibration, output.journal, show)
+            _make_checkpoint(plan, output, tokens, name or recipe.model, show)
+        return _evaluate_and_report(plan, output, held_out, name or recipe.model, show)
 
 
-def _make_checkpoint(plan: Plan, output: Output, show: Progress) -> None:
+def _make_checkpoint(plan: Plan, output: Output, tokens: torch.Tensor, name: str, show: Progress) -> None:
     assert plan.model is not None
     recipe, model = plan.recipe, plan.model
-    tokens = _calibration(recipe, model, output.journal, show)
     dtype = compute_dtype(model.dtype)
     records: list[StepRecord] = []
     for number, step in enumerate(plan.steps):
@@ -88,7 +89,7 @@ def _make_checkpoint(plan: Plan, output: Output, show: Progress) -> None:
     outcome = reload(model, output.staging, step.scheme, tokens, output.journal)
     facts = {
         "versions": versions(),
-        "recipe": recipe.content(),
+        "recipe": {**recipe.content(), "model": name},
         "seed": recipe.seed,
         "computed_in": str(dtype).removeprefix("torch."),
         "data": {
@@ -97,7 +98,7 @@ def _make_checkpoint(plan: Plan, output: Output, show: Progress) -> None:
             "length": recipe.calibrate.length,
             "sha256": fingerprint(tokens),
         },
-        "model": {"name": recipe.model, "sha256": model.weights.fingerprint(), "bytes": model.weights.nbytes},
+        "model": {"name": name, "sha256": model.weights.fingerprint(), "bytes": model.weights.nbytes},
         "steps": [
             {"step": record.name, "settings": record.settings, "layers": record.layers, "unknown": record.unknown}
             for record in records
@@ -108,9 +109,7 @@ def _make_checkpoint(plan: Plan, output: Output, show: Progress) -> None:
     output.publish()
 
 
-def _evaluate_and_report(
-    plan: Plan, output: Output, held_out: Windows | None, show: Progress
-) -> RunResult:
+def _evaluate_and_report(plan: Plan, output: Output, held_out: Windows | None, name: str, show: Progress) -> RunResult:
     assert plan.model is not None
     model, step = plan.model, plan.steps[-1]
     assert isinstance(step, QuantizeStep)
@@ -128,8 +127,8 @@ def _evaluate_and_report(
         )
     planned = step.plan(model)
     data: dict[str, Any] = {
-        "model": plan.recipe.model,
-        "recipe": plan.recipe.content(),
+        "model": name,
+        "recipe": {**plan.recipe.content(), "model": name},
         "versions": versions(),
         "checkpoint": {
             "original_bytes": model.weights.nbytes,
@@ -149,39 +148,18 @@ def _evaluate_and_report(
     return RunResult(output.checkpoint, report)
 
 
-def _calibration(recipe: Recipe, model: OpenModel, journal: Path, show: Progress) -> torch.Tensor:
+def _calibration(
+    recipe: Recipe, model: OpenModel, windows: Windows | None, journal: Path, show: Progress
+) -> torch.Tensor:
     """The calibration windows; they are kept, so that an interrupted run continues with the same ones."""
     kept = journal / "calibration.safetensors"
     if kept.exists():
         return SafetensorsFile(kept).load("tokens")
-    settings = recipe.calibrate
-    if settings.source == "self":
+    if windows is None:
+        settings = recipe.calibrate
         windows = self_written_windows(model.directory, settings.samples, settings.length, recipe.seed, show)
-    else:
-        windows = calibration_windows(
-            calibration_source(recipe), model.directory.tokenizer(), settings.samples, settings.length, recipe.seed
-        )
-    _check_range(windows.tokens, model)
     save_tensors(kept, {"tokens": windows.tokens})
     return windows.tokens
-
-
-def _held_out(recipe: Recipe, model: OpenModel) -> Windows | None:
-    if not recipe.evaluate:
-        return None
-    windows = evaluation_windows(
-        evaluation_source(recipe), model.directory.tokenizer(), recipe.evaluate.windows, recipe.evaluate.length
-    )
-    _check_range(windows.tokens, model)
-    return windows
-
-
-def _check_range(tokens: torch.Tensor, model: OpenModel) -> None:
-    if tokens.max().item() >= model.vocabulary():
-        raise SmeltError(
-            f"{model.directory.path}: its tokenizer makes token {tokens.max().item()}, but the model has only"
-            f" {model.vocabulary()}; the tokenizer belongs to another model"
-        )
 
 
 def _warnings(layers: list[dict[str, Any]], facts: dict[str, Any]) -> list[str]:
@@ -193,5 +171,6 @@ def _warnings(layers: list[dict[str, Any]], facts: dict[str, Any]) -> list[str]:
 
 
 def _weight_bytes(checkpoint: Path) -> int:
-    return sum(info.nbytes for file in checkpoint.glob("*.safetensors") for info in SafetensorsFile(file).tensors.values())
-
+    return sum(
+        info.nbytes for file in checkpoint.glob("*.safetensors") for info in SafetensorsFile(file).tensors.values()
+    )

@@ -12,7 +12,7 @@ import psutil
 
 from . import steps as step_kinds
 from .activations import BATCH_TOKENS, SPILL_BYTES
-from .corpus import TextSource
+from .corpus import TextSource, Windows, calibration_windows, evaluation_windows
 from .errors import Problem, SmeltError
 from .evaluate import LOGIT_TOKENS
 from .model_directory import find_model
@@ -20,6 +20,7 @@ from .open_model import OpenModel
 from .output import Output, digest
 from .recipe import Recipe
 from .resources import Cost, available_memory, compute_dtype, free_disk, human_bytes, human_time, matmul_rate
+from .verify import whole_reload_bytes
 
 # Work that no operation count shows, measured on two cores (benchmarks/memory_limit.py compares).
 _SECONDS_PER_LINEAR = 0.02
@@ -58,13 +59,24 @@ class Plan:
         steps = [step_kinds.build(entry, i) for i, entry in enumerate(recipe.steps)]
         problems = _text_problems(recipe)
         if len(steps) > 1:
-            problems.append(Problem("steps.1", "a model that is quantized already cannot be quantized again; keep one quantize step"))
+            problems.append(
+                Problem(
+                    "steps.1", "a model that is quantized already cannot be quantized again; keep one quantize step"
+                )
+            )
         try:
             found = find_model(recipe.model, revision=recipe.revision, trust_remote_code=recipe.trust_remote_code)
             model = OpenModel(found)
         except SmeltError as error:
-            return cls(recipe, None, steps, [*(Problem("model", line) for line in str(error).split("\n")), *problems], Cost(0, 0, 0.0))
-        blocked = Output(Path(recipe.output), run_identity(recipe, model), fresh=fresh).problem()
+            return cls(
+                recipe,
+                None,
+                steps,
+                [*(Problem("model", line) for line in str(error).split("\n")), *problems],
+                Cost(0, 0, 0.0),
+            )
+        identity = run_identity(recipe, model)
+        blocked = Output(Path(recipe.output), identity, fresh=fresh).problem()
         if blocked:
             problems.append(Problem("output", blocked))
         for step in steps:
@@ -76,8 +88,16 @@ class Plan:
                 cost += step.cost(model, recipe.calibrate.samples, recipe.calibrate.length)
             if recipe.evaluate:
                 cost += _evaluation_cost(recipe, model)
+            if whole_reload_bytes(model) <= available_memory():
+                cost += Cost(whole_reload_bytes(model), 0, 0.0)
+            if recipe.calibrate.source == "self":
+                written = recipe.calibrate.samples * recipe.calibrate.length
+                numel = model.weights.nbytes // model.dtype.itemsize
+                cost += Cost(6 * numel, 0, 2.0 * numel * written)
             cost = replace(cost, memory=cost.memory + _WARM_UP_BYTES)
-            problems += _resource_problems(recipe, model, cost)
+            if not Output(Path(recipe.output), identity, fresh=fresh).is_complete or fresh:
+                problems += _resource_problems(recipe, model, cost)
+                problems += _data_problems(recipe, model)
         return cls(recipe, model, steps, problems, cost)
 
     def as_data(self) -> dict[str, Any]:
@@ -100,7 +120,10 @@ class Plan:
                         "disk_bytes": self.cost.disk,
                         "seconds": self.seconds(),
                     },
-                    "available": {"memory_bytes": available_memory(), "disk_bytes": free_disk(Path(self.recipe.output))},
+                    "available": {
+                        "memory_bytes": available_memory(),
+                        "disk_bytes": free_disk(Path(self.recipe.output)),
+                    },
                 }
         data["problems"] = [str(problem) for problem in self.problems]
         return data
@@ -180,6 +203,36 @@ def _text_problems(recipe: Recipe) -> list[Problem]:
     return problems
 
 
+def read_windows(recipe: Recipe, model: OpenModel) -> tuple[Windows | None, Windows | None]:
+    """The calibration windows (None if the model writes them itself) and the evaluation windows (None if there are none)."""
+    tokenizer = model.directory.tokenizer()
+    calibration = held_out = None
+    if recipe.calibrate.source != "self":
+        settings = recipe.calibrate
+        calibration = calibration_windows(
+            calibration_source(recipe), tokenizer, settings.samples, settings.length, recipe.seed
+        )
+    if recipe.evaluate:
+        held_out = evaluation_windows(
+            evaluation_source(recipe), tokenizer, recipe.evaluate.windows, recipe.evaluate.length
+        )
+    for windows in (calibration, held_out):
+        if windows is not None and windows.tokens.max().item() >= model.vocabulary():
+            raise SmeltError(
+                f"{model.directory.path}: its tokenizer makes token {windows.tokens.max().item()}, but the model has only"
+                f" {model.vocabulary()}; the tokenizer belongs to another model"
+            )
+    return calibration, held_out
+
+
+def _data_problems(recipe: Recipe, model: OpenModel) -> list[Problem]:
+    try:
+        read_windows(recipe, model)
+    except SmeltError as error:
+        return [Problem("data", str(error))]
+    return []
+
+
 def _length_problems(recipe: Recipe, model: OpenModel) -> list[Problem]:
     context = model.context()
     problems = []
@@ -188,7 +241,12 @@ def _length_problems(recipe: Recipe, model: OpenModel) -> list[Problem]:
         lengths["evaluate.length"] = recipe.evaluate.length
     for where, length in lengths.items():
         if context and length > context:
-            problems.append(Problem(where, f"{length} tokens are more than the {context} that the model was made for; use at most {context}"))
+            problems.append(
+                Problem(
+                    where,
+                    f"{length} tokens are more than the {context} that the model was made for; use at most {context}",
+                )
+            )
     return problems
 
 
@@ -210,18 +268,25 @@ def _resource_problems(recipe: Recipe, model: OpenModel, cost: Cost) -> list[Pro
     memory, disk = available_memory(), free_disk(Path(recipe.output))
     if recipe.calibrate.source == "self" and 2 * model.weights.nbytes > memory:
         problems.append(
-            Problem("calibrate.source", f"self needs the whole model in memory (about {human_bytes(2 * model.weights.nbytes)};"
-                    f" {human_bytes(memory)} available); give a text instead")
+            Problem(
+                "calibrate.source",
+                f"self needs the whole model in memory (about {human_bytes(2 * model.weights.nbytes)};"
+                f" {human_bytes(memory)} available); give a text instead",
+            )
         )
     if cost.memory > memory:
         problems.append(
-            Problem("memory", f"the run needs about {human_bytes(cost.memory)} more and {human_bytes(memory)} are available;"
-                    " lower calibrate.samples or use a larger machine")
+            Problem(
+                "memory",
+                f"the run needs about {human_bytes(cost.memory)} more and {human_bytes(memory)} are available;"
+                " lower calibrate.samples or use a larger machine",
+            )
         )
     if cost.disk > disk:
         problems.append(
-            Problem("output", f"the run writes about {human_bytes(cost.disk)} and {human_bytes(disk)} are free; make room or choose another output")
+            Problem(
+                "output",
+                f"the run writes about {human_bytes(cost.disk)} and {human_bytes(disk)} are free; make room or choose another output",
+            )
         )
     return problems
-
-

@@ -23,25 +23,25 @@ class Calibrate(RecipeModel):
     """Where the text comes from that the model reads while it is compressed."""
 
     source: str = Field(
-        "builtin",
+        default="builtin",
         description="`builtin`, `self` (the model writes its own text), a .txt or .jsonl file, or a Hugging Face dataset.",
     )
-    samples: int = Field(64, ge=1, description="How many windows of text.")
-    length: int = Field(256, ge=2, description="Tokens a window.")
-    field: str = Field("text", description="The field that holds the text in JSONL and datasets.")
-    split: str = Field("train", description="The split of a Hugging Face dataset.")
-    config: str | None = Field(None, description="The configuration of a Hugging Face dataset.")
+    samples: int = Field(default=64, ge=1, description="How many windows of text.")
+    length: int = Field(default=256, ge=2, description="Tokens a window.")
+    field: str = Field(default="text", description="The field that holds the text in JSONL and datasets.")
+    split: str = Field(default="train", description="The split of a Hugging Face dataset.")
+    config: str | None = Field(default=None, description="The configuration of a Hugging Face dataset.")
 
 
 class Evaluate(RecipeModel):
     """What the compressed model is compared on with the original."""
 
-    text: str = Field("builtin", description="`builtin`, a .txt or .jsonl file, or a Hugging Face dataset.")
-    windows: int = Field(64, ge=1, description="Most windows of text to read.")
-    length: int = Field(256, ge=2, description="Tokens a window.")
-    field: str = Field("text", description="The field that holds the text in JSONL and datasets.")
-    split: str = Field("test", description="The split of a Hugging Face dataset.")
-    config: str | None = Field(None, description="The configuration of a Hugging Face dataset.")
+    text: str = Field(default="builtin", description="`builtin`, a .txt or .jsonl file, or a Hugging Face dataset.")
+    windows: int = Field(default=64, ge=1, description="Most windows of text to read.")
+    length: int = Field(default=256, ge=2, description="Tokens a window.")
+    field: str = Field(default="text", description="The field that holds the text in JSONL and datasets.")
+    split: str = Field(default="test", description="The split of a Hugging Face dataset.")
+    config: str | None = Field(default=None, description="The configuration of a Hugging Face dataset.")
 
 
 class Rounding(RecipeModel):
@@ -55,7 +55,7 @@ class Rounding(RecipeModel):
     def _from_shorthand(cls, value: Any) -> Any:
         if isinstance(value, str):
             return {"method": value}
-        if isinstance(value, Mapping) and "method" in value and "options" not in value:
+        if isinstance(value, Mapping) and "method" in value and not isinstance(value.get("options"), Mapping):
             return {"method": value["method"], "options": {k: v for k, v in value.items() if k != "method"}}
         return value
 
@@ -66,6 +66,13 @@ class Rounding(RecipeModel):
 
     @model_validator(mode="after")
     def _options_are_right(self) -> Rounding:
+        from .recipe_file import nearest_name
+
+        known = list(METHODS[self.method].options.model_fields)
+        for key in self.options:
+            if key not in known:
+                expected = f"expected {', '.join(known)}" if known else f"{self.method} has none"
+                raise ValueError(f"unknown option {key!r}; {expected}{nearest_name(key, known)}")
         METHODS[self.method].options.model_validate(self.options)
         return self
 
@@ -104,20 +111,25 @@ class Quantize(RecipeModel):
     """Store weights (and compute with activations) in fewer bits."""
 
     scheme: Annotated[str, BeforeValidator(_scheme_name)] = Field(
-        description="The number format, by compressed-tensors' name.", json_schema_extra={"enum": list(schemes.SUPPORTED)}
+        description="The number format, by compressed-tensors' name.",
+        json_schema_extra={"enum": list(schemes.SUPPORTED)},
     )
     group_size: int | None = Field(
-        None, description="Columns that share a scale; -1 for one scale per output channel; absent for the scheme's own."
+        default=None,
+        description="Columns that share a scale; -1 for one scale per output channel; absent for the scheme's own.",
     )
     rounding: Annotated[Rounding, WithJsonSchema(_ROUNDING_SCHEMA)] = Field(
         default_factory=lambda: Rounding(method="nearest"),
         description="How codes are picked: a name, or {method: …, option: …}.",
     )
     targets: list[str] = Field(
-        ["Linear"], description="What to quantize: `Linear`, module names, or `re:` and a regular expression."
+        min_length=1,
+        default=["Linear"],
+        description="What to quantize: `Linear`, module names, or `re:` and a regular expression.",
     )
     ignore: list[str] = Field(
-        ["lm_head"], description="What to leave as it is, named like targets; `lm_head` is the output head by any name."
+        default=["lm_head"],
+        description="What to leave as it is, named like targets; `lm_head` is the output head by any name.",
     )
 
     @model_validator(mode="after")
@@ -151,9 +163,11 @@ class Recipe(RecipeModel):
 
     model: str = Field(description="A directory, a Hugging Face hub name, or builtin:smelt-6m.")
     output: str = Field(description="The directory that gets checkpoint/, report.* and journal/.")
-    seed: int = Field(0, ge=0, description="Chooses calibration windows and self-written text.")
-    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model. Off unless asked for.")
-    revision: str | None = Field(None, description="Branch, tag or commit of a hub model.")
+    seed: int = Field(default=0, ge=0, description="Chooses calibration windows and self-written text.")
+    trust_remote_code: bool = Field(
+        default=False, description="Run Python code that comes with the model. Off unless asked for."
+    )
+    revision: str | None = Field(default=None, description="Branch, tag or commit of a hub model.")
     calibrate: Calibrate = Field(default_factory=Calibrate)
     steps: list[StepEntry] = Field(min_length=1, description="What is done, in order.")
     evaluate: Evaluate | Literal[False] = Field(

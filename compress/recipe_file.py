@@ -34,7 +34,9 @@ def load(path: Path, overrides: list[str]) -> Recipe:
     try:
         return Recipe.model_validate(document.data)
     except ValidationError as error:
-        raise SmeltError("\n".join(_sentence(item, document, path) for item in error.errors())) from None
+        # `evaluate` is a section or false; what it should have been as a section says more.
+        told = [item for item in error.errors() if "literal[False]" not in item["loc"]]
+        raise SmeltError("\n".join(_sentence(item, document, path) for item in told)) from None
 
 
 def nearest_name(value: str, known: list[str]) -> str:
@@ -57,7 +59,9 @@ def _read(path: Path, chain: list[Path]) -> _Document:
     except UnicodeDecodeError as error:
         raise SmeltError(f"{path}: the recipe is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except OSError as error:
-        raise SmeltError(f"{path}: the recipe cannot be read ({error.strerror}); give the path of a YAML file") from None
+        raise SmeltError(
+            f"{path}: the recipe cannot be read ({error.strerror}); give the path of a YAML file"
+        ) from None
     document = _parse(text, path)
     if not isinstance(document.data, dict):
         found = "is empty" if document.data is None else f"holds a {type(document.data).__name__}, not key: value lines"
@@ -85,20 +89,27 @@ def _parse(text: str, path: Path) -> _Document:
         raise SmeltError(f"{path}{line}: this is not valid YAML: {what}") from None
 
 
-def _build(node: yaml.Node, place: Place, origin: dict[Place, str], path: Path) -> Any:
-    origin.setdefault(place, f"{path}:{node.start_mark.line + 1}")
+def _build(node: yaml.Node, place: Place, origin: dict[Place, str], path: Path, within: tuple[int, ...] = ()) -> Any:
+    here = f"{path}:{node.start_mark.line + 1}"
+    origin.setdefault(place, here)
+    if id(node) in within:
+        raise SmeltError(f"{here}: an alias refers to what it is part of; write it out")
+    within = (*within, id(node))
     if isinstance(node, yaml.MappingNode):
+        yaml.SafeLoader("").flatten_mapping(node)  # `<<: *anchor`
         built: dict[Any, Any] = {}
         for key_node, value_node in node.value:
-            key = _scalar(key_node)
             line = f"{path}:{key_node.start_mark.line + 1}"
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise SmeltError(f"{line}: a key must be a plain name")
+            key = _scalar(key_node)
             if key in built:
                 raise SmeltError(f"{line}: {key} is set twice in the same place; keep one")
             origin[(*place, key)] = line
-            built[key] = _build(value_node, (*place, key), origin, path)
+            built[key] = _build(value_node, (*place, key), origin, path, within)
         return built
     if isinstance(node, yaml.SequenceNode):
-        return [_build(child, (*place, i), origin, path) for i, child in enumerate(node.value)]
+        return [_build(child, (*place, i), origin, path, within) for i, child in enumerate(node.value)]
     return _scalar(node)
 
 
@@ -155,10 +166,8 @@ def _override(document: _Document, text: str) -> None:
         else:
             raise SmeltError(f"--set {text}: the recipe has no {'.'.join(map(str, place[: depth + 1]))}")
     last = place[-1]
-    if isinstance(target, dict):
-        target[last] = value
-    elif isinstance(target, list) and isinstance(last, int) and last < len(target):
-        target[last] = value
+    if isinstance(target, dict) or (isinstance(target, list) and isinstance(last, int) and last < len(target)):
+        target[last] = value  # type: ignore
     else:
         raise SmeltError(f"--set {text}: the recipe has no {key} to set")
     for known in [p for p in document.origin if p[: len(place)] == place]:
@@ -199,7 +208,7 @@ def _place_in_data(loc: tuple[str | int, ...], data: Any) -> Place:
         )
         if present:
             place.append(key)
-            data = data[key]
+            data = data[key]  # type: ignore
         elif i == len(loc) - 1 and isinstance(data, dict):
             place.append(key)
     return tuple(place)

@@ -64,7 +64,10 @@ class Report:
         out += [f"- {line}" for line in self.sentences()]
         out += ["", "## Layers, worst first", ""]
         out += ["| layer | scheme | relative output error | weight shape |", "|---|---|---:|---|"]
-        out += [f"| {r['name']} | {r['scheme']} | {_error(r['error'])} | {r['shape'][0]} x {r['shape'][1]} |" for r in data["layers"]]
+        out += [
+            f"| {r['name']} | {r['scheme']} | {_error(r['error'])} | {r['shape'][0]} x {r['shape'][1]} |"
+            for r in data["layers"]
+        ]
         out += [
             "",
             "The error is |X(W - Q)| / |XW| over a sample of the calibration inputs X that the quantized"

@@ -71,7 +71,7 @@ class SafetensorsFile:
         tensor = torch.empty(info.shape, dtype=info.dtype)
         if info.nbytes == 0:
             return tensor
-        target = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+        target = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore
         with self.path.open("rb", buffering=0) as file:
             done = 0
             while done < info.nbytes:
@@ -97,13 +97,17 @@ class SafetensorsFile:
                 self.tensors[name] = TensorInfo(_DTYPES[entry["dtype"]], tuple(entry["shape"]))
                 self._offsets[name] = 8 + length + start
                 if stop - start != self.tensors[name].nbytes:
-                    raise SmeltError(f"{self.path}: {name} has {stop - start} bytes, not those of its shape; the file is damaged")
+                    raise SmeltError(
+                        f"{self.path}: {name} has {stop - start} bytes, not those of its shape; the file is damaged"
+                    )
                 end = max(end, stop)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SmeltError(f"{self.path}: its safetensors header cannot be understood ({error!r})") from None
         missing = 8 + length + end - size
         if missing > 0:
-            raise SmeltError(f"{self.path}: the file is truncated ({missing} of {end} bytes are missing); copy or download it again")
+            raise SmeltError(
+                f"{self.path}: the file is truncated ({missing} of {end} bytes are missing); copy or download it again"
+            )
         return raw
 
 
@@ -139,7 +143,7 @@ def write_safetensors(
                 tensor = load().contiguous()
                 if tensor.dtype != info.dtype or tuple(tensor.shape) != info.shape:
                     raise AssertionError(f"{name} is {tensor.dtype}{tuple(tensor.shape)}, announced as {info}")
-                file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+                file.write(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))  # type: ignore
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

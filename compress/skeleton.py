@@ -16,7 +16,7 @@ from .experts import unfuse_experts
 from .weights import Weights
 
 
-@dataclass(frozen=True)
+@dataclass
 class Skeleton:
     """A causal LM's modules, with parameters on the meta device and computed buffers real.
 
@@ -27,6 +27,7 @@ class Skeleton:
         embedding_name: the input embedding's name.
         tied: whether the head's weight is the embedding's.
         fused_experts: experts modules whose layout Smelt does not know.
+        blocks_return_tuples: whether the model expects its blocks to return a tuple (older architectures do).
     """
 
     model: nn.Module
@@ -35,6 +36,7 @@ class Skeleton:
     embedding_name: str
     tied: bool
     fused_experts: list[str]
+    blocks_return_tuples: bool = False
 
     @classmethod
     def build(cls, config: PretrainedConfig, dtype: torch.dtype, *, trust_remote_code: bool = False) -> Skeleton:
@@ -43,9 +45,19 @@ class Skeleton:
         try:
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
-        except (ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError, RuntimeError, AssertionError) as error:
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            ZeroDivisionError,
+            RuntimeError,
+            AssertionError,
+        ) as error:
             first = str(error).split("\n")[0]
-            raise SmeltError(f"config.json: transformers cannot build a {config.model_type} model from it ({first})") from None
+            raise SmeltError(
+                f"config.json: transformers cannot build a {config.model_type} model from it ({first})"
+            ) from None
         model.eval().requires_grad_(False)
         fused = unfuse_experts(model)
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
@@ -103,7 +115,10 @@ class Skeleton:
             if name not in found
         ]
         problems += [
-            Problem(name, f"the checkpoint stores {weights.info(key).shape}, but config.json makes it {tuple(wanted[name].shape)}; they belong to different models")
+            Problem(
+                name,
+                f"the checkpoint stores {weights.info(key).shape}, but config.json makes it {tuple(wanted[name].shape)}; they belong to different models",
+            )
             for name, key in found.items()
             if weights.info(key).shape != tuple(wanted[name].shape)
         ]

@@ -11,11 +11,10 @@ from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor, nn
 
 from ..quant.activations import quantize_inputs
-
 from .activations import ActivationStore
 from .progress import Progress
 from .skeleton import Skeleton
-from .stubs import BlockCall, block_calls, head_replaced, holding, outer_parameters, stubbed
+from .stubs import BlockCall, NoHead, block_calls, head_replaced, holding, outer_parameters, stubbed
 from .weights import Weights
 
 _HEAD_SLICE = 8192
@@ -83,7 +82,11 @@ class StreamedModel:
         outer = {n: self._load(n) for n in outer_parameters(self.skeleton)}
         first: list[Tensor] = []
         try:
-            with torch.no_grad(), holding(self.skeleton.model, {**outer, name: table}), head_replaced(self.skeleton, nn.Identity()):
+            with (
+                torch.no_grad(),
+                holding(self.skeleton.model, {**outer, name: table}),
+                head_replaced(self.skeleton, NoHead(self.dtype)),
+            ):
                 for batch in store.batches():
                     first.clear()
                     with stubbed(self.skeleton, lambda hidden: first.append(hidden) or hidden):  # type: ignore[func-returns-value]
@@ -107,18 +110,17 @@ class StreamedModel:
                 self.run_block(index, block, store)
         return store
 
-    @contextmanager
-    def head(self) -> Iterator[HeadFunction]:
+    def head(self) -> HeadFunction:
         """The part after the blocks, as a function from hidden states ``[windows, length, width]`` to logits."""
-        source = self.skeleton.embedding_name if self.skeleton.tied else self.skeleton.head_name
+        name = self.skeleton.head_name
+        source = self.skeleton.embedding_name if self.skeleton.tied else name
         weight = self.weights.load(self.names[f"{source}.weight"])
-        bias_name = f"{self.skeleton.head_name}.bias"
-        bias = self._load(bias_name) if bias_name in self.names else None
+        bias = self._load(f"{name}.bias") if f"{name}.bias" in self.names else None
+        head = SlicedHead(weight, bias, self.dtype)
+        if name in self._rounded_inputs:
+            quantize_inputs(head, self._rounded_inputs[name])
         outer = {n: self._load(n) for n in outer_parameters(self.skeleton)}
-        with torch.no_grad(), holding(self.skeleton.model, outer), head_replaced(
-            self.skeleton, _SlicedHead(weight, bias, self.dtype)
-        ):
-            yield HeadFunction(self.skeleton)
+        return HeadFunction(self.skeleton, head, outer)
 
     def _load(self, name: str) -> Tensor:
         tensor = self.weights.load(self.names[name])
@@ -126,23 +128,32 @@ class StreamedModel:
 
 
 class HeadFunction:
-    """Applies a model's final norm and output head, through the model's own forward code."""
+    """Applies a model's final norm and output head, through the model's own forward code.
 
-    def __init__(self, skeleton: Skeleton) -> None:
+    Attributes:
+        module: the head itself, to hang hooks on.
+    """
+
+    def __init__(self, skeleton: Skeleton, module: SlicedHead, outer: dict[str, Tensor]) -> None:
+        self.module = module
         self._skeleton = skeleton
+        self._outer = outer
 
-    def module(self, name: str) -> nn.Module:
-        """The head itself, to hang hooks on."""
-        return self._skeleton.model.get_submodule(name)
-
+    @torch.no_grad()
     def __call__(self, hidden: Tensor) -> Tensor:
         """Logits of hidden states that left the last block."""
+        model = self._skeleton.model
         embedded = hidden.new_zeros(*hidden.shape[:2], self._skeleton.embedding_width)
-        with stubbed(self._skeleton, lambda _: hidden):
-            return self._skeleton.model(inputs_embeds=embedded, use_cache=False).logits
+        # Two models may share one skeleton, so the head is there for the call only.
+        with (
+            holding(model, dict(self._outer)),
+            head_replaced(self._skeleton, self.module),
+            stubbed(self._skeleton, lambda _: hidden),
+        ):
+            return model(inputs_embeds=embedded, use_cache=False).logits
 
 
-class _SlicedHead(nn.Module):
+class SlicedHead(nn.Module):
     """A linear head whose weight stays in its own type and is widened a slice at a time."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
@@ -158,4 +169,3 @@ class _SlicedHead(nn.Module):
             part = self.weight[start : start + _HEAD_SLICE].to(self._dtype)
             logits[..., start : start + part.shape[0]] = hidden @ part.T
         return logits if self.bias is None else logits + self.bias
-

@@ -49,8 +49,9 @@ class BlockCall:
 class _Stub(nn.Module):
     """Stands in for a block: notes how it was called and answers with hidden states of the caller's choice."""
 
-    def __init__(self, block: nn.Module, answer: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, block: nn.Module, answer: Callable[[Tensor], Tensor], in_tuple: bool) -> None:
         super().__init__()
+        self._tuple = in_tuple
         self.__dict__["_block"] = block
         self._answer = answer
         self.call: BlockCall | None = None
@@ -62,9 +63,10 @@ class _Stub(nn.Module):
             # Models read fields of their blocks, such as attention_type, to choose a mask.
             return getattr(self.__dict__["_block"], name)
 
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         self.call = BlockCall(args, kwargs)
-        return self._answer(hidden_states)
+        answer = self._answer(hidden_states)
+        return (answer, None) if self._tuple else answer
 
 
 @contextmanager
@@ -72,7 +74,7 @@ def stubbed(skeleton: Skeleton, answer: Callable[[Tensor], Tensor]) -> Iterator[
     """Put stand-ins in place of all blocks."""
     blocks = skeleton.blocks
     originals = list(blocks)
-    stubs = [_Stub(block, answer) for block in originals]
+    stubs = [_Stub(block, answer, skeleton.blocks_return_tuples) for block in originals]
     try:
         for i, stub in enumerate(stubs):
             blocks[i] = stub
@@ -114,6 +116,14 @@ def holding(model: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
             set_tensor(model, name, place)
 
 
+class NoHead(nn.Identity):
+    """Stands in for the output head: logits are the hidden states. Some models look at their head's weight."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(0, dtype=dtype), requires_grad=False)
+
+
 @contextmanager
 def head_replaced(skeleton: Skeleton, module: nn.Module) -> Iterator[None]:
     """Put ``module`` in place of the output head."""
@@ -132,11 +142,23 @@ def block_calls(skeleton: Skeleton, batch: int, length: int, dtype: torch.dtype)
     with (
         torch.no_grad(),
         holding(skeleton.model, outer),
-        head_replaced(skeleton, nn.Identity()),
+        head_replaced(skeleton, NoHead(dtype)),
         stubbed(skeleton, lambda h: h) as stubs,
     ):
-        skeleton.model(inputs_embeds=embedded, use_cache=False)
+        try:
+            skeleton.model(inputs_embeds=embedded, use_cache=False)
+        except Exception as error:  # models raise all sorts when a block answers in a way they do not expect
+            if not skeleton.blocks_return_tuples:
+                skeleton.blocks_return_tuples = True
+                return block_calls(skeleton, batch, length, dtype)
+            first = str(error).split("\n")[0]
+            raise SmeltError(
+                f"{type(skeleton.model).__name__}: Smelt cannot run it without its blocks ({first}); this architecture is"
+                " not supported"
+            ) from None
     calls = [stub.call for stub in stubs if stub.call is not None]
     if len(calls) != len(stubs):
-        raise SmeltError(f"{type(skeleton.model).__name__}: does not call all of its blocks; this architecture is not supported")
+        raise SmeltError(
+            f"{type(skeleton.model).__name__}: does not call all of its blocks; this architecture is not supported"
+        )
     return calls

@@ -48,6 +48,11 @@ class Reload:
         return asdict(self)
 
 
+def whole_reload_bytes(model: OpenModel) -> int:
+    """Memory that transformers takes to load and restore a checkpoint of this model."""
+    return int(2.2 * model.weights.nbytes)
+
+
 def reload(model: OpenModel, checkpoint: Path, scheme: Scheme, tokens: Tensor, spill: Path) -> Reload:
     """Load ``checkpoint`` with transformers and compare its logits with those of our dequantized model.
 
@@ -62,23 +67,20 @@ def reload(model: OpenModel, checkpoint: Path, scheme: Scheme, tokens: Tensor, s
     directory = ModelDirectory(str(checkpoint), checkpoint, model.directory.trust_remote_code)
     ours = compressed_view(model, directory, scheme, dtype, spill, round_expert_inputs=False)
     allowed = _ALLOWED[dtype]
-    needed = int(2.2 * model.weights.nbytes)
-    free = available_memory()
-    if needed > free:
+    needed = whole_reload_bytes(model)
+    if needed > available_memory():
         # Every tensor is still read back, restored and run; only transformers' own loading is not tried.
         store = ours.final_hidden(tokens, Progress(False), "")
         finite = torch.isfinite(store.read(slice(None))).all()
         store.close()
         if not finite:
-            raise SmeltError(f"{checkpoint}: the written checkpoint computes NaN; this is a bug in Smelt, please report it")
-        sentence = (
-            f"read back block by block; not loaded whole in transformers, which needs about {human_bytes(needed)}"
-            f" ({human_bytes(free)} available)"
-        )
+            raise SmeltError(
+                f"{checkpoint}: the written checkpoint computes NaN; this is a bug in Smelt, please report it"
+            )
+        sentence = f"read back block by block; not loaded whole in transformers, which needs about {human_bytes(needed)} of memory"
         return Reload("streamed", None, allowed, sentence)
     store = ours.final_hidden(tokens, Progress(False), "")
-    with ours.head() as head:
-        expected = head(store.read(slice(None)))
+    expected = ours.head()(store.read(slice(None)))
     store.close()
     loaded, found = _through_transformers(checkpoint, dtype, tokens, trust=model.directory.trust_remote_code)
     _compare_weights(checkpoint, loaded, model, ours)

@@ -17,6 +17,7 @@ from .safetensors_file import SafetensorsFile, TensorInfo
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_SLICE = 1 << 20
 
 
 class Weights(Protocol):
@@ -52,9 +53,12 @@ class CheckpointWeights:
     def load(self, name: str) -> Tensor:
         """Read a tensor. NaN and infinite weights are refused."""
         tensor = self._files[name].load(name)
-        if tensor.is_floating_point() and tensor.itemsize > 1 and not torch.isfinite(tensor.sum(dtype=torch.float64)):
+        # In slices: a sum widens what it adds, and a wide copy of an embedding would be the largest thing in memory.
+        parts = tensor.view(-1).split(_SLICE) if tensor.is_floating_point() and tensor.itemsize > 1 else ()
+        if not all(torch.isfinite(part.sum(dtype=torch.float64)) for part in parts):
             raise SmeltError(
-                f"{self._files[name].path}: {name} holds NaN or infinite weights; the checkpoint is broken, get another copy"
+                f"{self._files[name].path}: {name} holds NaN or infinite weights; the checkpoint is broken,"
+                " get another copy"
             )
         return tensor
 
@@ -86,7 +90,9 @@ class CheckpointWeights:
                 shards.setdefault(self.directory / Path(file).name, []).append(name)
             missing = [path.name for path in shards if not path.exists()]
             if missing:
-                raise SmeltError(f"{self.directory}: {', '.join(missing)} is missing, though {_INDEX} names it; download it")
+                raise SmeltError(
+                    f"{self.directory}: {', '.join(missing)} is missing, though {_INDEX} names it; download it"
+                )
             return shards
         if single.exists():
             return {single: []}
@@ -111,11 +117,12 @@ class DenseWeights:
         self._stored = stored
         self._scheme = scheme
         self.packed: dict[str, list[str]] = {}
-        names = stored.names()
-        for scale in [name for name in names if name.endswith(".weight_scale")]:
-            prefix = scale.removesuffix("weight_scale")
-            local = [name for name in names if name.startswith(prefix) and name.removeprefix(prefix).startswith("weight")]
-            self.packed[prefix + "weight"] = local
+        by_module: dict[str, list[str]] = {}
+        for name in stored.names():
+            by_module.setdefault(name.rpartition(".")[0], []).append(name)
+        for module, parts in by_module.items():
+            if f"{module}.weight_scale" in parts:
+                self.packed[f"{module}.weight"] = [p for p in parts if p.rpartition(".")[2].startswith("weight")]
 
     def names(self) -> list[str]:
         hidden = {part for parts in self.packed.values() for part in parts}

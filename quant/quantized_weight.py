@@ -41,17 +41,19 @@ class QuantizedWeight:
 
     def stored(self, scheme: Scheme) -> dict[str, Tensor]:
         """The tensors that compressed-tensors stores for this weight, by local name."""
-        state = {"weight": self.values, "weight_scale": self.grid.scale}
+        state: dict[str, Tensor | None] = {"weight": self.values, "weight_scale": self.grid.scale}
         if self.grid.global_scale is not None:
             state["weight_global_scale"] = self.grid.global_scale
         if self.grid.zero is not None:
             state["weight_zero_point"] = self.grid.zero.to(torch.int8)
         compressor = BaseCompressor.get_value_from_registry(scheme.format)
         packed = compressor.compress(state, scheme.config_group(["Linear"]))
-        return {name: tensor.contiguous() for name, tensor in packed.items()}
+        return {name: tensor.contiguous() for name, tensor in packed.items() if tensor is not None}
 
 
 def restore(stored: dict[str, Tensor], scheme: Scheme) -> Tensor:
     """The dense weight that compressed-tensors makes of stored tensors (what transformers will compute with)."""
     compressor = BaseCompressor.get_value_from_registry(scheme.format)
-    return compressor.decompress(dict(stored), scheme.config_group(["Linear"]))["weight"]
+    weight = compressor.decompress(dict(stored), scheme.config_group(["Linear"]))["weight"]
+    assert weight is not None
+    return weight

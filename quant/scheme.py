@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 from compressed_tensors.compressors.format import infer_module_format
-from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.config import CompressionFormat
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, QuantizationStrategy
 from compressed_tensors.quantization.quant_scheme import (
     is_preset_scheme,
     preset_name_to_scheme,
@@ -56,7 +57,10 @@ class Scheme:
     def config_group(self, targets: list[str]) -> QuantizationScheme:
         """This scheme as one ``config_groups`` entry of a checkpoint's ``quantization_config``."""
         return QuantizationScheme(
-            targets=targets, weights=self.args, input_activations=self.activations, format=self.format
+            targets=targets,
+            weights=self.args,
+            input_activations=self.activations,
+            format=CompressionFormat(self.format),
         )
 
     @property
@@ -102,7 +106,7 @@ class Scheme:
         return body + rows * scale_bytes
 
     def _groups(self, columns: int) -> int:
-        return columns // self.args.group_size if self.args.strategy in ("group", "tensor_group") else 1
+        return columns // self.args.group_size if self.args.group_size else 1
 
 
 def known_names() -> list[str]:
@@ -139,8 +143,13 @@ def resolve(name: str, group_size: int | None = None) -> Scheme:
             raise ValueError(f"scheme {name} has no group_size to choose; remove the field")
         if group_size != -1 and group_size <= 0:
             raise ValueError(f"group_size must be positive, or -1 for one scale per output channel, not {group_size}")
-        grouped = {"strategy": "channel"} if group_size == -1 else {"strategy": "group", "group_size": group_size}
-        args = QuantizationArgs(num_bits=args.num_bits, type=args.type, symmetric=args.symmetric, **grouped)
+        args = QuantizationArgs(
+            num_bits=args.num_bits,
+            type=args.type,
+            symmetric=args.symmetric,
+            strategy=QuantizationStrategy.CHANNEL if group_size == -1 else QuantizationStrategy.GROUP,
+            group_size=None if group_size == -1 else group_size,
+        )
     preset.weights = args
     layout = infer_module_format(torch.nn.Linear, preset)
     return Scheme(name.upper(), args, activations, layout.value)

@@ -12,9 +12,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 import torch
-from transformers.utils import logging as transformers_logging
-
 from smelt.compress import Recipe
+from transformers.utils import logging as transformers_logging
 
 from .tiny import SHARED, make_model, save_model
 

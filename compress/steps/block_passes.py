@@ -9,7 +9,7 @@ start the part from there. All passes together then cost little more than one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -97,11 +97,8 @@ class BlockPasses:
             for batch in self._store.batches():
                 current[:] = [batch]
                 hidden = self._store.read(batch)
-                try:
-                    with self._shortcuts(batch):
-                        self._call(hidden).run(self.block, hidden)
-                except _SeenEnough:
-                    pass
+                with suppress(_SeenEnough), self._shortcuts(batch):
+                    self._call(hidden).run(self.block, hidden)
         finally:
             for handle in handles:
                 handle.remove()
@@ -149,10 +146,10 @@ class BlockPasses:
         return self.block.get_submodule(group.linears[0]).weight.shape[1]  # type: ignore[union-attr, index, return-value]
 
 
-def observe_head(head: HeadFunction, name: str, store: ActivationStore, *, hessian: bool) -> LayerStats:
+def observe_head(head: HeadFunction, store: ActivationStore, *, hessian: bool) -> LayerStats:
     """Gather what the output head reads."""
-    module = head.module(name)
-    collector = StatsCollector(module.weight.shape[1], store.tokens, hessian=hessian)  # type: ignore[union-attr, index, arg-type]
+    module = head.module
+    collector = StatsCollector(module.weight.shape[1], store.tokens, hessian=hessian)
 
     def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
         collector.add(inputs[0])
@@ -161,10 +158,8 @@ def observe_head(head: HeadFunction, name: str, store: ActivationStore, *, hessi
     handle = module.register_forward_pre_hook(hook)
     try:
         for batch in store.batches():
-            try:
+            with suppress(_SeenEnough):
                 head(store.read(batch))
-            except _SeenEnough:
-                pass
     finally:
         handle.remove()
     return collector.result()

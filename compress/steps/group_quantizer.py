@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,13 @@ class LayerRecord:
 
     def as_data(self) -> dict[str, Any]:
         """As plain data for JSON."""
-        return {"name": self.name, "shape": list(self.shape), "scheme": self.scheme, "error": self.error, "notes": self.notes}
+        return {
+            "name": self.name,
+            "shape": list(self.shape),
+            "scheme": self.scheme,
+            "error": self.error,
+            "notes": self.notes,
+        }
 
 
 class GroupQuantizer:
@@ -60,7 +66,7 @@ class GroupQuantizer:
         stacked = self._scheme.args.strategy != "block"
         results = []
         for members in [list(range(len(modules)))] if stacked else [[i] for i in range(len(modules))]:
-            weights = [modules[i].weight.data.to(facts[i].dtype) for i in members]  # type: ignore[union-attr, operator]
+            weights = [cast(Tensor, modules[i].weight).to(facts[i].dtype) for i in members]
             whole = self._method.function(torch.cat(weights), self._scheme.args, stats, self._options)
             start = 0
             for i, weight in zip(members, weights, strict=True):
@@ -73,7 +79,11 @@ class GroupQuantizer:
                         f"{facts[i].name}: its outputs on the calibration text are not finite; add it to ignore or use other text"
                     )
                 record = LayerRecord(
-                    facts[i].name, (facts[i].rows, facts[i].columns), self._scheme.name, _rounded(error), list(mine.notes)
+                    facts[i].name,
+                    (facts[i].rows, facts[i].columns),
+                    self._scheme.name,
+                    _rounded(error),
+                    list(mine.notes),
                 )
                 results.append((tensors, record))
         return results

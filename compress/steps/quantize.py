@@ -62,7 +62,9 @@ class QuantizeStep:
             for pattern in patterns:
                 if not any(self._named(facts, [pattern], model) for facts in everything):
                     hint = nearest_name(pattern, [facts.name for facts in everything])
-                    problems.append(Problem(f"{self.where}.{field}", f"{pattern!r} matches no linear of the model{hint}"))
+                    problems.append(
+                        Problem(f"{self.where}.{field}", f"{pattern!r} matches no linear of the model{hint}")
+                    )
         chosen = self.chosen(model)
         if not chosen and not problems:
             problems.append(Problem(f"{self.where}.targets", "everything is ignored, so nothing would be quantized"))
@@ -70,7 +72,10 @@ class QuantizeStep:
         for facts in chosen:
             if facts.name == model.anatomy.head and model.is_tied:
                 problems.append(
-                    Problem(f"{self.where}.ignore", f"{facts.name} shares its weight with the input embedding; add {_HEAD} to ignore")
+                    Problem(
+                        f"{self.where}.ignore",
+                        f"{facts.name} shares its weight with the input embedding; add {_HEAD} to ignore",
+                    )
                 )
         experts = [facts for facts in chosen if facts.is_expert]
         if experts and not self.scheme.experts_reload:
@@ -79,6 +84,19 @@ class QuantizeStep:
                     f"{self.where}.scheme",
                     f"transformers does not reload experts ({experts[0].name}) stored as {self.scheme.name}; use"
                     f" {', '.join(LOADABLE_EXPERTS)}, or add 're:.*experts.*' to ignore",
+                )
+            )
+        problems += self._expert_problems(model, {facts.name for facts in chosen})
+        if model.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            problems.append(
+                Problem("model", f"its weights are {model.dtype}; convert it to bfloat16, float16 or float32")
+            )
+        elif self.scheme.args.num_bits == 4 and self.scheme.args.type == "float" and model.dtype != torch.bfloat16:
+            problems.append(
+                Problem(
+                    f"{self.where}.scheme",
+                    f"{self.scheme.name} reloads as bfloat16 whatever the model is, and this one is"
+                    f" {str(model.dtype).removeprefix('torch.')}; convert the model to bfloat16 first or use W4A16",
                 )
             )
         strange = sorted({facts.kind for facts in chosen if facts.kind != "Linear"})
@@ -91,6 +109,21 @@ class QuantizeStep:
                 )
             )
         return problems
+
+    def _expert_problems(self, model: OpenModel, chosen: set[str]) -> list[Problem]:
+        """transformers fuses a block's experts, so they must all be stored alike."""
+        for index, block in enumerate(model.anatomy.blocks):
+            experts = [facts.name for facts in model.block_linears(index) if facts.is_expert]
+            left = [name for name in experts if name not in chosen]
+            if left and len(left) < len(experts):
+                return [
+                    Problem(
+                        f"{self.where}.ignore",
+                        f"leaves {left[0]} but quantizes other experts of {block.name}; transformers loads only experts that"
+                        " are all stored alike, so name all of them or none",
+                    )
+                ]
+        return []
 
     def plan(self, model: OpenModel) -> dict[str, Any]:
         chosen = self.chosen(model)
@@ -136,6 +169,11 @@ class QuantizeStep:
             tails = [model.linears[f"{anatomy.name}.{tail.linear}"].columns for tail in anatomy.tails]
             kept = max(kept, model.skeleton.hidden_size + sum(tails))
             operations += 2 * numel * tokens * 1.5
+        head = model.linears[model.anatomy.head]
+        if head.name in chosen:
+            hessian = 4 * head.columns * head.columns * 4 if self.method.needs_hessian else 0
+            memory = max(memory, head.numel * (2 * head.dtype.itemsize + 4 * 5) + hessian)
+            sequential += head.columns
         hidden = tokens * kept * number
         memory = max(memory, model.embedding_bytes()) + min(hidden, 3 * SPILL_BYTES)
         plan = self.plan(model)
@@ -155,7 +193,12 @@ class QuantizeStep:
         return self._write(model, chosen, parts, target)
 
     def _quantize(
-        self, model: OpenModel, streamed: StreamedModel, chosen: dict[str, LinearFacts], parts: list[Path], context: RunContext
+        self,
+        model: OpenModel,
+        streamed: StreamedModel,
+        chosen: dict[str, LinearFacts],
+        parts: list[Path],
+        context: RunContext,
     ) -> None:
         quantizer = GroupQuantizer(self.scheme, self.method, self.options)
         store = streamed.embed(context.tokens)
@@ -211,10 +254,15 @@ class QuantizeStep:
         _save_part(part, stored, records)
 
     def _quantize_head(
-        self, model: OpenModel, streamed: StreamedModel, facts: LinearFacts, store: ActivationStore, quantizer: GroupQuantizer, part: Path
+        self,
+        model: OpenModel,
+        streamed: StreamedModel,
+        facts: LinearFacts,
+        store: ActivationStore,
+        quantizer: GroupQuantizer,
+        part: Path,
     ) -> None:
-        with streamed.head() as head:
-            stats = observe_head(head, model.skeleton.head_name, store, hessian=self.method.needs_hessian)
+        stats = observe_head(streamed.head(), store, hessian=self.method.needs_hessian)
         holder = nn.Linear(facts.columns, facts.rows, bias=False, device="meta")
         holder.weight = nn.Parameter(model.weights.load(facts.key), requires_grad=False)
         ((tensors, record),) = quantizer.round([holder], [facts], stats)
@@ -236,19 +284,19 @@ class QuantizeStep:
         by_key = {facts.key for facts in chosen.values()}
         files = [SafetensorsFile(part) for part in parts]
         home = {name: file for file in files for name in file.tensors}
+        of_module: dict[str, list[str]] = {}
+        for name in sorted(home):
+            of_module.setdefault(name.rpartition(".")[0], []).append(name)
         entries: list[Entry] = []
         for key in model.weights.names():
             if key not in by_key:
                 entries.append((key, model.weights.info(key), lambda key=key: model.weights.load(key)))
                 continue
-            prefix = key.removesuffix("weight")
-            for name in sorted(n for n in home if n.startswith(prefix)):
+            for name in of_module[key.removesuffix(".weight")]:
                 entries.append((name, home[name].tensors[name], lambda name=name: home[name].load(name)))
         config = dict(model.directory.config_data())
         config["quantization_config"] = quantization_config(self.scheme, self._ignored(model, chosen))
-        write_checkpoint(
-            target, model.directory.path, config, entries, with_code=model.directory.trust_remote_code
-        )
+        write_checkpoint(target, model.directory.path, config, entries, with_code=model.directory.trust_remote_code)
         layers = [record for file in files for record in json.loads(file.metadata["layers"])]
         return StepRecord("quantize", self.settings.model_dump(mode="json"), layers, list(model.anatomy.unknown))
 
@@ -261,8 +309,9 @@ class QuantizeStep:
         inside = model.skeleton.blocks_name + "."
         matrices = {name for name, _ in model.skeleton.model.named_modules() if is_linear(_)}
         left = [
-            key.removesuffix(".weight")
+            label.removesuffix(".weight")
             for name, key in model.names.items()
+            for label in dict.fromkeys((key, name))  # some loaders match the one, some the other
             if key.endswith(".weight")
             and key not in quantized
             and len(model.weights.info(key).shape) == 2
@@ -313,4 +362,3 @@ def _save_part(path: Path, stored: dict[str, Tensor], records: list[LayerRecord]
 def _load_part(path: Path) -> dict[str, Tensor]:
     file = SafetensorsFile(path)
     return {name: file.load(name) for name in file.tensors}
-

@@ -22,15 +22,15 @@ class GptqOptions(RoundingOptions):
     """Options of GPTQ."""
 
     damping: float = Field(
-        0.01, gt=0, le=_MAX_DAMPING, description="Share of the Hessian's mean diagonal added to its diagonal."
+        default=0.01, gt=0, le=_MAX_DAMPING, description="Share of the Hessian's mean diagonal added to its diagonal."
     )
     activation_order: bool = Field(
-        True, description="Round the columns with the largest inputs first. Scales stay in the stored order."
+        default=True, description="Round the columns with the largest inputs first. Scales stay in the stored order."
     )
     scale_search: bool = Field(
-        True, description="Shrink a group's range where that lowers its error weighted by input energy."
+        default=True, description="Shrink a group's range where that lowers its error weighted by input energy."
     )
-    block: int = Field(256, ge=1, description="Columns between two updates of the whole weight; speed only.")
+    block: int = Field(default=256, ge=1, description="Columns between two updates of the whole weight; speed only.")
 
 
 def gptq(
@@ -69,8 +69,6 @@ def gptq(
 
     # Transposed, a column of the weight is contiguous; the loop below touches one at a time.
     remaining = weight.float().T[order].contiguous()
-    dead = stats.hessian.diagonal()[order] == 0
-    remaining[dead] = 0
     _round_columns(remaining, inverse, grid, order, options.block)
     values = torch.empty(weight.shape)
     values[:, order] = remaining.T

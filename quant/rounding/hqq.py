@@ -17,10 +17,12 @@ from .nearest import nearest
 class HqqOptions(RoundingOptions):
     """Options of HQQ; the defaults are the authors' own."""
 
-    lp_norm: float = Field(0.7, gt=0, le=1, description="p of the norm that is minimised; below 1 it favours outliers.")
-    beta: float = Field(10.0, gt=0, description="Weight of the quadratic term at the first iteration.")
-    kappa: float = Field(1.01, ge=1, description="Growth of beta per iteration.")
-    iterations: int = Field(20, ge=1, description="Most iterations; a row stops when its error stops falling.")
+    lp_norm: float = Field(
+        default=0.7, gt=0, le=1, description="p of the norm that is minimised; below 1 it favours outliers."
+    )
+    beta: float = Field(default=10.0, gt=0, description="Weight of the quadratic term at the first iteration.")
+    kappa: float = Field(default=1.01, ge=1, description="Growth of beta per iteration.")
+    iterations: int = Field(default=20, ge=1, description="Most iterations; a row stops when its error stops falling.")
 
 
 def hqq(
@@ -45,7 +47,7 @@ def hqq(
         result.notes.append("rounded to nearest instead of hqq: hqq is defined for integer formats")
         return result
     grid = Grid.fit(weight, args)
-    rows, columns = weight.shape
+    rows = weight.shape[0]
     groups = weight.float().view(rows, -1, grid.width)
     if args.symmetric:
         scale = _fit_scale(groups, grid.step.unsqueeze(-1), args, options).squeeze(-1).to(weight.dtype)

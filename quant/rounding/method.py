@@ -25,7 +25,6 @@ class Method:
         function: ``(weight, args, stats, options) -> QuantizedWeight``.
         options: the pydantic model of its options.
         needs_hessian: whether ``stats.hessian`` must be gathered for it.
-        per_layer_only: whether weights that share inputs must not be stacked into one call.
     """
 
     function: Callable[[Any, Any, Any, Any], QuantizedWeight]

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
-
 from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.model_directory import find_model
 from smelt.compress.open_model import OpenModel
 from smelt.compress.progress import Progress
 from smelt.compress.streamed import StreamedModel
-
 from smelt.quant.scheme import LOADABLE_EXPERTS
+from transformers import AutoModelForCausalLM
 
 from ..tiny import CONFIGS
 
@@ -32,8 +30,7 @@ def test_streaming_gives_transformers_logits(architecture: str, tiny: Callable[.
     model = OpenModel(find_model(str(path)))
     streamed = StreamedModel(model.skeleton, model.weights, torch.float32, tmp_path)
     store = streamed.final_hidden(tokens, Progress(False), "")
-    with streamed.head() as head:
-        found = head(store.read(slice(None)))
+    found = streamed.head()(store.read(slice(None)))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
 
 
@@ -52,7 +49,9 @@ def test_quantized_checkpoint_reloads_and_stays_close(
     facts = json.loads((result.checkpoint / "smelt.json").read_text())
     assert facts["reload"]["through"] == "transformers"
     names = {layer["name"] for layer in facts["steps"][0]["layers"]}
-    linears = [n for n, m in AutoModelForCausalLM.from_pretrained(path).named_modules() if isinstance(m, torch.nn.Linear)]
+    linears = [
+        n for n, m in AutoModelForCausalLM.from_pretrained(path).named_modules() if isinstance(m, torch.nn.Linear)
+    ]
     outside = {"lm_head", "embed_out", "model.decoder.project_in", "model.decoder.project_out"}
     assert set(linears) - outside <= names
 
@@ -70,7 +69,9 @@ def test_experts_are_quantized(
     assert all(layers[name]["error"] < (0.8 if scheme in ("W2A16", "W3A16") else 0.2) for name in experts)
 
 
-def test_experts_that_transformers_cannot_load_are_refused(tiny: Callable[..., Path], recipe: Callable[..., Recipe]) -> None:
+def test_experts_that_transformers_cannot_load_are_refused(
+    tiny: Callable[..., Path], recipe: Callable[..., Recipe]
+) -> None:
     with pytest.raises(SmeltError, match=r"steps\.0\.quantize\.scheme: transformers does not reload experts"):
         run(recipe(tiny("mixtral"), scheme="W8A8"))
 

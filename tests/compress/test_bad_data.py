@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from smelt.compress import Recipe, SmeltError, run
 
 
@@ -42,7 +41,9 @@ def refused(recipe: Callable[..., Recipe], tiny: Callable[..., Path], tmp_path: 
         (b'{"text": 3}\n', ".jsonl", "holds int, not text"),
     ],
 )
-def test_bad_files(where: str, content: bytes, suffix: str, expected: str, refused: Callable[..., str], tmp_path: Path) -> None:
+def test_bad_files(
+    where: str, content: bytes, suffix: str, expected: str, refused: Callable[..., str], tmp_path: Path
+) -> None:
     file = tmp_path / f"text{suffix}"
     file.write_bytes(content)
     key = "source" if where == "calibrate" else "text"

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-
 from smelt.compress import Recipe, SmeltError, run
 
 from ..tiny import make_model, save_model
@@ -80,7 +79,9 @@ def test_a_header_of_garbage(refused: Run, tiny: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight", "model.norm.weight"])
+@pytest.mark.parametrize(
+    "name", ["model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight", "model.norm.weight"]
+)
 def test_weights_that_are_not_finite(poison: float, name: str, refused: Run, tiny: Callable[..., Path]) -> None:
     path = tiny()
     tensors = load_file(path / "model.safetensors")
@@ -183,8 +184,12 @@ def test_a_file_is_not_a_model(refused: Run, tiny: Callable[..., Path]) -> None:
     assert "is a file" in refused(tiny() / "model.safetensors")
 
 
-def test_a_quantized_model_is_not_quantized_again(recipe: Callable[..., Recipe], tiny: Callable[..., Path], tmp_path: Path) -> None:
-    first = run(recipe(tiny(dtype=torch.bfloat16), {"output": str(tmp_path / "first"), "evaluate": False}, group_size=32))
+def test_a_quantized_model_is_not_quantized_again(
+    recipe: Callable[..., Recipe], tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    first = run(
+        recipe(tiny(dtype=torch.bfloat16), {"output": str(tmp_path / "first"), "evaluate": False}, group_size=32)
+    )
     with pytest.raises(SmeltError, match="already quantized"):
         run(recipe(first.checkpoint))
 
@@ -200,7 +205,9 @@ def test_a_tokenizer_of_another_model(refused: Run, tiny: Callable[..., Path]) -
     assert "the tokenizer belongs to another model" in refused(tiny(vocab_size=300))
 
 
-def test_a_model_whose_directory_is_a_symlink_works(recipe: Callable[..., Recipe], tiny: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_model_whose_directory_is_a_symlink_works(
+    recipe: Callable[..., Recipe], tiny: Callable[..., Path], tmp_path: Path
+) -> None:
     (tmp_path / "link").symlink_to(tiny())
     assert run(recipe(tmp_path / "link", {"evaluate": False}, group_size=32)).checkpoint.exists()
     shutil.rmtree(tmp_path / "out")

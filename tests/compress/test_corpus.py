@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer
-
 from smelt.compress import Recipe, run
 from smelt.compress.corpus import TextSource, calibration_windows, evaluation_windows
+from transformers import AutoTokenizer
 
 from ..tiny import REPOSITORY, SMELT_6M
 

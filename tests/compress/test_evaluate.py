@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from smelt.compress import Recipe, run
 from smelt.compress.corpus import TextSource, evaluation_windows
 from smelt.compress.evaluate import _interval
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..tiny import SMELT_6M
 
@@ -28,14 +27,18 @@ def test_perplexity_kl_and_agreement_are_transformers(scheme: str, recipe: Calla
     ).tokens
     with torch.no_grad():
         before = AutoModelForCausalLM.from_pretrained(SMELT_6M, dtype=torch.float32)(tokens).logits[:, :-1].double()
-        after = AutoModelForCausalLM.from_pretrained(result.checkpoint, dtype=torch.float32)(tokens).logits[:, :-1].double()
+        after = (
+            AutoModelForCausalLM.from_pretrained(result.checkpoint, dtype=torch.float32)(tokens).logits[:, :-1].double()
+        )
     log_p, log_q = before.log_softmax(-1), after.log_softmax(-1)
     target = tokens[:, 1:, None]
     assert found["perplexity_original"] == pytest.approx(math.exp(-log_p.gather(-1, target).mean()), rel=1e-4)
     assert found["perplexity_compressed"] == pytest.approx(math.exp(-log_q.gather(-1, target).mean()), rel=1e-3)
     # Told to compute in float32, transformers does not round restored weights to bfloat16 as it does by itself.
     assert found["kl"] == pytest.approx((log_p.exp() * (log_p - log_q)).sum(-1).mean().item(), rel=0.1)
-    assert found["top1_agreement"] == pytest.approx((log_p.argmax(-1) == log_q.argmax(-1)).double().mean().item(), abs=0.01)
+    assert found["top1_agreement"] == pytest.approx(
+        (log_p.argmax(-1) == log_q.argmax(-1)).double().mean().item(), abs=0.01
+    )
     low, high = found["perplexity_ratio_95"]
     assert low < found["perplexity_ratio"] < high
 

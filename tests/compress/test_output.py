@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from smelt.compress import Recipe, SmeltError, run
 
 Build = Callable[..., Recipe]
@@ -78,7 +77,10 @@ def test_another_recipe_is_refused_and_says_what_differs(small: Build) -> None:
     run(small(rounding="nearest"))
     with pytest.raises(SmeltError, match=r"steps\.0\.quantize\.rounding\.method: 'nearest' -> 'hqq'.*--fresh"):
         run(small(rounding="hqq"))
-    assert run(small(rounding="hqq"), fresh=True).report.data["recipe"]["steps"][0]["quantize"]["rounding"]["method"] == "hqq"
+    assert (
+        run(small(rounding="hqq"), fresh=True).report.data["recipe"]["steps"][0]["quantize"]["rounding"]["method"]
+        == "hqq"
+    )
 
 
 def test_a_changed_model_is_noticed(small: Build, tiny: Callable[..., Path], recipe: Build, tmp_path: Path) -> None:
@@ -125,11 +127,13 @@ def test_a_full_disk_is_told_and_nothing_half_written_stays(small: Build, tmp_pa
 def test_a_really_full_disk(small: Build, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2200k", "tmpfs", str(disk)], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2200k", "tmpfs", str(disk)], capture_output=True, check=False
+    )
     if mounted.returncode:
         pytest.skip("this machine does not let us mount a tmpfs")
     try:
-        with pytest.raises(SmeltError, match="disk is full|are free"):
+        with pytest.raises(SmeltError, match=r"disk is full|are free"):
             run(small({"output": str(disk / "out"), "evaluate": False}, scheme="W8A16"))
         assert not (disk / "out" / "checkpoint").exists()
         assert not list(disk.rglob("*.partial"))

@@ -8,7 +8,6 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-
 from smelt.compress import Recipe, SmeltError
 from smelt.compress.recipe_schema import recipe_schema
 
@@ -136,7 +135,11 @@ def test_set_overrides_any_field(tmp_path: Path) -> None:
     recipe = Recipe.load(path, ["steps.0.quantize.scheme=W8A16", "calibrate.samples=5", "seed=9", "evaluate=false"])
     assert recipe.steps[0].quantize.scheme == "W8A16"
     assert (recipe.calibrate.samples, recipe.seed, recipe.evaluate) == (5, 9, False)
-    assert Recipe.load(path, ["steps.0.quantize.rounding={method: gptq, damping: 0.02}"]).steps[0].quantize.rounding.options
+    assert (
+        Recipe.load(path, ["steps.0.quantize.rounding={method: gptq, damping: 0.02}"])
+        .steps[0]
+        .quantize.rounding.options
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from smelt.compress import Recipe, run
 from smelt.compress.pipeline import run as run_again
 
@@ -82,7 +81,9 @@ def test_killed_at_many_moments_and_continued(scheme: str, tiny: Callable[..., P
     assert _bytes(out) == _bytes(tmp_path / "quiet")
 
 
-def test_finished_blocks_are_not_done_again(tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_blocks_are_not_done_again(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe_file = _recipe_file(tmp_path, tiny("llama", torch.bfloat16))
     recipe = Recipe.load(recipe_file, [f"output={tmp_path / 'out'}"])
     from smelt.compress.steps import quantize as step
@@ -116,7 +117,9 @@ def test_an_interrupt_ends_with_one_sentence(tiny: Callable[..., Path], tmp_path
     assert message == "smelt: interrupted; the same command continues where this one stopped\n"
 
 
-def test_the_same_recipe_gives_the_same_bytes_and_another_seed_others(tiny: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_same_recipe_gives_the_same_bytes_and_another_seed_others(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
     recipe_file = _recipe_file(tmp_path, tiny("qwen3", torch.bfloat16))
     results = [
         run(Recipe.load(recipe_file, [f"output={tmp_path / name}", f"seed={seed}"])).checkpoint

@@ -19,7 +19,6 @@ def gptq_by_elimination(
     h = hessian.double().clone()
     dead = h.diagonal() == 0
     h[dead, dead] = 1
-    w[:, dead] = 0
     h += torch.eye(len(h), dtype=torch.float64) * damping * h.diagonal().mean()
     inverse = torch.linalg.inv(h)
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
@@ -41,7 +40,9 @@ def _remaining(order: Tensor, column: int) -> Tensor:
     return mask
 
 
-def hqq_zero_point(weight: Tensor, scale: Tensor, zero: Tensor, bits: int, p: float, beta: float, kappa: float, steps: int) -> Tensor:
+def hqq_zero_point(
+    weight: Tensor, scale: Tensor, zero: Tensor, bits: int, p: float, beta: float, kappa: float, steps: int
+) -> Tensor:
     """HQQ's half-quadratic solver for the zero-point (Badri & Shaji 2023), on groups ``[groups, size]``.
 
     Codes here are signed; the paper's are unsigned, which shifts the zero-point by a constant.

@@ -6,7 +6,6 @@ import pytest
 import torch
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.quant_args import FP4_E2M1_DATA
-
 from smelt.quant.grid import Grid, round_codes
 from smelt.quant.quantized_weight import QuantizedWeight, restore
 from smelt.quant.rounding.nearest import nearest
@@ -27,9 +26,7 @@ def test_rounding_is_compressed_tensors_rounding(name: str, dtype: torch.dtype) 
     scheme = resolve(name)
     weight = _weight(dtype)
     grid = Grid.fit(weight, scheme.args)
-    expected = fake_quantize(
-        weight.float(), grid.scale.float(), None, scheme.args, global_scale=grid.global_scale
-    )
+    expected = fake_quantize(weight.float(), grid.scale.float(), None, scheme.args, global_scale=grid.global_scale)
     torch.testing.assert_close(grid.round(weight.float()), expected, rtol=1e-6, atol=0)
 
 
@@ -41,7 +38,9 @@ def test_what_is_stored_restores_to_the_rounded_values(name: str, dtype: torch.d
     restored = restore(quantized.stored(scheme), scheme)
     # The library restores fp4 in bfloat16 whatever the model's type, and everything else in the scale's type.
     limits = torch.finfo(restored.dtype)
-    torch.testing.assert_close(restored.float(), quantized.values, rtol=limits.eps, atol=limits.smallest_normal * limits.eps)
+    torch.testing.assert_close(
+        restored.float(), quantized.values, rtol=limits.eps, atol=limits.smallest_normal * limits.eps
+    )
 
 
 @pytest.mark.parametrize("name", SUPPORTED)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
-
 from smelt.quant.rounding.nearest import nearest
 from smelt.quant.scheme import SUPPORTED, resolve, why_unsupported
 

@@ -1,0 +1,139 @@
+"""The same GPTQ jobs by Smelt and by llm-compressor: perplexity, wall time and peak memory, side by side.
+
+    python -m benchmarks.against_llm_compressor --peer-python PEER_ENVIRONMENT/bin/python
+
+Both read the same calibration windows (128 x 256 tokens of C4, drawn by three seeds) and are judged on the
+first 64 x 256 tokens of WikiText-2 test in float32. Times and memory are medians of five runs of each,
+alternating, with no evaluation: llm-compressor's ``oneshot`` and ``save_pretrained`` against the whole of
+Smelt's run, which includes tokenization and the reload check. Memory is given whole and above what the
+imports take. A larger random model shows both where the model, not the libraries, takes the memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from smelt.compress import Recipe, run
+from smelt.compress.corpus import TextSource, calibration_windows, evaluation_windows
+from transformers import AutoTokenizer
+
+from .common import REPOSITORY, SHARED, save
+from .memory_limit import build
+
+MODEL = REPOSITORY / "compress" / "builtin" / "smelt-6m"
+CALIBRATION = SHARED / "data/calib/c4.utf8"
+EVALUATION = SHARED / "data/text/wikitext2_test_unk.txt"
+FORMATS = ((4, 128), (3, 128), (2, 64))
+SEEDS = (0, 1, 2)
+REPEATS = 5
+LARGE_BLOCKS, LARGE_WINDOWS = 24, 32
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer-python", required=True)
+    peer = parser.parse_args().peer_python
+    with tempfile.TemporaryDirectory(prefix="smelt-peer-") as scratch:
+        work = Path(scratch)
+        tokenizer = AutoTokenizer.from_pretrained(MODEL)
+        held_out = evaluation_windows(TextSource(str(EVALUATION), "evaluation"), tokenizer, 64, 256).tokens
+        (work / "evaluation.json").write_text(json.dumps(held_out.tolist()))
+        results: dict[str, Any] = {"quality": [quality(work, peer, tokenizer, *fmt) for fmt in FORMATS]}
+        results["cost, smelt-6m, W4 g128, 128 x 256 tokens"] = cost(work, peer, MODEL, 128, tokenizer, REPEATS)
+        size = build(work / "large", LARGE_BLOCKS)
+        label = f"cost, random Llama of {size / 1e6:.0f} MB, W4 g128, {LARGE_WINDOWS} x 256 tokens"
+        results[label] = cost(work, peer, work / "large", LARGE_WINDOWS, tokenizer, 1)
+        print(save("against_llm_compressor", "python -m benchmarks.against_llm_compressor --peer-python …", results))
+
+
+def quality(work: Path, peer: str, tokenizer: Any, bits: int, group: int) -> dict[str, Any]:
+    """Perplexity of both after the same windows, for every seed."""
+    ours, theirs, original = [], [], 0.0
+    for seed in SEEDS:
+        recipe = recipe_of(work, MODEL, 128, bits, group, seed, evaluate=True)
+        found = run(Recipe.model_validate(recipe), fresh=True, progress=False).report.data["evaluation"]
+        original = found["perplexity_original"]
+        ours.append(round(found["perplexity_compressed"], 3))
+        windows(work, tokenizer, 128, seed)
+        theirs.append(round(run_peer(work, peer, MODEL, bits, group, evaluate=True)["perplexity"], 3))
+    row = {"bits": bits, "group_size": group, "seeds": list(SEEDS), "original": round(original, 3)}
+    row |= {"smelt": ours, "llm_compressor": theirs}
+    row |= {"smelt_mean": round(statistics.mean(ours), 3), "llm_compressor_mean": round(statistics.mean(theirs), 3)}
+    spread = math.sqrt(statistics.variance(ours) / len(ours) + statistics.variance(theirs) / len(theirs))
+    row["standard_error_of_difference"] = round(spread, 3)
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def cost(work: Path, peer: str, model: Path, samples: int, tokenizer: Any, repeats: int) -> dict[str, Any]:
+    """Time and memory of both, alternating."""
+    windows(work, tokenizer, samples, 0)
+    (work / "recipe.yaml").write_text(json.dumps(recipe_of(work, model, samples, 4, 128, 0, evaluate=False)))
+    ours, theirs = [], []
+    for _ in range(repeats):
+        ours.append(_json([sys.executable, "-m", "benchmarks.smelt_gptq_job", str(work / "recipe.yaml")]))
+        theirs.append(run_peer(work, peer, model, 4, 128, evaluate=False))
+    row: dict[str, Any] = {"repeats": repeats}
+    for name, runs in (("smelt", ours), ("llm_compressor", theirs)):
+        row[name] = {
+            "seconds": [r["quantize_seconds"] for r in runs],
+            "seconds_median": statistics.median(r["quantize_seconds"] for r in runs),
+            "import_seconds_median": statistics.median(r["import_seconds"] for r in runs),
+            "peak_mb_median": statistics.median(r["peak_mb"] for r in runs),
+            "above_imports_mb_median": statistics.median(r["peak_mb"] - r["import_mb"] for r in runs),
+        }
+    for key in ("seconds_median", "peak_mb_median", "above_imports_mb_median"):
+        row[f"ratio_{key}"] = round(row["smelt"][key] / row["llm_compressor"][key], 3)
+    row["llm_compressor"]["versions"] = theirs[0]["versions"]
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def recipe_of(
+    work: Path, model: Path, samples: int, bits: int, group: int, seed: int, *, evaluate: bool
+) -> dict[str, Any]:
+    """Smelt's side of a job."""
+    return {
+        "model": str(model),
+        "output": str(work / "smelt"),
+        "seed": seed,
+        "calibrate": {"source": str(CALIBRATION), "samples": samples, "length": 256},
+        "steps": [{"quantize": {"scheme": f"W{bits}A16", "group_size": group, "rounding": "gptq"}}],
+        "evaluate": {"text": str(EVALUATION), "windows": 64, "length": 256} if evaluate else False,
+    }
+
+
+def windows(work: Path, tokenizer: Any, samples: int, seed: int) -> None:
+    """Write the windows that Smelt draws by ``seed``, for the peer to read."""
+    drawn = calibration_windows(TextSource(str(CALIBRATION), "calibration"), tokenizer, samples, 256, seed)
+    (work / "calibration.json").write_text(json.dumps(drawn.tokens.tolist()))
+
+
+def run_peer(work: Path, peer: str, model: Path, bits: int, group: int, *, evaluate: bool) -> dict[str, Any]:
+    """llm-compressor's side of a job, in the checkpoint's own dtype, as both tools do by default."""
+    command = [peer, str(Path(__file__).with_name("peer_llm_compressor.py")), "--model", str(model)]
+    command += ["--calibration", str(work / "calibration.json"), "--output", str(work / "peer"), "--dtype", "bfloat16"]
+    command += ["--bits", str(bits), "--group-size", str(group)]
+    return _json(command + (["--evaluation", str(work / "evaluation.json")] if evaluate else []))
+
+
+def _json(command: list[str]) -> dict[str, Any]:
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY) if command[0] == sys.executable else ""}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=REPOSITORY)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    parsed: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return parsed
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""One GPTQ job by Smelt, measured in a process of its own; run by against_llm_compressor.py.
+
+The time is that of the whole run: checks, tokenization, quantizing, writing, and reloading the result.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+
+def peak() -> float:
+    """Largest resident memory of this process so far, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> None:
+    begun = time.perf_counter()
+    from smelt.compress import Recipe
+    from smelt.compress.pipeline import run
+    from smelt.compress.skeleton import Skeleton  # noqa: F401 - the modelling code, imported here to be counted as import
+
+    imported, after_import = time.perf_counter(), peak()
+    recipe = Recipe.load(Path(sys.argv[1]))
+    start = time.perf_counter()
+    run(recipe, fresh=True)
+    print(
+        json.dumps(
+            {
+                "quantize_seconds": round(time.perf_counter() - start, 2),
+                "import_seconds": round(imported - begun, 2),
+                "peak_mb": round(peak(), 1),
+                "import_mb": round(after_import, 1),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The command line as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ..tiny import REPOSITORY
+
+QUICK = ["--set", "calibrate.samples=8", "--set", "calibrate.length=32", "--set", "evaluate.windows=4"]
+
+
+def smelt(*arguments: str, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "smelt.compress.cli", *arguments], capture_output=True, text=True, cwd=cwd, check=False
+    )
+
+
+def test_help_teaches_by_example() -> None:
+    shown = smelt("--help")
+    assert shown.returncode == 0
+    for example in ("smelt run recipes/quickstart.yaml", "--dry-run", "smelt inspect"):
+        assert example in " ".join(shown.stdout.split())
+    for command in ("run", "inspect", "schema"):
+        assert smelt(command, "--help").returncode == 0
+
+
+def test_run_then_inspect(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = smelt("run", "recipes/quickstart.yaml", "--output", str(out), *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "", "quiet when not on a terminal"
+    for word in ("perplexity", "worst 10 of 42", "KL", str(out / "checkpoint"), "exactly ours"):
+        assert word in done.stdout
+    assert (out / "report.md").read_text().startswith("# builtin:smelt-6m compressed by Smelt")
+    shown = smelt("inspect", str(out / "checkpoint"))
+    assert shown.returncode == 0
+    assert "int W4A16 g64" in shown.stdout
+    data = json.loads(smelt("inspect", str(out / "checkpoint"), "--json").stdout)
+    assert data["original_bytes"] == 11_538_432 or data["original_bytes"] > data["bytes"]
+    assert data["ratio"] == pytest.approx(data["original_bytes"] / data["bytes"])
+
+
+def test_run_prints_json_for_scripts(tmp_path: Path) -> None:
+    done = smelt("run", "recipes/quickstart.yaml", "--output", str(tmp_path / "out"), "--json", *QUICK)
+    data = json.loads(done.stdout)
+    assert data["report"]["evaluation"]["perplexity_compressed"] > 0
+    assert Path(data["checkpoint"]).is_dir()
+
+
+def test_dry_run_plans_and_writes_nothing(tmp_path: Path) -> None:
+    done = smelt("run", "recipes/quickstart.yaml", "--output", str(tmp_path / "out"), "--dry-run")
+    assert done.returncode == 0
+    assert "nothing stands in the way" in done.stdout
+    assert not (tmp_path / "out").exists()
+    data = json.loads(
+        smelt("run", "recipes/quickstart.yaml", "--dry-run", "--json", "--output", str(tmp_path / "out")).stdout
+    )
+    assert data["steps"][0]["linears"] == 42
+    assert data["predicted"]["peak_memory_bytes"] > data["predicted"]["memory_above_start_bytes"] > 0
+
+
+def test_dry_run_lists_every_problem_and_fails(tmp_path: Path) -> None:
+    bad = ["--set", "steps.0.quantize.group_size=100", "--set", "calibrate.source=missing.txt"]
+    done = smelt("run", "recipes/quickstart.yaml", "--output", str(tmp_path / "out"), "--dry-run", *bad)
+    assert done.returncode == 1
+    assert "group_size 100" in done.stdout
+    assert "missing.txt" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "expected"),
+    [
+        (("run", "nowhere.yaml"), 1, "smelt: nowhere.yaml: there is no such recipe file; check the path\n"),
+        (("inspect", "nowhere/at/all"), 1, "smelt: model nowhere/at/all: there is no such directory"),
+        (("run",), 2, "Missing argument"),
+        (("rum", "x"), 2, "Did you mean 'run'"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_a_status(arguments: tuple[str, ...], status: int, expected: str) -> None:
+    done = smelt(*arguments)
+    assert done.returncode == status
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_schema_is_json() -> None:
+    assert json.loads(smelt("schema").stdout)["title"] == "Smelt recipe"
