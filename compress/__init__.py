@@ -14,7 +14,7 @@ from .errors import SmeltError
 
 if TYPE_CHECKING:
     from .in_memory import quantize
-    from .inspect import inspect
+    from .inspection import inspect
     from .pipeline import RunResult, run
     from .recipe import Recipe
     from .report import Report
@@ -25,7 +25,7 @@ _HOMES = {
     "Recipe": ".recipe",
     "Report": ".report",
     "RunResult": ".pipeline",
-    "inspect": ".inspect",
+    "inspect": ".inspection",
     "quantize": ".in_memory",
     "run": ".pipeline",
 }

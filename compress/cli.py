@@ -135,8 +135,8 @@ def inspect(
 
         smelt inspect runs/quickstart/checkpoint
     """
-    from .inspect import inspect as look
-    from .inspect import terminal
+    from .inspection import inspect as look
+    from .inspection import terminal
 
     found = look(checkpoint)
     if as_json:

@@ -83,7 +83,7 @@ class QuantizeStep:
                 Problem(
                     f"{self.where}.scheme",
                     f"transformers does not reload experts ({experts[0].name}) stored as {self.scheme.name}; use"
-                    f" {', '.join(LOADABLE_EXPERTS)}, or add 're:.*experts.*' to ignore",
+                    f" {', '.join(LOADABLE_EXPERTS)}",
                 )
             )
         problems += self._expert_problems(model, {facts.name for facts in chosen})
@@ -111,19 +111,17 @@ class QuantizeStep:
         return problems
 
     def _expert_problems(self, model: OpenModel, chosen: set[str]) -> list[Problem]:
-        """transformers fuses a block's experts, so they must all be stored alike."""
-        for index, block in enumerate(model.anatomy.blocks):
-            experts = [facts.name for facts in model.block_linears(index) if facts.is_expert]
-            left = [name for name in experts if name not in chosen]
-            if left and len(left) < len(experts):
-                return [
-                    Problem(
-                        f"{self.where}.ignore",
-                        f"leaves {left[0]} but quantizes other experts of {block.name}; transformers loads only experts that"
-                        " are all stored alike, so name all of them or none",
-                    )
-                ]
-        return []
+        """transformers fuses a block's experts as it loads them, and restores them only if all are quantized."""
+        left = [facts.name for facts in model.linears.values() if facts.is_expert and facts.name not in chosen]
+        if not left:
+            return []
+        return [
+            Problem(
+                f"{self.where}.ignore",
+                f"leaves the expert {left[0]} as it is; transformers reloads a quantized mixture of experts only if all of"
+                " its experts are quantized, so let targets and ignore name none of them apart",
+            )
+        ]
 
     def plan(self, model: OpenModel) -> dict[str, Any]:
         chosen = self.chosen(model)

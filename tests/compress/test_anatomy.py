@@ -160,6 +160,15 @@ def test_a_tail_is_its_parts_result(architecture: str, tiny: Callable[..., Path]
         assert torch.equal(results[f"{tail.part}|{tail.part}"], results[f"{tail.part}|{tail.linear}"])
 
 
+@pytest.mark.parametrize("architecture", ["falcon", "bloom"])
+def test_older_architectures_are_followed_or_refused_with_a_sentence(architecture: str) -> None:
+    config = CONFIG_MAPPING[architecture](
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, n_head=4, vocab_size=64
+    )
+    found = _told_or_unknown(config)
+    assert found == "" or "not supported" in found
+
+
 def test_experts_in_an_unknown_layout_are_named() -> None:
     config = CONFIG_MAPPING["gpt_oss"](
         hidden_size=64,

@@ -54,6 +54,17 @@ def test_a_seed_chooses_windows_and_the_same_seed_chooses_the_same() -> None:
     assert len({tuple(row) for row in first.tokens.tolist()}) == 16
 
 
+def test_windows_begin_as_the_tokenizer_begins_texts(shared: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(shared / "models" / "stories260K")
+    begins = tokenizer("a").input_ids[0] == tokenizer.bos_token_id
+    windows = evaluation_windows(TextSource("builtin", "evaluation"), tokenizer, 4, 32).tokens
+    assert windows.shape == (4, 32)
+    assert all((row[0] == tokenizer.bos_token_id) == begins for row in windows)
+    plain = evaluation_windows(TextSource("builtin", "evaluation"), TOKENIZER, 4, 32).tokens
+    assert TOKENIZER("a").input_ids[0] != TOKENIZER.bos_token_id
+    assert (plain[:, 0] != TOKENIZER.bos_token_id).all()
+
+
 @pytest.mark.parametrize("kind", ["txt", "jsonl", "dataset"])
 def test_every_kind_of_source_gives_a_checkpoint(
     kind: str, recipe: Callable[..., Recipe], tiny: Callable[..., Path], tmp_path: Path

@@ -60,6 +60,29 @@ def test_a_read_only_file_system_is_told(small: Build) -> None:
         run(small({"output": "/proc/smelt-out"}))
 
 
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("left", [[], ["lock"], ["lock", "run.json.partial"]])
+def test_a_run_killed_as_it_began_does_not_block_the_next(
+    left: list[str], fresh: bool, small: Build, tmp_path: Path
+) -> None:
+    journal = tmp_path / "out" / "journal"
+    journal.mkdir(parents=True)
+    for name in left:
+        (journal / name).touch()
+    assert run(small({"evaluate": False}), fresh=fresh).checkpoint.exists()
+
+
+def test_activations_of_a_killed_run_are_removed(small: Build, tmp_path: Path) -> None:
+    built = small({"evaluate": False})
+    run(built)
+    (tmp_path / "out" / "checkpoint" / "smelt.json").unlink()
+    lost = tmp_path / "out" / "journal" / "step-0" / "activations-0.bin"
+    lost.parent.mkdir(exist_ok=True)
+    lost.touch()
+    run(built, fresh=True)
+    assert not lost.exists()
+
+
 def test_an_empty_directory_is_fine(small: Build, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     assert run(small()).checkpoint.exists()
