@@ -113,7 +113,7 @@ class Plan:
             if not self.problems:
                 held = psutil.Process().memory_info().rss
                 data |= {
-                    "steps": [step.plan(self.model) for step in self.steps],  # type: ignore[attr-defined]
+                    "steps": [step.plan(self.model) for step in self.steps],
                     "predicted": {
                         "peak_memory_bytes": held + self.cost.memory,
                         "memory_above_start_bytes": self.cost.memory,
