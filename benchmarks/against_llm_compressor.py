@@ -26,12 +26,14 @@ from smelt.compress import Recipe, run
 from smelt.compress.corpus import TextSource, calibration_windows, evaluation_windows
 from transformers import AutoTokenizer
 
-from .common import REPOSITORY, SHARED, save
+from .common import REPOSITORY, RESULTS, SHARED, save
 from .memory_limit import build
 
 MODEL = REPOSITORY / "compress" / "builtin" / "smelt-6m"
 CALIBRATION = SHARED / "data/calib/c4.utf8"
 EVALUATION = SHARED / "data/text/wikitext2_test_unk.txt"
+NAME = "against_llm_compressor"
+COMMAND = "python -m benchmarks.against_llm_compressor --peer-python PEER"
 FORMATS = ((4, 128), (3, 128), (2, 64))
 SEEDS = (0, 1, 2)
 REPEATS = 5
@@ -41,18 +43,25 @@ LARGE_BLOCKS, LARGE_WINDOWS = 24, 32
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer-python", required=True)
-    peer = parser.parse_args().peer_python
+    parser.add_argument("--cost-only", action="store_true", help="measure time and memory; keep the saved perplexities")
+    chosen = parser.parse_args()
+    peer = chosen.peer_python
     with tempfile.TemporaryDirectory(prefix="smelt-peer-") as scratch:
         work = Path(scratch)
         tokenizer = AutoTokenizer.from_pretrained(MODEL)
         held_out = evaluation_windows(TextSource(str(EVALUATION), "evaluation"), tokenizer, 64, 256).tokens
         (work / "evaluation.json").write_text(json.dumps(held_out.tolist()))
-        results: dict[str, Any] = {"quality": [quality(work, peer, tokenizer, *fmt) for fmt in FORMATS]}
+        results: dict[str, Any] = {}
+        if chosen.cost_only:
+            results["quality"] = json.loads((RESULTS / f"{NAME}.json").read_text())["results"]["quality"]
+        else:
+            results["quality"] = [quality(work, peer, tokenizer, *fmt) for fmt in FORMATS]
+            save(NAME, COMMAND, results)
         results["cost, smelt-6m, W4 g128, 128 x 256 tokens"] = cost(work, peer, MODEL, 128, tokenizer, REPEATS)
         size = build(work / "large", LARGE_BLOCKS)
         label = f"cost, random Llama of {size / 1e6:.0f} MB, W4 g128, {LARGE_WINDOWS} x 256 tokens"
         results[label] = cost(work, peer, work / "large", LARGE_WINDOWS, tokenizer, 1)
-        print(save("against_llm_compressor", "python -m benchmarks.against_llm_compressor --peer-python …", results))
+        print(save(NAME, COMMAND, results))
 
 
 def quality(work: Path, peer: str, tokenizer: Any, bits: int, group: int) -> dict[str, Any]:

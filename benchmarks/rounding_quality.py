@@ -2,7 +2,8 @@
 
     python -m benchmarks.rounding_quality
 
-Calibration windows are drawn by three seeds; nearest and HQQ do not read them. Needs ../shared.
+For GPTQ, calibration windows are drawn by three seeds; nearest and HQQ do not read them. "plain scales" is
+GPTQ as published, with scales from the extremes of each group. Needs ../shared.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def measure(
     rows = []
     for name, rounding in METHODS.items():
         found = []
-        for seed in SEEDS if name.startswith("gptq") else SEEDS[:1]:
+        for seed in SEEDS if name == "gptq" else SEEDS[:1]:
             recipe = Recipe.model_validate(
                 {
                     "model": model,

@@ -90,10 +90,10 @@ def reload(model: OpenModel, checkpoint: Path, scheme: Scheme, tokens: Tensor, s
             f"{checkpoint}: after reloading, logits differ by {difference:.2e} of the largest (allowed {allowed:.1e});"
             " nothing was published, please report this"
         )
-    sentence = (
-        "reloaded with transformers; its weights are exactly ours, and logits differ by at most"
-        f" {difference:.1e} of the largest (allowed {allowed:.0e})"
+    logits = (
+        "are too" if difference == 0 else f"differ by at most {difference:.1e} of the largest (allowed {allowed:.0e})"
     )
+    sentence = f"reloaded with transformers; its weights are exactly ours, and its logits {logits}"
     return Reload("transformers", difference, allowed, sentence)
 
 
