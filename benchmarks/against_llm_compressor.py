@@ -37,31 +37,35 @@ COMMAND = "python -m benchmarks.against_llm_compressor --peer-python PEER"
 FORMATS = ((4, 128), (3, 128), (2, 64))
 SEEDS = (0, 1, 2)
 REPEATS = 5
-LARGE_BLOCKS, LARGE_WINDOWS = 24, 32
+LARGE_BLOCKS, LARGE_WINDOWS = 24, 8
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer-python", required=True)
-    parser.add_argument("--cost-only", action="store_true", help="measure time and memory; keep the saved perplexities")
+    parser.add_argument(
+        "--parts", nargs="+", default=["quality", "cost", "large"], help="the others keep their saved results"
+    )
     chosen = parser.parse_args()
-    peer = chosen.peer_python
+    saved = RESULTS / f"{NAME}.json"
+    results: dict[str, Any] = json.loads(saved.read_text())["results"] if saved.exists() else {}
     with tempfile.TemporaryDirectory(prefix="smelt-peer-") as scratch:
         work = Path(scratch)
         tokenizer = AutoTokenizer.from_pretrained(MODEL)
-        held_out = evaluation_windows(TextSource(str(EVALUATION), "evaluation"), tokenizer, 64, 256).tokens
-        (work / "evaluation.json").write_text(json.dumps(held_out.tolist()))
-        results: dict[str, Any] = {}
-        if chosen.cost_only:
-            results["quality"] = json.loads((RESULTS / f"{NAME}.json").read_text())["results"]["quality"]
-        else:
-            results["quality"] = [quality(work, peer, tokenizer, *fmt) for fmt in FORMATS]
+        if "quality" in chosen.parts:
+            held_out = evaluation_windows(TextSource(str(EVALUATION), "evaluation"), tokenizer, 64, 256).tokens
+            (work / "evaluation.json").write_text(json.dumps(held_out.tolist()))
+            results["quality"] = [quality(work, chosen.peer_python, tokenizer, *fmt) for fmt in FORMATS]
             save(NAME, COMMAND, results)
-        results["cost, smelt-6m, W4 g128, 128 x 256 tokens"] = cost(work, peer, MODEL, 128, tokenizer, REPEATS)
-        size = build(work / "large", LARGE_BLOCKS)
-        label = f"cost, random Llama of {size / 1e6:.0f} MB, W4 g128, {LARGE_WINDOWS} x 256 tokens"
-        results[label] = cost(work, peer, work / "large", LARGE_WINDOWS, tokenizer, 1)
-        print(save(NAME, COMMAND, results))
+        if "cost" in chosen.parts:
+            label = "cost, smelt-6m, W4 g128, 128 x 256 tokens"
+            results[label] = cost(work, chosen.peer_python, MODEL, 128, tokenizer, REPEATS)
+            save(NAME, COMMAND, results)
+        if "large" in chosen.parts:
+            size = build(work / "large", LARGE_BLOCKS)
+            label = f"cost, random Llama of {size / 1e6:.0f} MB, W4 g128, {LARGE_WINDOWS} x 256 tokens"
+            results[label] = cost(work, chosen.peer_python, work / "large", LARGE_WINDOWS, tokenizer, 1)
+            save(NAME, COMMAND, results)
 
 
 def quality(work: Path, peer: str, tokenizer: Any, bits: int, group: int) -> dict[str, Any]:

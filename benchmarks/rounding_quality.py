@@ -47,7 +47,7 @@ def main() -> None:
             rows += measure(
                 scratch, str(SHARED / "models/stories260K"), bits, -1, "text/tinystories_sample_exllamav2.txt", held_out
             )
-        print(save("rounding_quality", "python -m benchmarks.rounding_quality", rows))
+            save("rounding_quality", "python -m benchmarks.rounding_quality", rows)
 
 
 def measure(
@@ -65,7 +65,7 @@ def measure(
                     "seed": seed,
                     "calibrate": {"source": str(SHARED / "data" / calibration), "samples": 128, "length": 256},
                     "steps": [{"quantize": {"scheme": f"W{bits}A16", "group_size": group, "rounding": rounding}}],
-                    "evaluate": {"text": str(evaluation), "windows": 128, "length": 256},
+                    "evaluate": {"text": str(evaluation), "windows": 64, "length": 256},
                 }
             )
             found.append(run(recipe, fresh=True).report.data["evaluation"])
