@@ -64,7 +64,7 @@ def main() -> None:
         if "large" in chosen.parts:
             size = build(work / "large", LARGE_BLOCKS)
             label = f"cost, random Llama of {size / 1e6:.0f} MB, W4 g128, {LARGE_WINDOWS} x 256 tokens"
-            results[label] = cost(work, chosen.peer_python, work / "large", LARGE_WINDOWS, tokenizer, 1)
+            results[label] = cost(work, chosen.peer_python, work / "large", LARGE_WINDOWS, tokenizer, REPEATS)
             save(NAME, COMMAND, results)
 
 

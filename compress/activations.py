@@ -1,78 +1,97 @@
-"""Hidden states of all calibration windows, in memory or on the disk."""
+"""Hidden states of all calibration windows, on the disk."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import torch
 from torch import Tensor
 
+from .errors import SmeltError
 from .safetensors_file import disk_error
 
 # A forward pass works on about this many tokens: enough to keep the cores busy, few enough to stay small.
 BATCH_TOKENS = 2048
-# Activations above this size go to the disk.
-SPILL_BYTES = 256 << 20
 
 
 class ActivationStore:
-    """A tensor ``[windows, length, width]`` that is read and overwritten batch by batch.
+    """A tensor ``[windows, length, width]`` in a file, read and overwritten batch by batch.
+
+    It is read and written like any file, not mapped: what the system caches of it speeds up the next
+    pass, is dropped when memory is short, and never counts as this process's memory.
 
     Args:
         shape: windows, length and width.
         dtype: of the numbers.
-        spill: the directory of a file to keep them in if they are large. It is mapped, so that the
-            system can drop its pages when memory is short.
+        directory: where to put the file; it is removed by :meth:`close`.
     """
 
-    def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, spill: Path) -> None:
-        large = shape[0] * shape[1] * shape[2] * dtype.itemsize > SPILL_BYTES
-        self._spill = spill
-        self._path = spill / f"activations-{uuid4().hex}.bin" if large else None
-        if self._path is None:
-            self._data = torch.empty(shape, dtype=dtype)
-        else:
-            count = shape[0] * shape[1] * shape[2]
-            _reserve(self._path, count * dtype.itemsize)
-            self._data = torch.from_file(str(self._path), shared=True, size=count, dtype=dtype).view(shape)
+    def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, directory: Path) -> None:
+        self._shape = shape
+        self._dtype = dtype
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self._path = directory / f"activations-{uuid4().hex}.bin"
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        self._window = shape[1] * shape[2] * dtype.itemsize
 
     def batches(self) -> Iterator[slice]:
         """Windows that belong to one forward pass, in order."""
-        windows, length, _ = self._data.shape
+        windows, length, _ = self._shape
         size = max(1, BATCH_TOKENS // length)
         for start in range(0, windows, size):
             yield slice(start, min(start + size, windows))
 
     def beside(self, width: int) -> ActivationStore:
         """A new store for other activations of the same tokens."""
-        windows, length, _ = self._data.shape
-        return ActivationStore((windows, length, width), self._data.dtype, self._spill)
+        windows, length, _ = self._shape
+        return ActivationStore((windows, length, width), self._dtype, self._directory)
 
     def read(self, batch: slice) -> Tensor:
-        return self._data[batch]
+        """A copy of some windows."""
+        start, stop, _ = batch.indices(self._shape[0])
+        hidden = torch.empty(stop - start, *self._shape[1:], dtype=self._dtype)
+        _whole(os.preadv, self._file, _bytes(hidden), start * self._window, self._path)
+        return hidden
 
     def write(self, batch: slice, hidden: Tensor) -> None:
-        self._data[batch] = hidden
+        """Replace some windows."""
+        start, _, _ = batch.indices(self._shape[0])
+        try:
+            _whole(os.pwritev, self._file, _bytes(hidden.to(self._dtype)), start * self._window, self._path)
+        except OSError as error:
+            raise disk_error(error, self._path, self._shape[0] * self._window) from None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Windows, length and width."""
+        return self._shape
 
     @property
     def tokens(self) -> int:
-        return self._data.shape[0] * self._data.shape[1]
+        return self._shape[0] * self._shape[1]
 
     def close(self) -> None:
-        """Forget the numbers, and remove the file behind them."""
-        self._data = torch.empty(0, 0, 0)
-        if self._path is not None:
+        """Remove the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
             self._path.unlink(missing_ok=True)
 
 
-def _reserve(path: Path, size: int) -> None:
-    """Take the disk space now: a mapped file that runs out of it later kills the process."""
-    try:
-        with path.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, size)
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        raise disk_error(error, path, size) from None
+def _bytes(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.contiguous().view(torch.uint8).numpy()).cast("B")  # pyright: ignore[reportArgumentType]
+
+
+def _whole(
+    call: Callable[[int, list[memoryview], int], int], file: int, view: memoryview, offset: int, path: Path
+) -> None:
+    """Transfer all of ``view``; a system moves at most two gigabytes at once."""
+    while view:
+        moved = call(file, [view], offset)
+        if moved == 0:
+            raise SmeltError(f"{path}: ended early; another process has changed it")
+        view, offset = view[moved:], offset + moved

@@ -22,6 +22,8 @@ _BUILTIN = Path(__file__).parent / "builtin" / "corpus"
 # A seed chooses windows among this many times as many as are asked for; the rest of a huge source is not read.
 _CHOICE = 16
 _SEPARATOR = "\n\n"
+# Characters given to the tokenizer at once. It takes some fifty times as much memory as its text.
+_PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -170,12 +172,29 @@ def _tokens(source: TextSource, tokenizer: PreTrainedTokenizerBase, enough: int)
         if not empty:
             ids.extend(separator)
         empty = False
-        ids.extend(tokenizer(document, add_special_tokens=False, verbose=False).input_ids)
+        for piece in _pieces(document):
+            ids.extend(tokenizer(piece, add_special_tokens=False, verbose=False).input_ids)
+            if len(ids) >= enough:
+                break
         if len(ids) >= enough:
             break
     if empty:
         raise SmeltError(f"{_label(source)}: holds no text; give a source with text in it")
     return torch.tensor(ids[:enough], dtype=torch.int64)
+
+
+def _pieces(document: str) -> Iterator[str]:
+    """A long document in pieces that begin with a line, or with a word where lines are long."""
+    start = 0
+    while len(document) - start > _PIECE:
+        cut = max(document.rfind("\n", start, start + _PIECE) + 1, start)
+        if cut == start:
+            cut = document.rfind(" ", start + 1, start + _PIECE)
+        if cut <= start:
+            cut = start + _PIECE
+        yield document[start:cut]
+        start = cut
+    yield document[start:]
 
 
 def _plain(path: Path) -> Iterator[str]:
@@ -184,7 +203,7 @@ def _plain(path: Path) -> Iterator[str]:
     offset = 0
     with _opened(path) as file:
         while True:
-            block = file.read(1 << 20)
+            block = file.read(_PIECE)
             try:
                 kept += decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
@@ -194,9 +213,8 @@ def _plain(path: Path) -> Iterator[str]:
             offset += len(block)
             if not block:
                 break
-            # Cut where a line begins, so that the tokens do not depend on the size of the blocks read.
             cut = kept.rfind("\n\n")
-            if cut > 0 and len(kept) > 4 << 20:
+            if cut > 0 and len(kept) > _PIECE:
                 yield kept[:cut]
                 kept = kept[cut + 2 :]
     yield kept

@@ -16,7 +16,7 @@ from .evaluate import compare
 from .model_directory import ModelDirectory
 from .open_model import OpenModel
 from .output import Output
-from .plan import Plan, read_windows, run_identity, versions
+from .plan import Plan, run_identity, versions
 from .progress import Progress
 from .recipe import Recipe
 from .report import Report, worst_first
@@ -68,11 +68,10 @@ def run(recipe: Recipe, *, fresh: bool = False, progress: bool = True, name: str
         if output.is_complete:
             show.say(f"{output.path} is complete already; pass --fresh to run it again")
             return RunResult(output.checkpoint, Report.load(output.report))
-        calibration, held_out = read_windows(recipe, plan.model)
         if not output.has_checkpoint:
-            tokens = _calibration(recipe, plan.model, calibration, output.journal, show)
+            tokens = _calibration(recipe, plan.model, plan.calibration, output.journal, show)
             _make_checkpoint(plan, output, tokens, name or recipe.model, show)
-        return _evaluate_and_report(plan, output, held_out, name or recipe.model, show)
+        return _evaluate_and_report(plan, output, plan.held_out, name or recipe.model, show)
 
 
 def _make_checkpoint(plan: Plan, output: Output, tokens: torch.Tensor, name: str, show: Progress) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from . import steps as step_kinds
-from .activations import BATCH_TOKENS, SPILL_BYTES
+from .activations import BATCH_TOKENS
 from .corpus import TextSource, Windows, calibration_windows, evaluation_windows
 from .errors import Problem, SmeltError
 from .evaluate import LOGIT_TOKENS
@@ -40,6 +40,8 @@ class Plan:
         steps: its steps, ready to run.
         problems: everything that would make the run fail; empty if it may start.
         cost: the largest memory, all disk and all operations.
+        calibration: the calibration windows, where a text gives them.
+        held_out: the windows to evaluate on, if any.
     """
 
     recipe: Recipe
@@ -47,6 +49,8 @@ class Plan:
     steps: list[step_kinds.Step]
     problems: list[Problem]
     cost: Cost
+    calibration: Windows | None = None
+    held_out: Windows | None = None
 
     @classmethod
     def make(cls, recipe: Recipe, *, fresh: bool = False) -> Plan:
@@ -82,6 +86,7 @@ class Plan:
         for step in steps:
             problems += step.check(model)
         cost = Cost(0, 0, 0.0)
+        calibration = held_out = None
         if not problems:
             problems += _length_problems(recipe, model)
             for step in steps:
@@ -97,8 +102,11 @@ class Plan:
             cost = replace(cost, memory=cost.memory + _WARM_UP_BYTES)
             if not Output(Path(recipe.output), identity, fresh=fresh).is_complete or fresh:
                 problems += _resource_problems(recipe, model, cost)
-                problems += _data_problems(recipe, model)
-        return cls(recipe, model, steps, problems, cost)
+                try:
+                    calibration, held_out = _read_windows(recipe, model)
+                except SmeltError as error:
+                    problems.append(Problem("data", str(error)))
+        return cls(recipe, model, steps, problems, cost, calibration, held_out)
 
     def as_data(self) -> dict[str, Any]:
         """The plan as plain data."""
@@ -203,7 +211,7 @@ def _text_problems(recipe: Recipe) -> list[Problem]:
     return problems
 
 
-def read_windows(recipe: Recipe, model: OpenModel) -> tuple[Windows | None, Windows | None]:
+def _read_windows(recipe: Recipe, model: OpenModel) -> tuple[Windows | None, Windows | None]:
     """The calibration windows (None if the model writes them itself) and the evaluation windows (None if there are none)."""
     tokenizer = model.directory.tokenizer()
     calibration = held_out = None
@@ -223,14 +231,6 @@ def read_windows(recipe: Recipe, model: OpenModel) -> tuple[Windows | None, Wind
                 f" {model.vocabulary()}; the tokenizer belongs to another model"
             )
     return calibration, held_out
-
-
-def _data_problems(recipe: Recipe, model: OpenModel) -> list[Problem]:
-    try:
-        read_windows(recipe, model)
-    except SmeltError as error:
-        return [Problem("data", str(error))]
-    return []
 
 
 def _length_problems(recipe: Recipe, model: OpenModel) -> list[Problem]:
@@ -255,12 +255,12 @@ def _evaluation_cost(recipe: Recipe, model: OpenModel) -> Cost:
     tokens = recipe.evaluate.windows * recipe.evaluate.length
     numel = sum(model.block_numel(i) for i in range(len(model.anatomy.blocks)))
     head = model.vocabulary() * model.skeleton.hidden_size
-    hidden = 2 * min(tokens * model.skeleton.hidden_size * 4, SPILL_BYTES)
     widest = max(facts.rows for name, facts in model.linears.items() if name != model.anatomy.head)
     passing = max(BATCH_TOKENS, recipe.evaluate.length) * 4 * widest * 4
     logits = max(LOGIT_TOKENS, recipe.evaluate.length) * model.vocabulary() * 4 * 4
-    memory = max(model.largest_block() * 4 + passing, 2 * model.embedding_bytes() + logits) + hidden
-    return Cost(int(memory), 0, 4 * tokens * (numel + head))
+    memory = max(model.largest_block() * 4 + passing, 2 * model.embedding_bytes() + logits)
+    hidden = 2 * tokens * model.skeleton.hidden_size * 4
+    return Cost(int(memory), hidden, 4 * tokens * (numel + head))
 
 
 def _resource_problems(recipe: Recipe, model: OpenModel, cost: Cost) -> list[Problem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass
@@ -17,7 +18,7 @@ from .errors import SmeltError
 from .model_directory import ModelDirectory
 from .open_model import OpenModel
 from .progress import Progress
-from .resources import available_memory, human_bytes
+from .resources import available_memory, human_bytes, memory_returned_at_once, release_freed_memory
 from .streamed import StreamedModel
 
 _WINDOWS = 2
@@ -82,8 +83,13 @@ def reload(model: OpenModel, checkpoint: Path, scheme: Scheme, tokens: Tensor, s
     store = ours.final_hidden(tokens, Progress(False), "")
     expected = ours.head()(store.read(slice(None)))
     store.close()
-    loaded, found = _through_transformers(checkpoint, dtype, tokens, trust=model.directory.trust_remote_code)
-    _compare_weights(checkpoint, loaded, model, ours)
+    release_freed_memory()
+    with memory_returned_at_once():
+        loaded, found = _through_transformers(checkpoint, dtype, tokens, trust=model.directory.trust_remote_code)
+        _compare_weights(checkpoint, loaded, model, ours)
+        del loaded
+        gc.collect()  # transformers' models refer to themselves
+    release_freed_memory()
     difference = ((found.float() - expected.float()).abs().max() / expected.float().abs().max()).item()
     if not difference <= allowed:
         raise SmeltError(

@@ -18,7 +18,7 @@ class LayerStats:
 
     Attributes:
         hessian: float32 ``[columns, columns]``, the sum of x xT over tokens divided by their number; None if not asked for.
-        rows: float32 ``[n, columns]``, an even sample of the inputs themselves.
+        rows: ``[n, columns]``, an even sample of the inputs themselves, in their own type.
         tokens: how many inputs were seen; 0 for an expert that no token reached.
     """
 
@@ -32,39 +32,51 @@ class StatsCollector:
 
     def __init__(self, columns: int, expected_tokens: int, *, hessian: bool) -> None:
         self._hessian = torch.zeros(columns, columns) if hessian else None
-        self._rows: list[Tensor] = []
+        self._rows: Tensor | None = None
+        self._most = min(SAMPLE_ROWS, expected_tokens)
+        self._filled = 0
         self._stride = max(1, -(-expected_tokens // SAMPLE_ROWS))
         self._columns = columns
         self._tokens = 0
 
     def add(self, inputs: Tensor) -> None:
-        flat = inputs.reshape(-1, inputs.shape[-1]).float()
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        if self._rows is None:
+            # In one piece from the start: small tensors that stay, made between large ones that go, fragment the memory.
+            self._rows = rows.new_empty(self._most, self._columns)
         first = -self._tokens % self._stride
-        self._rows.append(flat[first :: self._stride].clone())
+        sampled = rows[first :: self._stride][: self._most - self._filled]
+        self._rows[self._filled : self._filled + len(sampled)] = sampled
+        self._filled += len(sampled)
         if self._hessian is not None:
+            flat = rows.float()
             # x xT is symmetric: only the blocks on and above the diagonal are computed, the rest is mirrored at the end.
             for start in range(0, self._columns, _TILE):
                 part = flat[:, start : start + _TILE]
                 self._hessian[start : start + _TILE, start:].addmm_(part.T, flat[:, start:])
-        self._tokens += flat.shape[0]
+        self._tokens += rows.shape[0]
 
     def result(self) -> LayerStats:
         """The statistics so far. The collector must not be used afterwards."""
-        rows = torch.cat(self._rows) if self._rows else torch.zeros(0, self._columns)
         if self._hessian is not None and self._tokens:
             for start in range(0, self._columns, _TILE):
                 stop = start + _TILE
                 self._hessian[stop:, start:stop] = self._hessian[start:stop, stop:].T
             self._hessian /= self._tokens
+        rows = torch.zeros(0, self._columns) if self._rows is None else self._rows[: self._filled]
         return LayerStats(self._hessian, rows, self._tokens)
 
 
 def output_error(weight: Tensor, quantized: Tensor, stats: LayerStats) -> float | None:
-    """Relative error of the layer's output on its own inputs, ``|X(W-Q)| / |XW|``; None without inputs."""
-    if stats.rows.shape[0] == 0:
+    """Relative error of the layer's output on its own inputs, ``|X(W-Q)| / |XW|``; None without inputs.
+
+    The difference is taken before the product, so that computing in the inputs' own type is enough.
+    """
+    rows = stats.rows
+    if rows.shape[0] == 0:
         return None
-    reference = stats.rows @ weight.float().T
-    size = reference.norm()
+    size = (rows @ weight.to(rows.dtype).T).float().norm()
     if size == 0:
         return 0.0
-    return ((reference - stats.rows @ quantized.float().T).norm() / size).item()
+    difference = weight.float() - quantized.float()
+    return ((rows @ difference.to(rows.dtype).T).float().norm() / size).item()

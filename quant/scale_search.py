@@ -29,7 +29,7 @@ def fit_scales(weight: Tensor, args: QuantizationArgs, importance: Tensor) -> Gr
     if args.type != "int" or not args.symmetric:
         return grid
     rows, columns = weight.shape
-    use = importance.float().view(1, -1, grid.width)
+    use = importance.float().contiguous().view(1, -1, grid.width)
     scale = torch.empty_like(grid.step)
     height = max(1, _CHUNK // columns)
     for start in range(0, rows, height):
@@ -40,18 +40,18 @@ def fit_scales(weight: Tensor, args: QuantizationArgs, importance: Tensor) -> Gr
 
 
 def _search(groups: Tensor, start: Tensor, use: Tensor, args: QuantizationArgs, stored: torch.dtype) -> Tensor:
-    best, best_loss, best_codes = start, *_loss(groups, start, use, args)
+    best, best_loss = start, _loss(groups, start, use, args)
     for factor in _FACTORS:
         candidate = _as_stored(start * factor, best, stored)
-        loss, codes = _loss(groups, candidate, use, args)
+        loss = _loss(groups, candidate, use, args)
         won = loss < best_loss
         best, best_loss = torch.where(won, candidate, best), torch.where(won, loss, best_loss)
-        best_codes = torch.where(won, codes, best_codes)
-    weighted = use * best_codes
-    energy = (weighted * best_codes).sum(-1, keepdim=True)
+    codes = round_codes(groups / best, args)
+    weighted = use * codes
+    energy = (weighted * codes).sum(-1, keepdim=True)
     fitted = (weighted * groups).sum(-1, keepdim=True) / energy.clamp_min_(torch.finfo(torch.float32).tiny)
     fitted = _as_stored(fitted, best, stored)
-    loss, _ = _loss(groups, fitted, use, args)
+    loss = _loss(groups, fitted, use, args)
     return torch.where(loss < best_loss, fitted, best)
 
 
@@ -60,7 +60,6 @@ def _as_stored(scale: Tensor, otherwise: Tensor, stored: torch.dtype) -> Tensor:
     return torch.where(rounded > 0, rounded, otherwise)
 
 
-def _loss(groups: Tensor, step: Tensor, use: Tensor, args: QuantizationArgs) -> tuple[Tensor, Tensor]:
+def _loss(groups: Tensor, step: Tensor, use: Tensor, args: QuantizationArgs) -> Tensor:
     codes = round_codes(groups / step, args)
-    error = torch.addcmul(groups, codes, step, value=-1).square_().mul_(use)
-    return error.sum(-1, keepdim=True), codes
+    return torch.addcmul(groups, codes, step, value=-1).square_().mul_(use).sum(-1, keepdim=True)

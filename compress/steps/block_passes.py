@@ -14,14 +14,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...quant.layer_stats import LayerStats, StatsCollector
+from ...quant.layer_stats import SAMPLE_ROWS, LayerStats, StatsCollector
 from ..activations import ActivationStore
 from ..anatomy import BlockAnatomy, SharedInput, Tail
 from ..streamed import HeadFunction
 from ..stubs import BlockCall
 
-# Experts of one layer are watched together as long as their Hessians fit in this much memory.
-_HESSIAN_BYTES = 512 << 20
+# Experts of one layer are watched together as long as what is gathered of them fits in this much memory.
+_STATS_BYTES = 512 << 20
 
 
 class _SeenEnough(Exception):  # noqa: N818 - it is no error
@@ -106,8 +106,7 @@ class BlockPasses:
         self._filling.clear()
 
     def _keep(self, tail: Tail, batch: slice, inputs: Tensor) -> None:
-        expected = self._store.read(batch).shape[:2]
-        if inputs.dim() != 3 or inputs.shape[:2] != expected:
+        if inputs.dim() != 3 or inputs.shape[:2] != (batch.stop - batch.start, self._store.shape[1]):
             return  # flattened or routed tokens: the part is simply computed again
         if tail.linear not in self._filling:
             self._filling[tail.linear] = self._store.beside(inputs.shape[-1])
@@ -133,8 +132,8 @@ class BlockPasses:
         wave: list[SharedInput] = []
         size = 0
         for group in groups:
-            needed = self._columns(group) ** 2 * 4 if hessian else 0
-            if wave and size + needed > _HESSIAN_BYTES:
+            needed = 4 * self._columns(group) * (SAMPLE_ROWS + (self._columns(group) if hessian else 0))
+            if wave and size + needed > _STATS_BYTES:
                 yield wave
                 wave, size = [], 0
             wave.append(group)

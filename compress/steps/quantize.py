@@ -15,14 +15,14 @@ from ...quant.activations import quantize_inputs
 from ...quant.quantized_weight import restore
 from ...quant.rounding import METHODS
 from ...quant.scheme import LOADABLE_EXPERTS, Scheme, resolve
-from ..activations import BATCH_TOKENS, SPILL_BYTES, ActivationStore
+from ..activations import BATCH_TOKENS, ActivationStore
 from ..anatomy import SharedInput, is_linear
 from ..checkpoint import Entry, quantization_config, write_checkpoint
 from ..errors import Problem
 from ..open_model import LinearFacts, OpenModel
 from ..recipe import Quantize
 from ..recipe_file import nearest_name
-from ..resources import Cost, compute_dtype
+from ..resources import Cost, compute_dtype, release_freed_memory
 from ..safetensors_file import SafetensorsFile, save_tensors
 from ..streamed import StreamedModel
 from .block_passes import BlockPasses, observe_head
@@ -173,9 +173,9 @@ class QuantizeStep:
             memory = max(memory, head.numel * (2 * head.dtype.itemsize + 4 * 5) + hessian)
             sequential += head.columns
         hidden = tokens * kept * number
-        memory = max(memory, model.embedding_bytes()) + min(hidden, 3 * SPILL_BYTES)
+        memory = max(memory, model.embedding_bytes())
         plan = self.plan(model)
-        disk = plan["bytes_after"] + plan["checkpoint_bytes"] + (hidden if hidden > SPILL_BYTES else 0)
+        disk = plan["bytes_after"] + plan["checkpoint_bytes"] + hidden
         return Cost(int(memory), int(disk), operations, sequential)
 
     def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
@@ -204,6 +204,7 @@ class QuantizeStep:
             # A block that an earlier run finished is not quantized again, only run, so that the next one sees its outputs.
             for index in context.progress.track(range(len(streamed)), "quantizing blocks", len(streamed)):
                 anatomy = model.anatomy.blocks[index]
+                release_freed_memory()
                 with streamed.block(index) as block, ExitStack() as hooks:
                     if parts[index].exists():
                         stored = _load_part(parts[index])

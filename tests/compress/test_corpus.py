@@ -45,6 +45,20 @@ def test_windows_are_the_texts_own_tokens_in_order(tmp_path: Path) -> None:
     assert found.tokens.flatten().tolist() == expected[:500]
 
 
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_a_long_text_gives_the_tokens_of_the_whole(kind: str, tmp_path: Path) -> None:
+    """It reaches the tokenizer in pieces, which must not show."""
+    lines = [line for text in _documents("calibration") for line in text.splitlines() if line]
+    text = "\n".join(lines * 3)
+    assert len(text) > 200_000
+    path = tmp_path / f"text.{kind}"
+    path.write_text(text if kind == "txt" else json.dumps({"text": text}))
+    expected = TOKENIZER(text, add_special_tokens=False).input_ids
+    found = evaluation_windows(TextSource(str(path), "evaluation"), TOKENIZER, 10**6, 50).tokens.flatten().tolist()
+    assert found == expected[: len(found)]
+    assert len(found) > len(expected) - 50
+
+
 def test_a_seed_chooses_windows_and_the_same_seed_chooses_the_same() -> None:
     source = TextSource("builtin", "calibration")
     first, again, other = (calibration_windows(source, TOKENIZER, 16, 64, seed) for seed in (0, 0, 1))
