@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..runtime.machine import human_bytes
 from .errors import SmeltError
 from .model_directory import find_model
-from .resources import human_bytes
 from .weights import CheckpointWeights
 
 _PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_global_scale", "weight_shape", "weight_g_idx")

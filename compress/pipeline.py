@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..runtime.machine import available_memory
 from .compressed import compressed_view
 from .corpus import Windows, fingerprint
 from .errors import raise_problems
@@ -20,7 +21,7 @@ from .plan import Plan, run_identity, versions
 from .progress import Progress
 from .recipe import Recipe
 from .report import Report, worst_first
-from .resources import available_memory, compute_dtype, return_memory_at_once
+from .resources import compute_dtype, return_memory_at_once
 from .safetensors_file import SafetensorsFile, save_tensors, write_text
 from .self_text import self_written_windows
 from .steps import RunContext, StepRecord

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from ..runtime.machine import available_memory, human_bytes
 from . import steps as step_kinds
 from .activations import BATCH_TOKENS
 from .corpus import TextSource, Windows, calibration_windows, evaluation_windows
@@ -19,7 +20,7 @@ from .model_directory import find_model
 from .open_model import OpenModel
 from .output import Output, digest
 from .recipe import Recipe
-from .resources import Cost, available_memory, compute_dtype, free_disk, human_bytes, human_time, matmul_rate
+from .resources import Cost, compute_dtype, free_disk, human_time, matmul_rate
 from .verify import whole_reload_bytes
 
 # Work that no operation count shows, measured on two cores (benchmarks/memory_limit.py compares).

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .resources import human_bytes
+from ..runtime.machine import human_bytes
 from .safetensors_file import write_text
 
 _SHOWN_LAYERS = 10

@@ -10,14 +10,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 # Pieces up to this size are kept when freed: the least, and what glibc arrives at by itself on 64 bits.
 _LEAST_KEPT, _USUALLY_KEPT = 1 << 20, 32 << 20
 _kept = [_USUALLY_KEPT]
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True)
@@ -43,30 +41,6 @@ class Cost:
             self.operations + other.operations,
             self.sequential + other.sequential,
         )
-
-
-def available_memory() -> int:
-    """Bytes that this process may still allocate, under whichever limit is tightest."""
-    process = psutil.Process()
-    free = [psutil.virtual_memory().available]
-    used = process.memory_info()
-    for path in _CGROUP_LIMITS:
-        try:
-            limit = Path(path).read_text().strip()
-        except OSError:
-            continue
-        if limit.isdigit() and int(limit) < 1 << 60:
-            free.append(max(0, int(limit) - used.rss))
-    try:
-        import resource
-
-        for kind, held in ((resource.RLIMIT_DATA, _data_bytes()), (resource.RLIMIT_AS, used.vms)):
-            limit_bytes = resource.getrlimit(kind)[0]
-            if limit_bytes != resource.RLIM_INFINITY:
-                free.append(max(0, limit_bytes - held))
-    except ImportError:  # no such limits outside Unix
-        pass
-    return min(free)
 
 
 def free_disk(path: Path) -> int:
@@ -133,28 +107,9 @@ def compute_dtype(stored: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if stored == torch.bfloat16 and native else torch.float32
 
 
-def human_bytes(count: float) -> str:
-    """``1536`` as ``1.5 kB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
 def human_time(seconds: float) -> str:
     """``200`` as ``3 min 20 s``."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _data_bytes() -> int:
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmData:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return psutil.Process().memory_info().rss

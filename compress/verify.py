@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from ..quant.scheme import Scheme
+from ..runtime.machine import available_memory, human_bytes
 from .compressed import compressed_view
 from .errors import SmeltError
 from .model_directory import ModelDirectory
 from .open_model import OpenModel
 from .progress import Progress
-from .resources import available_memory, human_bytes, memory_returned_at_once, release_freed_memory
+from .resources import memory_returned_at_once, release_freed_memory
 from .streamed import StreamedModel
 
 _WINDOWS = 2

@@ -1,1 +1,32 @@
-"""The runtime that serves compressed checkpoints. Nothing is implemented here yet; see CHANGELOG.md."""
+"""The runtime that serves compressed checkpoints, and plain ones.
+
+from smelt.runtime import Engine, SamplingParams
+
+engine = Engine("runs/quickstart/checkpoint")
+for output in engine.generate(["Once upon a time"], SamplingParams(max_tokens=50, temperature=0)):
+    print(output.completions[0].text)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import RuntimeProblem
+from .params import SamplingParams
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .output import Completion, RequestOutput
+
+__all__ = ["Completion", "Engine", "RequestOutput", "RuntimeProblem", "SamplingParams"]
+
+_HOMES = {"Completion": ".output", "Engine": ".engine", "RequestOutput": ".output"}
+
+
+def __getattr__(name: str) -> Any:
+    # torch and transformers take seconds to import, which users of one small function must not pay.
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,146 @@
+"""Which cache block belongs to whom. Touches no tensor, so the scheduler and the simulator share it."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from hashlib import blake2b
+
+Copy = tuple[int, int]
+
+
+class BlockCache:
+    """Blocks of cache positions: handed out as they are needed, counted, shared, copied when a sharer writes.
+
+    A block that is full and computed can be published under a key made of all tokens up to its end. Whoever
+    comes later with the same beginning finds it; nobody writes to it again. Published blocks that nobody
+    holds stay findable until their memory is needed, the longest unused first.
+
+    Args:
+        blocks: how many there are.
+        block_size: positions in each.
+        share_prefixes: whether published blocks are found again.
+    """
+
+    def __init__(self, blocks: int, block_size: int, *, share_prefixes: bool = True) -> None:
+        self.blocks = blocks
+        self.block_size = block_size
+        self._share = share_prefixes
+        self._empty = list(range(blocks - 1, -1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()  # published, held by nobody, oldest first
+        self._holders = [0] * blocks
+        self._block_of: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be handed out."""
+        return len(self._empty) + len(self._idle)
+
+    def needed(self, length: int) -> int:
+        """Blocks for ``length`` positions."""
+        return -(-length // self.block_size)
+
+    def find(self, tokens: list[int], salt: bytes) -> tuple[list[int], list[bytes]]:
+        """Hold the published blocks that ``tokens`` begin with; the last token is never among them, for its logits are wanted.
+
+        Args:
+            tokens: of the whole sequence.
+            salt: distinguishes sequences whose equal tokens have different keys and values.
+
+        Returns:
+            The blocks and their keys.
+        """
+        blocks: list[int] = []
+        keys: list[bytes] = []
+        if not self._share:
+            return blocks, keys
+        for i in range((len(tokens) - 1) // self.block_size):
+            key = self._key(keys[-1] if keys else salt, tokens, i)
+            block = self._block_of.get(key)
+            if block is None:
+                break
+            self._hold(block)
+            blocks.append(block)
+            keys.append(key)
+        return blocks, keys
+
+    def grow(self, blocks: list[int], start: int, stop: int) -> list[Copy] | None:
+        """Make ``blocks`` hold positions up to ``stop``, those from ``start`` on writable.
+
+        Returns:
+            Blocks to copy before anything is written; None, and nothing changed, if there are too few free ones.
+        """
+        first = start // self.block_size
+        shared = [i for i in range(first, len(blocks)) if self._holders[blocks[i]] > 1]
+        more = max(0, self.needed(stop) - len(blocks))
+        if len(shared) + more > self.free:
+            return None
+        copies = []
+        for i in shared:
+            copy = self._take()
+            copies.append((blocks[i], copy))
+            self._release(blocks[i])
+            blocks[i] = copy
+        blocks.extend(self._take() for _ in range(more))
+        return copies
+
+    def fork(self, blocks: list[int]) -> list[int]:
+        """The same blocks for one more holder."""
+        for block in blocks:
+            self._hold(block)
+        return list(blocks)
+
+    def publish(self, blocks: list[int], keys: list[bytes], tokens: list[int], computed: int, salt: bytes) -> None:
+        """Make the blocks that ``computed`` positions fill findable; ``keys`` grows along."""
+        if not self._share:
+            return
+        for i in range(len(keys), computed // self.block_size):
+            key = self._key(keys[-1] if keys else salt, tokens, i)
+            keys.append(key)
+            if key not in self._block_of and blocks[i] not in self._key_of:
+                self._block_of[key] = blocks[i]
+                self._key_of[blocks[i]] = key
+
+    def release(self, blocks: list[int]) -> None:
+        """Give blocks back; the list is emptied."""
+        for block in reversed(blocks):  # so that the end of a sequence is forgotten before its beginning
+            self._release(block)
+        blocks.clear()
+
+    def check(self, holders: list[list[int]]) -> None:
+        """Assert that every block is accounted for, given everybody's blocks. For tests."""
+        counts = [0] * self.blocks
+        for blocks in holders:
+            for block in blocks:
+                counts[block] += 1
+        assert counts == self._holders, "holders are miscounted"
+        unheld = {b for b in range(self.blocks) if counts[b] == 0}
+        assert sorted([*self._empty, *self._idle]) == sorted(unheld), "a block is lost or free twice"
+        assert all(self._block_of[key] == block for block, key in self._key_of.items())
+        assert not set(self._empty) & set(self._key_of), "an empty block is published"
+
+    def _key(self, before: bytes, tokens: list[int], i: int) -> bytes:
+        part = tokens[i * self.block_size : (i + 1) * self.block_size]
+        return blake2b(before + array("q", part).tobytes(), digest_size=16).digest()
+
+    def _hold(self, block: int) -> None:
+        self._idle.pop(block, None)
+        self._holders[block] += 1
+
+    def _take(self) -> int:
+        if self._empty:
+            block = self._empty.pop()
+        else:
+            block, _ = self._idle.popitem(last=False)
+            del self._block_of[self._key_of.pop(block)]
+        self._holders[block] = 1
+        return block
+
+    def _release(self, block: int) -> None:
+        self._holders[block] -= 1
+        if self._holders[block] == 0:
+            if block in self._key_of:
+                self._idle[block] = None
+            else:
+                self._empty.append(block)

@@ -1,0 +1,439 @@
+"""The loop between scheduler and executor, and the requests that go through it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from collections.abc import Sequence as SequenceOf
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .attention import PagedKeysValues
+from .beam import advance
+from .cache import BlockCache
+from .checkpoint import Checkpoint
+from .errors import RuntimeProblem
+from .executor import StepResult, TorchExecutor
+from .machine import human_bytes
+from .model import Model
+from .output import RequestOutput
+from .params import SamplingParams
+from .reserve import Reservation, reserve
+from .sampling import Sampled
+from .scheduler import Scheduler, StepPlan, live
+from .sequence import Request, Sequence
+from .text import TextStream
+
+Prompt = str | SequenceOf[int]
+Sink = Callable[[RequestOutput], object]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Engine:
+    """Loads a checkpoint and continues prompts, many at once.
+
+    Args:
+        checkpoint: a Hugging Face directory: Smelt's, or any in compressed-tensors, GPTQ, AWQ or plain weights.
+        dtype: what to compute in: ``auto`` (the checkpoint's own), ``float32``, ``bfloat16`` or ``float16``.
+        max_length: the most tokens of a sequence, prompt included; by default the model's own limit.
+        max_sequences: the most sequences that run at once.
+        token_budget: the most tokens computed in a step; long prompts are computed in pieces.
+        block_size: positions in a cache block.
+        kv_cache_bytes: memory for keys and values; by default what ``memory_utilization`` leaves.
+        memory_utilization: the share of the memory that is free now which weights, activations and cache may take.
+        share_prefixes: whether prompts with the same beginning share what is computed of it.
+        static_batching: the baseline: a batch starts only when the one before has ended.
+        seed: for requests that bring none.
+        trust_remote_code: run the checkpoint's own Python; never unless asked for.
+        quiet: print nothing.
+
+    Raises:
+        RuntimeProblem: the checkpoint cannot be served, or does not fit.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        *,
+        dtype: str = "auto",
+        max_length: int | None = None,
+        max_sequences: int = 32,
+        token_budget: int = 512,
+        block_size: int = 16,
+        kv_cache_bytes: int | None = None,
+        memory_utilization: float = 0.9,
+        share_prefixes: bool = True,
+        static_batching: bool = False,
+        seed: int = 0,
+        trust_remote_code: bool = False,
+        quiet: bool = False,
+    ) -> None:
+        _check_options(max_sequences, token_budget, block_size, memory_utilization, dtype)
+        opened = Checkpoint(checkpoint, trust_remote_code=trust_remote_code)
+        computing = opened.dtype if dtype == "auto" else _DTYPES[dtype]
+        self.model = Model(opened, computing)
+        opened.close()
+        spec = self.model.spec
+        self.max_length = min(max_length or spec.max_length, spec.max_length)
+        self.tokenizer = _tokenizer(opened.path, trust_remote_code)
+        self.ends = _end_tokens(opened)
+        self.reservation: Reservation = reserve(
+            self.model,
+            max_length=self.max_length,
+            max_sequences=max_sequences,
+            token_budget=token_budget,
+            block_size=block_size,
+            kv_cache_bytes=kv_cache_bytes,
+            memory_utilization=memory_utilization,
+        )
+        if not quiet:
+            print(self.reservation.sentence(), file=sys.stderr)
+        store = PagedKeysValues(
+            len(spec.layers), spec.key_value_heads, spec.head_size, self.reservation.blocks, block_size, computing
+        )
+        self.cache = BlockCache(self.reservation.blocks, block_size, share_prefixes=share_prefixes)
+        self.scheduler = Scheduler(
+            self.cache, token_budget=token_budget, max_sequences=max_sequences, static=static_batching
+        )
+        self.executor = TorchExecutor(self.model, store, self.ends, seed)
+        self._requests: dict[str, Request] = {}
+        self._sinks: dict[str, Sink] = {}
+        self._names = itertools.count()
+        self._lock = threading.RLock()
+        self._wake = threading.Condition(self._lock)
+        self._thread: threading.Thread | None = None
+
+    def generate(
+        self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | SequenceOf[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Continue prompts and return when all are done.
+
+        Args:
+            prompts: one or many; a text, or token ids.
+            params: for all, or one for each.
+
+        Returns:
+            One output a prompt, in their order.
+
+        Raises:
+            RuntimeProblem: a prompt or its parameters cannot be served; nothing was started.
+        """
+        many = [prompts] if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)) else list(prompts)
+        each = (
+            [params or SamplingParams()] * len(many) if params is None or isinstance(params, SamplingParams) else params
+        )
+        if len(each) != len(many):
+            raise RuntimeProblem(
+                f"{len(many)} prompts but {len(each)} parameters were given; give one for each, or one for all"
+            )
+        requests = [self._request(prompt, p, None) for prompt, p in zip(many, each, strict=True)]  # type: ignore[arg-type]
+        done: dict[str, RequestOutput] = {}
+
+        def sink(output: RequestOutput) -> None:
+            if output.finished:
+                done[output.id] = output
+
+        names = [request.id for request in requests]
+        try:
+            with self._lock:
+                for request in requests:
+                    self._submit(request, sink)
+            while len(done) < len(requests):
+                self.step()
+        finally:
+            for name in names:
+                self.abort(name)
+        return [done[name] for name in names]
+
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, id: str | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        """Continue a prompt, giving its state after every token. Leaving the loop early aborts the request."""
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[RequestOutput] = asyncio.Queue()
+        request = self._request(prompt, params or SamplingParams(), id)
+        with self._wake:
+            self._submit(request, lambda output: loop.call_soon_threadsafe(queue.put_nowait, output))
+            self._keep_running()
+            self._wake.notify()
+        try:
+            while True:
+                output = await queue.get()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            self.abort(request.id)
+
+    def add_request(self, prompt: Prompt, params: SamplingParams | None = None, *, id: str | None = None) -> str:
+        """Queue a prompt; :meth:`step` continues it.
+
+        Returns:
+            The request's name.
+        """
+        request = self._request(prompt, params or SamplingParams(), id)
+        with self._lock:
+            self._submit(request, None)
+        return request.id
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step. Returns the state of every request that got on."""
+        with self._lock:
+            plan = self.scheduler.schedule()
+            if not plan.chunks:
+                return []
+            try:
+                result = self.executor.execute(plan)
+            except Exception:
+                self._fail_all("the engine failed while computing this request's step")
+                raise
+            changed = self._commit(plan, result)
+            outputs = [RequestOutput.of(request) for request in changed]
+            for output in outputs:
+                sink = self._sinks.get(output.id)
+                if sink is not None:
+                    sink(output)
+                if output.finished:
+                    self._forget(output.id)
+            return outputs
+
+    def abort(self, id: str) -> None:
+        """End a request; nothing happens if it has ended already."""
+        with self._lock:
+            request = self._requests.get(id)
+            if request is None:
+                return
+            self._end_all(request, "abort")
+            sink = self._sinks.get(id)
+            self._forget(id)
+            if sink is not None:
+                sink(RequestOutput.of(request))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is not finished."""
+        return bool(self._requests)
+
+    def explain(self) -> dict[str, str]:
+        """What computes each linear, by its role; layers that agree are told once."""
+        found: dict[str, dict[str, list[int]]] = {}
+        for name, module in self.model.linears().items():
+            parts = name.split(" ", 2)
+            role, layer = (parts[2], int(parts[1])) if parts[0] == "layer" else (name, -1)
+            if role.startswith("expert "):
+                role = "experts' " + role.split(" ", 2)[2]
+            found.setdefault(role, {}).setdefault(module.explain(), []).append(layer)
+        told = {}
+        for role, kinds in found.items():
+            for explanation, layers in kinds.items():
+                where = "" if len(kinds) == 1 else f" of layers {', '.join(map(str, dict.fromkeys(layers)))}"
+                told[role + where] = explanation
+        return told
+
+    def _request(self, prompt: Prompt, params: SamplingParams, id: str | None) -> Request:
+        """A checked request. Nothing is queued yet."""
+        text = prompt if isinstance(prompt, str) else None
+        if text is not None and self.tokenizer is None:
+            raise RuntimeProblem("the checkpoint has no tokenizer; give the prompt as token ids")
+        tokens = list(self.tokenizer(text).input_ids) if text is not None else [int(t) for t in prompt]  # type: ignore[misc]
+        problem = self._problem(tokens, params)
+        if problem:
+            raise RuntimeProblem(problem)
+        most = self.max_length - len(tokens)
+        grows_to = len(tokens) + min(most, params.max_tokens or most)
+        needed = self.cache.needed(grows_to)
+        if needed > self.cache.blocks:
+            raise RuntimeProblem(
+                f"the request may grow to {grows_to} tokens, which need {needed} cache blocks, and there are {self.cache.blocks};"
+                " lower max_tokens or give the engine more kv_cache_bytes"
+            )
+        salt = repr(self.model.variant(grows_to)).encode() if self.model.cache_variants else b""
+        name = id if id is not None else f"request-{next(self._names)}"
+        request = Request(name, tokens, params, grows_to, salt, text)
+        request.sequences = [
+            Sequence(request, i, list(tokens)) for i in range(1 if params.is_beam_search else params.n)
+        ]
+        for sequence in request.sequences:
+            if self.tokenizer is not None:
+                sequence.text = TextStream(self.tokenizer, tokens, params.stop)
+        return request
+
+    def _problem(self, tokens: list[int], params: SamplingParams) -> str | None:
+        vocabulary = self.model.spec.vocabulary
+        if not tokens:
+            return "the prompt is empty; give at least one token"
+        wrong = next((t for t in tokens if not 0 <= t < vocabulary), None)
+        if wrong is not None:
+            return f"the prompt has token {wrong}, outside the vocabulary of {vocabulary}"
+        if len(tokens) >= self.max_length:
+            return f"the prompt has {len(tokens)} tokens, and the engine's max_length of {self.max_length} leaves no room to continue it"
+        outside = [t for t in (*params.logit_bias, *params.stop_token_ids) if not 0 <= t < vocabulary]
+        if outside:
+            return f"logit_bias or stop_token_ids name token {outside[0]}, outside the vocabulary of {vocabulary}"
+        if params.stop and self.tokenizer is None:
+            return "stop strings need a tokenizer, and the checkpoint has none; use stop_token_ids"
+        if params.is_beam_search and (params.stop or params.logprobs is not None):
+            return "beam search takes no stop strings and reports no logprobs; use stop_token_ids, or n samples"
+        if params.sequences > self.scheduler.max_sequences:
+            return (
+                f"the request asks for {params.sequences} sequences at once, and the engine runs at most"
+                f" {self.scheduler.max_sequences}; raise max_sequences"
+            )
+        for field in ("logprobs", "prompt_logprobs"):
+            if (getattr(params, field) or 0) > vocabulary:
+                return f"{field} asks for more tokens than the vocabulary of {vocabulary} has"
+        return None
+
+    def _submit(self, request: Request, sink: Sink | None) -> None:
+        if request.id in self._requests:
+            raise RuntimeProblem(f"a request named {request.id!r} is running already; choose another id")
+        self._requests[request.id] = request
+        if sink is not None:
+            self._sinks[request.id] = sink
+        self.scheduler.add(request.sequences[0])
+
+    def _commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
+        """Note what a step found; returns the requests that got on."""
+        self.scheduler.computed(plan)
+        changed: dict[str, Request] = {}
+        for sequence in result.broken:
+            request = sequence.request
+            request.error = "the model's logits are not numbers; the checkpoint or its quantization is broken"
+            self._end_all(request, "error")
+            changed[request.id] = request
+        for sequence, logprobs in result.prompt_logprobs.items():
+            sequence.request.prompt_logprobs.extend(logprobs)
+        self._fork(plan, result)
+        for sequence, sampled in result.tokens.items():
+            self._append(sequence, sampled)
+            changed[sequence.request.id] = sequence.request
+        for sequence, candidates in result.continuations.items():
+            sequence.candidates = candidates
+            if advance(sequence.request, self.scheduler, self.ends):
+                self._tell_beams(sequence.request)
+                changed[sequence.request.id] = sequence.request
+        return list(changed.values())
+
+    def _fork(self, plan: StepPlan, result: StepResult) -> None:
+        """Let a prompt's samples go their own ways once it is computed."""
+        for chunk in plan.chunks:
+            request = chunk.sequence.request
+            if chunk.is_last and not request.forked and request.error is None:
+                request.forked = True
+                if not request.params.is_beam_search:
+                    for child in request.sequences[1:]:
+                        self.scheduler.fork(chunk.sequence, child)
+
+    def _append(self, sequence: Sequence, sampled: Sampled) -> None:
+        params = sequence.request.params
+        sequence.tokens.append(sampled.token)
+        sequence.total_logprob += sampled.logprob
+        if sampled.top is not None:
+            sequence.logprobs.append(sampled.top)
+        count = len(sequence.generated)
+        may_stop = count >= params.min_tokens
+        is_end = sampled.token in params.stop_token_ids or (sampled.token in self.ends and not params.ignore_eos)
+        if sequence.text is not None and not (is_end and may_stop):
+            sequence.text.add(sampled.token, may_stop=may_stop)
+        if may_stop and is_end:
+            sequence.stopped_by = sampled.token
+            self._end(sequence, "stop")
+        elif sequence.text is not None and sequence.text.stopped_by is not None:
+            sequence.stopped_by = sequence.text.stopped_by
+            self._end(sequence, "stop")
+        elif count >= sequence.request.max_tokens:
+            self._end(sequence, "length")
+
+    def _end(self, sequence: Sequence, reason: str) -> None:
+        self.scheduler.end(sequence, reason)
+        if sequence.text is not None:
+            sequence.text.end()
+
+    def _end_all(self, request: Request, reason: str) -> None:
+        for sequence in live(request):
+            self._end(sequence, reason)
+
+    def _tell_beams(self, request: Request) -> None:
+        if not request.is_finished or self.tokenizer is None:
+            return
+        for sequence in request.sequences:
+            sequence.text = TextStream(self.tokenizer, request.prompt, ())
+            for token in sequence.generated:
+                if token not in self.ends:
+                    sequence.text.add(token)
+            sequence.text.end()
+
+    def _fail_all(self, sentence: str) -> None:
+        for request in list(self._requests.values()):
+            request.error = sentence
+            self._end_all(request, "error")
+            sink = self._sinks.get(request.id)
+            self._forget(request.id)
+            if sink is not None:
+                sink(RequestOutput.of(request))
+
+    def _forget(self, id: str) -> None:
+        self._requests.pop(id, None)
+        self._sinks.pop(id, None)
+
+    def _keep_running(self) -> None:
+        """Step in the background for as long as there is work. The lock is held."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._serve, name="smelt-engine", daemon=True)
+            self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            with self._wake:
+                while not self._requests:
+                    self._wake.wait()
+            self.step()
+
+
+def _check_options(max_sequences: int, token_budget: int, block_size: int, utilization: float, dtype: str) -> None:
+    for name, value in (("max_sequences", max_sequences), ("token_budget", token_budget), ("block_size", block_size)):
+        if value < 1:
+            raise RuntimeProblem(f"{name} is {value}; it must be at least 1")
+    if not 0 < utilization <= 1:
+        raise RuntimeProblem(f"memory_utilization is {utilization}; it must be above 0 and at most 1")
+    if dtype != "auto" and dtype not in _DTYPES:
+        raise RuntimeProblem(f"dtype is {dtype!r}; it must be auto, {', '.join(_DTYPES)}")
+
+
+def _tokenizer(path: Path, trust_remote_code: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    if not any(
+        (path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+    ):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise RuntimeProblem(f"{path}: its tokenizer cannot be loaded ({str(error).splitlines()[0]})") from None
+
+
+def _end_tokens(checkpoint: Checkpoint) -> frozenset[int]:
+    """From generation_config.json, which knows all of them, or the model's config."""
+    import json
+
+    found: Any = getattr(checkpoint.config, "eos_token_id", None)
+    own = checkpoint.path / "generation_config.json"
+    if own.is_file():
+        found = json.loads(own.read_text(encoding="utf-8")).get("eos_token_id", found)
+    if found is None:
+        return frozenset()
+    return frozenset(found if isinstance(found, list) else [found])
+
+
+def describe(engine: Engine) -> str:
+    """A loaded engine in a few lines."""
+    lines = [f"{human_bytes(engine.model.nbytes())} of weights in {str(engine.model.dtype).removeprefix('torch.')}"]
+    lines += [f"  {role}: {kernel}" for role, kernel in engine.explain().items()]
+    return "\n".join(lines)

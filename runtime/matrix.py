@@ -1,0 +1,87 @@
+"""A linear layer's weight as a checkpoint stores it, before any kernel has packed it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from compressed_tensors.quantization import QuantizationArgs
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight ``[rows, columns]``: its values, or integer codes with scales.
+
+    Attributes:
+        values: the weight itself, or int8 codes.
+        format: the number format's name, for people: ``bfloat16``, ``int4 g128``, ``float8``…
+        bits: of each code, or of each value.
+        scale: ``[rows, groups]``, with codes only; groups are of equal size along the columns.
+        zero: ``[rows, groups]``, subtracted from codes; None if symmetric.
+        inputs: how the layer's inputs are rounded at run time; None if they are not.
+    """
+
+    values: Tensor
+    format: str
+    bits: int
+    scale: Tensor | None = None
+    zero: Tensor | None = None
+    inputs: QuantizationArgs | None = None
+
+    @classmethod
+    def plain(cls, values: Tensor, inputs: QuantizationArgs | None = None, format: str | None = None) -> Matrix:
+        """A weight given by its values."""
+        name = format or str(values.dtype).removeprefix("torch.")
+        return cls(values, name, 8 * values.element_size(), inputs=inputs)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.values.shape[0], self.values.shape[1]
+
+    @property
+    def group(self) -> int:
+        """Columns that share a scale."""
+        return self.values.shape[1] if self.scale is None else self.values.shape[1] // self.scale.shape[1]
+
+    def rows(self, index: Tensor) -> Matrix:
+        """The same matrix with its rows chosen and ordered by ``index``."""
+        return replace(
+            self,
+            values=self.values[index],
+            scale=None if self.scale is None else self.scale[index],
+            zero=None if self.zero is None else self.zero[index],
+        )
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """The values, whatever they are stored as. Computed as compressed-tensors does, in the scale's type."""
+        if self.scale is None:
+            return self.values.to(dtype)
+        codes = self.values.to(self.scale.dtype).unflatten(1, (self.scale.shape[1], -1))
+        if self.zero is not None:
+            codes = codes - self.zero.to(self.scale.dtype).unsqueeze(-1)
+        return (codes * self.scale.unsqueeze(-1)).flatten(1).to(dtype)
+
+
+def stacked(parts: Sequence[Matrix], dtype: torch.dtype) -> Matrix:
+    """Matrices with the same columns as one. Those that are stored alike stay so, others become plain."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    alike = all(
+        p.format == first.format
+        and p.group == first.group
+        and (p.scale is None) == (first.scale is None)
+        and (p.zero is None) == (first.zero is None)
+        and p.inputs == first.inputs
+        for p in parts
+    )
+    if not alike:
+        return Matrix.plain(torch.cat([p.dense(dtype) for p in parts]), first.inputs)
+    return replace(
+        first,
+        values=torch.cat([p.values for p in parts]),
+        scale=None if first.scale is None else torch.cat([p.scale for p in parts if p.scale is not None]),
+        zero=None if first.zero is None else torch.cat([p.zero for p in parts if p.zero is not None]),
+    )

@@ -1,0 +1,312 @@
+"""One decoder for all architectures, driven by a :class:`DecoderSpec`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers.activations import ACT2FN
+
+from .architectures import DecoderSpec, LayerSpec, spec_of
+from .attention import PagedKeysValues, attend
+from .batch import Batch
+from .checkpoint import Checkpoint
+from .errors import RuntimeProblem
+from .linear import Linear, linear
+from .matrix import Matrix, stacked
+from .rope import Rotations, rotate
+
+Norm = Callable[[Tensor], Tensor]
+
+
+class Model:
+    """A decoder with its weights.
+
+    Attributes:
+        spec: what it is.
+        dtype: what it computes in.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: torch.dtype, progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        self.spec = spec_of(checkpoint.config)
+        self.dtype = dtype
+        load = _Loader(checkpoint, self.spec, dtype)
+        names = self.spec.names
+        self._embedding = load.tensor(f"{names.embedding}.weight", (self.spec.vocabulary, None))
+        self._positions = load.tensor(f"{names.positions}.weight", None) if names.positions else None
+        self._project_in = load.linear(names.project_in) if names.project_in else None
+        self._project_out = load.linear(names.project_out) if names.project_out else None
+        self._layers: list[_Layer] = []
+        for i, layer in enumerate(self.spec.layers):
+            self._layers.append(_Layer(load, self.spec, layer, i))
+            if progress:
+                progress(i + 1, len(self.spec.layers))
+        self._final_norm = load.norm(names.final_norm)
+        if self.spec.tied or not checkpoint.has_matrix(names.head):
+            self._head: Linear = linear(Matrix.plain(self._embedding), None, dtype)
+        else:
+            self._head = load.linear(names.head)
+        self._rotations = Rotations(self.spec.ropes, dtype)
+        scale = self.spec.embedding_scale
+        # In the model's own type, as transformers multiplies.
+        self._embedding_scale = None if scale is None else torch.tensor(scale).to(dtype)
+
+    @torch.inference_mode()
+    def __call__(self, batch: Batch, store: PagedKeysValues) -> Tensor:
+        """Logits ``[wanted, vocabulary]`` of a step's tokens; their keys and values go to ``store``."""
+        hidden = functional.embedding(batch.tokens, self._embedding)
+        if self._embedding_scale is not None:
+            hidden = hidden * self._embedding_scale
+        if self._project_in is not None:
+            hidden = self._project_in(hidden)
+        if self._positions is not None:
+            hidden = hidden + functional.embedding(batch.positions + self.spec.position_offset, self._positions)
+        rotations = self._rotations.of(batch.positions, batch.lengths)
+        for i, layer in enumerate(self._layers):
+            hidden = layer(hidden, rotations, store, i, batch)
+        hidden = hidden[batch.wanted]
+        hidden = self._final_norm(hidden)
+        if self._project_out is not None:
+            hidden = self._project_out(hidden)
+        logits = self._head(hidden).float()
+        cap = self.spec.logit_cap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    @property
+    def cache_variants(self) -> bool:
+        """Whether equal tokens may have different keys, because rotation depends on how long a sequence may grow."""
+        return self._rotations.by_length
+
+    def variant(self, length: int) -> tuple[int, ...]:
+        """What distinguishes the keys of sequences that may grow to ``length``."""
+        return tuple(self._rotations.variants(length).values())
+
+    def linears(self) -> dict[str, Linear]:
+        """Every linear, by what it does."""
+        found = {"head": self._head}
+        for i, layer in enumerate(self._layers):
+            found |= {f"layer {i} {role}": module for role, module in layer.linears().items()}
+        return found
+
+    def nbytes(self) -> int:
+        """Memory of the weights."""
+        embedding = 0 if self.spec.tied and self._head.nbytes == self._embedding.nbytes else self._embedding.nbytes
+        return embedding + sum(module.nbytes for module in self.linears().values())
+
+
+class _Loader:
+    """Builds a decoder's parts from a checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint, spec: DecoderSpec, dtype: torch.dtype) -> None:
+        self.checkpoint = checkpoint
+        self.spec = spec
+        self.dtype = dtype
+
+    def tensor(self, name: str, shape: tuple[int | None, ...] | None) -> Tensor:
+        """A dense tensor, in the computing type."""
+        found = self.checkpoint.tensor(name)
+        if shape is not None and any(want not in (None, have) for want, have in zip(shape, found.shape, strict=False)):
+            raise RuntimeProblem(
+                f"{self.checkpoint.path}: {name} has the shape {list(found.shape)}, the config says {list(shape)}"
+            )
+        return found.to(self.dtype)
+
+    def matrix(self, name: str) -> Matrix:
+        found = self.checkpoint.matrix(name)
+        if self.spec.names.transposed:
+            return Matrix.plain(found.dense(self.dtype).T.contiguous(), found.inputs)
+        return found
+
+    def linear(self, *names: str, rows: Tensor | None = None, shape: tuple[int, int] | None = None) -> Linear:
+        """One linear of some matrices stacked."""
+        matrix = stacked([self.matrix(name) for name in names], self.dtype)
+        if shape is not None and matrix.shape != shape:
+            raise RuntimeProblem(
+                f"{self.checkpoint.path}: {' + '.join(names)} has the shape {list(matrix.shape)}, the config says {list(shape)}"
+            )
+        biases = [self.checkpoint.optional(f"{name}.bias") for name in names]
+        bias = None
+        if any(b is not None for b in biases):
+            sizes = [self.matrix(name).shape[0] for name in names] if any(b is None for b in biases) else []
+            bias = torch.cat([torch.zeros(sizes[i]) if b is None else b for i, b in enumerate(biases)])
+        if rows is not None:
+            matrix, bias = matrix.rows(rows), None if bias is None else bias[rows]
+        return linear(matrix, bias, self.dtype)
+
+    def norm(self, name: str | None) -> Norm:
+        """A normalization; none at all for no name."""
+        if name is None:
+            return lambda hidden: hidden
+        eps = self.spec.eps
+        weight = self.checkpoint.optional(f"{name}.weight")
+        if self.spec.norm == "layer":
+            scale = None if weight is None else weight.to(self.dtype)
+            shift = self.checkpoint.optional(f"{name}.bias")
+            shift = None if shift is None else shift.to(self.dtype)
+            return lambda hidden: functional.layer_norm(hidden, (hidden.shape[-1],), scale, shift, eps)
+        if weight is None:
+            raise RuntimeProblem(f"{self.checkpoint.path}: the checkpoint lacks {name}.weight")
+        if self.spec.norm == "rms+1":
+            wide = 1.0 + weight.float()
+            return lambda hidden: (_normed(hidden, eps) * wide).to(hidden.dtype)
+        narrow = weight.to(self.dtype)
+        if self.spec.names.after_mlp is not None:  # OLMo 2 multiplies before it rounds
+            wide = weight.float()
+            return lambda hidden: (_normed(hidden, eps) * wide).to(hidden.dtype)
+        return lambda hidden: narrow * _normed(hidden, eps).to(hidden.dtype)
+
+    def first_of(self, names: tuple[str, ...]) -> str:
+        """The spelling that the checkpoint uses."""
+        for name in names:
+            if self.checkpoint.has_matrix(name):
+                return name
+        raise RuntimeProblem(f"{self.checkpoint.path}: the checkpoint lacks {names[0]}")
+
+
+class _Layer:
+    """Attention and feed-forward of one layer."""
+
+    def __init__(self, load: _Loader, spec: DecoderSpec, layer: LayerSpec, index: int) -> None:
+        names, prefix = spec.names, spec.names.layer.format(i=index)
+        self._spec, self._layer = spec, layer
+
+        def at(name: str | None) -> str | None:
+            return None if name is None else prefix + name
+
+        heads, shared, size = spec.heads, spec.key_value_heads, spec.head_size
+        self._widths = [heads * size, shared * size, shared * size]
+        rows = None
+        if names.by_head:
+            rows = torch.arange(3 * heads * size).view(heads, 3, size).transpose(0, 1).flatten()
+        self._query_key_value = load.linear(
+            *(prefix + name for name in names.query_key_value), rows=rows, shape=(sum(self._widths), spec.hidden)
+        )
+        self._out = load.linear(prefix + names.out, shape=(spec.hidden, heads * size))
+        self._query_norm = load.norm(at(names.query_norm)) if spec.query_key_norm else None
+        self._key_norm = load.norm(at(names.key_norm)) if spec.query_key_norm else None
+        self._before_attention = load.norm(at(names.before_attention))
+        self._after_attention = load.norm(at(names.after_attention))
+        self._before_mlp = load.norm(at(names.before_mlp))
+        self._after_mlp = load.norm(at(names.after_mlp))
+        self._mlp = _Experts(load, spec, prefix) if layer.sparse else _feed_forward(load, spec, prefix)
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        rotations: dict[str, tuple[Tensor, Tensor]],
+        store: PagedKeysValues,
+        index: int,
+        batch: Batch,
+    ) -> Tensor:
+        order = self._spec.order
+        if order == "parallel":
+            attended = self._attention(self._before_attention(hidden), rotations, store, index, batch)
+            return self._mlp(self._before_mlp(hidden)) + attended + hidden
+        if order == "after":
+            attended = self._attention(hidden, rotations, store, index, batch)
+            hidden = self._before_attention(hidden + attended)
+            return self._before_mlp(hidden + self._mlp(hidden))
+        attended = self._attention(self._before_attention(hidden), rotations, store, index, batch)
+        hidden = hidden + self._after_attention(attended)
+        return hidden + self._after_mlp(self._mlp(self._before_mlp(hidden)))
+
+    def _attention(
+        self,
+        hidden: Tensor,
+        rotations: dict[str, tuple[Tensor, Tensor]],
+        store: PagedKeysValues,
+        index: int,
+        batch: Batch,
+    ) -> Tensor:
+        size = self._spec.head_size
+        queries, keys, values = self._query_key_value(hidden).split(self._widths, dim=-1)
+        whole = self._spec.query_key_norm == "whole"
+        if whole and self._query_norm and self._key_norm:
+            queries, keys = self._query_norm(queries), self._key_norm(keys)
+        queries, keys, values = (part.unflatten(-1, (-1, size)) for part in (queries, keys, values))
+        if not whole and self._query_norm and self._key_norm:
+            queries, keys = self._query_norm(queries), self._key_norm(keys)
+        if self._layer.rope is not None:
+            cosine, sine = rotations[self._layer.rope]
+            queries, keys = rotate(queries, cosine, sine), rotate(keys, cosine, sine)
+        store.write(index, batch.slots, keys, values)
+        found = attend(queries, store, index, self._layer, self._spec.score_cap, batch)
+        return self._out(found.flatten(1))
+
+    def linears(self) -> dict[str, Linear]:
+        return {"query, key, value": self._query_key_value, "attention out": self._out, **self._mlp.linears()}
+
+
+class _GatedFeedForward:
+    def __init__(self, gate_up: Linear, down: Linear, activation: Callable[[Tensor], Tensor]) -> None:
+        self._gate_up, self._down, self._activation = gate_up, down, activation
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        gate, up = self._gate_up(hidden).chunk(2, dim=-1)
+        return self._down(self._activation(gate) * up)
+
+    def linears(self) -> dict[str, Linear]:
+        return {"gate, up": self._gate_up, "down": self._down}
+
+
+class _PlainFeedForward:
+    def __init__(self, up: Linear, down: Linear, activation: Callable[[Tensor], Tensor]) -> None:
+        self._up, self._down, self._activation = up, down, activation
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self._down(self._activation(self._up(hidden)))
+
+    def linears(self) -> dict[str, Linear]:
+        return {"up": self._up, "down": self._down}
+
+
+def _feed_forward(load: _Loader, spec: DecoderSpec, prefix: str) -> _GatedFeedForward | _PlainFeedForward:
+    activation: Callable[[Tensor], Tensor] = ACT2FN[spec.activation]
+    up = load.linear(*(prefix + name for name in spec.names.gate_up))
+    down = load.linear(prefix + spec.names.down)
+    return (_GatedFeedForward if spec.gated else _PlainFeedForward)(up, down, activation)
+
+
+class _Experts:
+    """A mixture of experts: a router sends each token to a few of many feed-forward parts."""
+
+    def __init__(self, load: _Loader, spec: DecoderSpec, prefix: str) -> None:
+        names = spec.names
+        router = load.first_of(tuple(prefix + name for name in names.router))
+        self._router = load.tensor(f"{router}.weight", (spec.experts, spec.hidden))
+        self._per_token, self._normalized = spec.experts_per_token, spec.normalized_experts
+        activation: Callable[[Tensor], Tensor] = ACT2FN[spec.activation]
+        self._experts = []
+        for e in range(spec.experts):
+            pairs = {
+                gate: (gate, up)
+                for gate, up in (tuple(prefix + n.format(e=e) for n in pair) for pair in names.expert_gate_up)
+            }
+            gate_up = pairs[load.first_of(tuple(pairs))]
+            down = load.first_of(tuple(prefix + name.format(e=e) for name in names.expert_down))
+            self._experts.append(_GatedFeedForward(load.linear(*gate_up), load.linear(down), activation))
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        shares, chosen = functional.linear(hidden, self._router).float().softmax(-1).topk(self._per_token, dim=-1)
+        if self._normalized:
+            shares = shares / shares.sum(-1, keepdim=True)
+        shares = shares.to(hidden.dtype)
+        out = torch.zeros_like(hidden)
+        for e in chosen.unique().tolist():
+            tokens, place = torch.where(chosen == e)
+            out.index_add_(0, tokens, self._experts[e](hidden[tokens]) * shares[tokens, place, None])
+        return out
+
+    def linears(self) -> dict[str, Linear]:
+        return {
+            f"expert {e} {role}": m for e, expert in enumerate(self._experts) for role, m in expert.linears().items()
+        }
+
+
+def _normed(hidden: Tensor, eps: float) -> Tensor:
+    wide = hidden.float()
+    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)

@@ -1,0 +1,79 @@
+"""What a request has given so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .sequence import Request, Sequence, TokenLogprobs
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One continuation of a prompt.
+
+    Attributes:
+        index: which of the request's samples.
+        text: the text so far; None if the checkpoint has no tokenizer.
+        tokens: the ids behind it, an end token included.
+        finish_reason: ``stop``, ``length``, ``abort`` or ``error``; None while it grows.
+        stopped_by: the stop string or token.
+        total_logprob: sum of the tokens' log probabilities.
+        logprobs: for each token, its own log probability and those of the most likely ones, if asked for.
+    """
+
+    index: int
+    text: str | None
+    tokens: list[int]
+    finish_reason: str | None
+    stopped_by: int | str | None
+    total_logprob: float
+    logprobs: list[TokenLogprobs] | None
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A request's completions, finished or not.
+
+    Attributes:
+        id: the request's name.
+        prompt: its text; None if it was given as tokens.
+        prompt_tokens: its ids.
+        completions: one for each sample, or the best beams, the best first.
+        finished: whether nothing more will come.
+        error: what went wrong, if something did.
+        prompt_logprobs: for each prompt token but the first, if asked for.
+    """
+
+    id: str
+    prompt: str | None
+    prompt_tokens: list[int]
+    completions: list[Completion]
+    finished: bool
+    error: str | None
+    prompt_logprobs: list[TokenLogprobs] | None
+
+    @classmethod
+    def of(cls, request: Request) -> RequestOutput:
+        """The present state of a request."""
+        asked = request.params.prompt_logprobs is not None
+        return cls(
+            request.id,
+            request.text,
+            request.prompt,
+            [_completion(sequence) for sequence in request.sequences],
+            request.is_finished,
+            request.error,
+            list(request.prompt_logprobs) if asked else None,
+        )
+
+
+def _completion(sequence: Sequence) -> Completion:
+    return Completion(
+        sequence.index,
+        None if sequence.text is None else sequence.text.text,
+        sequence.generated,
+        sequence.finish,
+        sequence.stopped_by,
+        sequence.total_logprob,
+        None if sequence.request.params.logprobs is None else list(sequence.logprobs),
+    )

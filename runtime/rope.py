@@ -1,0 +1,120 @@
+"""Rotary positions, with every scaling that transformers knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+# These two choose their frequencies by how long a sequence is; all others are fixed.
+_BY_LENGTH = ("dynamic", "longrope")
+
+
+@dataclass(frozen=True)
+class Rope:
+    """One way of rotating queries and keys.
+
+    Attributes:
+        kind: transformers' name of the scaling.
+        original_length: the length from which on frequencies change, where they do.
+    """
+
+    kind: str
+    original_length: int
+    _config: Any
+    _layer_type: str | None
+
+    @classmethod
+    def of(cls, config: Any, layer_type: str | None = None) -> Rope:
+        """The rotation that a Hugging Face config describes (for one type of layer, where they differ)."""
+        parameters = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
+        original = parameters.get("original_max_position_embeddings") or config.max_position_embeddings
+        return cls(parameters.get("rope_type", "default"), original, config, layer_type)
+
+    def variant(self, length: int) -> int:
+        """Which frequencies a sequence uses that may grow to ``length`` tokens.
+
+        A sequence keeps them for its whole life, since rotated keys stay in the cache: transformers changes
+        them in mid-sequence, which no key that was cached before can follow.
+        """
+        if self.kind == "longrope":
+            return int(length > self.original_length)
+        if self.kind == "dynamic":
+            return max(length, self._config.max_position_embeddings)
+        return 0
+
+    def frequencies(self, variant: int) -> tuple[Tensor, float]:
+        """Inverse frequencies, and what cosines and sines are multiplied by."""
+        if self.kind == "default":
+            return self._default(), 1.0
+        length = None
+        if self.kind == "longrope":
+            length = self.original_length + variant
+        elif self.kind == "dynamic":
+            length = variant
+        return ROPE_INIT_FUNCTIONS[self.kind](
+            self._config, torch.device("cpu"), seq_len=length, layer_type=self._layer_type
+        )
+
+    def _default(self) -> Tensor:
+        config = self._config
+        parameters = config.rope_parameters if self._layer_type is None else config.rope_parameters[self._layer_type]
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        rotated = int(head_size * parameters.get("partial_rotary_factor", 1.0))
+        return 1.0 / parameters["rope_theta"] ** (torch.arange(0, rotated, 2, dtype=torch.float32) / rotated)
+
+
+class Rotations:
+    """Cosines and sines of positions, for the ropes of a model."""
+
+    def __init__(self, ropes: dict[str, Rope], dtype: torch.dtype) -> None:
+        self._ropes = ropes
+        self._dtype = dtype
+        self._known: dict[tuple[str, int], tuple[Tensor, float]] = {}
+
+    @property
+    def by_length(self) -> bool:
+        """Whether frequencies depend on how long a sequence is."""
+        return any(rope.kind in _BY_LENGTH for rope in self._ropes.values())
+
+    def variants(self, length: int) -> dict[str, int]:
+        """Each rope's variant for a sequence that may grow to ``length``."""
+        return {name: rope.variant(length) for name, rope in self._ropes.items()}
+
+    def of(self, positions: Tensor, lengths: list[tuple[int, int]]) -> dict[str, tuple[Tensor, Tensor]]:
+        """By rope: cosines and sines ``[tokens, 1, rotated / 2]``.
+
+        Args:
+            positions: of the tokens of a step.
+            lengths: for each run of tokens, how many they are and the length their sequence may grow to.
+        """
+        found = {}
+        for name, rope in self._ropes.items():
+            if rope.kind in _BY_LENGTH:
+                pieces = [(count, *self._frequencies(name, rope.variant(length))) for count, length in lengths]
+                frequencies = torch.cat([f.expand(count, -1) for count, f, _ in pieces])
+                scale: Any = torch.cat([torch.full((count, 1, 1), s) for count, _, s in pieces])
+            else:
+                frequencies, scale = self._frequencies(name, 0)
+            angles = (positions[:, None].float() * frequencies).unsqueeze(1)
+            found[name] = ((angles.cos() * scale).to(self._dtype), (angles.sin() * scale).to(self._dtype))
+        return found
+
+    def _frequencies(self, name: str, variant: int) -> tuple[Tensor, float]:
+        key = (name, variant)
+        if key not in self._known:
+            self._known[key] = self._ropes[name].frequencies(variant)
+        return self._known[key]
+
+
+def rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotate ``[tokens, heads, size]``; only as many numbers of each head as there are frequencies for."""
+    half = cosine.shape[-1]
+    first, second = heads[..., :half], heads[..., half : 2 * half]
+    turned = [first * cosine - second * sine, second * cosine + first * sine]
+    if heads.shape[-1] > 2 * half:
+        turned.append(heads[..., 2 * half :])
+    return torch.cat(turned, dim=-1)

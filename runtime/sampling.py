@@ -1,0 +1,115 @@
+"""From logits to tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .params import SamplingParams
+from .sequence import Sequence, TokenLogprobs
+
+_SEED_STEP = 1_000_003
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A chosen token.
+
+    Attributes:
+        token: its id.
+        logprob: its log probability under the model, before any change.
+        top: the most likely tokens' too, if they were asked for; the chosen one is always among them.
+    """
+
+    token: int
+    logprob: float
+    top: TokenLogprobs | None
+
+
+def sample(logits: Tensor, sequences: list[Sequence], ends: frozenset[int], seed: int) -> list[Sampled]:
+    """Choose the next token of each sequence.
+
+    Args:
+        logits: float32 ``[sequences, vocabulary]``.
+        sequences: whose next tokens they are for.
+        ends: the model's end tokens.
+        seed: of the engine, for requests without one of their own.
+    """
+    all_greedy = all(sequence.request.params.is_plainly_greedy for sequence in sequences)
+    chosen = (
+        logits.argmax(-1).tolist()
+        if all_greedy
+        else [_choose(row, sequence, ends, seed) for row, sequence in zip(logits, sequences, strict=True)]
+    )
+    return [_described(row, token, s.request.params) for row, token, s in zip(logits, chosen, sequences, strict=True)]
+
+
+def top_logprobs(row: Tensor, token: int, count: int) -> TokenLogprobs:
+    """``token``'s log probability and those of the ``count`` most likely tokens, the most likely first."""
+    logprobs = row.log_softmax(-1)
+    best = logprobs.topk(count)
+    found = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return found if token in found else {**found, token: logprobs[token].item()}
+
+
+def changed_logits(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> Tensor:
+    """A row of logits after biases, forbidden ends and penalties."""
+    params = sequence.request.params
+    row = row.clone()
+    for token, bias in params.logit_bias.items():
+        row[token] += bias
+    generated = sequence.generated
+    if params.repetition_penalty != 1:
+        seen = torch.tensor(sorted(set(sequence.tokens)))
+        values = row[seen]
+        row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+    if (params.presence_penalty or params.frequency_penalty) and generated:
+        counts = Counter(generated)
+        tokens = torch.tensor(list(counts))
+        times = torch.tensor(list(counts.values()), dtype=row.dtype)
+        row[tokens] -= params.presence_penalty + params.frequency_penalty * times
+    if len(generated) < params.min_tokens:
+        stops = [*params.stop_token_ids, *(() if params.ignore_eos else ends)]
+        row[torch.tensor(stops, dtype=torch.int64)] = float("-inf")
+    return row
+
+
+def narrowed(row: Tensor, params: SamplingParams) -> Tensor:
+    """A row of logits over the temperature, with what may not be sampled at minus infinity: top-k, then top-p, then min-p."""
+    row = row / params.temperature
+    nothing = float("-inf")
+    if 0 < params.top_k < len(row):
+        row = row.masked_fill(row < row.topk(params.top_k).values[-1], nothing)
+    if params.top_p < 1:
+        ordered, order = row.sort(stable=True)
+        dropped = ordered.softmax(-1).cumsum(-1) <= 1 - params.top_p
+        dropped[-1] = False
+        row = row.masked_fill(torch.zeros_like(dropped).scatter(0, order, dropped), nothing)
+    if params.min_p > 0:
+        shares = row.softmax(-1)
+        row = row.masked_fill(shares < params.min_p * shares.max(), nothing)
+    return row
+
+
+def _choose(row: Tensor, sequence: Sequence, ends: frozenset[int], seed: int) -> int:
+    params = sequence.request.params
+    row = row if params.is_plainly_greedy else changed_logits(row, sequence, ends)
+    if params.temperature == 0:
+        return int(row.argmax())
+    if sequence.generator is None:
+        own = seed if params.seed is None else params.seed
+        sequence.generator = torch.Generator().manual_seed((own + _SEED_STEP * sequence.index) % 2**63)
+    shares = narrowed(row, params).softmax(-1)
+    # The largest of shares over exponential noise is a sample of them, and takes as much noise whatever is narrowed.
+    noise = torch.empty_like(shares).exponential_(generator=sequence.generator)
+    return int((shares / noise).argmax())
+
+
+def _described(row: Tensor, token: int, params: SamplingParams) -> Sampled:
+    if params.logprobs is None:
+        return Sampled(token, (row[token] - row.logsumexp(-1)).item(), None)
+    top = top_logprobs(row, token, params.logprobs)
+    return Sampled(token, top[token], top)

@@ -1,0 +1,178 @@
+"""Who runs in the next step, and with how many tokens. Touches no tensor."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from .cache import BlockCache, Copy
+from .sequence import Request, Sequence
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens of one sequence to compute: ``count`` from position ``start`` on."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the sequence is computed to its end, so that its next token can be chosen."""
+        return self.start + self.count == len(self.sequence.tokens)
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What to do in a step: copy blocks, then compute chunks."""
+
+    chunks: list[Chunk]
+    copies: list[Copy] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
+
+class Scheduler:
+    """Continuous batching: every step is filled anew, decodes first, then prompts in pieces.
+
+    Args:
+        cache: where blocks come from.
+        token_budget: the most tokens in a step.
+        max_sequences: the most sequences that run at once.
+        static: instead, let a batch start only when the one before has ended, as the baseline does.
+    """
+
+    def __init__(self, cache: BlockCache, *, token_budget: int, max_sequences: int, static: bool = False) -> None:
+        self.cache = cache
+        self.token_budget = token_budget
+        self.max_sequences = max_sequences
+        self.static = static
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait for its turn."""
+        self.waiting.append(sequence)
+
+    def schedule(self) -> StepPlan:
+        """Fill the next step. It is empty only if nothing waits or runs."""
+        plan = StepPlan([])
+        budget = self._continue_running(plan, self.token_budget)
+        # A static batch is open until the first of its sequences has begun to generate.
+        if not (self.static and any(sequence.generated for sequence in self.running)):
+            self._admit(plan, budget)
+        while not plan.chunks and self.waiting and self._give_way():
+            self._admit(plan, self.token_budget)
+        return plan
+
+    def computed(self, plan: StepPlan) -> None:
+        """Note that a plan was carried out."""
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            sequence.computed = chunk.start + chunk.count
+            self.cache.publish(
+                sequence.blocks, sequence.keys, sequence.tokens, sequence.computed, sequence.request.salt
+            )
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let ``child`` run beside ``parent``, sharing what is computed."""
+        child.blocks = self.cache.fork(parent.blocks)
+        child.keys = list(parent.keys)
+        child.computed = parent.computed
+        if parent in self.running:
+            self.running.insert(self.running.index(parent) + 1, child)
+        else:  # the parent was preempted while its siblings were waited for
+            self.waiting.insert(self.waiting.index(parent) + 1, child)
+
+    def end(self, sequence: Sequence, reason: str) -> None:
+        """Take a sequence out."""
+        sequence.finish = sequence.finish or reason
+        self.cache.release(sequence.blocks)
+        sequence.candidates = None
+        if sequence in self.running:
+            self.running.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def _continue_running(self, plan: StepPlan, budget: int) -> int:
+        for sequence in list(self.running):
+            if sequence not in self.running or sequence.remaining == 0:
+                continue  # preempted for one before it, or waiting for its siblings
+            count = min(sequence.remaining, budget)
+            if count == 0:
+                continue
+            if self._make_room(sequence, sequence.computed + count, plan):
+                plan.chunks.append(Chunk(sequence, sequence.computed, count))
+                budget -= count
+        return budget
+
+    def _make_room(self, sequence: Sequence, stop: int, plan: StepPlan) -> bool:
+        """Give a running sequence blocks, taking them from the last that came if need be."""
+        while True:
+            copies = self.cache.grow(sequence.blocks, sequence.computed, stop)
+            if copies is not None:
+                plan.copies.extend(copies)
+                return True
+            planned = {id(chunk.sequence) for chunk in plan.chunks}
+            victim = next(s for s in reversed(self.running) if s is sequence or id(s) not in planned)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take a sequence's blocks; it is computed again, from its own tokens, when there is room."""
+        self.preemptions += 1
+        self.running.remove(sequence)
+        self.cache.release(sequence.blocks)
+        sequence.keys.clear()
+        sequence.computed = 0
+        self.waiting.appendleft(sequence)
+
+    def _admit(self, plan: StepPlan, budget: int) -> None:
+        for sequence in list(self.waiting):
+            if sequence.candidates is not None:
+                continue  # it has nothing to compute until its siblings have caught up
+            if budget == 0 or sum(map(_places, [*self.running, sequence])) > self.max_sequences:
+                return
+            sequence.blocks, sequence.keys = self.cache.find(sequence.tokens, sequence.request.salt)
+            if sequence.request.params.prompt_logprobs is not None and not sequence.request.forked:
+                self.cache.release(sequence.blocks)  # their logits are wanted too
+                sequence.keys.clear()
+            sequence.computed = len(sequence.blocks) * self.cache.block_size
+            count = min(sequence.remaining, budget)
+            copies = self.cache.grow(sequence.blocks, sequence.computed, sequence.computed + count)
+            if copies is None:
+                self.cache.release(sequence.blocks)
+                sequence.keys.clear()
+                sequence.computed = 0
+                return
+            plan.copies.extend(copies)
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
+            plan.chunks.append(Chunk(sequence, sequence.computed, count))
+            budget -= count
+
+    def _give_way(self) -> bool:
+        """Preempt one that only waits for its siblings, so that they can run."""
+        idle = [sequence for sequence in self.running if sequence.remaining == 0]
+        if idle:
+            self._preempt(idle[-1])
+        return bool(idle)
+
+
+def _places(sequence: Sequence) -> int:
+    """How many sequences it will be once its prompt is computed."""
+    return 1 if sequence.request.forked else sequence.request.params.sequences
+
+
+def live(request: Request) -> list[Sequence]:
+    """A request's sequences that have not ended."""
+    return [sequence for sequence in request.sequences if sequence.finish is None]

@@ -1,0 +1,93 @@
+"""A request and the sequences it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .params import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+    from .text import TextStream
+
+TokenLogprobs = dict[int, float]
+
+
+class Sequence:
+    """Tokens that are being continued.
+
+    Attributes:
+        request: whose sequence it is.
+        index: which of the request's samples.
+        tokens: the prompt and what was generated.
+        computed: how many of them have keys and values in the cache.
+        blocks, keys: cache blocks, and the keys of those published or found.
+        finish: why it ended: ``stop``, ``length``, ``abort`` or ``error``; None while it runs.
+        total_logprob: sum of its generated tokens' log probabilities.
+        candidates: in beam search, continuations and their total log probabilities, while its siblings are waited for.
+    """
+
+    def __init__(self, request: Request, index: int, tokens: list[int]) -> None:
+        self.request = request
+        self.index = index
+        self.tokens = tokens
+        self.computed = 0
+        self.blocks: list[int] = []
+        self.keys: list[bytes] = []
+        self.finish: str | None = None
+        self.stopped_by: int | str | None = None
+        self.total_logprob = 0.0
+        self.logprobs: list[TokenLogprobs] = []
+        self.candidates: list[tuple[float, int]] | None = None
+        self.generator: torch.Generator | None = None
+        self.text: TextStream | None = None
+
+    @property
+    def generated(self) -> list[int]:
+        """The tokens after the prompt."""
+        return self.tokens[len(self.request.prompt) :]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens whose keys and values are still to be computed; none while siblings are waited for."""
+        return 0 if self.candidates is not None else len(self.tokens) - self.computed
+
+
+@dataclass
+class Request:
+    """A prompt to be continued.
+
+    Attributes:
+        id: its name.
+        prompt: token ids.
+        params: how.
+        grows_to: the most tokens a sequence of it may come to have.
+        salt: distinguishes cached keys and values that depend on more than tokens.
+        sequences: all of them, ended ones too.
+        prompt_logprobs: for each token of the prompt but the first, if asked for.
+        forked: whether the prompt has been computed and its samples have gone their ways.
+        error: the sentence, if it failed.
+    """
+
+    id: str
+    prompt: list[int]
+    params: SamplingParams
+    grows_to: int
+    salt: bytes = b""
+    text: str | None = None
+    sequences: list[Sequence] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finished_beams: list[tuple[float, Sequence]] = field(default_factory=list)
+    forked: bool = False
+    error: str | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return bool(self.sequences) and all(sequence.finish for sequence in self.sequences)
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens to generate."""
+        return self.grows_to - len(self.prompt)

@@ -1,0 +1,202 @@
+"""How weights are stored on the disk: plain, compressed-tensors, GPTQ, AWQ. Each reader gives a :class:`Matrix`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Protocol
+
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme
+from pydantic import ValidationError
+from torch import Tensor
+
+from .errors import RuntimeProblem
+from .matrix import Matrix
+
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+class Tensors(Protocol):
+    """Where tensors come from."""
+
+    def has(self, name: str) -> bool: ...
+    def tensor(self, name: str) -> Tensor: ...
+
+
+class Reader(Protocol):
+    """Reads a linear's weight by the linear's name."""
+
+    def matrix(self, name: str) -> Matrix: ...
+
+
+def reader_of(config: dict[str, Any] | None, tensors: Tensors) -> Reader:
+    """The reader for a checkpoint's ``quantization_config``."""
+    if not config:
+        return _Plain(tensors)
+    method = str(config.get("quant_method", "")).replace("_", "-")
+    if method == "compressed-tensors":
+        return _CompressedTensors(config, tensors)
+    if method == "gptq":
+        return _Gptq(config, tensors)
+    if method == "awq":
+        return _Awq(config, tensors)
+    raise RuntimeProblem(
+        f"quantization method {method!r} is not supported; the runtime reads compressed-tensors, gptq, awq and plain weights"
+    )
+
+
+class _Plain:
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+
+    def matrix(self, name: str) -> Matrix:
+        return Matrix.plain(self._tensors.tensor(f"{name}.weight"))
+
+
+class _CompressedTensors:
+    def __init__(self, config: dict[str, Any], tensors: Tensors) -> None:
+        self._tensors = tensors
+        try:
+            self._config = QuantizationConfig.model_validate({k: v for k, v in config.items() if k != "version"})
+        except ValidationError as error:
+            raise RuntimeProblem(
+                f"quantization_config is not one of compressed-tensors ({error.errors()[0]['msg']})"
+            ) from None
+
+    def matrix(self, name: str) -> Matrix:
+        stored = {
+            kind: self._tensors.tensor(f"{name}.{kind}")
+            for kind in (
+                "weight_packed",
+                "weight",
+                "weight_scale",
+                "weight_zero_point",
+                "weight_shape",
+                "weight_global_scale",
+            )
+            if self._tensors.has(f"{name}.{kind}")
+        }
+        if "weight_scale" not in stored:
+            return _Plain(self._tensors).matrix(name)
+        scheme = self._scheme(name)
+        args = scheme.weights
+        assert args is not None
+        inputs = scheme.input_activations
+        if inputs is not None and inputs.dynamic is not True:
+            raise RuntimeProblem(f"{name}: inputs quantized with fixed scales are not supported, only dynamic ones")
+        scale = stored["weight_scale"]
+        if args.type == "int" and "weight_packed" in stored:
+            rows, columns = stored["weight_shape"].tolist()
+            codes = unpack_from_int32(stored["weight_packed"], args.num_bits, torch.Size((rows, columns)))
+            zero = stored.get("weight_zero_point")
+            if zero is not None:
+                shape = torch.Size((rows, scale.shape[1]))
+                zero = (
+                    unpack_from_int32(zero, args.num_bits, shape, packed_dim=0) if zero.dtype == torch.int32 else zero
+                )
+            return Matrix(codes, _label(args.num_bits, columns, scale), args.num_bits, scale, zero, inputs)
+        if args.type == "int" and scale.dim() == 2 and stored["weight"].dtype == torch.int8:
+            codes = stored["weight"]
+            return Matrix(
+                codes,
+                _label(args.num_bits, codes.shape[1], scale),
+                args.num_bits,
+                scale,
+                stored.get("weight_zero_point"),
+                inputs,
+            )
+        form = scheme.format or self._config.format
+        compressor = BaseCompressor.get_value_from_registry(str(getattr(form, "value", form)))
+        values = compressor.decompress(dict(stored), scheme)["weight"]
+        assert values is not None
+        return Matrix.plain(values, inputs, f"{args.type}{args.num_bits}, {args.strategy}")
+
+    def _scheme(self, name: str) -> QuantizationScheme:
+        best: QuantizationScheme | None = None
+        for scheme in self._config.config_groups.values():
+            assert isinstance(scheme, QuantizationScheme)
+            for target in scheme.targets:
+                if target == name or (target.startswith("re:") and re.match(target[3:], name)):
+                    return scheme
+                if target == "Linear":
+                    best = scheme
+        if best is None:
+            raise RuntimeProblem(f"{name}: is stored quantized, but no group of quantization_config names it")
+        return best
+
+
+class _Gptq:
+    """``qweight`` holds codes along its rows; zeros are stored one less than they are (v1) or as they are (v2)."""
+
+    def __init__(self, config: dict[str, Any], tensors: Tensors) -> None:
+        self._bits = int(config["bits"])
+        self._v1 = config.get("checkpoint_format", "gptq") == "gptq"
+        self._tensors = tensors
+        if self._bits not in (2, 3, 4, 8):
+            raise RuntimeProblem(f"GPTQ of {self._bits} bits is not supported; 2, 3, 4 and 8 are")
+
+    def matrix(self, name: str) -> Matrix:
+        if not self._tensors.has(f"{name}.qweight"):
+            return _Plain(self._tensors).matrix(name)
+        codes = _unpacked(self._tensors.tensor(f"{name}.qweight").T.contiguous(), self._bits)
+        scale = self._tensors.tensor(f"{name}.scales").T.contiguous()
+        zero = _unpacked(self._tensors.tensor(f"{name}.qzeros"), self._bits).T.contiguous()[: scale.shape[0]]
+        zero = (zero + 1 if self._v1 else zero) - 2 ** (self._bits - 1)
+        codes = codes - 2 ** (self._bits - 1)
+        columns = codes.shape[1]
+        group = columns // scale.shape[1]
+        if self._tensors.has(f"{name}.g_idx"):
+            places = self._tensors.tensor(f"{name}.g_idx").long()
+            if not torch.equal(places, torch.arange(columns) // group):
+                # Groups in activation order have no equal-sized runs of columns, so the weight is kept plain.
+                values = (codes - zero[:, places]).to(scale.dtype) * scale[:, places]
+                return Matrix.plain(values, format=f"int{self._bits}, activation order")
+        centred = zero.to(torch.int8)
+        kept = None if not centred.any() else centred
+        return Matrix(codes.to(torch.int8), _label(self._bits, columns, scale), self._bits, scale, kept)
+
+
+class _Awq:
+    """``qweight`` packs eight 4-bit codes of neighbouring rows into a word, in an order of its own."""
+
+    def __init__(self, config: dict[str, Any], tensors: Tensors) -> None:
+        bits = int(config.get("bits", config.get("w_bit", 4)))
+        if bits != 4 or str(config.get("version", "gemm")).lower() != "gemm":
+            raise RuntimeProblem(
+                f"AWQ is supported with 4 bits in version gemm, not {bits} bits in {config.get('version')}"
+            )
+        self._tensors = tensors
+
+    def matrix(self, name: str) -> Matrix:
+        if not self._tensors.has(f"{name}.qweight"):
+            return _Plain(self._tensors).matrix(name)
+        codes = self._in_order(self._tensors.tensor(f"{name}.qweight")).T - 8
+        zero = self._in_order(self._tensors.tensor(f"{name}.qzeros")).T - 8
+        scale = self._tensors.tensor(f"{name}.scales").T.contiguous()
+        label = _label(4, codes.shape[1], scale)
+        return Matrix(codes.to(torch.int8).contiguous(), label, 4, scale, zero.to(torch.int8).contiguous())
+
+    def _in_order(self, packed: Tensor) -> Tensor:
+        shifts = 4 * torch.tensor(_AWQ_ORDER, dtype=torch.int32)
+        return ((packed.unsqueeze(-1) >> shifts) & 15).flatten(-2)
+
+
+def _unpacked(packed: Tensor, bits: int) -> Tensor:
+    """Codes stored dense and little-endian along the last dimension of int32 words; of 3 bits some straddle two words."""
+    rows, words = packed.shape
+    wide = packed.long() & 0xFFFFFFFF
+    count = words * 32 // bits
+    first = torch.arange(count) * bits
+    word, shift = first // 32, first % 32
+    low = wide[:, word] >> shift
+    following = wide[:, (word + 1).clamp_max(words - 1)]
+    straddling = shift + bits > 32
+    high = torch.where(straddling, following << (32 - shift), torch.zeros_like(low))
+    return ((low | high) & (2**bits - 1)).view(rows, count)
+
+
+def _label(bits: int, columns: int, scale: Tensor) -> str:
+    groups = scale.shape[1] if scale.dim() == 2 else 1
+    return f"int{bits}" if groups == 1 else f"int{bits} g{columns // groups}"

@@ -1,0 +1,85 @@
+"""Tokens to text as they come, and stop strings that may be split across tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+
+
+class TextStream:
+    """The text of a growing list of tokens.
+
+    Text is given out once no later token can change it: not while a character lacks bytes, nor while its
+    end may be the beginning of a stop string.
+
+    Args:
+        tokenizer: turns ids into text.
+        prompt: tokens before, which decide whether the first word begins with a space.
+        stop: strings that end the text.
+
+    Attributes:
+        text: what may be given out.
+        stopped_by: the stop string that was met.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: list[int], stop: tuple[str, ...]) -> None:
+        self._tokenizer = tokenizer
+        self._stop = stop
+        self._tokens = list(prompt[-8:])
+        self._from = 0  # decoding begins here, early enough to join words as the whole would
+        self._to = len(self._tokens)  # text up to here is decoded
+        self._decoded = ""
+        self._searched = 0  # stop strings are looked for from here on
+        self.text = ""
+        self.stopped_by: str | None = None
+
+    def add(self, token: int, *, may_stop: bool = True) -> None:
+        """Take one more token; stop strings that begin in its text do not count unless it ``may_stop``."""
+        self._tokens.append(token)
+        before = self._decode(self._tokens[self._from : self._to])
+        after = self._decode(self._tokens[self._from :])
+        if after.endswith(_UNFINISHED) or len(after) <= len(before):
+            return
+        piece = after[len(before) :]
+        if not may_stop:
+            self._searched = len(self._decoded) + len(piece)
+        self._extend(piece)
+        self._from, self._to = self._to, len(self._tokens)
+
+    def end(self) -> None:
+        """No token follows: give out all there is."""
+        if self.stopped_by is not None:
+            return
+        rest = self._decode(self._tokens[self._from :])[len(self._decode(self._tokens[self._from : self._to])) :]
+        if rest:
+            self._extend(rest)
+        if self.stopped_by is None:
+            self.text = self._decoded
+
+    def _extend(self, piece: str) -> None:
+        longest = max((len(s) for s in self._stop), default=0)
+        start = max(self._searched, len(self._decoded) - longest)  # one may have begun in what was held back
+        self._decoded += piece
+        met = [(place, s) for s in self._stop if (place := self._decoded.find(s, start)) >= 0]
+        if met:
+            place, self.stopped_by = min(met)
+            self._decoded = self.text = self._decoded[:place]
+            return
+        self.text = self._decoded[: len(self._decoded) - self._held()]
+
+    def _held(self) -> int:
+        """How many characters at the end may be the beginning of a stop string."""
+        longest = 0
+        for stop in self._stop:
+            for size in range(min(len(stop) - 1, len(self._decoded)), longest, -1):
+                if self._decoded.endswith(stop[:size]):
+                    longest = size
+                    break
+        return longest
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))

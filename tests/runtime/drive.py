@@ -1,0 +1,45 @@
+"""Helpers to run the runtime's parts in tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from smelt.runtime import Engine
+from smelt.runtime.attention import PagedKeysValues
+from smelt.runtime.batch import Batch, Run
+from smelt.runtime.checkpoint import Checkpoint
+from smelt.runtime.model import Model
+from torch import Tensor
+
+
+def engine(path: Path, **options: Any) -> Engine:
+    """A small engine in float32."""
+    return Engine(
+        path, **{"dtype": "float32", "block_size": 8, "token_budget": 64, "max_sequences": 8, "quiet": True} | options
+    )
+
+
+def logits_in_pieces(path: Path, prompts: list[list[int]], steps: list[list[tuple[int, int]]]) -> list[Tensor]:
+    """Each prompt's logits, computed as ``steps`` say: a step lists prompts and how many of their tokens it takes."""
+    size = 8
+    model = Model(Checkpoint(path), torch.float32)
+    spec = model.spec
+    needed = [-(-len(prompt) // size) for prompt in prompts]
+    order = torch.randperm(sum(needed), generator=torch.Generator().manual_seed(0)).tolist()
+    blocks = [[order.pop() for _ in range(count)] for count in needed]
+    store = PagedKeysValues(len(spec.layers), spec.key_value_heads, spec.head_size, sum(needed), size, torch.float32)
+    done = [0] * len(prompts)
+    found: list[list[Tensor]] = [[] for _ in prompts]
+    for step in steps:
+        runs = []
+        for which, count in step:
+            tokens = prompts[which][done[which] : done[which] + count]
+            runs.append(Run(tokens, done[which], blocks[which], len(prompts[which]), len(tokens)))
+            done[which] += count
+        logits = model(Batch(runs, size), store)
+        for (which, _), part in zip(step, logits.split([len(run.tokens) for run in runs]), strict=True):
+            found[which].append(part)
+    assert done == [len(prompt) for prompt in prompts]
+    return [torch.cat(parts) for parts in found]

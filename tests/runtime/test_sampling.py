@@ -1,0 +1,109 @@
+"""Logits to tokens, against transformers' processors and the distributions they define."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from smelt.runtime import SamplingParams
+from smelt.runtime.sampling import changed_logits, narrowed, sample
+from smelt.runtime.sequence import Request, Sequence
+from torch import Tensor
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+VOCABULARY = 200
+
+
+def sequence_of(prompt: list[int], generated: list[int], **params: Any) -> Sequence:
+    request = Request("r", prompt, SamplingParams(**params), 1000)
+    return Sequence(request, 0, prompt + generated)
+
+
+def logits_of(seed: int) -> Tensor:
+    return torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0.7},
+        {"top_k": 5},
+        {"top_k": 1},
+        {"top_p": 0.6},
+        {"top_p": 0.05},
+        {"min_p": 0.2},
+        {"temperature": 1.7, "top_k": 40, "top_p": 0.8, "min_p": 0.05},
+        {"top_k": 5000},
+    ],
+    ids=str,
+)
+def test_narrowing_keeps_what_transformers_keeps(params: dict[str, Any]) -> None:
+    asked = SamplingParams(**params)
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(float(asked.temperature))])
+    if asked.top_k:
+        warpers.append(TopKLogitsWarper(asked.top_k))
+    if asked.top_p < 1:
+        warpers.append(TopPLogitsWarper(asked.top_p))
+    if asked.min_p:
+        warpers.append(MinPLogitsWarper(asked.min_p))
+    for seed in range(20):
+        row = logits_of(seed)
+        expected = warpers(torch.zeros(1, 1, dtype=torch.long), row[None].clone())[0]
+        torch.testing.assert_close(narrowed(row, asked), expected)
+
+
+def test_the_repetition_penalty_is_transformers() -> None:
+    sequence = sequence_of([3, 9, 9], [17, 3], repetition_penalty=1.7)
+    row = logits_of(0)
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([sequence.tokens]), row[None].clone())[0]
+    torch.testing.assert_close(changed_logits(row, sequence, frozenset()), expected)
+
+
+def test_presence_and_frequency_count_the_output_only() -> None:
+    sequence = sequence_of([3, 9, 9], [17, 3, 17], presence_penalty=0.5, frequency_penalty=0.25)
+    row = logits_of(1)
+    expected = row.clone()
+    expected[17] -= 0.5 + 2 * 0.25
+    expected[3] -= 0.5 + 0.25
+    torch.testing.assert_close(changed_logits(row, sequence, frozenset()), expected)
+
+
+def test_ends_are_impossible_before_min_tokens() -> None:
+    row = logits_of(2)
+    early = sequence_of([1], [5], min_tokens=2, stop_token_ids=(7,), logit_bias={9: 2.0})
+    changed = changed_logits(row, early, frozenset({11}))
+    assert changed[[7, 11]].tolist() == [float("-inf")] * 2
+    assert changed[9] == row[9] + 2
+    late = sequence_of([1], [5, 5], min_tokens=2, stop_token_ids=(7,))
+    assert torch.equal(changed_logits(row, late, frozenset({11})), row)
+
+
+def test_samples_follow_the_distribution() -> None:
+    row = logits_of(3)
+    asked = {"temperature": 1.3, "top_k": 12, "seed": 4}
+    sequence = sequence_of([1], [], **asked)
+    count = 20000
+    drawn = torch.tensor([sample(row[None], [sequence], frozenset(), 0)[0].token for _ in range(count)])
+    expected = narrowed(row, sequence.request.params).softmax(-1)
+    found = torch.bincount(drawn, minlength=VOCABULARY) / count
+    assert (found[expected == 0] == 0).all()
+    # Five standard errors of each share.
+    assert ((found - expected).abs() <= 5 * (expected * (1 - expected) / count).sqrt()).all()
+
+
+def test_greedy_takes_the_largest_and_tells_its_probability() -> None:
+    rows = torch.stack([logits_of(i) for i in range(4)])
+    found = sample(rows, [sequence_of([1], [], temperature=0, logprobs=2)] * 4, frozenset(), 0)
+    for row, sampled in zip(rows, found, strict=True):
+        assert sampled.token == row.argmax()
+        assert sampled.logprob == pytest.approx(row.double().log_softmax(-1).max().item(), abs=1e-5)
+        assert sampled.top is not None
+        assert list(sampled.top) == row.topk(2).indices.tolist()

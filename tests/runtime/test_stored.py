@@ -1,0 +1,177 @@
+"""Every way that weights are stored, against transformers' own loading or the format's definition."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from smelt.compress import Recipe, run
+from smelt.quant.scheme import SUPPORTED
+from smelt.runtime import RuntimeProblem
+from smelt.runtime.checkpoint import Checkpoint
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from ..tiny import make_model, save_model
+from .drive import engine, logits_in_pieces
+
+PROMPT = torch.randint(4, 4096, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+GENERATOR = torch.Generator().manual_seed(11)
+
+
+@pytest.mark.parametrize("scheme", SUPPORTED)
+@pytest.mark.parametrize("architecture", ["llama", "phi3", "mixtral"])
+def test_a_checkpoint_of_smelt_computes_what_transformers_computes(
+    scheme: str, architecture: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]
+) -> None:
+    floating = scheme in ("NVFP4A16", "MXFP4A16")
+    if architecture == "mixtral" and scheme in ("W8A8", "FP8_BLOCK", "NVFP4A16"):
+        pytest.skip("transformers reloads no experts of this scheme")
+    if architecture == "mixtral" and scheme == "FP8_DYNAMIC":
+        pytest.skip("transformers does not round the inputs of experts, as the scheme says and the runtime does")
+    size = {"hidden_size": 256, "intermediate_size": 256} if architecture == "llama" else {}
+    path = tiny(architecture, torch.bfloat16 if floating else torch.float32, **size)
+    group = {"group_size": 32} if scheme.endswith("A16") and scheme[0] == "W" and scheme != "W8A16" else {}
+    made = run(recipe(path, {"evaluate": False}, scheme=scheme, **group, rounding="nearest"), progress=False)
+    # transformers restores the 4-bit floats as bfloat16, as it first computes; then its weights are taken over.
+    dtype = torch.bfloat16 if floating else torch.float32
+    reference = AutoModelForCausalLM.from_pretrained(made.checkpoint, dtype=dtype, experts_implementation="eager")
+    with torch.no_grad():
+        expected = reference(torch.tensor([PROMPT])).logits[0]
+        if floating:
+            plain = make_model(architecture, **size)
+            plain.load_state_dict({name: reference.get_parameter(name).float() for name in plain.state_dict()})
+            expected = plain(torch.tensor([PROMPT])).logits[0]
+    found = logits_in_pieces(made.checkpoint, [PROMPT], [[(0, 40)]])[0]
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("order", ["stored", "activation"])
+def test_gptq_means_what_its_packing_says(bits: int, version: str, symmetric: bool, order: str, tmp_path: Path) -> None:
+    rows, columns, group = 64, 128, 32
+    codes = torch.randint(0, 2**bits, (rows, columns), generator=GENERATOR)
+    low = 1 if version == "gptq" else 0
+    zeros = (
+        torch.full((rows, columns // group), 2 ** (bits - 1))
+        if symmetric
+        else (torch.randint(low, 2**bits, (rows, columns // group), generator=GENERATOR))
+    )
+    scale = (torch.rand(rows, columns // group, generator=GENERATOR) + 0.1).half()
+    places = torch.arange(columns) // group
+    if order == "activation":
+        places = places[torch.randperm(columns, generator=GENERATOR)]
+    expected = ((codes - zeros[:, places]).half() * scale[:, places]).float()
+    stored = {
+        "qweight": _packed(codes, bits).T.contiguous(),
+        "qzeros": _packed(zeros.T - int(version == "gptq"), bits),
+        "scales": scale.T.contiguous(),
+        "g_idx": places.int(),
+    }
+    found = _checkpoint(tmp_path, stored, {"quant_method": "gptq", "bits": bits, "checkpoint_format": version}).matrix(
+        "linear"
+    )
+    assert torch.equal(found.dense(torch.float32), expected)
+    assert (found.scale is None) == (order == "activation")
+    assert found.zero is None or not symmetric
+
+
+def test_awq_means_what_its_packing_says(tmp_path: Path) -> None:
+    rows, columns, group = 64, 128, 32
+    codes = torch.randint(0, 16, (rows, columns), generator=GENERATOR)
+    zeros = torch.randint(0, 16, (rows, columns // group), generator=GENERATOR)
+    scale = (torch.rand(rows, columns // group, generator=GENERATOR) + 0.1).half()
+    expected = ((codes - zeros.repeat_interleave(group, 1)).half() * scale.repeat_interleave(group, 1)).float()
+    stored = {"qweight": _awq_packed(codes.T), "qzeros": _awq_packed(zeros.T), "scales": scale.T.contiguous()}
+    found = _checkpoint(tmp_path, stored, {"quant_method": "awq", "bits": 4, "version": "gemm"}).matrix("linear")
+    assert torch.equal(found.dense(torch.float32), expected)
+    assert found.format == "int4 g32"
+
+
+def test_a_gptq_model_runs_as_its_dense_twin(tmp_path: Path) -> None:
+    """Fused q/k/v and gate/up keep their codes; the logits are those of the values written out."""
+    model = make_model("llama")
+    dense, packed = {}, {}
+    for name, weight in model.state_dict().items():
+        if "proj" not in name:
+            dense[name] = packed[name] = weight.clone()
+            continue
+        rows, columns = weight.shape
+        scale = (weight.abs().view(rows, columns // 32, 32).amax(-1) / 7.5).half()
+        codes = (weight.view(rows, -1, 32) / scale.float().unsqueeze(-1)).round().clamp(-8, 7).view(
+            rows, columns
+        ).long() + 8
+        dense[name] = (codes - 8).half().mul(scale.repeat_interleave(32, 1)).float()
+        base = name.removesuffix("weight")
+        packed[base + "qweight"] = _packed(codes, 4).T.contiguous()
+        packed[base + "qzeros"] = _packed(torch.full((columns // 32, rows), 7), 4)
+        packed[base + "scales"] = scale.T.contiguous()
+    path = save_model(model, tmp_path / "model")
+    save_file(packed, path / "model.safetensors")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}})
+    )
+    model.load_state_dict(dense)
+    with torch.no_grad():
+        expected = model(torch.tensor([PROMPT])).logits[0]
+    found = logits_in_pieces(path, [PROMPT], [[(0, 40)]])[0]
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+    assert "int4 g32" in engine(path).explain()["query, key, value"]
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"quant_method": "bitsandbytes"}, "'bitsandbytes' is not supported; the runtime reads"),
+        ({"quant_method": "gptq", "bits": 5}, "GPTQ of 5 bits"),
+        ({"quant_method": "awq", "bits": 4, "version": "marlin"}, "not 4 bits in marlin"),
+        ({"quant_method": "compressed-tensors", "config_groups": 3}, "is not one of compressed-tensors"),
+    ],
+)
+def test_what_cannot_be_read_is_said(config: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeProblem, match=sentence):
+        _checkpoint(tmp_path, {"weight": torch.zeros(2, 2)}, config)
+
+
+def test_shards_that_hold_the_same_tensor_are_refused(tmp_path: Path) -> None:
+    path = save_model(make_model("llama"), tmp_path)
+    tensors = load_file(path / "model.safetensors")
+    for shard in ("a", "b"):
+        save_file(tensors, path / f"{shard}.safetensors")
+    names = dict.fromkeys(tensors, "a.safetensors") | {"lm_head.weight": "b.safetensors"}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(RuntimeProblem, match="is in two shards"):
+        Checkpoint(path)
+
+
+def _checkpoint(path: Path, tensors: dict[str, Tensor], quantization: dict[str, Any]) -> Checkpoint:
+    config = {"model_type": "llama", "quantization_config": quantization}
+    (path / "config.json").write_text(json.dumps(config))
+    save_file({f"linear.{kind}": tensor.contiguous() for kind, tensor in tensors.items()}, path / "model.safetensors")
+    return Checkpoint(path)
+
+
+def _packed(codes: Tensor, bits: int) -> Tensor:
+    """Rows of codes as int32 words, written out bit by bit."""
+    rows = []
+    for row in codes.tolist():
+        whole = sum(code << (bits * i) for i, code in enumerate(row))
+        words = -(-bits * len(row) // 32)
+        rows.append([(whole >> (32 * i)) & 0xFFFFFFFF for i in range(words)])
+    return torch.tensor(rows, dtype=torch.int64).to(torch.int32)
+
+
+def _awq_packed(codes: Tensor) -> Tensor:
+    """AWQ's order: bits 4j of a word hold code number (0, 2, 4, 6, 1, 3, 5, 7)[j] of eight."""
+    eight = codes.long().unflatten(1, (-1, 8))
+    word = sum(eight[..., place] << (4 * j) for j, place in enumerate((0, 2, 4, 6, 1, 3, 5, 7)))
+    assert isinstance(word, Tensor)
+    return torch.where(word >= 2**31, word - 2**32, word).to(torch.int32)
