@@ -1,4 +1,4 @@
-"""The command line: ``smelt run``, ``smelt inspect``, ``smelt schema``."""
+"""The command line: ``smelt run``, ``inspect``, ``chat``, ``bench`` and ``schema``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import functools
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
 import typer
 
+from ..runtime.errors import RuntimeProblem
 from .errors import SmeltError
+from .progress import Progress
 
 app = typer.Typer(
     name="smelt",
@@ -30,6 +33,10 @@ app = typer.Typer(
     - `smelt run recipes/quickstart.yaml --set model=./my-llama --output runs/mine` does it to your model
 
     - `smelt inspect runs/quickstart/checkpoint` shows where the bytes are
+
+    - `smelt chat runs/quickstart/checkpoint` talks with it
+
+    - `smelt bench runs/quickstart/checkpoint` measures how fast it runs here
 
     An interrupted run continues when the same command is given again.
     """,
@@ -51,7 +58,7 @@ def _told(command: Callable[P, int | None]) -> Callable[P, None]:
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             status = command(*args, **kwargs) or 0
-        except SmeltError as error:
+        except (SmeltError, RuntimeProblem) as error:
             status = _say(str(error), 1)
         except KeyboardInterrupt:
             status = _say("interrupted; the same command continues where this one stopped", _INTERRUPTED)
@@ -144,6 +151,90 @@ def inspect(
     else:
         terminal(found)
     return 0
+
+
+@app.command()
+@_told
+def chat(
+    checkpoint: Annotated[str, typer.Argument(help="A directory, a hub name or builtin:smelt-6m.")],
+    temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.7,
+    top_p: Annotated[float, typer.Option(help="Sample among the tokens that together have this probability.")] = 0.95,
+    max_tokens: Annotated[int, typer.Option(help="The longest answer.")] = 512,
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes answers reproducible.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="The longest conversation, in tokens.")] = None,
+) -> int:
+    """Talk with a checkpoint. /reset forgets the conversation, /quit leaves.
+
+    Example:
+
+        smelt chat runs/quickstart/checkpoint --temperature 0.8
+    """
+    from ..runtime import Engine, SamplingParams
+    from ..runtime.chat import Chat, converse
+
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    engine = Engine(_directory_of(checkpoint), max_length=max_length, max_sequences=1)
+    limit = min(max_tokens, max(1, engine.max_length // 2))
+    converse(
+        Chat(engine, replace(params, max_tokens=limit), system), input, lambda text: print(text, end="", flush=True)
+    )
+    return 0
+
+
+@app.command()
+@_told
+def bench(
+    checkpoint: Annotated[str, typer.Argument(help="A directory, a hub name or builtin:smelt-6m.")],
+    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.", min=1)] = 128,
+    output: Annotated[int, typer.Option(help="Tokens to generate for each.", min=2)] = 32,
+    concurrency: Annotated[list[int] | None, typer.Option(help="Requests in flight; repeatable.", min=1)] = None,
+    requests: Annotated[int, typer.Option(help="Requests of each load, at least its concurrency.", min=1)] = 16,
+    trace: Annotated[Path | None, typer.Option(help="Replay a trace: Azure's CSV or Mooncake's JSONL.")] = None,
+    trace_requests: Annotated[int, typer.Option(help="How many of the trace's requests.", min=1)] = 32,
+    static: Annotated[bool, typer.Option("--static", help="Batch statically: the baseline.")] = False,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> int:
+    """Measure how fast a checkpoint runs here, and how much of the machine that uses.
+
+    Examples:
+
+        smelt bench runs/quickstart/checkpoint
+
+        smelt bench ./my-llama --prompt 512 --output 64 --concurrency 1 --concurrency 8 --json
+
+        smelt bench ./my-llama --trace AzureLLMInferenceTrace_conv.csv
+    """
+    from ..runtime import Engine
+    from ..runtime.bench import measure, table
+    from ..runtime.workload import read_trace
+
+    loads = concurrency or ([] if trace else [1, 4, 16])
+    engine = Engine(
+        _directory_of(checkpoint),
+        max_sequences=max([32, *loads]),
+        dtype=dtype,
+        static_batching=static,
+        share_prefixes=False,
+    )
+    found = measure(
+        engine,
+        prompt=prompt,
+        output=output,
+        concurrencies=loads,
+        requests=requests,
+        trace=read_trace(trace, trace_requests, engine.max_length) if trace else None,
+        told=Progress(True).say,
+    )
+    print(json.dumps({"checkpoint": checkpoint, **found.as_data()}, indent=2) if as_json else table(found))
+    return 0
+
+
+def _directory_of(name: str) -> Path:
+    from .model_directory import find_model
+
+    return find_model(name).path
 
 
 @app.command()

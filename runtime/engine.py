@@ -19,7 +19,6 @@ from .cache import BlockCache
 from .checkpoint import Checkpoint
 from .errors import RuntimeProblem
 from .executor import StepResult, TorchExecutor
-from .machine import human_bytes
 from .model import Model
 from .output import RequestOutput
 from .params import SamplingParams
@@ -219,6 +218,10 @@ class Engine:
     def has_work(self) -> bool:
         """Whether any request is not finished."""
         return bool(self._requests)
+
+    def is_running(self, id: str) -> bool:
+        """Whether a request is known and not finished."""
+        return id in self._requests
 
     def explain(self) -> dict[str, str]:
         """What computes each linear, by its role; layers that agree are told once."""
@@ -430,10 +433,3 @@ def _end_tokens(checkpoint: Checkpoint) -> frozenset[int]:
     if found is None:
         return frozenset()
     return frozenset(found if isinstance(found, list) else [found])
-
-
-def describe(engine: Engine) -> str:
-    """A loaded engine in a few lines."""
-    lines = [f"{human_bytes(engine.model.nbytes())} of weights in {str(engine.model.dtype).removeprefix('torch.')}"]
-    lines += [f"  {role}: {kernel}" for role, kernel in engine.explain().items()]
-    return "\n".join(lines)

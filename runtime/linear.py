@@ -17,9 +17,11 @@ class Linear(Protocol):
 
     Attributes:
         nbytes: what it holds in memory.
+        numel: the numbers of its weight.
     """
 
     nbytes: int
+    numel: int
 
     def __call__(self, x: Tensor) -> Tensor:
         """``x [rows, columns]`` to ``[rows, outputs]``."""
@@ -46,6 +48,7 @@ class DenseLinear:
         name = str(dtype).removeprefix("torch.")
         self._explanation = f"{name} F.linear" + (f", stored as {matrix.format}" if restored else "")
         self.nbytes = self._weight.nbytes
+        self.numel = self._weight.numel()
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._inputs is not None:

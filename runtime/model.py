@@ -92,6 +92,17 @@ class Model:
             found |= {f"layer {i} {role}": module for role, module in layer.linears().items()}
         return found
 
+    def bytes_per_token(self) -> int:
+        """Weights that a token alone must read; of a mixture, the chosen experts'."""
+        return int(sum(self._share(role) * module.nbytes for role, module in self.linears().items()))
+
+    def operations_per_token(self) -> float:
+        """Additions and multiplications of the linears, for one token of a prompt; the head reads only the last one."""
+        return sum(2 * self._share(role) * module.numel for role, module in self.linears().items() if role != "head")
+
+    def _share(self, role: str) -> float:
+        return self.spec.experts_per_token / self.spec.experts if " expert " in role else 1.0
+
     def nbytes(self) -> int:
         """Memory of the weights."""
         embedding = 0 if self.spec.tied and self._head.nbytes == self._embedding.nbytes else self._embedding.nbytes
