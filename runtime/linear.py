@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..quant.activations import rounded_inputs
+from .cpu import Int8Linear
 from .matrix import Matrix
 
 
@@ -34,6 +35,8 @@ class Linear(Protocol):
 
 def linear(matrix: Matrix, bias: Tensor | None, dtype: torch.dtype) -> Linear:
     """The fastest way that is known to compute with ``matrix`` here."""
+    if Int8Linear.takes(matrix, dtype):
+        return Int8Linear(matrix, bias, dtype)
     return DenseLinear(matrix, bias, dtype)
 
 
