@@ -41,7 +41,7 @@ def _measure(
     for seed in seeds:
         top = {
             "seed": seed,
-            "calibrate": {"source": str(shared / "data" / calibration), "samples": 64, "length": 256},
+            "calibrate": {"source": str(shared / "data" / calibration), "samples": 128, "length": 256},
             "evaluate": {"text": str(shared / "data" / held_out), "windows": 64, "length": 256},
         }
         result = run(build(model, top, scheme=f"W{bits}A16", group_size=group, rounding=rounding), fresh=True)
@@ -59,9 +59,8 @@ def test_gptq_loses_less_than_nearest(
 ) -> None:
     path = model if model.startswith("builtin") else shared / "models" / model
     (nearest,) = _measure(recipe, path, shared, bits, group, "nearest", range(1))
-    gptq = _measure(recipe, path, shared, bits, group, "gptq", range(1))
+    # At 4 bits in groups of 64 all are within half a percent of the original, as much as seeds differ.
+    seeds = range(3) if (bits, group) == (4, 64) else range(1)
+    gptq = _measure(recipe, path, shared, bits, group, "gptq", seeds)
     assert statistics.mean(e["kl"] for e in gptq) < nearest["kl"]
-    if (model, bits, group) != ("builtin:smelt-6m", 4, 64):
-        assert statistics.mean(e["perplexity_compressed"] for e in gptq) < nearest["perplexity_compressed"]
-    # At 4 bits in groups of 64 both are within half a percent of the original, less than the seeds' spread
-    # in perplexity; there only the divergence tells them apart (benchmarks/results/rounding_quality.json).
+    assert statistics.mean(e["perplexity_compressed"] for e in gptq) < nearest["perplexity_compressed"]
