@@ -14,6 +14,7 @@ import typer
 
 from ..runtime.errors import RuntimeProblem
 from .errors import SmeltError
+from .interrupts import remembered_interrupts
 from .progress import Progress
 
 app = typer.Typer(
@@ -57,7 +58,8 @@ def _told(command: Callable[P, int | None]) -> Callable[P, None]:
     @functools.wraps(command)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            status = command(*args, **kwargs) or 0
+            with remembered_interrupts():
+                status = command(*args, **kwargs) or 0
         except (SmeltError, RuntimeProblem) as error:
             status = _say(str(error), 1)
         except KeyboardInterrupt:

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from .interrupts import raise_lost_interrupt
+
 T = TypeVar("T")
 
 
@@ -20,7 +22,13 @@ class Progress:
         self.enabled = enabled and sys.stderr.isatty()
 
     def track(self, items: Sequence[T] | Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
-        """Yield ``items`` while showing a bar."""
+        """Yield ``items`` while showing a bar; an interrupt ends it before the next item at the latest."""
+        for item in self._shown(items, description, total):
+            raise_lost_interrupt()
+            yield item
+            raise_lost_interrupt()
+
+    def _shown(self, items: Sequence[T] | Iterable[T], description: str, total: int | None) -> Iterator[T]:
         if not self.enabled:
             yield from items
             return

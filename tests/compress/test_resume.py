@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 from smelt.compress import Recipe, run
+from smelt.compress.interrupts import remembered_interrupts
 from smelt.compress.pipeline import run as run_again
+from smelt.compress.progress import Progress
 
 FILES = ("checkpoint", "report.json", "report.md")
 
@@ -115,6 +117,22 @@ def test_an_interrupt_ends_with_one_sentence(tiny: Callable[..., Path], tmp_path
     assert process.stderr is not None
     message = process.stderr.read().decode()
     assert message == "smelt: interrupted; the same command continues where this one stopped\n"
+
+
+def test_an_interrupt_that_falls_into_a_destructor_still_ends_the_work() -> None:
+    class Dropped:
+        def __del__(self) -> None:
+            with pytest.raises(KeyboardInterrupt):  # what Python itself does with it, without the warning
+                signal.raise_signal(signal.SIGINT)
+
+    done: list[int] = []
+    with pytest.raises(KeyboardInterrupt), remembered_interrupts():
+        for item in Progress(False).track(range(4), "working"):
+            done.append(item)
+            if item == 1:
+                Dropped()
+    assert done == [0, 1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_the_same_recipe_gives_the_same_bytes_and_another_seed_others(
