@@ -126,11 +126,15 @@ def test_an_interrupt_that_falls_into_a_destructor_still_ends_the_work() -> None
                 signal.raise_signal(signal.SIGINT)
 
     done: list[int] = []
-    with pytest.raises(KeyboardInterrupt), remembered_interrupts():
+
+    def work() -> None:
         for item in Progress(False).track(range(4), "working"):
             done.append(item)
             if item == 1:
                 Dropped()
+
+    with remembered_interrupts(), pytest.raises(KeyboardInterrupt):
+        work()
     assert done == [0, 1]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
