@@ -18,8 +18,13 @@ _heard = threading.Event()
 
 @contextlib.contextmanager
 def remembered_interrupts() -> Iterator[None]:
-    """Within it, `raise_lost_interrupt` raises again what was swallowed on the way. Only in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
+    """Within it, `raise_lost_interrupt` raises again what was swallowed on the way.
+
+    Only in the main thread, and only if an interrupt does what it does by default: a job in the background
+    of a shell is started with interrupts ignored, and stays so.
+    """
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
     _heard.clear()

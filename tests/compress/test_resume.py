@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,8 @@ def _start(recipe_file: Path, out: Path) -> subprocess.Popen[bytes]:
         [sys.executable, "-m", "smelt.compress.cli", "run", str(recipe_file), "--output", str(out)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
+        # Tests that run in the background of a shell are started with interrupts ignored, and hand that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -119,7 +121,22 @@ def test_an_interrupt_ends_with_one_sentence(tiny: Callable[..., Path], tmp_path
     assert message == "smelt: interrupted; the same command continues where this one stopped\n"
 
 
-def test_an_interrupt_that_falls_into_a_destructor_still_ends_the_work() -> None:
+@pytest.fixture
+def default_interrupts() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ignored_interrupts_stay_ignored(default_interrupts: None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with remembered_interrupts():
+        signal.raise_signal(signal.SIGINT)
+        assert list(Progress(False).track(range(2), "working")) == [0, 1]
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_an_interrupt_that_falls_into_a_destructor_still_ends_the_work(default_interrupts: None) -> None:
     class Dropped:
         def __del__(self) -> None:
             with pytest.raises(KeyboardInterrupt):  # what Python itself does with it, without the warning
