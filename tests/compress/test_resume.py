@@ -27,13 +27,16 @@ def _bytes(out: Path) -> dict[str, bytes]:
 
 
 def _start(recipe_file: Path, out: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "smelt.compress.cli", "run", str(recipe_file), "--output", str(out)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        # Tests that run in the background of a shell are started with interrupts ignored, and hand that on.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    # Tests that run in the background of a shell are started with interrupts ignored, which a child would inherit.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "smelt.compress.cli", "run", str(recipe_file), "--output", str(out)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _recipe_file(tmp_path: Path, model: Path, scheme: str = "W4A16") -> Path:
