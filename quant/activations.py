@@ -34,3 +34,8 @@ def rounded_inputs(inputs: Tensor, args: QuantizationArgs) -> Tensor:
     batched = inputs if inputs.dim() > 2 else inputs.unsqueeze(0)
     scale, zero = compute_dynamic_scales_and_zp(value=batched, args=args, module=nn.Module())
     return fake_quantize(x=batched, scale=scale, zero_point=zero, args=args).view_as(inputs)
+
+
+def is_int8_by_token(args: QuantizationArgs) -> bool:
+    """Whether inputs are rounded to int8 with one scale for each token: what integer kernels compute."""
+    return args.num_bits == 8 and args.type == "int" and args.symmetric is True and args.strategy == "token"

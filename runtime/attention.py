@@ -6,53 +6,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .architectures import LayerSpec
 from .batch import Batch, Singles
-
-
-class PagedKeysValues:
-    """Keys and values of all layers, in blocks of ``block_size`` positions.
-
-    Args:
-        layers, heads, size: the model's layers, key-value heads and head size.
-        blocks: how many blocks.
-        block_size: positions in a block.
-        dtype: of what is stored.
-    """
-
-    def __init__(self, layers: int, heads: int, size: int, blocks: int, block_size: int, dtype: torch.dtype) -> None:
-        self.block_size = block_size
-        self._keys = torch.zeros(layers, blocks * block_size, heads, size, dtype=dtype)
-        self._values = torch.zeros_like(self._keys)
-
-    @staticmethod
-    def block_bytes(layers: int, heads: int, size: int, block_size: int, dtype: torch.dtype) -> int:
-        """Memory of one block, over all layers."""
-        return 2 * layers * block_size * heads * size * dtype.itemsize
-
-    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store ``[tokens, heads, size]`` at ``slots``."""
-        self._keys[layer].index_copy_(0, slots, keys.to(self._keys.dtype))
-        self._values[layer].index_copy_(0, slots, values.to(self._values.dtype))
-
-    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """What is stored at ``slots``, whatever their shape."""
-        flat = slots.flatten()
-        shape = (*slots.shape, *self._keys.shape[2:])
-        return self._keys[layer].index_select(0, flat).view(shape), self._values[layer].index_select(0, flat).view(
-            shape
-        )
-
-    def copy(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy whole blocks, ``(from, to)``."""
-        for source, target in pairs:
-            a, b = source * self.block_size, target * self.block_size
-            for store in (self._keys, self._values):
-                store[:, b : b + self.block_size] = store[:, a : a + self.block_size]
+from .keys_values import PagedKeysValues
 
 
 def attend(
-    queries: Tensor, store: PagedKeysValues, layer: int, spec: LayerSpec, cap: float | None, batch: Batch
+    queries: Tensor,
+    store: PagedKeysValues,
+    layer: int,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    batch: Batch,
 ) -> Tensor:
     """Attention of a step's tokens to what their sequences hold, themselves included.
 
@@ -60,57 +25,87 @@ def attend(
         queries: ``[tokens, heads, size]``; their keys and values are in ``store`` already.
         store: the cache.
         layer: which layer's.
-        spec: that layer's scale and window.
+        scale: what scores are multiplied by.
+        window: how many positions back a token sees, itself included; None for all.
         cap: soft cap on scores.
         batch: whose tokens these are.
 
     Returns:
         ``[tokens, heads, size]``.
     """
-    out = torch.empty_like(queries)
-    for group in batch.singles:
-        out[group.rows] = _singles(queries[group.rows], store, layer, spec, cap, group)
-    for i in batch.longer:
-        rows = slice(batch.starts[i], batch.starts[i + 1])
-        run = batch.runs[i]
-        keys, values = store.read(layer, batch.run_slots(i))
-        positions = torch.arange(run.start, run.stop).unsqueeze(1)
-        seen = torch.arange(run.stop)
-        mask = seen <= positions
-        if spec.window is not None:
-            mask &= seen > positions - spec.window
-        found = _scaled(
-            queries[None, rows].transpose(1, 2),
-            keys[None].transpose(1, 2),
-            values[None].transpose(1, 2),
-            mask,
-            spec.scale,
-            cap,
-        )
-        out[rows] = found[0].transpose(0, 1)
+    out = torch.empty_like(queries, memory_format=torch.contiguous_format)
+    if batch.singles is not None:
+        for group in batch.singles.groups(store.block_size):
+            out[group.rows] = _singles(queries[group.rows], store, layer, scale, window, cap, group)
+    attend_runs(queries, store, layer, scale, window, cap, batch, out)
     return out
 
 
+def attend_runs(
+    queries: Tensor,
+    store: PagedKeysValues,
+    layer: int,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    batch: Batch,
+    out: Tensor,
+) -> None:
+    """The part of :func:`attend` for runs of several tokens, and those with nothing before them, into ``out``."""
+    for i in batch.longer:
+        rows = slice(batch.starts[i], batch.starts[i + 1])
+        run = batch.runs[i]
+        keys, values = store.read(layer, batch.tables[i], queries.dtype)
+        keys, values = keys[:, : run.stop], values[:, : run.stop]
+        whole = run.start == 0 and (window is None or run.stop <= window)
+        mask = None if whole and cap is None else _mask(run.start, run.stop, window)
+        found = _scaled(queries[rows].transpose(0, 1)[None], keys[None], values[None], mask, scale, cap)
+        out[rows] = found[0].transpose(0, 1)
+
+
+def _mask(start: int, stop: int, window: int | None) -> Tensor:
+    """Which positions each token from ``start`` on sees."""
+    positions = torch.arange(start, stop).unsqueeze(1)
+    seen = torch.arange(stop)
+    mask = seen <= positions
+    if window is not None:
+        mask &= seen > positions - window
+    return mask
+
+
 def _singles(
-    queries: Tensor, store: PagedKeysValues, layer: int, spec: LayerSpec, cap: float | None, group: Singles
+    queries: Tensor,
+    store: PagedKeysValues,
+    layer: int,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    group: Singles,
 ) -> Tensor:
-    keys, values = store.read(layer, group.slots)
-    seen = torch.arange(keys.shape[1])
+    keys, values = store.read(layer, group.tables, queries.dtype)
+    seen = torch.arange(keys.shape[-2])
     stops = group.stops.unsqueeze(1)
     mask = seen < stops
-    if spec.window is not None:
-        mask &= seen >= stops - spec.window
-    found = _scaled(
-        queries.unsqueeze(2), keys.transpose(1, 2), values.transpose(1, 2), mask[:, None, None], spec.scale, cap
-    )
-    return found.squeeze(2)
+    # What is not theirs may be anything, and a mask does not hide what is not a number.
+    foreign = ~mask[:, None, :, None]
+    keys, values = keys.masked_fill(foreign, 0), values.masked_fill(foreign, 0)
+    if window is not None:
+        mask &= seen >= stops - window
+    return _scaled(queries.unsqueeze(2), keys, values, mask[:, None, None], scale, cap).squeeze(2)
 
 
-def _scaled(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, cap: float | None) -> Tensor:
-    """Attention of ``[batch, heads, tokens, size]``; a group of query heads shares each key-value head."""
-    keys, values = keys.to(queries.dtype), values.to(queries.dtype)
+def _scaled(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, cap: float | None
+) -> Tensor:
+    """Attention of ``[batch, heads, tokens, size]``; a group of query heads shares each key-value head.
+
+    Without a mask, tokens see themselves and what is before them.
+    """
     if cap is None:
-        return functional.scaled_dot_product_attention(queries, keys, values, mask, scale=scale, enable_gqa=True)
+        return functional.scaled_dot_product_attention(
+            queries, keys, values, mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        )
+    assert mask is not None
     groups = queries.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
     scores = torch.tanh(queries @ keys.transpose(2, 3) * scale / cap) * cap

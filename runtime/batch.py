@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,17 +39,27 @@ class Run:
 
 @dataclass(frozen=True)
 class Singles:
-    """Tokens that each attend to a sequence of their own.
+    """Tokens that each attend to a sequence of their own, shorter sequences first.
 
     Attributes:
         rows: where they stand in the step.
-        slots: cache slots of all they see: ``[tokens, longest]``; what is past a sequence's end must be masked.
+        tables: cache blocks of their sequences: ``[tokens, longest]``, filled up with block 0.
         stops: how many positions each sees.
     """
 
     rows: Tensor
-    slots: Tensor
+    tables: Tensor
     stops: Tensor
+
+    def groups(self, block_size: int) -> Iterator[Singles]:
+        """Parts that are small enough to gather their sequences at once, each as wide as its longest."""
+        stops = self.stops.tolist()
+        begin = 0
+        for i in range(1, len(stops) + 1):
+            if i == len(stops) or (i + 1 - begin) * stops[i] > _TOGETHER:
+                width = -(-stops[i - 1] // block_size)
+                yield Singles(self.rows[begin:i], self.tables[begin:i, :width], self.stops[begin:i])
+                begin = i
 
 
 class Batch:
@@ -82,34 +93,26 @@ class Batch:
         )
 
     @cached_property
-    def singles(self) -> list[Singles]:
-        """Runs of one token that has others before it, in groups that attend together."""
-        alone = [i for i, run in enumerate(self.runs) if len(run.tokens) == 1 and run.start > 0]
-        alone.sort(key=lambda i: self.runs[i].stop)
-        groups: list[list[int]] = []
-        for i in alone:
-            if not groups or (len(groups[-1]) + 1) * self.runs[i].stop > _TOGETHER:
-                groups.append([])
-            groups[-1].append(i)
-        return [self._singles(group) for group in groups]
+    def singles(self) -> Singles | None:
+        """Runs of one token that has others before it."""
+        alone = sorted(set(range(len(self.runs))) - set(self.longer), key=lambda i: self.runs[i].stop)
+        if not alone:
+            return None
+        needed = [self._needed(self.runs[i]) for i in alone]
+        longest = len(needed[-1])
+        tables = [blocks + [0] * (longest - len(blocks)) for blocks in needed]
+        stops = [self.runs[i].stop for i in alone]
+        return Singles(torch.tensor([self.starts[i] for i in alone]), torch.tensor(tables), torch.tensor(stops))
 
     @cached_property
     def longer(self) -> list[int]:
         """All other runs."""
         return [i for i, run in enumerate(self.runs) if len(run.tokens) > 1 or run.start == 0]
 
-    def _singles(self, group: list[int]) -> Singles:
-        stops = [self.runs[i].stop for i in group]
-        longest = max(stops)
-        table = torch.zeros(len(group), -(-longest // self.block_size), dtype=torch.int64)
-        for row, (i, stop) in enumerate(zip(group, stops, strict=True)):
-            needed = -(-stop // self.block_size)
-            table[row, :needed] = torch.tensor(self.runs[i].blocks[:needed])
-        slots = (table.unsqueeze(-1) * self.block_size + torch.arange(self.block_size)).flatten(1)[:, :longest]
-        return Singles(torch.tensor([self.starts[i] for i in group]), slots, torch.tensor(stops))
+    @cached_property
+    def tables(self) -> dict[int, Tensor]:
+        """Cache blocks of the longer runs' sequences so far."""
+        return {i: torch.tensor(self._needed(self.runs[i])) for i in self.longer}
 
-    def run_slots(self, i: int) -> Tensor:
-        """Cache slots of run ``i``'s whole sequence so far."""
-        run = self.runs[i]
-        needed = torch.tensor(run.blocks[: -(-run.stop // self.block_size)])
-        return (needed.unsqueeze(-1) * self.block_size + torch.arange(self.block_size)).flatten()[: run.stop]
+    def _needed(self, run: Run) -> list[int]:
+        return run.blocks[: -(-run.stop // self.block_size)]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor
 
+from ..quant.activations import is_int8_by_token
 from .matrix import Matrix
 
 _ZERO = 128  # oneDNN multiplies unsigned inputs with signed weights
@@ -36,7 +36,7 @@ class Int8Linear:
             and matrix.scale.shape[1] == 1
             and matrix.zero is None
             and inputs is not None
-            and _is_int8_by_token(inputs)
+            and is_int8_by_token(inputs)
             and torch.backends.mkldnn.is_available()
         )
 
@@ -52,7 +52,3 @@ class Int8Linear:
 
     def explain(self) -> str:
         return self._explanation
-
-
-def _is_int8_by_token(inputs: QuantizationArgs) -> bool:
-    return inputs.num_bits == 8 and inputs.type == "int" and inputs.symmetric and inputs.strategy == "token"

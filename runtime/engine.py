@@ -13,13 +13,16 @@ from typing import Any
 
 import torch
 
-from .attention import PagedKeysValues
 from .beam import advance
 from .cache import BlockCache
 from .checkpoint import Checkpoint
 from .errors import RuntimeProblem
 from .executor import StepResult, TorchExecutor
+from .keys_values import PagedKeysValues
 from .model import Model
+from .native.library import kernels
+from .native.operators import NativeOperators
+from .operators import Operators
 from .output import RequestOutput
 from .params import SamplingParams
 from .reserve import Reservation, reserve
@@ -32,6 +35,7 @@ Prompt = str | SequenceOf[int]
 Sink = Callable[[RequestOutput], object]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 class Engine:
@@ -50,6 +54,10 @@ class Engine:
         static_batching: the baseline: a batch starts only when the one before has ended.
         seed: for requests that bring none.
         trust_remote_code: run the checkpoint's own Python; never unless asked for.
+        kv_dtype: how keys and values are kept: ``auto`` (what is computed in), ``int8`` or ``fp8``, with a scale for
+            each head and position.
+        native: use Smelt's compiled CPU kernels, in bfloat16; without, torch's operators.
+        exact_inputs: keep the inputs of weight-only formats in bfloat16, also for many rows, where int8 is faster.
         quiet: print nothing.
 
     Raises:
@@ -71,17 +79,22 @@ class Engine:
         static_batching: bool = False,
         seed: int = 0,
         trust_remote_code: bool = False,
+        kv_dtype: str = "auto",
+        native: bool = True,
+        exact_inputs: bool = False,
         quiet: bool = False,
     ) -> None:
-        _check_options(max_sequences, token_budget, block_size, memory_utilization, dtype)
+        _check_options(max_sequences, token_budget, block_size, memory_utilization, dtype, kv_dtype)
+        self._told: Callable[[str], object] = (lambda _: None) if quiet else _print_notice
         opened = Checkpoint(checkpoint, trust_remote_code=trust_remote_code)
         computing = opened.dtype if dtype == "auto" else _DTYPES[dtype]
-        self.model = Model(opened, computing)
+        self.model = Model(opened, self._operators(computing, native, exact_inputs))
         opened.close()
         spec = self.model.spec
         self.max_length = min(max_length or spec.max_length, spec.max_length)
         self.tokenizer = _tokenizer(opened.path, trust_remote_code)
         self.ends = _end_tokens(opened)
+        kept = _KV_DTYPES.get(kv_dtype, computing)
         self.reservation: Reservation = reserve(
             self.model,
             max_length=self.max_length,
@@ -90,11 +103,11 @@ class Engine:
             block_size=block_size,
             kv_cache_bytes=kv_cache_bytes,
             memory_utilization=memory_utilization,
+            kv_dtype=kept,
         )
-        if not quiet:
-            print(self.reservation.sentence(), file=sys.stderr)
+        self._told(self.reservation.sentence())
         store = PagedKeysValues(
-            len(spec.layers), spec.key_value_heads, spec.head_size, self.reservation.blocks, block_size, computing
+            len(spec.layers), spec.key_value_heads, spec.head_size, self.reservation.blocks, block_size, kept
         )
         self.cache = BlockCache(self.reservation.blocks, block_size, share_prefixes=share_prefixes)
         self.scheduler = Scheduler(
@@ -238,6 +251,10 @@ class Engine:
                 where = "" if len(kinds) == 1 else f" of layers {', '.join(map(str, dict.fromkeys(layers)))}"
                 told[role + where] = explanation
         return told
+
+    def _operators(self, dtype: torch.dtype, native: bool, exact: bool) -> Operators:
+        compiled = kernels(self._told) if native and dtype == torch.bfloat16 else None
+        return Operators(dtype) if compiled is None else NativeOperators(compiled, exact)
 
     def _request(self, prompt: Prompt, params: SamplingParams, id: str | None) -> Request:
         """A checked request. Nothing is queued yet."""
@@ -399,7 +416,13 @@ class Engine:
             self.step()
 
 
-def _check_options(max_sequences: int, token_budget: int, block_size: int, utilization: float, dtype: str) -> None:
+def _print_notice(text: str) -> None:
+    print(f"smelt: {text}", file=sys.stderr)
+
+
+def _check_options(
+    max_sequences: int, token_budget: int, block_size: int, utilization: float, dtype: str, kv_dtype: str
+) -> None:
     for name, value in (("max_sequences", max_sequences), ("token_budget", token_budget), ("block_size", block_size)):
         if value < 1:
             raise RuntimeProblem(f"{name} is {value}; it must be at least 1")
@@ -407,6 +430,8 @@ def _check_options(max_sequences: int, token_budget: int, block_size: int, utili
         raise RuntimeProblem(f"memory_utilization is {utilization}; it must be above 0 and at most 1")
     if dtype != "auto" and dtype not in _DTYPES:
         raise RuntimeProblem(f"dtype is {dtype!r}; it must be auto, {', '.join(_DTYPES)}")
+    if kv_dtype != "auto" and kv_dtype not in _KV_DTYPES:
+        raise RuntimeProblem(f"kv_dtype is {kv_dtype!r}; it must be auto, {', '.join(_KV_DTYPES)}")
 
 
 def _tokenizer(path: Path, trust_remote_code: bool) -> Any:

@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .attention import PagedKeysValues
 from .batch import Batch, Run
 from .beam import continuations
+from .keys_values import PagedKeysValues
 from .model import Model
 from .sampling import Sampled, sample, top_logprobs
 from .scheduler import Chunk, StepPlan

@@ -1,4 +1,4 @@
-"""Choosing what computes a linear, by its format, the device and the number of rows."""
+"""What a linear layer is to a decoder, and the plainest of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..quant.activations import rounded_inputs
-from .cpu import Int8Linear
 from .matrix import Matrix
 
 
@@ -33,13 +32,6 @@ class Linear(Protocol):
         ...
 
 
-def linear(matrix: Matrix, bias: Tensor | None, dtype: torch.dtype) -> Linear:
-    """The fastest way that is known to compute with ``matrix`` here."""
-    if Int8Linear.takes(matrix, dtype):
-        return Int8Linear(matrix, bias, dtype)
-    return DenseLinear(matrix, bias, dtype)
-
-
 class DenseLinear:
     """torch's own linear, on values restored as the model was loaded."""
 
@@ -47,9 +39,7 @@ class DenseLinear:
         self._weight = matrix.dense(dtype).contiguous()
         self._bias = None if bias is None else bias.to(dtype)
         self._inputs = matrix.inputs
-        restored = matrix.scale is not None or matrix.format != str(self._weight.dtype).removeprefix("torch.")
-        name = str(dtype).removeprefix("torch.")
-        self._explanation = f"{name} F.linear" + (f", stored as {matrix.format}" if restored else "")
+        self._explanation = f"{str(dtype).removeprefix('torch.')} F.linear{restored_from(matrix, dtype)}"
         self.nbytes = self._weight.nbytes
         self.numel = self._weight.numel()
 
@@ -60,3 +50,9 @@ class DenseLinear:
 
     def explain(self) -> str:
         return self._explanation
+
+
+def restored_from(matrix: Matrix, dtype: torch.dtype) -> str:
+    """For people: that a weight is stored otherwise than it is computed with; empty if not."""
+    as_stored = matrix.scale is None and matrix.format == str(dtype).removeprefix("torch.")
+    return "" if as_stored else f", stored as {matrix.format}"

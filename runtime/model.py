@@ -10,15 +10,14 @@ from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from .architectures import DecoderSpec, LayerSpec, spec_of
-from .attention import PagedKeysValues, attend
 from .batch import Batch
 from .checkpoint import Checkpoint
 from .errors import RuntimeProblem
-from .linear import Linear, linear
+from .keys_values import PagedKeysValues
+from .linear import Linear
 from .matrix import Matrix, stacked
-from .rope import Rotations, rotate
-
-Norm = Callable[[Tensor], Tensor]
+from .operators import Heads, Operators, Rowwise
+from .rope import Rotations
 
 
 class Model:
@@ -30,11 +29,11 @@ class Model:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, dtype: torch.dtype, progress: Callable[[int, int], None] | None = None
+        self, checkpoint: Checkpoint, operators: Operators, progress: Callable[[int, int], None] | None = None
     ) -> None:
         self.spec = spec_of(checkpoint.config)
-        self.dtype = dtype
-        load = _Loader(checkpoint, self.spec, dtype)
+        self.dtype = dtype = operators.dtype
+        load = _Loader(checkpoint, self.spec, operators)
         names = self.spec.names
         self._embedding = load.tensor(f"{names.embedding}.weight", (self.spec.vocabulary, None))
         self._positions = load.tensor(f"{names.positions}.weight", None) if names.positions else None
@@ -47,7 +46,7 @@ class Model:
                 progress(i + 1, len(self.spec.layers))
         self._final_norm = load.norm(names.final_norm)
         if self.spec.tied or not checkpoint.has_matrix(names.head):
-            self._head: Linear = linear(Matrix.plain(self._embedding), None, dtype)
+            self._head: Linear = operators.linear(Matrix.plain(self._embedding), None)
         else:
             self._head = load.linear(names.head)
         self._rotations = Rotations(self.spec.ropes, dtype)
@@ -112,10 +111,11 @@ class Model:
 class _Loader:
     """Builds a decoder's parts from a checkpoint."""
 
-    def __init__(self, checkpoint: Checkpoint, spec: DecoderSpec, dtype: torch.dtype) -> None:
+    def __init__(self, checkpoint: Checkpoint, spec: DecoderSpec, operators: Operators) -> None:
         self.checkpoint = checkpoint
         self.spec = spec
-        self.dtype = dtype
+        self.operators = operators
+        self.dtype = operators.dtype
 
     def tensor(self, name: str, shape: tuple[int | None, ...] | None) -> Tensor:
         """A dense tensor, in the computing type."""
@@ -146,9 +146,9 @@ class _Loader:
             bias = torch.cat([torch.zeros(sizes[i]) if b is None else b for i, b in enumerate(biases)])
         if rows is not None:
             matrix, bias = matrix.rows(rows), None if bias is None else bias[rows]
-        return linear(matrix, bias, self.dtype)
+        return self.operators.linear(matrix, bias)
 
-    def norm(self, name: str | None) -> Norm:
+    def norm(self, name: str | None) -> Rowwise:
         """A normalization; none at all for no name."""
         if name is None:
             return lambda hidden: hidden
@@ -161,14 +161,11 @@ class _Loader:
             return lambda hidden: functional.layer_norm(hidden, (hidden.shape[-1],), scale, shift, eps)
         if weight is None:
             raise RuntimeProblem(f"{self.checkpoint.path}: the checkpoint lacks {name}.weight")
+        wide = weight.float()
         if self.spec.norm == "rms+1":
-            wide = 1.0 + weight.float()
-            return lambda hidden: (_normed(hidden, eps) * wide).to(hidden.dtype)
-        narrow = weight.to(self.dtype)
-        if self.spec.names.after_mlp is not None:  # OLMo 2 multiplies before it rounds
-            wide = weight.float()
-            return lambda hidden: (_normed(hidden, eps) * wide).to(hidden.dtype)
-        return lambda hidden: narrow * _normed(hidden, eps).to(hidden.dtype)
+            return self.operators.rms_norm(1.0 + wide, eps, rounds_first=False)
+        # OLMo 2 multiplies before it rounds.
+        return self.operators.rms_norm(wide, eps, rounds_first=self.spec.names.after_mlp is None)
 
     def first_of(self, names: tuple[str, ...]) -> str:
         """The spelling that the checkpoint uses."""
@@ -196,6 +193,7 @@ class _Layer:
         self._query_key_value = load.linear(
             *(prefix + name for name in names.query_key_value), rows=rows, shape=(sum(self._widths), spec.hidden)
         )
+        self._attend = load.operators.attention(Heads(heads, shared, size, layer.scale, layer.window, spec.score_cap))
         self._out = load.linear(prefix + names.out, shape=(spec.hidden, heads * size))
         self._query_norm = load.norm(at(names.query_norm)) if spec.query_key_norm else None
         self._key_norm = load.norm(at(names.key_norm)) if spec.query_key_norm else None
@@ -233,39 +231,40 @@ class _Layer:
         index: int,
         batch: Batch,
     ) -> Tensor:
+        projected = self._query_key_value(hidden)
+        if self._query_norm and self._key_norm:
+            projected = self._normed(projected, self._query_norm, self._key_norm)
+        rotation = None if self._layer.rope is None else rotations[self._layer.rope]
+        return self._out(self._attend(projected, rotation, store, index, batch))
+
+    def _normed(self, projected: Tensor, query_norm: Rowwise, key_norm: Rowwise) -> Tensor:
+        """Norms of queries and keys, by head or as a whole."""
+        queries, keys, values = projected.split(self._widths, dim=-1)
+        if self._spec.query_key_norm == "whole":
+            return torch.cat([query_norm(queries), key_norm(keys), values], dim=-1)
         size = self._spec.head_size
-        queries, keys, values = self._query_key_value(hidden).split(self._widths, dim=-1)
-        whole = self._spec.query_key_norm == "whole"
-        if whole and self._query_norm and self._key_norm:
-            queries, keys = self._query_norm(queries), self._key_norm(keys)
-        queries, keys, values = (part.unflatten(-1, (-1, size)) for part in (queries, keys, values))
-        if not whole and self._query_norm and self._key_norm:
-            queries, keys = self._query_norm(queries), self._key_norm(keys)
-        if self._layer.rope is not None:
-            cosine, sine = rotations[self._layer.rope]
-            queries, keys = rotate(queries, cosine, sine), rotate(keys, cosine, sine)
-        store.write(index, batch.slots, keys, values)
-        found = attend(queries, store, index, self._layer, self._spec.score_cap, batch)
-        return self._out(found.flatten(1))
+        by_head = [
+            norm(part.unflatten(-1, (-1, size))).flatten(1) for norm, part in ((query_norm, queries), (key_norm, keys))
+        ]
+        return torch.cat([*by_head, values], dim=-1)
 
     def linears(self) -> dict[str, Linear]:
         return {"query, key, value": self._query_key_value, "attention out": self._out, **self._mlp.linears()}
 
 
 class _GatedFeedForward:
-    def __init__(self, gate_up: Linear, down: Linear, activation: Callable[[Tensor], Tensor]) -> None:
-        self._gate_up, self._down, self._activation = gate_up, down, activation
+    def __init__(self, gate_up: Linear, down: Linear, gate: Rowwise) -> None:
+        self._gate_up, self._down, self._gate = gate_up, down, gate
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        gate, up = self._gate_up(hidden).chunk(2, dim=-1)
-        return self._down(self._activation(gate) * up)
+        return self._down(self._gate(self._gate_up(hidden)))
 
     def linears(self) -> dict[str, Linear]:
         return {"gate, up": self._gate_up, "down": self._down}
 
 
 class _PlainFeedForward:
-    def __init__(self, up: Linear, down: Linear, activation: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, up: Linear, down: Linear, activation: Rowwise) -> None:
         self._up, self._down, self._activation = up, down, activation
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -276,10 +275,11 @@ class _PlainFeedForward:
 
 
 def _feed_forward(load: _Loader, spec: DecoderSpec, prefix: str) -> _GatedFeedForward | _PlainFeedForward:
-    activation: Callable[[Tensor], Tensor] = ACT2FN[spec.activation]
     up = load.linear(*(prefix + name for name in spec.names.gate_up))
     down = load.linear(prefix + spec.names.down)
-    return (_GatedFeedForward if spec.gated else _PlainFeedForward)(up, down, activation)
+    if spec.gated:
+        return _GatedFeedForward(up, down, load.operators.gate(spec.activation))
+    return _PlainFeedForward(up, down, ACT2FN[spec.activation])
 
 
 class _Experts:
@@ -290,7 +290,7 @@ class _Experts:
         router = load.first_of(tuple(prefix + name for name in names.router))
         self._router = load.tensor(f"{router}.weight", (spec.experts, spec.hidden))
         self._per_token, self._normalized = spec.experts_per_token, spec.normalized_experts
-        activation: Callable[[Tensor], Tensor] = ACT2FN[spec.activation]
+        gate = load.operators.gate(spec.activation)
         self._experts = []
         for e in range(spec.experts):
             pairs = {
@@ -299,7 +299,7 @@ class _Experts:
             }
             gate_up = pairs[load.first_of(tuple(pairs))]
             down = load.first_of(tuple(prefix + name.format(e=e) for name in names.expert_down))
-            self._experts.append(_GatedFeedForward(load.linear(*gate_up), load.linear(down), activation))
+            self._experts.append(_GatedFeedForward(load.linear(*gate_up), load.linear(down), gate))
 
     def __call__(self, hidden: Tensor) -> Tensor:
         shares, chosen = functional.linear(hidden, self._router).float().softmax(-1).topk(self._per_token, dim=-1)
@@ -316,8 +316,3 @@ class _Experts:
         return {
             f"expert {e} {role}": m for e, expert in enumerate(self._experts) for role, m in expert.linears().items()
         }
-
-
-def _normed(hidden: Tensor, eps: float) -> Tensor:
-    wide = hidden.float()
-    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .attention import PagedKeysValues
+import torch
+
 from .errors import RuntimeProblem
+from .keys_values import PagedKeysValues
 from .machine import available_memory, human_bytes
 from .model import Model
 
@@ -46,6 +48,7 @@ def reserve(
     block_size: int,
     kv_cache_bytes: int | None,
     memory_utilization: float,
+    kv_dtype: torch.dtype,
 ) -> Reservation:
     """Divide the memory that is free now; the weights are loaded already.
 
@@ -59,7 +62,7 @@ def reserve(
     attending = token_budget * max_length * (8 * spec.heads if spec.score_cap else 5)
     gathered = 2 * max(max_length, 16384) * spec.key_value_heads * spec.head_size * model.dtype.itemsize
     activations = token_budget * widest * 8 * 4 + max_sequences * spec.vocabulary * 4 * 3 + attending + gathered
-    block = PagedKeysValues.block_bytes(len(spec.layers), spec.key_value_heads, spec.head_size, block_size, model.dtype)
+    block = PagedKeysValues.block_bytes(len(spec.layers), spec.key_value_heads, spec.head_size, block_size, kv_dtype)
     most = max_sequences * -(-max_length // block_size)
     free = available_memory()
     allowed = kv_cache_bytes if kv_cache_bytes is not None else int(free * memory_utilization) - activations

@@ -11,6 +11,7 @@ from smelt.runtime import RuntimeProblem
 from smelt.runtime.architectures import ARCHITECTURES
 from smelt.runtime.checkpoint import Checkpoint
 from smelt.runtime.model import Model
+from smelt.runtime.operators import Operators
 
 from ..tiny import CONFIGS, make_model, save_model
 from .drive import logits_in_pieces
@@ -105,12 +106,7 @@ def test_half_precision_rounds_where_transformers_does(dtype: torch.dtype, tmp_p
     tokens = torch.randint(4, 4096, (1, 40), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         expected = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)(tokens).logits[0].float()
-    from smelt.runtime.attention import PagedKeysValues
-    from smelt.runtime.batch import Batch, Run
-
-    model = Model(Checkpoint(path), dtype)
-    store = PagedKeysValues(3, 2, 32, 5, 8, dtype)
-    found = model(Batch([Run(tokens[0].tolist(), 0, [0, 1, 2, 3, 4], 40, 40)], 8), store)
+    found = logits_in_pieces(path, [tokens[0].tolist()], [[(0, 40)]], Operators(dtype))[0]
     assert (found - expected).abs().mean() <= 0.01 * expected.abs().mean()
 
 
@@ -121,7 +117,7 @@ def test_an_architecture_that_is_not_known_is_named(tmp_path: Path) -> None:
     save_model(make_model("llama"), tmp_path / "weights")
     (tmp_path / "weights" / "model.safetensors").rename(tmp_path / "model.safetensors")
     with pytest.raises(RuntimeProblem, match=r"does not know the architecture 'bert'; it knows gemma2"):
-        Model(Checkpoint(tmp_path), torch.float32)
+        Model(Checkpoint(tmp_path), Operators(torch.float32))
 
 
 def test_a_config_that_contradicts_the_tensors_is_named(tmp_path: Path) -> None:
@@ -133,4 +129,4 @@ def test_a_config_that_contradicts_the_tensors_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         RuntimeProblem, match=r"self_attn.q_proj .* has the shape \[256, 128\], the config says \[384, 128\]"
     ):
-        Model(Checkpoint(path), torch.float32)
+        Model(Checkpoint(path), Operators(torch.float32))

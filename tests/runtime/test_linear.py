@@ -7,8 +7,8 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from smelt.quant.activations import rounded_inputs
 from smelt.runtime.cpu import Int8Linear
-from smelt.runtime.linear import linear
 from smelt.runtime.matrix import Matrix
+from smelt.runtime.operators import Operators
 
 BY_TOKEN = QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True)
 
@@ -22,7 +22,7 @@ def test_int8_is_what_the_rounded_product_is(dtype: torch.dtype, rows: int, outp
     bias = torch.randn(outputs, generator=generator)
     x = (torch.randn(rows, columns, generator=generator) * torch.rand(rows, 1, generator=generator)).to(dtype)
     x[0] = 0
-    module = linear(Matrix(codes, "int8", 8, scale, None, BY_TOKEN), bias, dtype)
+    module = Operators(dtype).linear(Matrix(codes, "int8", 8, scale, None, BY_TOKEN), bias)
     assert isinstance(module, Int8Linear)
     expected = (
         rounded_inputs(x.float(), BY_TOKEN).double() @ (codes.double() * scale.double()).T + bias.to(dtype).double()
@@ -36,9 +36,8 @@ def test_int8_is_what_the_rounded_product_is(dtype: torch.dtype, rows: int, outp
 
 
 def test_inputs_that_are_not_numbers_stay_so() -> None:
-    module = linear(
-        Matrix(torch.ones(8, 16, dtype=torch.int8), "int8", 8, torch.ones(8, 1), None, BY_TOKEN), None, torch.float32
-    )
+    matrix = Matrix(torch.ones(8, 16, dtype=torch.int8), "int8", 8, torch.ones(8, 1), None, BY_TOKEN)
+    module = Operators(torch.float32).linear(matrix, None)
     x = torch.ones(3, 16)
     x[1, 4] = float("nan")
     found = module(x)

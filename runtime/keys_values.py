@@ -1,0 +1,116 @@
+"""The paged cache of keys and values, and the number formats it may keep them in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+
+
+@dataclass(frozen=True)
+class LayerStore:
+    """One layer's part of the cache.
+
+    Attributes:
+        keys: ``[blocks, heads, size, positions of a block]``: a kernel reads many positions of one number at once.
+        values: ``[blocks, heads, positions of a block, size]``.
+        key_scales, value_scales: ``[blocks, heads, positions of a block]``, in int8 and float8 only.
+    """
+
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor | None
+    value_scales: Tensor | None
+
+
+class PagedKeysValues:
+    """Keys and values of all layers, in blocks of ``block_size`` positions.
+
+    Args:
+        layers, heads, size: the model's layers, key-value heads and head size.
+        blocks: how many blocks.
+        block_size: positions in a block.
+        dtype: of what is stored; int8 and float8_e4m3fn have a scale for each head and position.
+
+    Attributes:
+        handles: for each layer, what a kernel knows it by.
+    """
+
+    def __init__(self, layers: int, heads: int, size: int, blocks: int, block_size: int, dtype: torch.dtype) -> None:
+        self.block_size = block_size
+        self.dtype = dtype
+        self.handles: dict[int, Any] = {}
+        self._keys = torch.zeros(layers, blocks, heads, size, block_size, dtype=dtype)
+        self._values = torch.zeros(layers, blocks, heads, block_size, size, dtype=dtype)
+        scaled = dtype in _LARGEST
+        self._key_scales = torch.zeros(layers, blocks, heads, block_size) if scaled else None
+        self._value_scales = torch.zeros(layers, blocks, heads, block_size) if scaled else None
+
+    @staticmethod
+    def block_bytes(layers: int, heads: int, size: int, block_size: int, dtype: torch.dtype) -> int:
+        """Memory of one block, over all layers."""
+        scale = torch.float32.itemsize if dtype in _LARGEST else 0
+        return 2 * layers * block_size * heads * (size * dtype.itemsize + scale)
+
+    def layer(self, index: int) -> LayerStore:
+        """One layer's part."""
+        return LayerStore(
+            self._keys[index],
+            self._values[index],
+            None if self._key_scales is None else self._key_scales[index],
+            None if self._value_scales is None else self._value_scales[index],
+        )
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store ``[tokens, heads, size]`` at ``slots``: a block's number times its size, and the place inside."""
+        part = self.layer(layer)
+        blocks, inside = slots // self.block_size, slots % self.block_size
+        key_codes, key_scales = _rounded(keys, self.dtype)
+        value_codes, value_scales = _rounded(values, self.dtype)
+        _bits(part.keys)[blocks, :, :, inside] = _bits(key_codes)
+        _bits(part.values)[blocks, :, inside] = _bits(value_codes)
+        if part.key_scales is not None and part.value_scales is not None:
+            part.key_scales[blocks, :, inside] = key_scales
+            part.value_scales[blocks, :, inside] = value_scales
+
+    def read(self, layer: int, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[..., heads, positions, size]`` of blocks ``[..., count]``, in ``dtype``."""
+        part = self.layer(layer)
+        keys = _wide(part.keys, part.key_scales, blocks, dtype, -2).movedim(-3, -4)
+        values = _wide(part.values, part.value_scales, blocks, dtype, -1).movedim(-3, -4)
+        return keys.transpose(-1, -2).flatten(-3, -2), values.flatten(-3, -2)
+
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole blocks, ``(from, to)``."""
+        for store in (self._keys, self._values, self._key_scales, self._value_scales):
+            if store is not None:
+                for source, target in pairs:
+                    store[:, target] = store[:, source]
+
+
+def _rounded(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Values ``[..., size]`` in the format they are kept in, and their scales ``[...]`` if it has any."""
+    largest = _LARGEST.get(dtype)
+    if largest is None:
+        return values.to(dtype), values
+    wide = values.float()
+    scales = wide.abs().amax(-1) / largest
+    scaled = wide / torch.where(scales > 0, scales, 1).unsqueeze(-1)
+    return (scaled.round() if dtype == torch.int8 else scaled.clamp(-largest, largest)).to(dtype), scales
+
+
+def _wide(stored: Tensor, scales: Tensor | None, blocks: Tensor, dtype: torch.dtype, over: int) -> Tensor:
+    flat = blocks.flatten()
+    found = _bits(stored).index_select(0, flat).view(stored.dtype)
+    if scales is not None:
+        found = found.float() * scales.index_select(0, flat).unsqueeze(over)
+    return found.to(dtype).unflatten(0, blocks.shape)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The same memory as bytes where torch cannot index the type itself."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor

@@ -1,0 +1,1 @@
+"""Kernels in C++ for CPUs with AVX-512, and torch's operators where they cannot be compiled."""

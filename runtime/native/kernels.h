@@ -1,0 +1,75 @@
+// The kernels that bindings.cpp gives to Python. Pointers are to contiguous memory; nothing is checked here.
+#pragma once
+
+#include <cstdint>
+
+namespace smelt {
+
+using bf16 = uint16_t;
+
+struct Float8 {  // e4m3
+    uint8_t bits;
+};
+
+// A quantized weight, packed as linear_codes.cpp describes.
+struct Codes {
+    const uint8_t* codes;
+    const void* scales;
+    const uint8_t* zeros;  // null: half of the codes' range
+    const bf16* bias;      // null: none
+    int64_t outputs, columns, group;
+    int bits;
+    bool wide_scales;  // float32 instead of bfloat16
+};
+
+// out[rows, outputs] = x[rows, columns] times the weight. `group` inputs are rounded to int8 together; 0: none are rounded.
+void linear_codes(const Codes& weight, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads);
+
+// The same with a weight [outputs, columns] of bfloat16.
+void linear_dense(const bf16* weight, const bf16* bias, const bf16* x, int64_t rows, int64_t outputs, int64_t columns, bf16* out,
+                  int threads);
+
+struct Norm {
+    const float* weight;
+    int64_t size;
+    float eps;
+    bool rounds_first;  // to bfloat16, before it multiplies by the weight
+};
+
+// Root mean square norms of `heads` parts of each row.
+void rms_norm(const Norm& norm, const bf16* x, int64_t stride, bf16* out, int64_t out_stride, int64_t rows, int64_t heads,
+              int threads);
+
+enum { kSilu, kGeluTanh };
+
+// out[rows, size] = activation(x[rows, :size]) * x[rows, size:]
+void gate(int activation, const bf16* x, int64_t rows, int64_t size, bf16* out, int threads);
+
+enum { kBfloat16, kInt8, kFloat8 };
+
+// One layer's keys and values, as attention.cpp describes.
+struct Cache {
+    void *keys, *values;
+    float *key_scales, *value_scales;  // [block][head][position in block]; null in bfloat16
+    int64_t heads, size, block;
+    int kind;
+};
+
+// Rotates queries and keys in `heads` [tokens, query heads + key heads + value heads, size] and stores keys and values.
+void rotate_and_store(const Cache& cache, bf16* heads, int64_t tokens, int64_t query_heads, const bf16* cosines, const bf16* sines,
+                      int64_t half, const int64_t* slots, int threads);
+
+struct Attention {
+    const bf16* queries;  // of a row: [heads, size]
+    int64_t stride, heads;
+    bf16* out;  // [rows, heads, size]
+    const int64_t *rows, *tables, *stops;
+    int64_t tokens, table_width;
+    float scale, cap;  // cap 0: none
+    int64_t window;    // 0: none
+};
+
+// Each token attends to the first `stops` positions of its own table of blocks.
+void attend(const Cache& cache, const Attention& attention, int threads);
+
+}  // namespace smelt

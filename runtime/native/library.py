@@ -1,0 +1,117 @@
+"""The compiled kernels: built once, kept for later runs, absent where they cannot be built or run."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+_NAME = "smelt_native"
+_HERE = Path(__file__).parent
+_FLAGS = ["-O3", "-march=native", "-fopenmp", "-std=c++20", "-fno-math-errno"]
+_NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16")
+
+Told = Callable[[str], object]
+
+
+@functools.cache
+def processor_features() -> frozenset[str]:
+    """What instructions this processor knows, by the kernel's names for them; nothing where that is not known."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("flags"):
+                return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def kernels(told: Told) -> ModuleType | None:
+    """The compiled kernels, or None with a sentence that says why and what is used instead.
+
+    They are compiled at the first call on a machine, which takes about ten seconds, and kept in
+    ``$XDG_CACHE_HOME/smelt`` (``~/.cache/smelt``) for later runs.
+    """
+    missing = [name for name in _NEEDED if name not in processor_features()]
+    if missing:
+        told(f"this processor has no {', '.join(missing)}: torch's operators compute instead of Smelt's kernels")
+        return None
+    try:
+        return _loaded(told)
+    except (OSError, RuntimeError, ImportError) as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        told(
+            f"Smelt's kernels cannot be compiled here ({reason}): torch's operators compute instead; a C++ compiler is needed"
+        )
+        return None
+
+
+_found: ModuleType | None = None
+
+
+def _loaded(told: Told) -> ModuleType:
+    global _found  # noqa: PLW0603 - a process can load an extension only once
+    if _found is None:
+        kept = _cache_directory() / _key() / f"{_NAME}.so"
+        if not kept.is_file():
+            told("compiling Smelt's CPU kernels (once; about ten seconds)")
+            _build(kept)
+        _found = _imported(kept)
+    return _found
+
+
+def _cache_directory() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smelt"
+
+
+def _sources() -> list[Path]:
+    return sorted(_HERE.glob("*.cpp"))
+
+
+def _key() -> str:
+    """Changes with whatever the compiled code depends on."""
+    digest = hashlib.blake2b(digest_size=12)
+    for path in (*_sources(), *sorted(_HERE.glob("*.h"))):
+        digest.update(path.read_bytes())
+    about = (_FLAGS, torch.__version__, sys.version, platform.machine(), sorted(processor_features()))
+    digest.update(repr(about).encode())
+    return digest.hexdigest()
+
+
+def _build(target: Path) -> None:
+    """Compile in a directory of its own and move the result into place, so that builds beside this one do no harm."""
+    from torch.utils import cpp_extension
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix="build-", dir=target.parent))
+    try:
+        cpp_extension.load(
+            _NAME,
+            [str(path) for path in _sources()],
+            extra_cflags=_FLAGS,
+            extra_ldflags=["-fopenmp"],
+            build_directory=str(scratch),
+            is_python_module=False,
+        )
+        os.replace(scratch / f"{_NAME}.so", target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _imported(path: Path) -> ModuleType:
+    loader = importlib.machinery.ExtensionFileLoader(_NAME, str(path))
+    spec = importlib.util.spec_from_loader(_NAME, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module

@@ -1,0 +1,155 @@
+"""Linears on the compiled kernels."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...quant.activations import is_int8_by_token
+from ..matrix import Matrix
+
+_TILE = 32  # outputs that a tile of codes holds
+# Up to here inputs stay as they are: reading the weight takes the time, and rounding would gain nothing.
+_EXACT_ROWS = {4: 2, 8: 1}
+# Inputs rounded to int8 together, where the checkpoint leaves them alone.
+_TOGETHER = (128, 64, 32, 16, 8)
+# From here on torch's product of bfloat16 is as fast.
+_DENSE_ROWS = 8
+
+
+class CodesLinear:
+    """4 or 8 bit codes, multiplied as they are stored; codes of 2 and 3 bits are kept in 4.
+
+    Few rows are multiplied as they come. More are rounded to int8 first, a scale for each group of
+    inputs, unless ``exact``; then more rows than :data:`_EXACT_ROWS` are slow.
+    """
+
+    def __init__(self, kernels: ModuleType, matrix: Matrix, bias: Tensor | None, exact: bool) -> None:
+        assert matrix.scale is not None
+        self._kernels = kernels
+        self._rows, self._columns = matrix.shape
+        self._bits = _kept_bits(matrix)
+        self._wide = matrix.scale.dtype != torch.bfloat16
+        self._codes = packed_codes(matrix.values, self._bits)
+        self._scale = _tiled(matrix.scale.float() if self._wide else matrix.scale)
+        half = 1 << (self._bits - 1)
+        self._zero = None if matrix.zero is None else _tiled((matrix.zero.int() + half).to(torch.uint8))
+        self._bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
+        if matrix.inputs is not None:
+            self._group, self._exact = self._columns, 0
+        else:
+            self._group = next(size for size in _TOGETHER if matrix.group % size == 0)
+            self._exact = 1 << 62 if exact else _EXACT_ROWS[self._bits]
+        self._handle = kernels.Codes(
+            codes=self._codes.data_ptr(),
+            scales=self._scale.data_ptr(),
+            zeros=_address(self._zero),
+            bias=_address(self._bias),
+            outputs=self._rows,
+            columns=self._columns,
+            group=matrix.group,
+            bits=self._bits,
+            wide_scales=self._wide,
+        )
+        self.numel = matrix.values.numel()
+        self.nbytes = sum(part.nbytes for part in (self._codes, self._scale, self._zero) if part is not None)
+        self._explanation = self._explained(matrix)
+
+    @staticmethod
+    def takes(matrix: Matrix) -> bool:
+        """Whether a weight is of this kind."""
+        if matrix.scale is None or not 2 <= matrix.bits <= 8 or matrix.scale.dim() != 2:
+            return False
+        step = 8 if _kept_bits(matrix) == 4 else 4
+        if matrix.inputs is not None:
+            by_row = matrix.scale.shape[1] == 1 and is_int8_by_token(matrix.inputs)
+            return by_row and matrix.shape[1] % step == 0
+        fits = matrix.zero is None or int(matrix.zero.min()) >= -(1 << (_kept_bits(matrix) - 1))
+        return fits and matrix.group % 8 == 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        out = torch.empty(rows, self._rows, dtype=torch.bfloat16)
+        if rows:
+            group = 0 if rows <= self._exact else self._group
+            x = x.contiguous()
+            self._kernels.linear_codes(self._handle, x.data_ptr(), rows, group, out.data_ptr(), torch.get_num_threads())
+        return out
+
+    def explain(self) -> str:
+        return self._explanation
+
+    def _explained(self, matrix: Matrix) -> str:
+        kept = f", kept in {self._bits} bits" if matrix.bits != self._bits else ""
+        if matrix.inputs is not None:
+            return f"Smelt's kernel, {matrix.format} weights{kept}, int8 inputs by token"
+        if self._exact > 1 << 32:
+            return f"Smelt's kernel, {matrix.format} weights{kept}, bfloat16 inputs"
+        rows = "1 row" if self._exact == 1 else f"{self._exact} rows"
+        return f"Smelt's kernel, {matrix.format} weights{kept}, bfloat16 inputs up to {rows}, then int8 in groups of {self._group}"
+
+
+class NativeDenseLinear:
+    """bfloat16 weights: a kernel that reads them as fast as memory can for few rows, torch's product for many."""
+
+    def __init__(self, kernels: ModuleType, weight: Tensor, bias: Tensor | None, told: str) -> None:
+        self._kernels = kernels
+        self._weight = weight.contiguous()
+        self._bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
+        self.numel = weight.numel()
+        self.nbytes = weight.nbytes
+        self._explanation = f"Smelt's kernel up to {_DENSE_ROWS} rows, then F.linear, bfloat16{told}"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        if rows > _DENSE_ROWS or rows == 0:
+            return functional.linear(x, self._weight, self._bias)
+        outputs, columns = self._weight.shape
+        out = torch.empty(rows, outputs, dtype=torch.bfloat16)
+        x = x.contiguous()
+        self._kernels.linear_dense(
+            self._weight.data_ptr(),
+            _address(self._bias),
+            x.data_ptr(),
+            rows,
+            outputs,
+            columns,
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def explain(self) -> str:
+        return self._explanation
+
+
+def packed_codes(codes: Tensor, bits: int) -> Tensor:
+    """Signed codes ``[rows, columns]`` in the order in which ``linear_codes.cpp`` reads them."""
+    rows, columns = codes.shape
+    tiles = -(-rows // _TILE)
+    unsigned = torch.zeros(tiles * _TILE, columns, dtype=torch.uint8)
+    unsigned[:rows] = (codes.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8)
+    if bits == 8:
+        return unsigned.view(tiles, 2, 16, columns // 4, 4).permute(0, 3, 1, 2, 4).contiguous()
+    pairs = unsigned.view(tiles, 2, 16, columns // 8, 2, 4)
+    return (pairs[..., 0, :] | (pairs[..., 1, :] << 4)).permute(0, 3, 1, 2, 4).contiguous()
+
+
+def _tiled(values: Tensor) -> Tensor:
+    """``[rows, groups]`` as ``[tile][group][32]``."""
+    rows, groups = values.shape
+    tiles = -(-rows // _TILE)
+    padded = torch.zeros(tiles * _TILE, groups, dtype=values.dtype)
+    padded[:rows] = values
+    return padded.view(tiles, _TILE, groups).transpose(1, 2).contiguous()
+
+
+def _kept_bits(matrix: Matrix) -> int:
+    return 4 if matrix.bits <= 4 else 8
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

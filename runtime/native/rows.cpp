@@ -1,0 +1,59 @@
+// What a layer does to each row on its own: norms, the gate of a feed-forward part.
+#include "kernels.h"
+#include "simd.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace smelt {
+namespace {
+
+void norm_row(const Norm& norm, const bf16* x, bf16* out) {
+    const int64_t size = norm.size;
+    __m512 squares = _mm512_setzero_ps();
+    for (int64_t i = 0; i < size; i += 16) {
+        const __m512 v = load16(x + i, first(size - i));
+        squares = _mm512_fmadd_ps(v, v, squares);
+    }
+    const __m512 factor = _mm512_set1_ps(1 / std::sqrt(_mm512_reduce_add_ps(squares) / float(size) + norm.eps));
+    for (int64_t i = 0; i < size; i += 16) {
+        const __mmask16 mask = first(size - i);
+        __m512 v = _mm512_mul_ps(load16(x + i, mask), factor);
+        if (norm.rounds_first) {
+            v = widen16((__m256i)_mm512_cvtneps_pbh(v));
+        }
+        store16(out + i, _mm512_mul_ps(v, _mm512_maskz_loadu_ps(mask, norm.weight + i)), mask);
+    }
+}
+
+}  // namespace
+
+void rms_norm(const Norm& norm, const bf16* x, int64_t stride, bf16* out, int64_t out_stride, int64_t rows, int64_t heads,
+              int threads) {
+    spread(threads, rows, std::max<int64_t>(1, 16384 / (norm.size * heads)), [&](int64_t row) {
+        for (int64_t head = 0; head < heads; head++)
+            norm_row(norm, x + row * stride + head * norm.size, out + row * out_stride + head * norm.size);
+    });
+}
+
+void gate(int activation, const bf16* x, int64_t rows, int64_t size, bf16* out, int threads) {
+    spread(threads, rows * ((size + 255) / 256), 32, [&](int64_t piece) {
+        const int64_t pieces = (size + 255) / 256, row = piece / pieces, begin = piece % pieces * 256;
+        const bf16 *gates = x + row * 2 * size, *ups = gates + size;
+        for (int64_t i = begin; i < std::min(size, begin + 256); i += 16) {
+            const __mmask16 mask = first(size - i);
+            const __m512 g = load16(gates + i, mask), u = load16(ups + i, mask);
+            __m512 active;
+            if (activation == kSilu) {
+                active = _mm512_div_ps(g, _mm512_add_ps(_mm512_set1_ps(1), exp16(_mm512_sub_ps(_mm512_setzero_ps(), g))));
+            } else {  // the tanh form of gelu: x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x^3))
+                const __m512 cubic = _mm512_mul_ps(_mm512_mul_ps(g, g), _mm512_mul_ps(g, _mm512_set1_ps(0.044715f)));
+                const __m512 inner = _mm512_mul_ps(_mm512_add_ps(g, cubic), _mm512_set1_ps(-1.5957691216057308f));
+                active = _mm512_div_ps(g, _mm512_add_ps(_mm512_set1_ps(1), exp16(inner)));
+            }
+            store16(out + row * size + i, _mm512_mul_ps(widen16((__m256i)_mm512_cvtneps_pbh(active)), u), mask);
+        }
+    });
+}
+
+}  // namespace smelt

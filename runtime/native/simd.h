@@ -1,0 +1,71 @@
+// What all kernels share: conversions between bfloat16 and float32, reductions, and loops over threads.
+#pragma once
+
+#include <immintrin.h>
+#include <omp.h>
+
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+
+namespace smelt {
+
+using bf16 = uint16_t;
+
+inline float widen(bf16 value) {
+    uint32_t bits = uint32_t(value) << 16;
+    float found;
+    std::memcpy(&found, &bits, 4);
+    return found;
+}
+
+// To the nearest, halves to even.
+inline bf16 narrow(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return bf16((bits >> 16) | 0x40);
+    return bf16((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+inline __m512 widen16(__m256i values) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16));
+}
+
+inline __m512 load16(const bf16* from) { return widen16(_mm256_loadu_si256((const __m256i*)from)); }
+
+inline __m512 load16(const bf16* from, __mmask16 mask) { return widen16(_mm256_maskz_loadu_epi16(mask, from)); }
+
+inline __m512 load16(const float* from) { return _mm512_loadu_ps(from); }
+
+inline void store16(bf16* to, __m512 values) { _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(values)); }
+
+inline void store16(bf16* to, __m512 values, __mmask16 mask) {
+    _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(values));
+}
+
+// The lanes of the first `count` numbers, all of them from 16 on.
+inline __mmask16 first(int64_t count) { return count >= 16 ? __mmask16(0xffff) : __mmask16((1u << count) - 1); }
+
+// e^x to about one unit in the last place: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2].
+inline __m512 exp16(__m512 x) {
+    x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-87.0f)), _mm512_set1_ps(88.0f));
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
+    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+    __m512 y = _mm512_set1_ps(1.0f / 720);
+    for (float c : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(c));
+    return _mm512_scalef_ps(y, n);
+}
+
+// Calls body(i) for 0 <= i < count, on `threads` threads; pieces are handed out as threads get free.
+template <class Body>
+void spread(int threads, int64_t count, int64_t piece, const Body& body) {
+    if (threads <= 1 || count <= piece) {
+        for (int64_t i = 0; i < count; i++) body(i);
+        return;
+    }
+#pragma omp parallel for num_threads(threads) schedule(dynamic, piece)
+    for (int64_t i = 0; i < count; i++) body(i);
+}
+
+}  // namespace smelt

@@ -1,0 +1,125 @@
+"""What a decoder is computed with: plain torch here; faster kernels take its place part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers.activations import ACT2FN
+
+from .attention import attend
+from .batch import Batch
+from .cpu import Int8Linear
+from .keys_values import PagedKeysValues
+from .linear import DenseLinear, Linear
+from .matrix import Matrix
+from .rope import rotate
+
+Rowwise = Callable[[Tensor], Tensor]
+Rotation = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The attention of one layer.
+
+    Attributes:
+        queries, shared: how many query heads and key-value heads.
+        size: of a head.
+        scale: what scores are multiplied by.
+        window: how many positions back a token sees, itself included; None for all.
+        cap: a soft cap on scores.
+    """
+
+    queries: int
+    shared: int
+    size: int
+    scale: float
+    window: int | None
+    cap: float | None
+
+
+class Attention(Protocol):
+    """Stores a step's keys and values, and attends."""
+
+    def __call__(
+        self, projected: Tensor, rotation: Rotation | None, store: PagedKeysValues, layer: int, batch: Batch
+    ) -> Tensor:
+        """From ``[tokens, (queries + 2 shared) x size]``, which may be overwritten, to ``[tokens, queries x size]``.
+
+        Args:
+            projected: queries, keys and values.
+            rotation: cosines and sines ``[tokens, 1, rotated / 2]``; None if positions are not rotated.
+            store: the cache.
+            layer: which layer's.
+            batch: whose tokens these are.
+        """
+        ...
+
+
+class Operators:
+    """The parts of a decoder in plain torch, for any device and number type.
+
+    Args:
+        dtype: what is computed in.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def linear(self, matrix: Matrix, bias: Tensor | None) -> Linear:
+        """The fastest way that is known to multiply by ``matrix``."""
+        if Int8Linear.takes(matrix, self.dtype):
+            return Int8Linear(matrix, bias, self.dtype)
+        return DenseLinear(matrix, bias, self.dtype)
+
+    def rms_norm(self, weight: Tensor, eps: float, rounds_first: bool) -> Rowwise:
+        """Divide by the root mean square of the last dimension, and multiply by a float32 weight.
+
+        Args:
+            weight: of float32.
+            eps: added to the mean square.
+            rounds_first: whether the quotient is rounded to the computing type before it is multiplied.
+        """
+        if rounds_first:
+            narrow = weight.to(self.dtype)
+            return lambda hidden: narrow * _normed(hidden, eps).to(hidden.dtype)
+        return lambda hidden: (_normed(hidden, eps) * weight).to(hidden.dtype)
+
+    def gate(self, activation: str) -> Rowwise:
+        """The first half of the last dimension, activated, times the second."""
+        activate: Rowwise = ACT2FN[activation]
+
+        def gated(hidden: Tensor) -> Tensor:
+            gate, up = hidden.chunk(2, dim=-1)
+            return activate(gate) * up
+
+        return gated
+
+    def attention(self, heads: Heads) -> Attention:
+        """Attention over the paged cache."""
+        return _TorchAttention(heads)
+
+
+class _TorchAttention:
+    def __init__(self, heads: Heads) -> None:
+        self._heads = heads
+        self._widths = [heads.queries, heads.shared, heads.shared]
+
+    def __call__(
+        self, projected: Tensor, rotation: Rotation | None, store: PagedKeysValues, layer: int, batch: Batch
+    ) -> Tensor:
+        queries, keys, values = projected.unflatten(-1, (-1, self._heads.size)).split(self._widths, dim=1)
+        if rotation is not None:
+            queries, keys = rotate(queries, *rotation), rotate(keys, *rotation)
+        store.write(layer, batch.slots, keys, values)
+        heads = self._heads
+        return attend(queries, store, layer, heads.scale, heads.window, heads.cap, batch).flatten(1)
+
+
+def _normed(hidden: Tensor, eps: float) -> Tensor:
+    wide = hidden.float()
+    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)

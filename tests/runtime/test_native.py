@@ -1,0 +1,256 @@
+"""The compiled kernels against float64, where this machine can compile and run them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from compressed_tensors.quantization import QuantizationArgs
+from smelt.quant.activations import rounded_inputs
+from smelt.runtime.attention import attend
+from smelt.runtime.batch import Batch, Run
+from smelt.runtime.keys_values import PagedKeysValues
+from smelt.runtime.matrix import Matrix
+from smelt.runtime.native import library
+from smelt.runtime.native.linears import CodesLinear, NativeDenseLinear
+from smelt.runtime.native.operators import NativeOperators
+from smelt.runtime.operators import Heads, Operators
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from ..tiny import make_model, save_model
+from .drive import logits_in_pieces
+from .test_architectures import VARIANTS
+
+BY_TOKEN = QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> ModuleType:
+    notices: list[str] = []
+    found = library.kernels(notices.append)
+    if found is None:
+        pytest.skip(notices[-1])
+    return found
+
+
+def _random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _matrix(bits: int, outputs: int, columns: int, group: int, *, asymmetric: bool, dtype: torch.dtype) -> Matrix:
+    generator = torch.Generator().manual_seed(outputs + columns)
+    half = 1 << (bits - 1)
+    codes = torch.randint(-half, half, (outputs, columns), generator=generator, dtype=torch.int8)
+    scale = (torch.rand(outputs, columns // group, generator=generator) * 0.01 + 0.001).to(dtype)
+    zero = torch.randint(-half, half, scale.shape, generator=generator, dtype=torch.int8) if asymmetric else None
+    return Matrix(codes, f"int{bits} g{group}", bits, scale, zero)
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize(("columns", "group"), [(256, 32), (384, 128), (200, 8), (200, 200)])
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
+def test_codes(compiled: ModuleType, bits: int, columns: int, group: int, asymmetric: bool, dtype: torch.dtype) -> None:
+    matrix = _matrix(bits, 75, columns, group, asymmetric=asymmetric, dtype=dtype)
+    bias = _random(75, seed=1)
+    weight = matrix_in_float64(matrix)
+    assert CodesLinear.takes(matrix)
+    for rows in (1, 2, 3, 8, 21):
+        x = _random(rows, columns, seed=rows).bfloat16()
+        expected = x.double() @ weight.T + bias.bfloat16().double()
+        # Rounding the result alone costs up to 2^-9. Int8 inputs are off by up to a 255th of their group's largest.
+        assert _error(CodesLinear(compiled, matrix, bias, exact=True)(x), expected) < 0.003
+        assert _error(CodesLinear(compiled, matrix, bias, exact=False)(x), expected) < 0.015
+
+
+def matrix_in_float64(matrix: Matrix) -> Tensor:
+    assert matrix.scale is not None
+    groups = matrix.scale.shape[1]
+    codes = matrix.values.double().unflatten(1, (groups, -1))
+    if matrix.zero is not None:
+        codes = codes - matrix.zero.double().unsqueeze(-1)
+    return (codes * matrix.scale.double().unsqueeze(-1)).flatten(1)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 70])
+def test_int8_by_token_is_the_rounded_product(compiled: ModuleType, rows: int) -> None:
+    codes = torch.randint(-128, 128, (96, 1024), generator=torch.Generator().manual_seed(rows), dtype=torch.int8)
+    matrix = Matrix(codes, "int8", 8, torch.full((96, 1), 0.01), None, BY_TOKEN)
+    x = (_random(rows, 1024) * _random(rows, 1, seed=2)).bfloat16()
+    x[0] = 0
+    expected = rounded_inputs(x.float(), BY_TOKEN).double() @ matrix_in_float64(matrix).T
+    torch.testing.assert_close(
+        CodesLinear(compiled, matrix, None, exact=False)(x).double(), expected, rtol=1e-2, atol=2e-2
+    )
+
+
+def test_extreme_inputs(compiled: ModuleType) -> None:
+    matrix = _matrix(4, 40, 256, 128, asymmetric=False, dtype=torch.bfloat16)
+    module = CodesLinear(compiled, matrix, None, exact=False)
+    x = _random(6, 256).bfloat16()
+    x[1, 7] = float("nan")
+    x[2, 9] = float("inf")
+    x[3] = 0
+    x[4] *= 1e30
+    for rows in (x, x[1:2], x[1:3]):
+        assert (~module(rows).isfinite()).any(-1).tolist() == (~rows.isfinite()).any(-1).tolist()
+    assert not module(x)[3].any()
+    assert _error(module(x)[4:5], x[4:5].double() @ matrix_in_float64(matrix).T) < 0.01
+
+
+@pytest.mark.parametrize(("outputs", "columns"), [(101, 72), (64, 256), (3, 8), (130, 2049)])
+def test_dense(compiled: ModuleType, outputs: int, columns: int) -> None:
+    weight, bias = _random(outputs, columns).bfloat16(), _random(outputs, seed=1).bfloat16()
+    for rows in (0, 1, 2, 3, 5, 8, 9):
+        x = _random(rows, columns, seed=2).bfloat16()
+        found = NativeDenseLinear(compiled, weight, bias, "")(x)
+        expected = x.double() @ weight.double().T + bias.double()
+        torch.testing.assert_close(found.double(), expected, rtol=2**-7, atol=2**-5)
+
+
+@pytest.mark.parametrize("size", [8, 33, 256])
+@pytest.mark.parametrize("rounds_first", [False, True])
+def test_norm_and_gate(compiled: ModuleType, size: int, rounds_first: bool) -> None:
+    operators, plain = NativeOperators(compiled, exact=False), Operators(torch.bfloat16)
+    weight, x = _random(size).bfloat16().float(), (3 * _random(5, size, seed=1)).bfloat16()
+    wide = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    assert _error(operators.rms_norm(weight, 1e-5, rounds_first)(x), wide * weight.double()) < 0.004
+    torch.testing.assert_close(
+        operators.rms_norm(weight, 1e-5, rounds_first)(x), plain.rms_norm(weight, 1e-5, rounds_first)(x)
+    )
+    both = (8 * _random(5, 2 * size, seed=2)).bfloat16()
+    first, second = both.double().chunk(2, -1)
+    for name, activate in (
+        ("silu", torch.nn.functional.silu),
+        ("gelu_pytorch_tanh", lambda x: torch.nn.functional.gelu(x, approximate="tanh")),
+    ):
+        assert _error(operators.gate(name)(both), activate(first) * second) < 0.004
+
+
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize(
+    ("queries", "shared", "size", "window", "cap", "block"),
+    [(4, 4, 8, None, None, 16), (8, 2, 64, None, None, 16), (7, 1, 128, 20, None, 5), (6, 2, 80, 3, 30.0, 32)],
+)
+def test_attention(
+    compiled: ModuleType,
+    kept: torch.dtype,
+    queries: int,
+    shared: int,
+    size: int,
+    window: int | None,
+    cap: float | None,
+    block: int,
+) -> None:
+    """Prompts of several lengths, then one more token each: kernels beside torch, in float32 on the same stored bits."""
+    heads = Heads(queries, shared, size, size**-0.5, window, cap)
+    lengths, blocks_each = [1, 13, 40, 100], -(-101 // block)
+    stores = [PagedKeysValues(2, shared, size, 4 * blocks_each, block, kept) for _ in range(2)]
+    native, plain = NativeOperators(compiled, exact=False).attention(heads), Operators(torch.bfloat16).attention(heads)
+    # Blocks lie scattered, as in a cache that has been used.
+    tables = torch.randperm(4 * blocks_each, generator=torch.Generator().manual_seed(0)).view(4, -1).tolist()
+    for starts, counts in (([0] * 4, lengths), (lengths, [1] * 4)):
+        runs = [Run([0] * n, start, table, 101, 1) for start, n, table in zip(starts, counts, tables, strict=True)]
+        batch = Batch(runs, block)
+        projected = _random(sum(counts), (queries + 2 * shared) * size, seed=sum(counts)).bfloat16()
+        angles = _random(sum(counts), 1, size // 4, seed=3)
+        rotation = (angles.cos().bfloat16(), angles.sin().bfloat16())
+        found = native(projected.clone(), rotation, stores[0], 1, batch)
+        expected = plain(projected.clone(), rotation, stores[1], 1, batch)
+        # Rotated to one bfloat16 or its neighbour, a number may be rounded to the next float8, 6% away.
+        atol = 0.2 if kept == torch.float8_e4m3fn else 0.03
+        torch.testing.assert_close(found, expected, rtol=0.05, atol=atol)
+        for one, other in zip(
+            stores[0].read(1, torch.arange(4 * blocks_each), torch.float32),
+            stores[1].read(1, torch.arange(4 * blocks_each), torch.float32),
+            strict=True,
+        ):
+            assert _error(one, other.double()) < 0.02
+    # The same stored bits in float32: what is left is the kernel's own error.
+    queries_alone = projected.view(4, -1, size)[:, :queries].float()
+    again = native(projected.clone(), None, stores[0], 1, batch)
+    exact = attend(queries_alone, _as_float32(stores[0]), 1, heads.scale, window, cap, batch)
+    assert _error(again.view_as(exact), exact.double()) < 0.004
+
+
+def _as_float32(store: PagedKeysValues) -> PagedKeysValues:
+    part = store.layer(1)
+    blocks, heads, size, length = part.keys.shape
+    wide = PagedKeysValues(2, heads, size, blocks, length, torch.float32)
+    target = wide.layer(1)
+    keys, values = part.keys.float(), part.values.float()
+    if part.key_scales is not None and part.value_scales is not None:
+        keys, values = keys * part.key_scales.unsqueeze(2), values * part.value_scales.unsqueeze(3)
+    target.keys.copy_(keys)
+    target.values.copy_(values)
+    return wide
+
+
+def test_float8_is_torchs(compiled: ModuleType) -> None:
+    """Every float8 number, what lies between two of them, and what is too small or large, kept and read back."""
+    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    numbers = numbers[numbers.isfinite()].unique()
+    between = (numbers[1:] + numbers[:-1]) / 2
+    values = torch.cat([numbers, between, torch.tensor([448.0, -448.0])])
+    values = torch.nn.functional.pad(values, (0, -len(values) % 63)).view(-1, 63)
+    values = torch.cat([values, torch.full((len(values), 1), 448.0)], dim=1).bfloat16()  # so that every scale is one
+    tokens = len(values)
+    store = PagedKeysValues(1, 1, 64, tokens, 1, torch.float8_e4m3fn)
+    batch = Batch([Run([0] * tokens, 0, list(range(tokens)), tokens, 1)], 1)
+    projected = torch.cat([values, values, values], dim=1)
+    NativeOperators(compiled, exact=False).attention(Heads(1, 1, 64, 1.0, None, None))(projected, None, store, 0, batch)
+    part = store.layer(0)
+    expected = values.float().to(torch.float8_e4m3fn).float()
+    assert torch.equal(part.values.float().view(tokens, 64), expected)
+    assert torch.equal(part.keys.float().view(tokens, 64), expected)
+
+
+def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(library, "_found", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(library, "processor_features", lambda: frozenset(library._NEEDED))
+    assert library.kernels(said.append) is None
+    assert "cannot be compiled" in said[-1]
+    assert "torch's operators" in said[-1]
+
+
+def test_without_the_instructions_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(library, "processor_features", lambda: frozenset({"avx512f"}))
+    assert library.kernels(said.append) is None
+    assert "avx512_vnni" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"), VARIANTS, ids=lambda v: v if isinstance(v, str) else "-".join(v) or "plain"
+)
+def test_models_are_as_near_to_float32_as_transformers_in_bfloat16(
+    compiled: ModuleType, architecture: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """Every architecture in pieces, prompts beside single tokens: the median error may be a quarter above transformers'.
+
+    The median, because a rounding may send a token to another expert, in either.
+    """
+    path = save_model(make_model(architecture, torch.bfloat16, **changes), tmp_path)
+    prompts = [
+        torch.randint(4, 4096, (length,), generator=torch.Generator().manual_seed(1)).tolist() for length in (60, 31)
+    ]
+    wide = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, experts_implementation="eager")
+    narrow = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, experts_implementation="eager")
+    with torch.no_grad():
+        exact = [wide(torch.tensor([prompt])).logits[0] for prompt in prompts]
+        theirs = [narrow(torch.tensor([prompt])).logits[0].float() for prompt in prompts]
+    pieces = [[(0, 17)], [(1, 20), (0, 9)], [(0, 1), (1, 1)], [(1, 1), (0, 1)], [(0, 31), (1, 1)], [(1, 8), (0, 1)]]
+    ours = logits_in_pieces(path, prompts, pieces, NativeOperators(compiled, exact=False))
+    for found, beside, reference in zip(ours, theirs, exact, strict=True):
+        assert (found - reference).abs().median() <= 1.25 * (beside - reference).abs().median()
