@@ -28,7 +28,7 @@ from smelt.compress.corpus import TextSource, calibration_windows, evaluation_wi
 from transformers import AutoTokenizer
 
 from .common import REPOSITORY, RESULTS, SHARED, save
-from .memory_limit import build
+from .random_model import build
 
 MODEL = REPOSITORY / "compress" / "builtin" / "smelt-6m"
 CALIBRATION = SHARED / "data/calib/c4.utf8"

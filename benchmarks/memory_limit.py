@@ -20,60 +20,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-from smelt.compress.checkpoint import write_checkpoint
-from smelt.compress.safetensors_file import TensorInfo
-
-from .common import REPOSITORY, save
-
-HIDDEN, WIDE, VOCABULARY, HEADS, KV_HEADS = 1024, 3072, 4096, 16, 4
-BLOCK_BYTES = 2 * (HIDDEN * HIDDEN * 2 + HIDDEN * HIDDEN * KV_HEADS // HEADS * 2 + 3 * HIDDEN * WIDE)
-
-
-def build(directory: Path, blocks: int) -> int:
-    """Write a model of ``blocks`` random blocks, with smelt-6m's tokenizer; returns its bytes."""
-    tokenizer = REPOSITORY / "compress" / "builtin" / "smelt-6m"
-    config = json.loads((tokenizer / "config.json").read_text()) | {
-        "hidden_size": HIDDEN,
-        "intermediate_size": WIDE,
-        "num_hidden_layers": blocks,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HIDDEN // HEADS,
-        "vocab_size": VOCABULARY,
-    }
-    shapes = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN), "model.norm.weight": (HIDDEN,)}
-    for i in range(blocks):
-        at = f"model.layers.{i}."
-        kv = HIDDEN * KV_HEADS // HEADS
-        shapes |= {at + "self_attn.q_proj.weight": (HIDDEN, HIDDEN), at + "self_attn.o_proj.weight": (HIDDEN, HIDDEN)}
-        shapes |= {at + f"self_attn.{n}_proj.weight": (kv, HIDDEN) for n in "kv"}
-        shapes |= {at + f"mlp.{n}_proj.weight": (WIDE, HIDDEN) for n in ("gate", "up")}
-        shapes |= {at + "mlp.down_proj.weight": (HIDDEN, WIDE)}
-        shapes |= {at + "input_layernorm.weight": (HIDDEN,), at + "post_attention_layernorm.weight": (HIDDEN,)}
-
-    def random(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        if len(shape) == 1:
-            return torch.ones(shape, dtype=torch.bfloat16)
-        generator = torch.Generator().manual_seed(hash_of(name))
-        return torch.randn(shape, generator=generator, dtype=torch.bfloat16) / shape[1] ** 0.5
-
-    entries = [
-        (name, TensorInfo(torch.bfloat16, shape), lambda name=name, shape=shape: random(name, shape))
-        for name, shape in shapes.items()
-    ]
-    write_checkpoint(directory, tokenizer, config, entries, shard_bytes=500_000_000)
-    return sum(info.nbytes for _, info, _ in entries)
-
-
-def hash_of(name: str) -> int:
-    """A seed that does not change from run to run."""
-    return sum(ord(c) * 31**i for i, c in enumerate(name)) % (1 << 31)
+from .common import save
+from .random_model import SMALL, build
 
 
 def measure(limit: int, rounding: str, scratch: Path, times: float = 4.0, windows: int = 4) -> dict[str, Any]:
     """Build a model of ``times`` the limit and quantize it under the limit."""
-    blocks = -(-int(times * limit) // BLOCK_BYTES)
+    blocks = -(-int(times * limit) // SMALL.block_bytes)
     weights = build(scratch / "model", blocks)
     recipe = {
         "model": str(scratch / "model"),
