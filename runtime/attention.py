@@ -37,21 +37,6 @@ def attend(
     if batch.singles is not None:
         for group in batch.singles.groups(store.block_size):
             out[group.rows] = _singles(queries[group.rows], store, layer, scale, window, cap, group)
-    attend_runs(queries, store, layer, scale, window, cap, batch, out)
-    return out
-
-
-def attend_runs(
-    queries: Tensor,
-    store: PagedKeysValues,
-    layer: int,
-    scale: float,
-    window: int | None,
-    cap: float | None,
-    batch: Batch,
-    out: Tensor,
-) -> None:
-    """The part of :func:`attend` for runs of several tokens, and those with nothing before them, into ``out``."""
     for i in batch.longer:
         rows = slice(batch.starts[i], batch.starts[i + 1])
         run = batch.runs[i]
@@ -61,6 +46,7 @@ def attend_runs(
         mask = None if whole and cap is None else _mask(run.start, run.stop, window)
         found = _scaled(queries[rows].transpose(0, 1)[None], keys[None], values[None], mask, scale, cap)
         out[rows] = found[0].transpose(0, 1)
+    return out
 
 
 def _mask(start: int, stop: int, window: int | None) -> Tensor:

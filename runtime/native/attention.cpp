@@ -2,8 +2,7 @@
 //
 // A block of the cache holds, for each head, keys as [size][block] and values as [block][size]: so 16 positions' scores are
 // one vector, with no sums across lanes. In int8 and float8, every position and head has a scale of its own.
-#include "kernels.h"
-#include "simd.h"
+#include "stored.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,28 +11,6 @@
 
 namespace smelt {
 namespace {
-
-template <class T>
-__m512 wide16(const T* from, __mmask16 mask);
-
-template <>
-inline __m512 wide16<bf16>(const bf16* from, __mmask16 mask) {
-    return load16(from, mask);
-}
-
-template <>
-inline __m512 wide16<int8_t>(const int8_t* from, __mmask16 mask) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, from)));
-}
-
-// float8 e4m3's bits, moved, are a float16 that is 256 times too small.
-template <>
-inline __m512 wide16<Float8>(const Float8* from, __mmask16 mask) {
-    const __m256i wide = _mm256_cvtepu8_epi16(_mm_maskz_loadu_epi8(mask, &from->bits));
-    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)), 8);
-    const __m256i rest = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x7f)), 7);
-    return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(sign, rest)), _mm512_set1_ps(256));
-}
 
 inline bf16 kept(float value, float, bf16*) { return narrow(value); }
 
@@ -115,12 +92,7 @@ void attend_heads(const Cache& cache, const Attention& a, const float* queries, 
             for (int h = 0; h < kHeads; h++) sum[h] = _mm512_mul_ps(sum[h], scales);
         }
         for (int h = 0; h < kHeads; h++) {
-            if (a.cap > 0) {
-                alignas(64) float each[16];
-                _mm512_store_ps(each, sum[h]);
-                for (float& score : each) score = std::tanh(score / a.cap) * a.cap;
-                sum[h] = _mm512_load_ps(each);
-            }
+            if (a.cap > 0) sum[h] = capped(sum[h], a.cap);
             most[h] = std::max(most[h], _mm512_mask_reduce_max_ps(mask, sum[h]));
             _mm512_mask_storeu_ps(scores + h * width + p - begin, mask, sum[h]);
         }

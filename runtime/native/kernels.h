@@ -69,6 +69,19 @@ struct Attention {
     int64_t window;    // 0: none
 };
 
+// A run of tokens at consecutive positions of one sequence, the first at `start`; each sees itself and what is before it.
+struct RunAttention {
+    const bf16* queries;  // of the run's first token: [heads, size]
+    int64_t stride, heads;
+    bf16* out;  // [tokens, heads, size]
+    const int64_t* table;
+    int64_t tokens, start;
+    float scale, cap;
+    int64_t window;
+};
+
+void attend_run(const Cache& cache, const RunAttention& attention, int threads);
+
 // Each token attends to the first `stops` positions of its own table of blocks.
 void attend(const Cache& cache, const Attention& attention, int threads);
 

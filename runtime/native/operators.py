@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention import attend_runs
 from ..batch import Batch
 from ..keys_values import PagedKeysValues
 from ..linear import Linear, restored_from
@@ -18,6 +17,7 @@ from .library import processor_features
 from .linears import CodesLinear, NativeDenseLinear
 
 _ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu_fast": 1}
+_LARGEST_HEAD = 512  # attention_runs.cpp packs 16 positions of a head at a time in its own memory
 _KINDS = {torch.bfloat16: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
 
 
@@ -61,6 +61,8 @@ class NativeOperators(Operators):
         return gated
 
     def attention(self, heads: Heads) -> Attention:
+        if heads.size > _LARGEST_HEAD:
+            return super().attention(heads)
         return _NativeAttention(self._kernels, heads)
 
 
@@ -131,10 +133,22 @@ class _NativeAttention:
                 heads.window or 0,
                 threads,
             )
-        if batch.longer:
-            queries = projected[:, : heads.queries * heads.size].unflatten(-1, (-1, heads.size))
-            shaped = out.unflatten(-1, (-1, heads.size))
-            attend_runs(queries, store, layer, heads.scale, heads.window, heads.cap, batch, shaped)
+        for i in batch.longer:
+            first = batch.starts[i]
+            self._kernels.attend_run(
+                cache,
+                projected[first].data_ptr(),
+                width,
+                heads.queries,
+                out[first].data_ptr(),
+                batch.tables[i].data_ptr(),
+                len(batch.runs[i].tokens),
+                batch.runs[i].start,
+                heads.scale,
+                heads.cap or 0.0,
+                heads.window or 0,
+                threads,
+            )
         return out
 
     def _handle(self, store: PagedKeysValues, layer: int) -> Any:

@@ -150,15 +150,16 @@ def test_attention(
     cap: float | None,
     block: int,
 ) -> None:
-    """Prompts of several lengths, then one more token each: kernels beside torch, in float32 on the same stored bits."""
+    """Prompts of several lengths, then some more tokens, then one each: kernels beside torch, on the same stored bits."""
     heads = Heads(queries, shared, size, size**-0.5, window, cap)
-    lengths, blocks_each = [1, 13, 40, 100], -(-101 // block)
+    lengths, more, blocks_each = [1, 13, 40, 100], [3, 1, 9, 17], -(-118 // block)
+    longer = [a + b for a, b in zip(lengths, more, strict=True)]
     stores = [PagedKeysValues(2, shared, size, 4 * blocks_each, block, kept) for _ in range(2)]
     native, plain = NativeOperators(compiled, exact=False).attention(heads), Operators(torch.bfloat16).attention(heads)
     # Blocks lie scattered, as in a cache that has been used.
     tables = torch.randperm(4 * blocks_each, generator=torch.Generator().manual_seed(0)).view(4, -1).tolist()
-    for starts, counts in (([0] * 4, lengths), (lengths, [1] * 4)):
-        runs = [Run([0] * n, start, table, 101, 1) for start, n, table in zip(starts, counts, tables, strict=True)]
+    for starts, counts in (([0] * 4, lengths), (lengths, more), (longer, [1] * 4)):
+        runs = [Run([0] * n, start, table, 118, 1) for start, n, table in zip(starts, counts, tables, strict=True)]
         batch = Batch(runs, block)
         projected = _random(sum(counts), (queries + 2 * shared) * size, seed=sum(counts)).bfloat16()
         angles = _random(sum(counts), 1, size // 4, seed=3)

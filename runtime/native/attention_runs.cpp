@@ -1,0 +1,203 @@
+// Attention of a run of tokens: a prompt, or a piece of one, over the cache.
+//
+// Keys and values of a head are first packed for vdpbf16ps, which multiplies pairs: keys as [16 positions][pair of numbers]
+// and values as [pair of positions][16 numbers]. Then every few queries that share the head compute their scores, the shares
+// of those, and the sum of values. Scores of few queries stay in the cache however long the sequence is.
+#include "stored.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace smelt {
+namespace {
+
+constexpr int kRows = 8;  // queries that are computed together
+
+// One head's keys and values, positions `begin` to `stop`, filled up with zeros.
+struct Packed {
+    int64_t begin, vectors, pairs, numbers;  // vectors of 16 positions; pairs of numbers; vectors of 16 numbers
+    bf16 *keys, *values;
+
+    const bf16* key(int64_t vector, int64_t pair) const { return keys + (vector * pairs + pair) * 32; }
+    const bf16* value(int64_t vector, int64_t two, int64_t number) const {
+        return values + ((vector * 8 + two) * numbers + number) * 32;
+    }
+};
+
+inline __m512i interleaved(__m512 even, __m512 odd) {
+    // A float's upper half is its bfloat16: what is packed was widened from one, or is rounded here.
+    const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(even));
+    const __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd));
+    return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+}
+
+template <class T>
+void pack(const Cache& cache, const int64_t* table, int64_t head, int64_t stop, const Packed& to, int64_t vector) {
+    const int64_t size = cache.size, length = cache.block, from = to.begin + 16 * vector;
+    const int64_t end = std::min(from + 16, stop);
+    alignas(64) float keys[16 * 512], values[16 * 512];  // [number][16 positions], [position][numbers]
+    for (int64_t p = from; p < end;) {
+        const int64_t inside = p % length, count = std::min(length - inside, end - p), at = p - from;
+        const int64_t place = table[p / length] * cache.heads + head;
+        const __mmask16 mask = first(count);
+        __m512 scales = _mm512_set1_ps(1);
+        if (cache.key_scales) scales = _mm512_maskz_loadu_ps(mask, cache.key_scales + place * length + inside);
+        for (int64_t d = 0; d < size; d++) {
+            const __m512 key = wide16((const T*)cache.keys + (place * size + d) * length + inside, mask);
+            _mm512_mask_storeu_ps(keys + 16 * d + at, mask, _mm512_mul_ps(key, scales));
+        }
+        for (int64_t i = 0; i < count; i++) {
+            const __m512 scale = _mm512_set1_ps(cache.value_scales ? cache.value_scales[place * length + inside + i] : 1);
+            for (int64_t d = 0; d < size; d += 16) {
+                const __m512 value = wide16((const T*)cache.values + (place * length + inside + i) * size + d, first(size - d));
+                _mm512_storeu_ps(values + (at + i) * 16 * to.numbers + d, _mm512_mul_ps(value, scale));
+            }
+        }
+        p += count;
+    }
+    const __mmask16 filled = first(end - from);
+    for (int64_t pair = 0; pair < to.pairs; pair++) {
+        const __m512 even = _mm512_maskz_loadu_ps(filled, keys + 32 * pair);
+        const __m512 odd = 2 * pair + 1 < size ? _mm512_maskz_loadu_ps(filled, keys + 32 * pair + 16) : _mm512_setzero_ps();
+        _mm512_storeu_si512((void*)to.key(vector, pair), interleaved(even, odd));
+    }
+    for (int64_t two = 0; two < 8; two++)
+        for (int64_t n = 0; n < to.numbers; n++) {
+            const float* at = values + 2 * two * 16 * to.numbers + 16 * n;
+            const __m512 even = from + 2 * two < end ? _mm512_loadu_ps(at) : _mm512_setzero_ps();
+            const __m512 odd = from + 2 * two + 1 < end ? _mm512_loadu_ps(at + 16 * to.numbers) : _mm512_setzero_ps();
+            _mm512_storeu_si512((void*)to.value(vector, two, n), interleaved(even, odd));
+        }
+}
+
+inline __m512bh two_at(const bf16* from) {
+    int32_t both;
+    std::memcpy(&both, from, 4);
+    return (__m512bh)_mm512_set1_epi32(both);
+}
+
+inline __m512bh load32(const bf16* from) { return (__m512bh)_mm512_loadu_si512(from); }
+
+struct Scratch {
+    std::vector<float> scores;
+    std::vector<bf16> shares, queries;
+};
+
+// `kRows` queries; query r sees the positions from first_seen[r] to stops[r].
+void attend_rows(const Packed& head, const RunAttention& a, int64_t size, const bf16* const* queries, bf16* const* outs,
+                 const int64_t* first_seen, const int64_t* stops, int rows, Scratch& scratch) {
+    int64_t begin = first_seen[0], stop = stops[0];
+    for (int r = 1; r < rows; r++) begin = std::min(begin, first_seen[r]), stop = std::max(stop, stops[r]);
+    const int64_t low = (begin - head.begin) / 16, high = (stop - head.begin + 15) / 16, width = 16 * (high - low);
+    scratch.scores.resize(std::max<size_t>(scratch.scores.size(), kRows * width));
+    scratch.shares.resize(std::max<size_t>(scratch.shares.size(), kRows * width));
+    scratch.queries.assign(kRows * 2 * head.pairs, 0);
+    float* scores = scratch.scores.data();
+    bf16* shares = scratch.shares.data();
+    for (int r = 0; r < rows; r++) std::copy(queries[r], queries[r] + size, scratch.queries.data() + r * 2 * head.pairs);
+    const bf16* query = scratch.queries.data();
+    const __m512 scale = _mm512_set1_ps(a.scale);
+    for (int64_t v = low; v < high; v += 2) {
+        const bool both = v + 1 < high;
+        __m512 sum[kRows][2];
+        for (int r = 0; r < kRows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+        for (int64_t pair = 0; pair < head.pairs; pair++) {
+            const __m512bh k0 = load32(head.key(v, pair)), k1 = load32(head.key(both ? v + 1 : v, pair));
+#pragma GCC unroll 8
+            for (int r = 0; r < kRows; r++) {
+                const __m512bh q = two_at(query + (r * head.pairs + pair) * 2);
+                sum[r][0] = _mm512_dpbf16_ps(sum[r][0], k0, q);
+                sum[r][1] = _mm512_dpbf16_ps(sum[r][1], k1, q);
+            }
+        }
+        for (int r = 0; r < kRows; r++) {
+            _mm512_storeu_ps(scores + r * width + 16 * (v - low), _mm512_mul_ps(sum[r][0], scale));
+            if (both) _mm512_storeu_ps(scores + r * width + 16 * (v + 1 - low), _mm512_mul_ps(sum[r][1], scale));
+        }
+    }
+    float inverse[kRows];
+    for (int r = 0; r < rows; r++) {
+        float* mine = scores + r * width;
+        const int64_t from = first_seen[r] - head.begin - 16 * low, to = stops[r] - head.begin - 16 * low;
+        const auto seen = [&](int64_t i) { return __mmask16(first(std::max<int64_t>(0, to - i)) & ~first(std::max<int64_t>(0, from - i))); };
+        __m512 most = _mm512_set1_ps(-INFINITY);
+        for (int64_t i = 0; i < width; i += 16) {
+            __m512 score = _mm512_loadu_ps(mine + i);
+            if (a.cap > 0) _mm512_storeu_ps(mine + i, score = capped(score, a.cap));
+            most = _mm512_mask_max_ps(most, seen(i), most, score);
+        }
+        const __m512 largest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+        __m512 total = _mm512_setzero_ps();
+        for (int64_t i = 0; i < width; i += 16) {
+            const __m512 share = _mm512_maskz_mov_ps(seen(i), exp16(_mm512_sub_ps(_mm512_loadu_ps(mine + i), largest)));
+            total = _mm512_add_ps(total, share);
+            store16(shares + r * width + i, share);
+        }
+        inverse[r] = 1 / _mm512_reduce_add_ps(total);
+    }
+    for (int r = rows; r < kRows; r++) std::fill(shares + r * width, shares + (r + 1) * width, bf16(0));
+    for (int64_t n = 0; n < head.numbers; n += 2) {
+        const bool both = n + 1 < head.numbers;
+        __m512 sum[kRows][2];
+        for (int r = 0; r < kRows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+        for (int64_t v = low; v < high; v++)
+            for (int64_t two = 0; two < 8; two++) {
+                const __m512bh v0 = load32(head.value(v, two, n)), v1 = load32(head.value(v, two, both ? n + 1 : n));
+#pragma GCC unroll 8
+                for (int r = 0; r < kRows; r++) {
+                    const __m512bh share = two_at(shares + r * width + 16 * (v - low) + 2 * two);
+                    sum[r][0] = _mm512_dpbf16_ps(sum[r][0], v0, share);
+                    sum[r][1] = _mm512_dpbf16_ps(sum[r][1], v1, share);
+                }
+            }
+        for (int r = 0; r < rows; r++) {
+            const __m512 divided = _mm512_set1_ps(inverse[r]);
+            store16(outs[r] + 16 * n, _mm512_mul_ps(sum[r][0], divided), first(size - 16 * n));
+            if (both) store16(outs[r] + 16 * n + 16, _mm512_mul_ps(sum[r][1], divided), first(size - 16 * n - 16));
+        }
+    }
+}
+
+template <class T>
+void attend_packed(const Cache& cache, const RunAttention& a, int threads) {
+    const int64_t size = cache.size, group = a.heads / cache.heads, stop = a.start + a.tokens;
+    const int64_t begin = a.window > 0 ? std::max<int64_t>(0, a.start + 1 - a.window) / 16 * 16 : 0;
+    const int64_t vectors = (stop - begin + 15) / 16, pairs = (size + 1) / 2, numbers = (size + 15) / 16;
+    const int64_t key_room = vectors * pairs * 32, value_room = vectors * 8 * numbers * 32;
+    std::vector<bf16> room(cache.heads * (key_room + value_room));
+    const auto packed = [&](int64_t head) {
+        bf16* at = room.data() + head * (key_room + value_room);
+        return Packed{begin, vectors, pairs, numbers, at, at + key_room};
+    };
+    spread(threads, cache.heads * vectors, 4,
+           [&](int64_t i) { pack<T>(cache, a.table, i / vectors, stop, packed(i / vectors), i % vectors); });
+    const int64_t rows = a.tokens * group, blocks = (rows + kRows - 1) / kRows;
+    std::vector<Scratch> scratch(std::max(1, threads));
+    spread(threads, cache.heads * blocks, 4, [&](int64_t i) {
+        // Later tokens see more: handing those out first evens out the threads.
+        const int64_t head = i % cache.heads, block = blocks - 1 - i / cache.heads;
+        const bf16* queries[kRows];
+        bf16* outs[kRows];
+        int64_t first_seen[kRows], stops[kRows];
+        const int count = int(std::min<int64_t>(kRows, rows - block * kRows));
+        for (int r = 0; r < count; r++) {
+            const int64_t token = (block * kRows + r) / group, mine = head * group + (block * kRows + r) % group;
+            queries[r] = a.queries + token * a.stride + mine * size;
+            outs[r] = a.out + (token * a.heads + mine) * size;
+            stops[r] = a.start + token + 1;
+            first_seen[r] = a.window > 0 ? std::max<int64_t>(0, stops[r] - a.window) : 0;
+        }
+        attend_rows(packed(head), a, size, queries, outs, first_seen, stops, count, scratch[threads > 1 ? omp_get_thread_num() : 0]);
+    });
+}
+
+}  // namespace
+
+void attend_run(const Cache& cache, const RunAttention& a, int threads) {
+    if (cache.kind == kBfloat16) attend_packed<bf16>(cache, a, threads);
+    if (cache.kind == kInt8) attend_packed<int8_t>(cache, a, threads);
+    if (cache.kind == kFloat8) attend_packed<Float8>(cache, a, threads);
+}
+
+}  // namespace smelt
