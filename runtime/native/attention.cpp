@@ -81,16 +81,19 @@ void attend_heads(const Cache& cache, const Attention& a, const float* queries, 
         const __mmask16 mask = first(count);
         const T* keys = (const T*)cache.keys + place * length * size + inside;
         __m512 sum[kHeads];
+#pragma GCC unroll 16
         for (int h = 0; h < kHeads; h++) sum[h] = _mm512_setzero_ps();
         for (int64_t d = 0; d < size; d++) {
             const __m512 key = wide16(keys + d * length, mask);
-#pragma GCC unroll 4
+#pragma GCC unroll 16
             for (int h = 0; h < kHeads; h++) sum[h] = _mm512_fmadd_ps(key, _mm512_set1_ps(queries[h * size + d]), sum[h]);
         }
         if (cache.key_scales) {
             const __m512 scales = _mm512_maskz_loadu_ps(mask, cache.key_scales + place * length + inside);
+#pragma GCC unroll 16
             for (int h = 0; h < kHeads; h++) sum[h] = _mm512_mul_ps(sum[h], scales);
         }
+#pragma GCC unroll 16
         for (int h = 0; h < kHeads; h++) {
             if (a.cap > 0) sum[h] = capped(sum[h], a.cap);
             most[h] = std::max(most[h], _mm512_mask_reduce_max_ps(mask, sum[h]));
@@ -99,6 +102,7 @@ void attend_heads(const Cache& cache, const Attention& a, const float* queries, 
         p += count;
     }
     float total[kHeads];
+#pragma GCC unroll 16
     for (int h = 0; h < kHeads; h++) {
         __m512 sum = _mm512_setzero_ps();
         for (int64_t i = 0; i < stop - begin; i += 16) {
@@ -112,7 +116,9 @@ void attend_heads(const Cache& cache, const Attention& a, const float* queries, 
     }
     for (int64_t d = 0; d < size; d += 64) {
         __m512 sum[kHeads][4];
+#pragma GCC unroll 16
         for (int h = 0; h < kHeads; h++)
+#pragma GCC unroll 16
             for (int v = 0; v < 4; v++) sum[h][v] = _mm512_setzero_ps();
         const __mmask16 masks[4] = {first(std::max<int64_t>(0, size - d)), first(std::max<int64_t>(0, size - d - 16)),
                                     first(std::max<int64_t>(0, size - d - 32)), first(std::max<int64_t>(0, size - d - 48))};
@@ -122,18 +128,20 @@ void attend_heads(const Cache& cache, const Attention& a, const float* queries, 
             for (int64_t i = inside; i < inside + count; i++, p++) {
                 const T* values = (const T*)cache.values + (place * length + i) * size + d;
                 __m512 value[4];
-#pragma GCC unroll 4
+#pragma GCC unroll 16
                 for (int v = 0; v < 4; v++) value[v] = wide16(values + 16 * v, masks[v]);
                 const float scale = cache.value_scales ? cache.value_scales[place * length + i] : 1;
-#pragma GCC unroll 4
+#pragma GCC unroll 16
                 for (int h = 0; h < kHeads; h++) {
                     const __m512 share = _mm512_set1_ps(scores[h * width + p - begin] * scale);
-#pragma GCC unroll 4
+#pragma GCC unroll 16
                     for (int v = 0; v < 4; v++) sum[h][v] = _mm512_fmadd_ps(share, value[v], sum[h][v]);
                 }
             }
         }
+#pragma GCC unroll 16
         for (int h = 0; h < kHeads; h++)
+#pragma GCC unroll 16
             for (int v = 0; v < 4; v++)
                 store16(out + h * size + d + 16 * v, _mm512_mul_ps(sum[h][v], _mm512_set1_ps(1 / total[h])), masks[v]);
     }

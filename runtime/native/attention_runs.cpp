@@ -101,16 +101,18 @@ void attend_rows(const Packed& head, const RunAttention& a, int64_t size, const 
     for (int64_t v = low; v < high; v += 2) {
         const bool both = v + 1 < high;
         __m512 sum[kRows][2];
+#pragma GCC unroll 16
         for (int r = 0; r < kRows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
         for (int64_t pair = 0; pair < head.pairs; pair++) {
             const __m512bh k0 = load32(head.key(v, pair)), k1 = load32(head.key(both ? v + 1 : v, pair));
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int r = 0; r < kRows; r++) {
                 const __m512bh q = two_at(query + (r * head.pairs + pair) * 2);
                 sum[r][0] = _mm512_dpbf16_ps(sum[r][0], k0, q);
                 sum[r][1] = _mm512_dpbf16_ps(sum[r][1], k1, q);
             }
         }
+#pragma GCC unroll 16
         for (int r = 0; r < kRows; r++) {
             _mm512_storeu_ps(scores + r * width + 16 * (v - low), _mm512_mul_ps(sum[r][0], scale));
             if (both) _mm512_storeu_ps(scores + r * width + 16 * (v + 1 - low), _mm512_mul_ps(sum[r][1], scale));
@@ -140,11 +142,12 @@ void attend_rows(const Packed& head, const RunAttention& a, int64_t size, const 
     for (int64_t n = 0; n < head.numbers; n += 2) {
         const bool both = n + 1 < head.numbers;
         __m512 sum[kRows][2];
+#pragma GCC unroll 16
         for (int r = 0; r < kRows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
         for (int64_t v = low; v < high; v++)
             for (int64_t two = 0; two < 8; two++) {
                 const __m512bh v0 = load32(head.value(v, two, n)), v1 = load32(head.value(v, two, both ? n + 1 : n));
-#pragma GCC unroll 8
+#pragma GCC unroll 16
                 for (int r = 0; r < kRows; r++) {
                     const __m512bh share = two_at(shares + r * width + 16 * (v - low) + 2 * two);
                     sum[r][0] = _mm512_dpbf16_ps(sum[r][0], v0, share);

@@ -15,6 +15,7 @@ namespace smelt {
 namespace {
 
 constexpr int kTile = 32;
+constexpr int kPanel = 6;      // as many rows as have all their sums in registers
 constexpr int kAhead = 1024;  // bytes of weights that are asked for in advance
 
 template <class Scale>
@@ -22,46 +23,51 @@ inline __m512 scales_at(const void* scales, int64_t place) {
     return load16((const Scale*)scales + place);
 }
 
+// Inputs rounded to int8, a scale and the codes' sum for each group of a row's columns.
+//
+// Rows stand in panels of up to kPanel; a panel holds [4 columns][row][4 codes], so that a step of the loop over columns
+// reads one stretch of memory, whatever the number of rows.
 struct Rounded {
     std::vector<int8_t> codes;
     std::vector<float> scales;
     std::vector<int32_t> sums;
-    int64_t group;
+    int64_t rows, columns, group, panels, height;
 
     Rounded(const bf16* x, int64_t rows, int64_t columns, int64_t group, int threads)
-        : codes(rows * columns), scales(rows * (columns / group)), sums(scales.size()), group(group) {
+        : codes(rows * columns), scales(rows * (columns / group)), sums(scales.size()), rows(rows), columns(columns), group(group),
+          panels((rows + kPanel - 1) / kPanel), height((rows + panels - 1) / panels) {
         const int64_t groups = columns / group;
-        spread(threads, rows * groups, std::max<int64_t>(1, 65536 / group), [&](int64_t i) {
-            round_group(x + i * group, codes.data() + i * group, i);
+        spread(threads, rows * groups, std::max<int64_t>(1, 16384 / group), [&](int64_t i) {
+            const int64_t row = i / groups, g = i % groups, panel = row / height;
+            int8_t* to = codes.data() + panel * height * columns + 4 * (row - panel * height);
+            round_group(x + row * columns + g * group, to + g * group * height_of(panel), 4 * height_of(panel), i);
         });
     }
 
-    void round_group(const bf16* x, int8_t* to, int64_t place) {
+    int64_t height_of(int64_t panel) const { return std::min(height, rows - panel * height); }
+
+    void round_group(const bf16* x, int8_t* to, int64_t stride, int64_t place) {
         __m512 most = _mm512_setzero_ps();
-        for (int64_t k = 0; k < group; k += 16) most = _mm512_max_ps(most, _mm512_abs_ps(load16(x + k, first(group - k))));
-        const float largest = _mm512_reduce_max_ps(most);
-        const float scale = largest / 127.5f;
+        __mmask16 strange = 0;
+        for (int64_t k = 0; k < group; k += 16) {
+            const __m512 v = load16(x + k, first(group - k));
+            strange |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+            most = _mm512_max_ps(most, _mm512_abs_ps(v));
+        }
+        const float largest = _mm512_reduce_max_ps(most), scale = largest / 127.5f;
         const __m512 divisor = _mm512_set1_ps(largest > 0 ? scale : 1);
         __m512i sum = _mm512_setzero_si512();
         for (int64_t k = 0; k < group; k += 16) {
-            const __mmask16 mask = first(group - k);
-            const __m512i code = _mm512_cvtps_epi32(_mm512_div_ps(load16(x + k, mask), divisor));
+            const __m512i code = _mm512_cvtps_epi32(_mm512_div_ps(load16(x + k, first(group - k)), divisor));
             const __m512i kept = _mm512_max_epi32(_mm512_min_epi32(code, _mm512_set1_epi32(127)), _mm512_set1_epi32(-128));
             sum = _mm512_add_epi32(sum, kept);
-            _mm_mask_storeu_epi8(to + k, mask, _mm512_cvtepi32_epi8(kept));
+            alignas(16) int32_t four[4];
+            _mm_store_si128((__m128i*)four, _mm512_cvtepi32_epi8(kept));
+            for (int64_t i = 0; i < std::min<int64_t>(4, (group - k) / 4); i++) std::memcpy(to + (k / 4 + i) * stride, four + i, 4);
         }
-        // Not a number stays one: it must reach the logits, not vanish in a cast.
-        scales[place] = std::isfinite(largest) && _mm512_cmp_ps_mask(most, most, _CMP_UNORD_Q) == 0 && !has_nan(x) ? scale : NAN;
+        // What is not a number must reach the logits, not vanish in a cast.
+        scales[place] = strange == 0 && std::isfinite(largest) ? scale : NAN;
         sums[place] = _mm512_reduce_add_epi32(sum);
-    }
-
-    bool has_nan(const bf16* x) const {
-        __mmask16 found = 0;
-        for (int64_t k = 0; k < group; k += 16) {
-            const __m512 v = load16(x + k, first(group - k));
-            found |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-        }
-        return found != 0;
     }
 };
 
@@ -87,64 +93,70 @@ void tile_int8(const Codes& w, const Rounded& x, int64_t row, int64_t tile, bf16
     constexpr int64_t step = kBits == 4 ? 8 : 4;
     const int64_t columns = w.columns, groups = columns / w.group, pieces = columns / x.group, per = w.group / x.group;
     const uint8_t* code = w.codes + tile * columns * kTile * kBits / 8;
-    const int8_t* from[kRows];
-    for (int r = 0; r < kRows; r++) from[r] = x.codes.data() + (row + r) * columns;
+    const int8_t* in = x.codes.data() + row * columns;
     __m512 total[kRows][2];
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; r++) total[r][0] = total[r][1] = _mm512_setzero_ps();
     const __m512i nibble = _mm512_set1_epi8(15);
     for (int64_t p = 0; p < pieces; p++) {
-        const int64_t g = p / per, place = (tile * groups + g) * kTile;
+        const int64_t place = (tile * groups + p / per) * kTile;
+        const __m512i half = _mm512_set1_epi32(1 << (kBits - 1));
+        const __m512i zero0 = w.zeros ? _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place))) : half;
+        const __m512i zero1 = w.zeros ? _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place + 16))) : half;
         __m512i sum[kRows][2];
-        const __m512i zero0 = w.zeros ? _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place)))
-                                      : _mm512_set1_epi32(1 << (kBits - 1));
-        const __m512i zero1 = w.zeros ? _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place + 16))) : zero0;
+#pragma GCC unroll 16
         for (int r = 0; r < kRows; r++) {
             const __m512i minus = _mm512_set1_epi32(-x.sums[(row + r) * pieces + p]);
             sum[r][0] = _mm512_mullo_epi32(zero0, minus);
             sum[r][1] = _mm512_mullo_epi32(zero1, minus);
         }
-        for (int64_t k = p * x.group, end = k + x.group; k < end; k += step) {
+        for (int64_t i = 0; i < x.group / step; i++, code += 128, in += step * kRows) {
             const __m512i a = _mm512_loadu_si512(code), b = _mm512_loadu_si512(code + 64);
             if constexpr (kRows <= 4) {
                 _mm_prefetch((const char*)code + kAhead, _MM_HINT_T0);
                 _mm_prefetch((const char*)code + kAhead + 64, _MM_HINT_T0);
             }
-            code += 128;
             if constexpr (kBits == 4) {
-                const __m512i a0 = _mm512_and_si512(a, nibble), a1 = _mm512_and_si512(_mm512_srli_epi16(a, 4), nibble);
-                const __m512i b0 = _mm512_and_si512(b, nibble), b1 = _mm512_and_si512(_mm512_srli_epi16(b, 4), nibble);
+                const __m512i a0 = _mm512_and_si512(a, nibble), b0 = _mm512_and_si512(b, nibble);
 #pragma GCC unroll 16
                 for (int r = 0; r < kRows; r++) {
-                    const __m512i early = broadcast4(from[r] + k), late = broadcast4(from[r] + k + 4);
-                    sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], a0, early);
-                    sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], b0, early);
-                    sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], a1, late);
-                    sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], b1, late);
+                    const __m512i four = broadcast4(in + 4 * r);
+                    sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], a0, four);
+                    sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], b0, four);
+                }
+                const __m512i a1 = _mm512_and_si512(_mm512_srli_epi16(a, 4), nibble);
+                const __m512i b1 = _mm512_and_si512(_mm512_srli_epi16(b, 4), nibble);
+#pragma GCC unroll 16
+                for (int r = 0; r < kRows; r++) {
+                    const __m512i four = broadcast4(in + 4 * (kRows + r));
+                    sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], a1, four);
+                    sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], b1, four);
                 }
             } else {
 #pragma GCC unroll 16
                 for (int r = 0; r < kRows; r++) {
-                    const __m512i four = broadcast4(from[r] + k);
+                    const __m512i four = broadcast4(in + 4 * r);
                     sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], a, four);
                     sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], b, four);
                 }
             }
         }
         const __m512 scale0 = scales_at<Scale>(w.scales, place), scale1 = scales_at<Scale>(w.scales, place + 16);
+#pragma GCC unroll 16
         for (int r = 0; r < kRows; r++) {
             const __m512 mine = _mm512_set1_ps(x.scales[(row + r) * pieces + p]);
             total[r][0] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r][0]), _mm512_mul_ps(scale0, mine), total[r][0]);
             total[r][1] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r][1]), _mm512_mul_ps(scale1, mine), total[r][1]);
         }
     }
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; r++) store_tile(w, tile, out + (row + r) * w.outputs, total[r][0], total[r][1]);
 }
 
 template <int kBits, class Scale>
-void rows_int8(const Codes& w, const Rounded& x, int64_t row, int64_t rows, int64_t tile, bf16* out) {
-    for (; rows >= 8; row += 8, rows -= 8) tile_int8<kBits, 8, Scale>(w, x, row, tile, out);
-    switch (rows) {
-        case 7: return tile_int8<kBits, 7, Scale>(w, x, row, tile, out);
+void panel_int8(const Codes& w, const Rounded& x, int64_t panel, int64_t tile, bf16* out) {
+    const int64_t row = panel * x.height;
+    switch (x.height_of(panel)) {
         case 6: return tile_int8<kBits, 6, Scale>(w, x, row, tile, out);
         case 5: return tile_int8<kBits, 5, Scale>(w, x, row, tile, out);
         case 4: return tile_int8<kBits, 4, Scale>(w, x, row, tile, out);
@@ -154,13 +166,13 @@ void rows_int8(const Codes& w, const Rounded& x, int64_t row, int64_t rows, int6
     }
 }
 
-// Inputs as float pairs in the order in which codes come out of a word, or as floats.
 // Some rows by one tile, inputs as they are.
 template <int kBits, int kRows, class Scale>
 void tile_exact(const Codes& w, const bf16* x, const float* sums, int64_t row, int64_t tile, bf16* out) {
     const int64_t columns = w.columns, groups = columns / w.group;
     const uint8_t* code = w.codes + tile * columns * kTile * kBits / 8;
     __m512 total[kRows][2];
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; r++) total[r][0] = total[r][1] = _mm512_setzero_ps();
     // Codes less 8, as bfloat16; the table stands twice, so that a fifth bit of the index does not matter.
     alignas(64) static const bf16 values[32] = {
@@ -170,17 +182,18 @@ void tile_exact(const Codes& w, const bf16* x, const float* sums, int64_t row, i
     for (int64_t g = 0; g < groups; g++) {
         const int64_t place = (tile * groups + g) * kTile;
         __m512 sum[kRows][2];
+#pragma GCC unroll 16
         for (int r = 0; r < kRows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
         if constexpr (kBits == 4) {
             for (int64_t k = g * w.group, end = k + w.group; k < end; k += 8, code += 128) {
                 __m512i a = _mm512_loadu_si512(code), b = _mm512_loadu_si512(code + 64);
                 _mm_prefetch((const char*)code + kAhead, _MM_HINT_T0);
                 _mm_prefetch((const char*)code + kAhead + 64, _MM_HINT_T0);
-#pragma GCC unroll 4
+#pragma GCC unroll 16
                 for (int pair = 0; pair < 4; pair++) {
                     const __m512bh left = (__m512bh)_mm512_permutexvar_epi16(a, table);
                     const __m512bh right = (__m512bh)_mm512_permutexvar_epi16(b, table);
-#pragma GCC unroll 4
+#pragma GCC unroll 16
                     for (int r = 0; r < kRows; r++) {
                         int32_t two;
                         std::memcpy(&two, x + (row + r) * columns + k + 2 * pair, 4);
@@ -199,11 +212,11 @@ void tile_exact(const Codes& w, const bf16* x, const float* sums, int64_t row, i
                 __m512i b = _mm512_xor_si512(_mm512_loadu_si512(code + 64), bias);
                 _mm_prefetch((const char*)code + kAhead, _MM_HINT_T0);
                 _mm_prefetch((const char*)code + kAhead + 64, _MM_HINT_T0);
-#pragma GCC unroll 4
+#pragma GCC unroll 16
                 for (int byte = 3; byte >= 0; byte--) {
                     const __m512 left = _mm512_cvtepi32_ps(_mm512_srai_epi32(a, 24));
                     const __m512 right = _mm512_cvtepi32_ps(_mm512_srai_epi32(b, 24));
-#pragma GCC unroll 4
+#pragma GCC unroll 16
                     for (int r = 0; r < kRows; r++) {
                         const __m512 one = _mm512_set1_ps(widen(x[(row + r) * columns + k + byte]));
                         sum[r][0] = _mm512_fmadd_ps(left, one, sum[r][0]);
@@ -219,17 +232,20 @@ void tile_exact(const Codes& w, const bf16* x, const float* sums, int64_t row, i
             const __m512 half = _mm512_set1_ps(1 << (kBits - 1));
             const __m512 zero0 = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place))));
             const __m512 zero1 = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place + 16))));
+#pragma GCC unroll 16
             for (int r = 0; r < kRows; r++) {
                 const __m512 mine = _mm512_set1_ps(sums[(row + r) * groups + g]);
                 sum[r][0] = _mm512_fmadd_ps(_mm512_sub_ps(half, zero0), mine, sum[r][0]);
                 sum[r][1] = _mm512_fmadd_ps(_mm512_sub_ps(half, zero1), mine, sum[r][1]);
             }
         }
+#pragma GCC unroll 16
         for (int r = 0; r < kRows; r++) {
             total[r][0] = _mm512_fmadd_ps(sum[r][0], scale0, total[r][0]);
             total[r][1] = _mm512_fmadd_ps(sum[r][1], scale1, total[r][1]);
         }
     }
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; r++) store_tile(w, tile, out + (row + r) * w.outputs, total[r][0], total[r][1]);
 }
 
@@ -248,12 +264,13 @@ template <int kBits, class Scale>
 void multiply_int8(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
     const Rounded rounded(x, rows, w.columns, group, threads);
     const int64_t tiles = (w.outputs + kTile - 1) / kTile;
-    // As many rows at a time as stay in the second cache while tiles pass by.
-    const int64_t together = std::max<int64_t>(8, (384 << 10) / w.columns / 8 * 8);
-    for (int64_t row = 0; row < rows; row += together) {
-        const int64_t count = std::min(together, rows - row);
-        spread(threads, tiles, std::max<int64_t>(1, std::min<int64_t>(tiles / (8 * threads), 8)),
-               [&](int64_t tile) { rows_int8<kBits, Scale>(w, rounded, row, count, tile, out); });
+    // As many panels at a time as stay in the second cache while tiles pass by.
+    const int64_t together = std::max<int64_t>(1, (384 << 10) / (w.columns * rounded.height));
+    for (int64_t panel = 0; panel < rounded.panels; panel += together) {
+        const int64_t end = std::min(panel + together, rounded.panels);
+        spread(threads, tiles, std::max<int64_t>(1, std::min<int64_t>(tiles / (8 * threads), 8)), [&](int64_t tile) {
+            for (int64_t p = panel; p < end; p++) panel_int8<kBits, Scale>(w, rounded, p, tile, out);
+        });
     }
 }
 

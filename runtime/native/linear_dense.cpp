@@ -16,29 +16,35 @@ inline __m512bh load32(const bf16* from, __mmask32 mask) { return (__m512bh)_mm5
 template <int kOutputs, int kRows>
 void block(const bf16* weight, const bf16* bias, const bf16* x, int64_t outputs, int64_t columns, bf16* out) {
     __m512 sum[kOutputs][kRows];
+#pragma GCC unroll 16
     for (int n = 0; n < kOutputs; n++)
+#pragma GCC unroll 16
         for (int r = 0; r < kRows; r++) sum[n][r] = _mm512_setzero_ps();
     int64_t k = 0;
     for (; k + 32 <= columns; k += 32) {
         __m512bh in[kRows];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < kRows; r++) in[r] = load32(x + r * columns + k);
-#pragma GCC unroll 4
+#pragma GCC unroll 16
         for (int n = 0; n < kOutputs; n++) {
             const bf16* from = weight + n * columns + k;
             _mm_prefetch((const char*)(from + kAhead), _MM_HINT_T0);
             const __m512bh w = load32(from);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int r = 0; r < kRows; r++) sum[n][r] = _mm512_dpbf16_ps(sum[n][r], w, in[r]);
         }
     }
     if (k < columns) {
         const __mmask32 mask = (1u << (columns - k)) - 1;
+#pragma GCC unroll 16
         for (int n = 0; n < kOutputs; n++)
+#pragma GCC unroll 16
             for (int r = 0; r < kRows; r++)
                 sum[n][r] = _mm512_dpbf16_ps(sum[n][r], load32(weight + n * columns + k, mask), load32(x + r * columns + k, mask));
     }
+#pragma GCC unroll 16
     for (int n = 0; n < kOutputs; n++)
+#pragma GCC unroll 16
         for (int r = 0; r < kRows; r++)
             out[r * outputs + n] = narrow(_mm512_reduce_add_ps(sum[n][r]) + (bias ? widen(bias[n]) : 0.0f));
 }
