@@ -5,17 +5,31 @@ from __future__ import annotations
 import math
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from .activations import ActivationStore
 from .errors import SmeltError
 from .progress import Progress
-from .streamed import HeadFunction, StreamedModel
 
 LOGIT_TOKENS = 512
 _Z95 = 1.96
+
+
+class HeadFunction(Protocol):
+    """From what a model's last layer gives, ``[windows, length, width]``, to logits."""
+
+    def __call__(self, hidden: Tensor) -> Tensor: ...
+
+
+class Reader(Protocol):
+    """A model that reads text: block by block, or with the runtime."""
+
+    def final_hidden(self, tokens: Tensor, progress: Progress, description: str) -> ActivationStore: ...
+
+    def head(self) -> HeadFunction: ...
 
 
 @dataclass(frozen=True)
@@ -31,6 +45,7 @@ class Comparison:
             None when there are fewer than two windows.
         kl: mean KL divergence from the original's next-token distribution to the compressed one's, in nats.
         top1_agreement: share of positions where both rank the same token first.
+        computed_by: what computed all this.
     """
 
     text: str
@@ -42,6 +57,7 @@ class Comparison:
     perplexity_ratio_95: tuple[float, float] | None
     kl: float
     top1_agreement: float
+    computed_by: str
 
     def as_data(self) -> dict[str, Any]:
         """As plain data for JSON."""
@@ -49,18 +65,20 @@ class Comparison:
 
 
 def compare(
-    original: StreamedModel,
-    compressed: StreamedModel,
+    original: Reader,
+    compressed: Reader,
     tokens: Tensor,
     text: str,
+    computed_by: str,
     progress: Progress,
 ) -> Comparison:
     """Read ``tokens`` with both models and compare what they expect next.
 
     Args:
-        original, compressed: the models; each is run block by block.
+        original, compressed: the models; one reads after the other.
         tokens: ids ``[windows, length]``.
         text: what to call the text.
+        computed_by: what the readers are, for the report.
         progress: shows how far it is.
     """
     windows, length = tokens.shape
@@ -95,6 +113,7 @@ def compare(
         perplexity_ratio_95=_interval((sums[1] - sums[0]) / (length - 1)),
         kl=kl / predicted,
         top1_agreement=agreed / predicted,
+        computed_by=computed_by,
     )
 
 

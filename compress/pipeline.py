@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
+from ..runtime.errors import RuntimeProblem
 from ..runtime.machine import available_memory
 from .compressed import compressed_view
 from .corpus import Windows, fingerprint
 from .errors import raise_problems
-from .evaluate import compare
+from .evaluate import Comparison, compare
 from .model_directory import ModelDirectory
 from .open_model import OpenModel
 from .output import Output
@@ -22,12 +23,13 @@ from .progress import Progress
 from .recipe import Recipe
 from .report import Report, worst_first
 from .resources import compute_dtype, return_memory_at_once
+from .runtime_reader import RuntimeReader
 from .safetensors_file import SafetensorsFile, save_tensors, write_text
 from .self_text import self_written_windows
 from .steps import RunContext, StepRecord
 from .steps.quantize import QuantizeStep
 from .streamed import StreamedModel
-from .verify import Reload, reload
+from .verify import Reload, reload, whole_reload_bytes
 
 
 @dataclass(frozen=True)
@@ -117,10 +119,10 @@ def _evaluate_and_report(plan: Plan, output: Output, held_out: Windows | None, n
     layers = worst_first([layer for record in facts["steps"] for layer in record["layers"]])
     evaluation = None
     if held_out is not None and plan.recipe.evaluate:
-        directory = ModelDirectory(str(output.checkpoint), output.checkpoint, model.directory.trust_remote_code)
-        evaluation = compare(
-            StreamedModel(model.skeleton, model.weights, torch.float32, output.journal),
-            compressed_view(model, directory, step.scheme, torch.float32, output.journal),
+        evaluation = _comparison(
+            model,
+            step,
+            output,
             held_out.tokens,
             "the builtin evaluation text" if plan.recipe.evaluate.text == "builtin" else plan.recipe.evaluate.text,
             show,
@@ -146,6 +148,31 @@ def _evaluate_and_report(plan: Plan, output: Output, held_out: Windows | None, n
     report.save(output.path)
     output.forget_intermediate()
     return RunResult(output.checkpoint, report)
+
+
+def _comparison(
+    model: OpenModel, step: QuantizeStep, output: Output, tokens: torch.Tensor, text: str, show: Progress
+) -> Comparison:
+    """Both models on the runtime that will serve them; block by block where it cannot, or they do not fit."""
+    trust, kept = model.directory.trust_remote_code, output.journal
+    if whole_reload_bytes(model) > available_memory():
+        reason = "the models do not fit in memory at once"
+    else:
+        original = RuntimeReader(model.directory.path, trust, kept)
+        compressed = RuntimeReader(output.checkpoint, trust, kept)
+        try:
+            return compare(original, compressed, tokens, text, "Smelt's runtime", show)
+        except RuntimeProblem as problem:
+            reason = str(problem)
+    directory = ModelDirectory(str(output.checkpoint), output.checkpoint, trust)
+    return compare(
+        StreamedModel(model.skeleton, model.weights, torch.float32, kept),
+        compressed_view(model, directory, step.scheme, torch.float32, kept),
+        tokens,
+        text,
+        f"transformers, block by block in float32, because {reason}",
+        show,
+    )
 
 
 def _calibration(

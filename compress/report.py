@@ -50,7 +50,7 @@ class Report:
             )
             lines.append(
                 f"against the original: KL {found['kl']:.4f} nats a token, same first choice"
-                f" {100 * found['top1_agreement']:.1f}% of the time"
+                f" {100 * found['top1_agreement']:.1f}% of the time; read by {found['computed_by']}"
             )
         else:
             lines.append("accuracy: not measured (evaluate: false)")

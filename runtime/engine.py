@@ -19,10 +19,7 @@ from .checkpoint import Checkpoint
 from .errors import RuntimeProblem
 from .executor import StepResult, TorchExecutor
 from .keys_values import PagedKeysValues
-from .model import Model
-from .native.library import kernels
-from .native.operators import NativeOperators
-from .operators import Operators
+from .loading import load_model
 from .output import RequestOutput
 from .params import SamplingParams
 from .reserve import Reservation, reserve
@@ -34,7 +31,6 @@ from .text import TextStream
 Prompt = str | SequenceOf[int]
 Sink = Callable[[RequestOutput], object]
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
@@ -84,17 +80,21 @@ class Engine:
         exact_inputs: bool = False,
         quiet: bool = False,
     ) -> None:
-        _check_options(max_sequences, token_budget, block_size, memory_utilization, dtype, kv_dtype)
+        _check_options(max_sequences, token_budget, block_size, memory_utilization, kv_dtype)
         self._told: Callable[[str], object] = (lambda _: None) if quiet else _print_notice
-        opened = Checkpoint(checkpoint, trust_remote_code=trust_remote_code)
-        computing = opened.dtype if dtype == "auto" else _DTYPES[dtype]
-        self.model = Model(opened, self._operators(computing, native, exact_inputs))
-        opened.close()
+        opened, self.model = load_model(
+            checkpoint,
+            dtype=dtype,
+            native=native,
+            exact_inputs=exact_inputs,
+            trust_remote_code=trust_remote_code,
+            told=self._told,
+        )
         spec = self.model.spec
         self.max_length = min(max_length or spec.max_length, spec.max_length)
         self.tokenizer = _tokenizer(opened.path, trust_remote_code)
         self.ends = _end_tokens(opened)
-        kept = _KV_DTYPES.get(kv_dtype, computing)
+        kept = _KV_DTYPES.get(kv_dtype, self.model.dtype)
         self.reservation: Reservation = reserve(
             self.model,
             max_length=self.max_length,
@@ -251,10 +251,6 @@ class Engine:
                 where = "" if len(kinds) == 1 else f" of layers {', '.join(map(str, dict.fromkeys(layers)))}"
                 told[role + where] = explanation
         return told
-
-    def _operators(self, dtype: torch.dtype, native: bool, exact: bool) -> Operators:
-        compiled = kernels(self._told) if native and dtype == torch.bfloat16 else None
-        return Operators(dtype) if compiled is None else NativeOperators(compiled, exact)
 
     def _request(self, prompt: Prompt, params: SamplingParams, id: str | None) -> Request:
         """A checked request. Nothing is queued yet."""
@@ -420,16 +416,12 @@ def _print_notice(text: str) -> None:
     print(f"smelt: {text}", file=sys.stderr)
 
 
-def _check_options(
-    max_sequences: int, token_budget: int, block_size: int, utilization: float, dtype: str, kv_dtype: str
-) -> None:
+def _check_options(max_sequences: int, token_budget: int, block_size: int, utilization: float, kv_dtype: str) -> None:
     for name, value in (("max_sequences", max_sequences), ("token_budget", token_budget), ("block_size", block_size)):
         if value < 1:
             raise RuntimeProblem(f"{name} is {value}; it must be at least 1")
     if not 0 < utilization <= 1:
         raise RuntimeProblem(f"memory_utilization is {utilization}; it must be above 0 and at most 1")
-    if dtype != "auto" and dtype not in _DTYPES:
-        raise RuntimeProblem(f"dtype is {dtype!r}; it must be auto, {', '.join(_DTYPES)}")
     if kv_dtype != "auto" and kv_dtype not in _KV_DTYPES:
         raise RuntimeProblem(f"kv_dtype is {kv_dtype!r}; it must be auto, {', '.join(_KV_DTYPES)}")
 

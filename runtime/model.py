@@ -26,6 +26,7 @@ class Model:
     Attributes:
         spec: what it is.
         dtype: what it computes in.
+        head: from the last layer to logits.
     """
 
     def __init__(
@@ -38,17 +39,17 @@ class Model:
         self._embedding = load.tensor(f"{names.embedding}.weight", (self.spec.vocabulary, None))
         self._positions = load.tensor(f"{names.positions}.weight", None) if names.positions else None
         self._project_in = load.linear(names.project_in) if names.project_in else None
-        self._project_out = load.linear(names.project_out) if names.project_out else None
         self._layers: list[_Layer] = []
         for i, layer in enumerate(self.spec.layers):
             self._layers.append(_Layer(load, self.spec, layer, i))
             if progress:
                 progress(i + 1, len(self.spec.layers))
-        self._final_norm = load.norm(names.final_norm)
         if self.spec.tied or not checkpoint.has_matrix(names.head):
-            self._head: Linear = operators.linear(Matrix.plain(self._embedding), None)
+            head = operators.linear(Matrix.plain(self._embedding), None)
         else:
-            self._head = load.linear(names.head)
+            head = load.linear(names.head)
+        project_out = load.linear(names.project_out) if names.project_out else None
+        self.head = Head(load.norm(names.final_norm), project_out, head, self.spec.logit_cap)
         self._rotations = Rotations(self.spec.ropes, dtype)
         scale = self.spec.embedding_scale
         # In the model's own type, as transformers multiplies.
@@ -57,6 +58,11 @@ class Model:
     @torch.inference_mode()
     def __call__(self, batch: Batch, store: PagedKeysValues) -> Tensor:
         """Logits ``[wanted, vocabulary]`` of a step's tokens; their keys and values go to ``store``."""
+        return self.head(self.hidden(batch, store)[batch.wanted])
+
+    @torch.inference_mode()
+    def hidden(self, batch: Batch, store: PagedKeysValues) -> Tensor:
+        """What the last layer makes of a step's tokens, ``[tokens, hidden]``; :attr:`head` makes logits of it."""
         hidden = functional.embedding(batch.tokens, self._embedding)
         if self._embedding_scale is not None:
             hidden = hidden * self._embedding_scale
@@ -67,13 +73,7 @@ class Model:
         rotations = self._rotations.of(batch.positions, batch.lengths)
         for i, layer in enumerate(self._layers):
             hidden = layer(hidden, rotations, store, i, batch)
-        hidden = hidden[batch.wanted]
-        hidden = self._final_norm(hidden)
-        if self._project_out is not None:
-            hidden = self._project_out(hidden)
-        logits = self._head(hidden).float()
-        cap = self.spec.logit_cap
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        return hidden
 
     @property
     def cache_variants(self) -> bool:
@@ -86,7 +86,7 @@ class Model:
 
     def linears(self) -> dict[str, Linear]:
         """Every linear, by what it does."""
-        found = {"head": self._head}
+        found = {"head": self.head.linear}
         for i, layer in enumerate(self._layers):
             found |= {f"layer {i} {role}": module for role, module in layer.linears().items()}
         return found
@@ -104,8 +104,30 @@ class Model:
 
     def nbytes(self) -> int:
         """Memory of the weights."""
-        embedding = 0 if self.spec.tied and self._head.nbytes == self._embedding.nbytes else self._embedding.nbytes
+        embedding = (
+            0 if self.spec.tied and self.head.linear.nbytes == self._embedding.nbytes else self._embedding.nbytes
+        )
         return embedding + sum(module.nbytes for module in self.linears().values())
+
+
+class Head:
+    """From what the last layer gives to logits.
+
+    Attributes:
+        linear: its matrix.
+    """
+
+    def __init__(self, norm: Rowwise, project: Linear | None, linear: Linear, cap: float | None) -> None:
+        self._norm, self._project, self.linear, self._cap = norm, project, linear, cap
+
+    @torch.inference_mode()
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """``[tokens, hidden]`` to ``[tokens, vocabulary]``, in float32."""
+        hidden = self._norm(hidden)
+        if self._project is not None:
+            hidden = self._project(hidden)
+        logits = self.linear(hidden).float()
+        return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
 
 
 class _Loader:

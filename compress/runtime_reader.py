@@ -1,0 +1,81 @@
+"""Reading text with a checkpoint as the runtime serves it, so that the accuracy reported is that of what runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from ..runtime.batch import Batch, Run
+from ..runtime.keys_values import PagedKeysValues
+from ..runtime.loading import load_model
+from ..runtime.model import Head, Model
+from .activations import ActivationStore
+from .progress import Progress
+
+_BLOCK = 16
+
+
+class RuntimeReader:
+    """A checkpoint in its own number type, on the runtime's own kernels.
+
+    The layers are in memory only while they read, so two models are never held at once.
+
+    Args:
+        path: the checkpoint.
+        trust_remote_code: run the checkpoint's own Python for its config.
+        directory: where what the last layer gives is kept.
+    """
+
+    def __init__(self, path: Path, trust_remote_code: bool, directory: Path) -> None:
+        self._path, self._trust, self._directory = path, trust_remote_code, directory
+        self._head: Head | None = None
+
+    def final_hidden(self, tokens: Tensor, progress: Progress, description: str) -> ActivationStore:
+        """What the last layer gives for token ids ``[windows, length]``.
+
+        Raises:
+            RuntimeProblem: the runtime cannot run this checkpoint.
+        """
+        _, model = load_model(self._path, trust_remote_code=self._trust, told=progress.say)
+        self._head = model.head
+        windows, length = tokens.shape
+        store = ActivationStore((windows, length, model.spec.hidden), model.dtype, self._directory)
+        try:
+            batches = list(store.batches())
+            most = max(batch.stop - batch.start for batch in batches)
+            cache = _cache(model, most * -(-length // _BLOCK))
+            for batch in progress.track(batches, description):
+                read = model.hidden(_whole_windows(tokens[batch].tolist()), cache)
+                store.write(batch, read.view(-1, length, model.spec.hidden))
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def head(self) -> _WindowHead:
+        """From hidden states ``[windows, length, width]`` to logits."""
+        assert self._head is not None, "final_hidden comes first"
+        return _WindowHead(self._head)
+
+
+class _WindowHead:
+    def __init__(self, head: Head) -> None:
+        self._head = head
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self._head(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
+
+
+def _cache(model: Model, blocks: int) -> PagedKeysValues:
+    spec = model.spec
+    return PagedKeysValues(len(spec.layers), spec.key_value_heads, spec.head_size, blocks, _BLOCK, model.dtype)
+
+
+def _whole_windows(windows: list[list[int]]) -> Batch:
+    """Each window as a sequence of its own, from its beginning."""
+    each = -(-len(windows[0]) // _BLOCK)
+    runs = [
+        Run(window, 0, list(range(i * each, (i + 1) * each)), len(window), wants=0) for i, window in enumerate(windows)
+    ]
+    return Batch(runs, _BLOCK)

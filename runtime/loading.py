@@ -1,0 +1,54 @@
+"""From a checkpoint's directory to a model that is ready to compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from .checkpoint import Checkpoint
+from .errors import RuntimeProblem
+from .model import Model
+from .native.library import kernels
+from .native.operators import NativeOperators
+from .operators import Operators
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(
+    checkpoint: str | Path,
+    *,
+    dtype: str = "auto",
+    native: bool = True,
+    exact_inputs: bool = False,
+    trust_remote_code: bool = False,
+    told: Callable[[str], object],
+) -> tuple[Checkpoint, Model]:
+    """Read a checkpoint's weights for the fastest operators that this machine has.
+
+    Args:
+        checkpoint: a Hugging Face directory.
+        dtype: what to compute in; ``auto`` is the checkpoint's own.
+        native: use Smelt's compiled CPU kernels, in bfloat16.
+        exact_inputs: keep the inputs of weight-only formats in bfloat16 for any number of rows.
+        trust_remote_code: run the checkpoint's own Python.
+        told: hears what a person should know.
+
+    Returns:
+        The checkpoint, closed, for its config and tokenizer; and the model.
+
+    Raises:
+        RuntimeProblem: the checkpoint cannot be served.
+    """
+    if dtype != "auto" and dtype not in DTYPES:
+        raise RuntimeProblem(f"dtype is {dtype!r}; it must be auto, {', '.join(DTYPES)}")
+    opened = Checkpoint(checkpoint, trust_remote_code=trust_remote_code)
+    computing = opened.dtype if dtype == "auto" else DTYPES[dtype]
+    compiled = kernels(told) if native and computing == torch.bfloat16 else None
+    operators = Operators(computing) if compiled is None else NativeOperators(compiled, exact_inputs)
+    try:
+        return opened, Model(opened, operators)
+    finally:
+        opened.close()
