@@ -165,6 +165,8 @@ def chat(
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes answers reproducible.")] = None,
     max_length: Annotated[int | None, typer.Option(help="The longest conversation, in tokens.")] = None,
+    kv_dtype: Annotated[str, typer.Option(help="How keys and values are kept: auto, int8 or fp8.")] = "auto",
+    native: Annotated[bool, typer.Option(help="Use Smelt's compiled CPU kernels, or torch's operators.")] = True,
 ) -> int:
     """Talk with a checkpoint. /reset forgets the conversation, /quit leaves.
 
@@ -176,7 +178,7 @@ def chat(
     from ..runtime.chat import Chat, converse
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    engine = Engine(_directory_of(checkpoint), max_length=max_length, max_sequences=1)
+    engine = Engine(_directory_of(checkpoint), max_length=max_length, max_sequences=1, kv_dtype=kv_dtype, native=native)
     limit = min(max_tokens, max(1, engine.max_length // 2))
     converse(
         Chat(engine, replace(params, max_tokens=limit), system), input, lambda text: print(text, end="", flush=True)
@@ -196,6 +198,11 @@ def bench(
     trace_requests: Annotated[int, typer.Option(help="How many of the trace's requests.", min=1)] = 32,
     static: Annotated[bool, typer.Option("--static", help="Batch statically: the baseline.")] = False,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="How keys and values are kept: auto, int8 or fp8.")] = "auto",
+    native: Annotated[bool, typer.Option(help="Use Smelt's compiled CPU kernels, or torch's operators.")] = True,
+    exact_inputs: Annotated[
+        bool, typer.Option("--exact-inputs", help="Never round the inputs of weight-only formats to int8.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> int:
     """Measure how fast a checkpoint runs here, and how much of the machine that uses.
@@ -217,6 +224,9 @@ def bench(
         _directory_of(checkpoint),
         max_sequences=max([32, *loads]),
         dtype=dtype,
+        kv_dtype=kv_dtype,
+        native=native,
+        exact_inputs=exact_inputs,
         static_batching=static,
         share_prefixes=False,
     )

@@ -43,9 +43,11 @@ def test_perplexity_kl_and_agreement_are_transformers(
     assert found["perplexity_original"] == exactly
     assert found["perplexity_compressed"] == pytest.approx(math.exp(-log_q.gather(-1, target).mean()), rel=1e-3)
     # Told to compute in float32, transformers does not round restored weights to bfloat16 as it does by itself.
-    assert found["kl"] == pytest.approx((log_p.exp() * (log_p - log_q)).sum(-1).mean().item(), rel=0.1)
+    # The runtime's kernels round the inputs of many rows to int8, and all is in bfloat16.
+    own = 6e-4 if fits else 0
+    assert found["kl"] == pytest.approx((log_p.exp() * (log_p - log_q)).sum(-1).mean().item(), rel=0.1, abs=own)
     assert found["top1_agreement"] == pytest.approx(
-        (log_p.argmax(-1) == log_q.argmax(-1)).double().mean().item(), abs=0.01
+        (log_p.argmax(-1) == log_q.argmax(-1)).double().mean().item(), abs=0.02 if fits else 0.01
     )
     low, high = found["perplexity_ratio_95"]
     assert low < found["perplexity_ratio"] < high

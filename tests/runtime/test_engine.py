@@ -345,3 +345,72 @@ def test_it_explains_what_computes_what(small: tuple[PreTrainedModel, Path]) -> 
     told = engine(small[1]).explain()
     assert told.keys() == {"head", "query, key, value", "attention out", "gate, up", "down"}
     assert all("F.linear" in kernel for kernel in told.values())
+
+
+def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(small: tuple[PreTrainedModel, Path]) -> None:
+    model, path = small
+    running = engine(path)
+    execute, calls = running.executor.execute, itertools.count()
+
+    def breaks(plan: Any) -> Any:
+        if next(calls) == 1:
+            raise MemoryError("no room for the logits")
+        return execute(plan)
+
+    running.executor.execute = breaks  # type: ignore[method-assign]
+    first, second = prompts_of([70, 9])
+    name = running.add_request(first, GREEDY)
+    running.step()
+    with pytest.raises(MemoryError):
+        running.step()
+    assert not running.is_running(name)
+    assert not running.has_work
+    running.cache.check([])
+    assert running.generate(second, GREEDY)[0].completions[0].tokens == greedy(model, second, 24)
+
+
+@pytest.mark.parametrize(("kept", "allowed"), [("int8", 0.002), ("fp8", 0.01)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_cache_in_fewer_bits_costs_little(kept: str, allowed: float, dtype: str) -> None:
+    """The mean log probability of a text read in pieces, each over what the cache has kept of those before."""
+    text = (
+        "Once upon a time there was a little dog who lived by the sea. Every morning he ran to the water and barked. "
+    )
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0, temperature=0)
+    means = {}
+    for cache in ("auto", kept):
+        running = engine(SMELT_6M, dtype=dtype, kv_dtype=cache, token_budget=16)
+        tokens = running.tokenizer(4 * text).input_ids
+        found = running.generate(tokens, params)[0].prompt_logprobs
+        assert found is not None
+        told = [one[token] for one, token in zip(found, tokens[-len(found) :], strict=True)]
+        means[cache] = sum(told) / len(told)
+        halved = running.reservation.cache / running.reservation.positions
+    per_position = 2 * 6 * 4 * (32 + 4)  # layers, heads, numbers and a scale
+    assert halved == per_position
+    assert means[kept] != means["auto"]
+    assert means[kept] == pytest.approx(means["auto"], rel=allowed)
+
+
+def test_native_kernels_serve_random_traffic(tmp_path: Path) -> None:
+    """In bfloat16 the number of rows decides who multiplies, so tokens may differ; blocks and ends may not."""
+    running = engine(SMELT_6M, dtype="bfloat16", token_budget=24, kv_cache_bytes=400_000, max_length=96)
+    chance = random.Random(5)
+    alive: set[str] = set()
+    done = 0
+    for step in range(400):
+        if step < 300 and chance.random() < 0.3:
+            length = chance.randrange(1, 60)
+            alive.add(
+                running.add_request(prompts_of([length], step)[0], SamplingParams(max_tokens=chance.randrange(1, 20)))
+            )
+        for output in running.step():
+            if output.finished:
+                alive.discard(output.id)
+                done += 1
+                assert output.error is None
+        if alive and chance.random() < 0.02:
+            running.abort(alive.pop())
+        running.cache.check([s.blocks for r in running._requests.values() for s in r.sequences])
+    assert done > 40
+    assert running.scheduler.preemptions > 0

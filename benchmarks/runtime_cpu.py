@@ -1,0 +1,203 @@
+"""The runtime on a CPU beside other runtimes, on a Llama of 1.1 billion seeded random weights.
+
+    python -m benchmarks.runtime_cpu --scratch /var/tmp/smelt-cpu [--peer-python PEER] [--only NAME ...]
+
+Everything runs one after another in processes of their own, each with the machine to itself: Smelt's formats first,
+then the peers of benchmarks/peer_runtime.py, if a Python that has them is given. Of each the same is measured:
+
+- ``prefill_N``: N random prompt tokens over the time to the first token
+- ``decode_N``: the rate of 32 greedy tokens after a prompt of N, without the first
+- ``concurrent_32``: 32 requests at once, 128 random tokens in and 32 out: generated tokens over the whole time
+
+The first two are medians of ``--repeats`` after a warm-up, the last of three. ``smelt-6m`` is measured the same way,
+beside transformers' ``generate``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .common import REPOSITORY, save
+from .random_model import BIG, build
+
+PEERS = ("llama.cpp", "openvino", "openvino-int8", "torchao", "ctranslate2", "transformers")
+FORMATS: dict[str, dict[str, Any] | None] = {
+    "bf16": None,
+    "w4": {"scheme": "W4A16", "ignore": []},
+    "w8": {"scheme": "W8A16", "ignore": []},
+    "w8a8": {"scheme": "W8A8", "ignore": []},
+}
+SMALL = REPOSITORY / "compress" / "builtin" / "smelt-6m"
+GENERATED = 32
+
+
+def prepare(scratch: Path) -> dict[str, Path]:
+    """The model in every format; what is there already is kept."""
+    from smelt.compress import Recipe, run
+
+    found = {"bf16": scratch / "bf16"}
+    if not (found["bf16"] / "config.json").is_file():
+        build(found["bf16"], 16, BIG)
+    for name, quantize in FORMATS.items():
+        if quantize is not None:
+            recipe = {
+                "model": str(found["bf16"]),
+                "output": str(scratch / name),
+                "evaluate": False,
+                "steps": [{"quantize": quantize}],
+            }
+            found[name] = run(Recipe.model_validate(recipe)).checkpoint
+    return found
+
+
+def measure_smelt(checkpoint: Path, repeats: int, lengths: list[int], options: dict[str, Any]) -> dict[str, Any]:
+    """One checkpoint on Smelt's engine, in this process."""
+    from smelt.runtime import Engine, SamplingParams
+
+    engine = Engine(checkpoint, share_prefixes=False, max_length=max(lengths) + GENERATED, quiet=True, **options)
+    seeds = iter(range(10**6))
+
+    def prompt(length: int) -> list[int]:
+        generator = torch.Generator().manual_seed(next(seeds))
+        return torch.randint(4, engine.model.spec.vocabulary, (length,), generator=generator).tolist()
+
+    def greedy(count: int) -> SamplingParams:
+        return SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
+
+    def prefill(length: int) -> float:
+        ids = prompt(length)
+        return length / _seconds(lambda: engine.generate([ids], greedy(1)))
+
+    def decode(length: int) -> float:
+        name = engine.add_request(prompt(length), greedy(GENERATED))
+        while not engine.step():
+            pass
+        seconds = _seconds(lambda: [engine.step() for _ in range(GENERATED - 1)])
+        assert not engine.is_running(name)
+        return (GENERATED - 1) / seconds
+
+    def concurrent() -> float:
+        prompts = [prompt(128) for _ in range(32)]
+        return 32 * GENERATED / _seconds(lambda: engine.generate(prompts, greedy(GENERATED)))
+
+    prefill(lengths[0])
+    found: dict[str, Any] = {"peer": "smelt", "format": checkpoint.name, "notes": "", "kernels": engine.explain()}
+    for length in lengths:
+        found[f"prefill_{length}"] = statistics.median(prefill(length) for _ in range(repeats))
+    for length in (128, lengths[-1]):
+        decode(length)
+        found[f"decode_{length}"] = statistics.median(decode(length) for _ in range(repeats))
+    concurrent()
+    found["concurrent_32"] = statistics.median(concurrent() for _ in range(3))
+    found["bytes_per_token"] = engine.model.bytes_per_token()
+    return found
+
+
+def measure_transformers_small(repeats: int) -> float:
+    """Tokens a second of transformers' ``generate`` on smelt-6m, at batch 1."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(SMALL, dtype=torch.bfloat16)
+    rates = []
+    for seed in range(repeats + 1):
+        ids = torch.randint(4, 4096, (1, 128), generator=torch.Generator().manual_seed(seed))
+
+        def generate(count: int, ids: torch.Tensor = ids) -> float:
+            options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False}
+            return _seconds(lambda: model.generate(ids, attention_mask=torch.ones_like(ids), **options))
+
+        first = generate(1)
+        rates.append((GENERATED - 1) / (generate(GENERATED) - first))
+    return statistics.median(rates[1:])
+
+
+def read_rate() -> float:
+    """Bytes a second that this machine reads, the best of ten."""
+    block = torch.ones(1 << 27)
+    return max(block.nbytes / _seconds(block.sum) for _ in range(10))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def _in_process(*arguments: str, python: str = sys.executable) -> dict[str, Any]:
+    done = subprocess.run([python, *arguments], check=False, capture_output=True, text=True, cwd=REPOSITORY)
+    if done.returncode:
+        return {"failed": done.stderr.strip().splitlines()[-1][:300]}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def main() -> None:
+    """Measure all, print a table and save it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scratch", type=Path, required=True, help="gets 5 GB of models")
+    parser.add_argument("--peer-python", help="a Python that has the peers")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", nargs="*", help="formats and peers to measure; all by default")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker == "read":
+        print(json.dumps({"read": read_rate()}))
+        return
+    if arguments.worker == "small-transformers":
+        print(json.dumps({"decode_128": measure_transformers_small(arguments.repeats)}))
+        return
+    if arguments.worker == "small":
+        print(json.dumps(measure_smelt(SMALL, arguments.repeats, [128, 512], {})))
+        return
+    if arguments.worker:
+        print(json.dumps(measure_smelt(Path(arguments.worker), arguments.repeats, [512, 1024], {})))
+        return
+    models = prepare(arguments.scratch)
+    wanted = arguments.only or ["smelt-6m", *FORMATS, *(PEERS if arguments.peer_python else ())]
+    repeats = ["--repeats", str(arguments.repeats)]
+    here = ["-m", "benchmarks.runtime_cpu", "--scratch", str(arguments.scratch), *repeats, "--worker"]
+    results: dict[str, Any] = {"machine": _in_process(*here, "read")}
+    for name in wanted:
+        if name == "smelt-6m":
+            results["smelt-6m"] = _in_process(*here, "small")
+            results["smelt-6m transformers"] = _in_process(*here, "small-transformers")
+        elif name in models:
+            results[f"smelt {name}"] = _in_process(*here, str(models[name]))
+        else:
+            script = str(REPOSITORY / "benchmarks" / "peer_runtime.py")
+            where = ["--model", str(models["bf16"]), "--scratch", str(arguments.scratch / "peers")]
+            results[name] = _in_process(script, name, *where, *repeats, python=arguments.peer_python)
+        print(json.dumps({name: results.get(name) or results.get(f"smelt {name}")}), flush=True)
+    print(table(results))
+    save("runtime_cpu", "python -m benchmarks.runtime_cpu " + " ".join(_told(sys.argv[1:])), results)
+
+
+def _told(arguments: list[str]) -> list[str]:
+    """The command line without this machine's paths."""
+    return [Path(a).name.upper() if "/" in a else a for a in arguments]
+
+
+def table(results: dict[str, Any]) -> str:
+    """The rates side by side."""
+    columns = ("prefill_512", "prefill_1024", "decode_128", "decode_1024", "concurrent_32")
+    lines = [f"{'tokens/s':<24}" + "".join(f"{c:>15}" for c in columns)]
+    for name, found in results.items():
+        if name == "machine":
+            lines.insert(0, f"this machine reads {found['read'] / 1e9:.1f} GB/s")
+            continue
+        cells = [f"{found[c]:>15.1f}" if found.get(c) else f"{'-':>15}" for c in columns]
+        lines.append(f"{name:<24}" + "".join(cells) + (f"  {found['failed']}" if "failed" in found else ""))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
