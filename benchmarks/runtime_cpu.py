@@ -145,6 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scratch", type=Path, required=True, help="gets 5 GB of models")
     parser.add_argument("--peer-python", help="a Python that has the peers")
+    parser.add_argument("--exporter", default="optimum-cli", help="the optimum-cli of OpenVINO's export")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="*", help="formats and peers to measure; all by default")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -175,7 +176,8 @@ def main() -> None:
         else:
             script = str(REPOSITORY / "benchmarks" / "peer_runtime.py")
             where = ["--model", str(models["bf16"]), "--scratch", str(arguments.scratch / "peers")]
-            results[name] = _in_process(script, name, *where, *repeats, python=arguments.peer_python)
+            export = ["--exporter", arguments.exporter]
+            results[name] = _in_process(script, name, *where, *export, *repeats, python=arguments.peer_python)
         print(json.dumps({name: results.get(name) or results.get(f"smelt {name}")}), flush=True)
     print(table(results))
     save("runtime_cpu", "python -m benchmarks.runtime_cpu " + " ".join(_told(sys.argv[1:])), results)
