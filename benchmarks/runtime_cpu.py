@@ -178,9 +178,8 @@ def main() -> None:
             where = ["--model", str(models["bf16"]), "--scratch", str(arguments.scratch / "peers")]
             export = ["--exporter", arguments.exporter]
             results[name] = _in_process(script, name, *where, *export, *repeats, python=arguments.peer_python)
-        print(json.dumps({name: results.get(name) or results.get(f"smelt {name}")}), flush=True)
-    print(table(results))
-    save("runtime_cpu", "python -m benchmarks.runtime_cpu " + " ".join(_told(sys.argv[1:])), results)
+        print(table(results), flush=True)
+        save("runtime_cpu", "python -m benchmarks.runtime_cpu " + " ".join(_told(sys.argv[1:])), results)
 
 
 def _told(arguments: list[str]) -> list[str]:

@@ -266,12 +266,11 @@ void multiply_int8(const Codes& w, const bf16* x, int64_t rows, int64_t group, b
     const int64_t tiles = (w.outputs + kTile - 1) / kTile;
     // As many panels at a time as stay in the second cache while tiles pass by.
     const int64_t together = std::max<int64_t>(1, (384 << 10) / (w.columns * rounded.height));
-    for (int64_t panel = 0; panel < rounded.panels; panel += together) {
-        const int64_t end = std::min(panel + together, rounded.panels);
-        spread(threads, tiles, std::max<int64_t>(1, std::min<int64_t>(tiles / (8 * threads), 8)), [&](int64_t tile) {
-            for (int64_t p = panel; p < end; p++) panel_int8<kBits, Scale>(w, rounded, p, tile, out);
-        });
-    }
+    const int64_t rounds = (rounded.panels + together - 1) / together;
+    spread(threads, rounds * tiles, std::max<int64_t>(1, std::min<int64_t>(tiles / (8 * threads), 4)), [&](int64_t i) {
+        const int64_t begin = i / tiles * together, end = std::min(begin + together, rounded.panels);
+        for (int64_t panel = begin; panel < end; panel++) panel_int8<kBits, Scale>(w, rounded, panel, i % tiles, out);
+    });
 }
 
 template <int kBits, class Scale>
