@@ -212,7 +212,7 @@ class LlamaCpp(Peer):
     """llama.cpp, driven through the low-level bindings of llama-cpp-python."""
 
     package = "llama_cpp_python"
-    format = "GGUF Q4_0, f16 cache"
+    format = "GGUF Q4_0 with a Q6_K output projection, f16 cache"
     notes = (
         "Flash attention is left to llama.cpp's own choice; the 32 requests are 32 sequences of one "
         "context with a cache stream each."
@@ -334,7 +334,7 @@ class OpenVino(Peer):
     """OpenVINO GenAI with int4 weights, exported by optimum-intel."""
 
     package = "openvino_genai"
-    format = "OpenVINO IR int4 symmetric, group 128, ratio 1.0"
+    format = "OpenVINO IR int4 symmetric, group 128, ratio 1.0, int8 embedding and output projection"
     notes = (
         "LATENCY hint, dynamic quantization, cache precision and scheduler at their defaults; one "
         "request goes through LLMPipeline and the 32 through ContinuousBatchingPipeline."

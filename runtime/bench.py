@@ -55,10 +55,12 @@ class Machine:
     Attributes:
         read_bytes: bytes a second, reading memory.
         operations: a second, of a matrix product in the type that the model computes in.
+        dtype: that type.
     """
 
     read_bytes: float
     operations: float
+    dtype: str
 
 
 @dataclass
@@ -68,7 +70,7 @@ class Measured:
     Attributes:
         prefill_rate: prompt tokens a second, alone.
         decode_rate: generated tokens a second, alone.
-        prefill_of_peak: the share of the machine's matrix product rate that prefilling reaches.
+        prefill_of_peak: the share of the machine's matrix product rate that prefilling reaches; integers may exceed it.
         decode_of_peak: the share of its memory bandwidth that decoding reaches, counting each weight once a token.
         peak_memory: the largest resident memory of this process so far, in bytes.
     """
@@ -110,7 +112,8 @@ def measure(
         told: hears what is being done.
     """
     told("measuring the machine")
-    machine = Machine(_read_rate(), _product_rate(engine.model.dtype))
+    dtype = engine.model.dtype
+    machine = Machine(_read_rate(), _product_rate(dtype), str(dtype).removeprefix("torch."))
     told("warming up")
     _run(engine, "warm up", [Arrival(0, prompt, min(output, 8))], 1, seed=1)
     alone = []
@@ -216,8 +219,8 @@ def _peak_memory() -> int | None:
 def table(found: Measured) -> str:
     """The result for a terminal."""
     lines = [
-        f"machine   {found.machine.read_bytes / 1e9:.1f} GB/s read, {found.machine.operations / 1e12:.2f} TFLOP/s",
-        f"prefill   {found.prefill_rate:.0f} tokens/s alone, {found.prefill_of_peak:.0%} of the machine's matrix products",
+        f"machine   {found.machine.read_bytes / 1e9:.1f} GB/s read, {found.machine.operations / 1e12:.2f} TFLOP/s in {found.machine.dtype}",
+        f"prefill   {found.prefill_rate:.0f} tokens/s alone, {found.prefill_of_peak:.0%} of the machine's {found.machine.dtype} products",
         f"decode    {found.decode_rate:.1f} tokens/s alone, {found.decode_of_peak:.0%} of its memory bandwidth",
     ]
     if found.peak_memory:

@@ -37,13 +37,13 @@ class PagedKeysValues:
         dtype: of what is stored; int8 and float8_e4m3fn have a scale for each head and position.
 
     Attributes:
-        handles: for each layer, what a kernel knows it by.
+        handles: what kernels know its layers by; theirs to fill.
     """
 
     def __init__(self, layers: int, heads: int, size: int, blocks: int, block_size: int, dtype: torch.dtype) -> None:
         self.block_size = block_size
         self.dtype = dtype
-        self.handles: dict[int, Any] = {}
+        self.handles: dict[Any, Any] = {}
         self._keys = torch.zeros(layers, blocks, heads, size, block_size, dtype=dtype)
         self._values = torch.zeros(layers, blocks, heads, block_size, size, dtype=dtype)
         scaled = dtype in _LARGEST

@@ -16,7 +16,7 @@ from .errors import RuntimeProblem
 from .keys_values import PagedKeysValues
 from .linear import Linear
 from .matrix import Matrix, stacked
-from .operators import Heads, Operators, Rowwise
+from .operators import Heads, LayerParts, Operators, Rowwise
 from .rope import Rotations
 
 
@@ -44,6 +44,7 @@ class Model:
             self._layers.append(_Layer(load, self.spec, layer, i))
             if progress:
                 progress(i + 1, len(self.spec.layers))
+        self._stack = operators.stack([layer.parts for layer in self._layers])
         if self.spec.tied or not checkpoint.has_matrix(names.head):
             head = operators.linear(Matrix.plain(self._embedding), None)
         else:
@@ -71,6 +72,8 @@ class Model:
         if self._positions is not None:
             hidden = hidden + functional.embedding(batch.positions + self.spec.position_offset, self._positions)
         rotations = self._rotations.of(batch.positions, batch.lengths)
+        if self._stack is not None and self._stack.takes(batch):
+            return self._stack(hidden, rotations, store, batch)
         for i, layer in enumerate(self._layers):
             hidden = layer(hidden, rotations, store, i, batch)
         return hidden
@@ -215,7 +218,8 @@ class _Layer:
         self._query_key_value = load.linear(
             *(prefix + name for name in names.query_key_value), rows=rows, shape=(sum(self._widths), spec.hidden)
         )
-        self._attend = load.operators.attention(Heads(heads, shared, size, layer.scale, layer.window, spec.score_cap))
+        self._heads = Heads(heads, shared, size, layer.scale, layer.window, spec.score_cap)
+        self._attend = load.operators.attention(self._heads)
         self._out = load.linear(prefix + names.out, shape=(spec.hidden, heads * size))
         self._query_norm = load.norm(at(names.query_norm)) if spec.query_key_norm else None
         self._key_norm = load.norm(at(names.key_norm)) if spec.query_key_norm else None
@@ -224,6 +228,7 @@ class _Layer:
         self._before_mlp = load.norm(at(names.before_mlp))
         self._after_mlp = load.norm(at(names.after_mlp))
         self._mlp = _Experts(load, spec, prefix) if layer.sparse else _feed_forward(load, spec, prefix)
+        self.parts = self._parts()
 
     def __call__(
         self,
@@ -270,19 +275,42 @@ class _Layer:
         ]
         return torch.cat([*by_head, values], dim=-1)
 
+    def _parts(self) -> LayerParts | None:
+        """What the layer is made of, if it is of the common kind."""
+        if self._spec.order != "sequential" or not isinstance(self._mlp, _GatedFeedForward):
+            return None
+        names = self._spec.names
+        return LayerParts(
+            {
+                "before_attention": self._before_attention if names.before_attention else None,
+                "query_norm": self._query_norm,
+                "key_norm": self._key_norm,
+                "after_attention": self._after_attention if names.after_attention else None,
+                "before_mlp": self._before_mlp if names.before_mlp else None,
+                "after_mlp": self._after_mlp if names.after_mlp else None,
+            },
+            self._query_key_value,
+            self._out,
+            self._mlp.gate_up,
+            self._mlp.down,
+            self._heads,
+            self._spec.activation,
+            self._layer.rope,
+        )
+
     def linears(self) -> dict[str, Linear]:
         return {"query, key, value": self._query_key_value, "attention out": self._out, **self._mlp.linears()}
 
 
 class _GatedFeedForward:
     def __init__(self, gate_up: Linear, down: Linear, gate: Rowwise) -> None:
-        self._gate_up, self._down, self._gate = gate_up, down, gate
+        self.gate_up, self.down, self._gate = gate_up, down, gate
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        return self._down(self._gate(self._gate_up(hidden)))
+        return self.down(self._gate(self.gate_up(hidden)))
 
     def linears(self) -> dict[str, Linear]:
-        return {"gate, up": self._gate_up, "down": self._down}
+        return {"gate, up": self.gate_up, "down": self.down}
 
 
 class _PlainFeedForward:

@@ -60,6 +60,39 @@ class Attention(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class LayerParts:
+    """A layer that norms what its parts read or give and adds it: attention, then a gated feed-forward part.
+
+    Attributes:
+        norms: ``before_attention``, ``query_norm``, ``key_norm``, ``after_attention``, ``before_mlp`` and ``after_mlp``;
+            None for those it has not.
+        activation: of the gate.
+        rope: the name of its rotation; None if positions are not rotated.
+    """
+
+    norms: dict[str, Rowwise | None]
+    query_key_value: Linear
+    out: Linear
+    gate_up: Linear
+    down: Linear
+    heads: Heads
+    activation: str
+    rope: str | None
+
+
+class Stack(Protocol):
+    """All layers at once, for some kinds of steps."""
+
+    def takes(self, batch: Batch) -> bool:
+        """Whether it can compute this step."""
+        ...
+
+    def __call__(self, hidden: Tensor, rotations: dict[str, Rotation], store: PagedKeysValues, batch: Batch) -> Tensor:
+        """From embeddings ``[tokens, hidden]``, which may be overwritten, to what the last layer gives."""
+        ...
+
+
 class Operators:
     """The parts of a decoder in plain torch, for any device and number type.
 
@@ -102,6 +135,14 @@ class Operators:
     def attention(self, heads: Heads) -> Attention:
         """Attention over the paged cache."""
         return _TorchAttention(heads)
+
+    def stack(self, layers: list[LayerParts | None]) -> Stack | None:
+        """All layers at once, if there is a faster way for some steps than one part after another.
+
+        Args:
+            layers: None for those that are made otherwise.
+        """
+        return None
 
 
 class _TorchAttention:

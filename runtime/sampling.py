@@ -44,7 +44,12 @@ def sample(logits: Tensor, sequences: list[Sequence], ends: frozenset[int], seed
         if all_greedy
         else [_choose(row, sequence, ends, seed) for row, sequence in zip(logits, sequences, strict=True)]
     )
-    return [_described(row, token, s.request.params) for row, token, s in zip(logits, chosen, sequences, strict=True)]
+    likely = (logits.gather(-1, torch.tensor(chosen).unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)).tolist()
+    found = []
+    for row, token, logprob, sequence in zip(logits, chosen, likely, sequences, strict=True):
+        count = sequence.request.params.logprobs
+        found.append(Sampled(token, logprob, None if count is None else top_logprobs(row, token, count)))
+    return found
 
 
 def top_logprobs(row: Tensor, token: int, count: int) -> TokenLogprobs:
@@ -106,10 +111,3 @@ def _choose(row: Tensor, sequence: Sequence, ends: frozenset[int], seed: int) ->
     # The largest of shares over exponential noise is a sample of them, and takes as much noise whatever is narrowed.
     noise = torch.empty_like(shares).exponential_(generator=sequence.generator)
     return int((shares / noise).argmax())
-
-
-def _described(row: Tensor, token: int, params: SamplingParams) -> Sampled:
-    if params.logprobs is None:
-        return Sampled(token, (row[token] - row.logsumexp(-1)).item(), None)
-    top = top_logprobs(row, token, params.logprobs)
-    return Sampled(token, top[token], top)

@@ -1,7 +1,11 @@
 // Python's view of the kernels. Tensors come as addresses, so that no header of torch is needed: those take a minute to compile.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "kernels.h"
+
+PYBIND11_MAKE_OPAQUE(std::vector<smelt::Layer>)
+PYBIND11_MAKE_OPAQUE(std::vector<smelt::Cache>)
 
 namespace {
 
@@ -39,16 +43,62 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
              }),
              "keys"_a, "values"_a, "key_scales"_a, "value_scales"_a, "heads"_a, "size"_a, "block"_a, "kind"_a);
 
+    pybind11::class_<smelt::Linear>(module, "Linear")
+        .def_static(
+            "of_codes",
+            [](const smelt::Codes& codes, int64_t group, int64_t exact_rows) {
+                return smelt::Linear{codes, group, exact_rows, nullptr, nullptr, codes.outputs, codes.columns};
+            },
+            "codes"_a, "group"_a, "exact_rows"_a)
+        .def_static(
+            "of_dense",
+            [](Address weight, Address bias, int64_t outputs, int64_t columns) {
+                return smelt::Linear{std::nullopt, 0, 0, at<bf16>(weight), at<bf16>(bias), outputs, columns};
+            },
+            "weight"_a, "bias"_a, "outputs"_a, "columns"_a);
+    pybind11::class_<smelt::Layer>(module, "Layer")
+        .def(pybind11::init([](std::optional<smelt::Norm> before_attention, std::optional<smelt::Norm> query_norm,
+                               std::optional<smelt::Norm> key_norm, std::optional<smelt::Norm> after_attention,
+                               std::optional<smelt::Norm> before_mlp, std::optional<smelt::Norm> after_mlp,
+                               const smelt::Linear& query_key_value, const smelt::Linear& out, const smelt::Linear& gate_up,
+                               const smelt::Linear& down, int64_t heads, int64_t window, float scale, float cap, int activation,
+                               int rope) {
+                 return smelt::Layer{before_attention, query_norm, key_norm, after_attention, before_mlp, after_mlp,
+                                     query_key_value,  out,        gate_up,  down,            heads,      window,
+                                     scale,            cap,        activation, rope};
+             }),
+             "before_attention"_a, "query_norm"_a, "key_norm"_a, "after_attention"_a, "before_mlp"_a, "after_mlp"_a,
+             "query_key_value"_a, "out"_a, "gate_up"_a, "down"_a, "heads"_a, "window"_a, "scale"_a, "cap"_a, "activation"_a,
+             "rope"_a);
+    pybind11::class_<std::vector<smelt::Layer>>(module, "Layers").def(pybind11::init([](const pybind11::list& each) {
+        std::vector<smelt::Layer> found;
+        for (const auto& layer : each) found.push_back(layer.cast<smelt::Layer>());
+        return found;
+    }));
+    pybind11::class_<std::vector<smelt::Cache>>(module, "Caches").def(pybind11::init([](const pybind11::list& each) {
+        std::vector<smelt::Cache> found;
+        for (const auto& cache : each) found.push_back(cache.cast<smelt::Cache>());
+        return found;
+    }));
+
     module.def(
-        "linear_codes",
-        [](const smelt::Codes& weight, Address x, int64_t rows, int64_t group, Address out, int threads) {
-            smelt::linear_codes(weight, at<bf16>(x), rows, group, at<bf16>(out), threads);
-        },
-        Free());
+        "decode",
+        [](const std::vector<smelt::Layer>& layers, const std::vector<smelt::Cache>& caches, Address hidden, int64_t rows,
+           int64_t width, const pybind11::list& rotations, Address slots, Address places, Address tables, Address stops,
+           int64_t table_width, int threads) {
+            std::vector<smelt::Rotation> turned;
+            for (const auto& one : rotations) {
+                const auto each = one.cast<pybind11::tuple>();
+                turned.push_back({at<bf16>(each[0].cast<Address>()), at<bf16>(each[1].cast<Address>()), each[2].cast<int64_t>()});
+            }
+            const pybind11::gil_scoped_release free;
+            smelt::decode(layers, caches, at<bf16>(hidden), rows, width, turned, at<int64_t>(slots), at<int64_t>(places),
+                          at<int64_t>(tables), at<int64_t>(stops), table_width, threads);
+        });
     module.def(
-        "linear_dense",
-        [](Address weight, Address bias, Address x, int64_t rows, int64_t outputs, int64_t columns, Address out, int threads) {
-            smelt::linear_dense(at<bf16>(weight), at<bf16>(bias), at<bf16>(x), rows, outputs, columns, at<bf16>(out), threads);
+        "linear",
+        [](const smelt::Linear& weight, Address x, int64_t rows, Address out, int threads) {
+            smelt::linear(weight, at<bf16>(x), rows, at<bf16>(out), threads);
         },
         Free());
     module.def(

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 namespace smelt {
 
@@ -84,5 +86,34 @@ void attend_run(const Cache& cache, const RunAttention& attention, int threads);
 
 // Each token attends to the first `stops` positions of its own table of blocks.
 void attend(const Cache& cache, const Attention& attention, int threads);
+
+// A linear of either kind, and how it is computed for a number of rows.
+struct Linear {
+    std::optional<Codes> codes;
+    int64_t group, exact_rows;  // of codes: up to exact_rows inputs are not rounded
+    const bf16 *dense, *bias;   // without codes
+    int64_t outputs, columns;
+};
+
+void linear(const Linear& weight, const bf16* x, int64_t rows, bf16* out, int threads);
+
+// A layer whose parts are all known here: attention, then a gated feed-forward part, each normed before, after or both.
+struct Layer {
+    std::optional<Norm> before_attention, query_norm, key_norm, after_attention, before_mlp, after_mlp;
+    Linear query_key_value, out, gate_up, down;
+    int64_t heads, window;
+    float scale, cap;
+    int activation, rope;  // which of the step's rotations; -1: none
+};
+
+struct Rotation {
+    const bf16 *cosines, *sines;
+    int64_t half;
+};
+
+// All layers for single tokens, hidden [rows, width] in place. One call: between calls from Python the cores would wait.
+void decode(const std::vector<Layer>& layers, const std::vector<Cache>& caches, bf16* hidden, int64_t rows, int64_t width,
+            const std::vector<Rotation>& rotations, const int64_t* slots, const int64_t* places, const int64_t* tables,
+            const int64_t* stops, int64_t table_width, int threads);
 
 }  // namespace smelt

@@ -16,6 +16,8 @@ _TILE = 32  # outputs that a tile of codes holds
 _EXACT_ROWS = {4: 2, 8: 1}
 # Inputs rounded to int8 together, where the checkpoint leaves them alone.
 _TOGETHER = (128, 64, 32, 16, 8)
+# More products of 255 by 128 might not fit in 32 bits.
+_LONGEST_SUM = 1 << 16
 # From here on torch's product of bfloat16 is as fast.
 _DENSE_ROWS = 8
 
@@ -43,7 +45,7 @@ class CodesLinear:
         else:
             self._group = next(size for size in _TOGETHER if matrix.group % size == 0)
             self._exact = 1 << 62 if exact else _EXACT_ROWS[self._bits]
-        self._handle = kernels.Codes(
+        codes = kernels.Codes(
             codes=self._codes.data_ptr(),
             scales=self._scale.data_ptr(),
             zeros=_address(self._zero),
@@ -54,6 +56,7 @@ class CodesLinear:
             bits=self._bits,
             wide_scales=self._wide,
         )
+        self.handle = kernels.Linear.of_codes(codes, self._group, self._exact)
         self.numel = matrix.values.numel()
         self.nbytes = sum(part.nbytes for part in (self._codes, self._scale, self._zero) if part is not None)
         self._explanation = self._explained(matrix)
@@ -66,7 +69,7 @@ class CodesLinear:
         step = 8 if _kept_bits(matrix) == 4 else 4
         if matrix.inputs is not None:
             by_row = matrix.scale.shape[1] == 1 and is_int8_by_token(matrix.inputs)
-            return by_row and matrix.shape[1] % step == 0
+            return by_row and matrix.shape[1] % step == 0 and matrix.shape[1] <= _LONGEST_SUM
         fits = matrix.zero is None or int(matrix.zero.min()) >= -(1 << (_kept_bits(matrix) - 1))
         return fits and matrix.group % 8 == 0
 
@@ -74,9 +77,8 @@ class CodesLinear:
         rows = x.shape[0]
         out = torch.empty(rows, self._rows, dtype=torch.bfloat16)
         if rows:
-            group = 0 if rows <= self._exact else self._group
             x = x.contiguous()
-            self._kernels.linear_codes(self._handle, x.data_ptr(), rows, group, out.data_ptr(), torch.get_num_threads())
+            self._kernels.linear(self.handle, x.data_ptr(), rows, out.data_ptr(), torch.get_num_threads())
         return out
 
     def explain(self) -> str:
@@ -99,6 +101,10 @@ class NativeDenseLinear:
         self._kernels = kernels
         self._weight = weight.contiguous()
         self._bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
+        outputs, columns = weight.shape
+        self.handle = kernels.Linear.of_dense(
+            weight=self._weight.data_ptr(), bias=_address(self._bias), outputs=outputs, columns=columns
+        )
         self.numel = weight.numel()
         self.nbytes = weight.nbytes
         self._explanation = f"Smelt's kernel up to {_DENSE_ROWS} rows, then F.linear, bfloat16{told}"
@@ -107,19 +113,9 @@ class NativeDenseLinear:
         rows = x.shape[0]
         if rows > _DENSE_ROWS or rows == 0:
             return functional.linear(x, self._weight, self._bias)
-        outputs, columns = self._weight.shape
-        out = torch.empty(rows, outputs, dtype=torch.bfloat16)
+        out = torch.empty(rows, self._weight.shape[0], dtype=torch.bfloat16)
         x = x.contiguous()
-        self._kernels.linear_dense(
-            self._weight.data_ptr(),
-            _address(self._bias),
-            x.data_ptr(),
-            rows,
-            outputs,
-            columns,
-            out.data_ptr(),
-            torch.get_num_threads(),
-        )
+        self._kernels.linear(self.handle, x.data_ptr(), rows, out.data_ptr(), torch.get_num_threads())
         return out
 
     def explain(self) -> str:

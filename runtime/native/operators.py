@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,13 +11,12 @@ from ..batch import Batch
 from ..keys_values import PagedKeysValues
 from ..linear import Linear, restored_from
 from ..matrix import Matrix
-from ..operators import Attention, Heads, Operators, Rotation, Rowwise
+from ..operators import Attention, Heads, LayerParts, Operators, Rotation, Rowwise, Stack
+from .cache import LARGEST_HEAD, layer_handle
 from .library import processor_features
 from .linears import CodesLinear, NativeDenseLinear
-
-_ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu_fast": 1}
-_LARGEST_HEAD = 512  # attention_runs.cpp packs 16 positions of a head at a time in its own memory
-_KINDS = {torch.bfloat16: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
+from .rows import ACTIVATIONS, NativeGate, NativeRmsNorm
+from .stack import stack_of
 
 
 class NativeOperators(Operators):
@@ -45,49 +43,18 @@ class NativeOperators(Operators):
         return super().linear(matrix, bias)
 
     def rms_norm(self, weight: Tensor, eps: float, rounds_first: bool) -> Rowwise:
-        return _RmsNorm(self._kernels, weight, eps, rounds_first)
+        return NativeRmsNorm(self._kernels, weight, eps, rounds_first)
 
     def gate(self, activation: str) -> Rowwise:
-        if activation not in _ACTIVATIONS:
-            return super().gate(activation)
-        number, kernel = _ACTIVATIONS[activation], self._kernels.gate
-
-        def gated(hidden: Tensor) -> Tensor:
-            rows, size = hidden.shape[0], hidden.shape[1] // 2
-            out = torch.empty(rows, size, dtype=torch.bfloat16)
-            kernel(number, hidden.data_ptr(), rows, size, out.data_ptr(), torch.get_num_threads())
-            return out
-
-        return gated
+        return NativeGate(self._kernels, activation) if activation in ACTIVATIONS else super().gate(activation)
 
     def attention(self, heads: Heads) -> Attention:
-        if heads.size > _LARGEST_HEAD:
+        if heads.size > LARGEST_HEAD:
             return super().attention(heads)
         return _NativeAttention(self._kernels, heads)
 
-
-class _RmsNorm:
-    def __init__(self, kernels: ModuleType, weight: Tensor, eps: float, rounds_first: bool) -> None:
-        # A weight that multiplies a rounded quotient is itself of the computing type.
-        self._weight = (weight.to(torch.bfloat16).float() if rounds_first else weight).contiguous()
-        self._kernel = kernels.rms_norm
-        self._handle = kernels.Norm(self._weight.data_ptr(), weight.numel(), eps, rounds_first)
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        hidden = hidden.contiguous()
-        out = torch.empty_like(hidden)
-        size = hidden.shape[-1]
-        self._kernel(
-            self._handle,
-            hidden.data_ptr(),
-            size,
-            out.data_ptr(),
-            size,
-            hidden.numel() // size,
-            1,
-            torch.get_num_threads(),
-        )
-        return out
+    def stack(self, layers: list[LayerParts | None]) -> Stack | None:
+        return stack_of(self._kernels, layers)
 
 
 class _NativeAttention:
@@ -101,7 +68,7 @@ class _NativeAttention:
         heads, threads = self._heads, torch.get_num_threads()
         tokens, width = projected.shape
         projected = projected.contiguous()
-        cache = self._handle(store, layer)
+        cache = layer_handle(self._kernels, store, layer, heads)
         cosine, sine = (None, None) if rotation is None else rotation
         self._kernels.rotate_and_store(
             cache,
@@ -150,20 +117,3 @@ class _NativeAttention:
                 threads,
             )
         return out
-
-    def _handle(self, store: PagedKeysValues, layer: int) -> Any:
-        """The kernels' view of one layer of the cache, made once."""
-        found = store.handles.get(layer)
-        if found is None:
-            parts = store.layer(layer)
-            found = store.handles[layer] = self._kernels.Cache(
-                keys=parts.keys.data_ptr(),
-                values=parts.values.data_ptr(),
-                key_scales=0 if parts.key_scales is None else parts.key_scales.data_ptr(),
-                value_scales=0 if parts.value_scales is None else parts.value_scales.data_ptr(),
-                heads=self._heads.shared,
-                size=self._heads.size,
-                block=store.block_size,
-                kind=_KINDS[parts.keys.dtype],
-            )
-        return found

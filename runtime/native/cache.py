@@ -1,0 +1,32 @@
+"""The kernels' view of the cache of keys and values."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ..keys_values import PagedKeysValues
+from ..operators import Heads
+
+LARGEST_HEAD = 512  # attention_runs.cpp packs 16 positions of a head at a time in its own memory
+_KINDS = {torch.bfloat16: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
+
+
+def layer_handle(kernels: ModuleType, store: PagedKeysValues, layer: int, heads: Heads) -> Any:
+    """One layer of the cache, made once."""
+    found = store.handles.get(layer)
+    if found is None:
+        parts = store.layer(layer)
+        found = store.handles[layer] = kernels.Cache(
+            keys=parts.keys.data_ptr(),
+            values=parts.values.data_ptr(),
+            key_scales=0 if parts.key_scales is None else parts.key_scales.data_ptr(),
+            value_scales=0 if parts.value_scales is None else parts.value_scales.data_ptr(),
+            heads=heads.shared,
+            size=heads.size,
+            block=store.block_size,
+            kind=_KINDS[parts.keys.dtype],
+        )
+    return found

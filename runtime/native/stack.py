@@ -1,0 +1,100 @@
+"""All layers of a decoder in one call, for steps in which every sequence adds one token."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..batch import Batch
+from ..keys_values import PagedKeysValues
+from ..operators import LayerParts, Rotation
+from .cache import LARGEST_HEAD, layer_handle
+from .linears import CodesLinear, NativeDenseLinear
+from .rows import ACTIVATIONS, NativeRmsNorm
+
+# More rows are worth a call for each part, and the fastest product for that many.
+_MOST_ROWS = 8
+
+
+class NativeStack:
+    """Layers that :func:`stack_of` found to be made of native parts only."""
+
+    def __init__(self, kernels: ModuleType, layers: list[LayerParts], ropes: list[str]) -> None:
+        self._kernels = kernels
+        self._kept = layers
+        self._ropes = ropes
+        self._layers = kernels.Layers([_layer(kernels, parts, ropes) for parts in layers])
+
+    def takes(self, batch: Batch) -> bool:
+        """Whether a step is of this kind."""
+        return not batch.longer and len(batch.runs) <= _MOST_ROWS
+
+    def __call__(self, hidden: Tensor, rotations: dict[str, Rotation], store: PagedKeysValues, batch: Batch) -> Tensor:
+        """From embeddings ``[tokens, hidden]``, which are overwritten, to what the last layer gives."""
+        singles = batch.singles
+        assert singles is not None
+        hidden = hidden.contiguous()
+        caches = store.handles.get(self)
+        if caches is None:
+            each = [layer_handle(self._kernels, store, i, parts.heads) for i, parts in enumerate(self._kept)]
+            caches = store.handles[self] = self._kernels.Caches(each)
+        turned = [rotations[name] for name in self._ropes]
+        self._kernels.decode(
+            self._layers,
+            caches,
+            hidden.data_ptr(),
+            hidden.shape[0],
+            hidden.shape[1],
+            [(cosine.data_ptr(), sine.data_ptr(), cosine.shape[-1]) for cosine, sine in turned],
+            batch.slots.data_ptr(),
+            singles.rows.data_ptr(),
+            singles.tables.data_ptr(),
+            singles.stops.data_ptr(),
+            singles.tables.shape[1],
+            torch.get_num_threads(),
+        )
+        return hidden
+
+
+def stack_of(kernels: ModuleType, layers: list[LayerParts | None]) -> NativeStack | None:
+    """The layers as a stack; None if any part of them is not native."""
+    known = [parts for parts in layers if parts is not None and _is_native(parts)]
+    if len(known) < len(layers):
+        return None
+    ropes = sorted({parts.rope for parts in known if parts.rope is not None})
+    return NativeStack(kernels, known, ropes)
+
+
+def _is_native(parts: LayerParts) -> bool:
+    linears = (parts.query_key_value, parts.out, parts.gate_up, parts.down)
+    return (
+        all(isinstance(part, (CodesLinear, NativeDenseLinear)) for part in linears)
+        and all(norm is None or isinstance(norm, NativeRmsNorm) for norm in parts.norms.values())
+        and parts.activation in ACTIVATIONS
+        and parts.heads.size <= LARGEST_HEAD
+    )
+
+
+def _layer(kernels: ModuleType, parts: LayerParts, ropes: list[str]) -> object:
+    heads = parts.heads
+    return kernels.Layer(
+        **{name: None if norm is None else _handle(norm) for name, norm in parts.norms.items()},
+        query_key_value=_handle(parts.query_key_value),
+        out=_handle(parts.out),
+        gate_up=_handle(parts.gate_up),
+        down=_handle(parts.down),
+        heads=heads.queries,
+        window=heads.window or 0,
+        scale=heads.scale,
+        cap=heads.cap or 0.0,
+        activation=ACTIVATIONS[parts.activation],
+        rope=-1 if parts.rope is None else ropes.index(parts.rope),
+    )
+
+
+def _handle(part: Any) -> object:
+    """What the kernels know a native part by."""
+    return part.handle
