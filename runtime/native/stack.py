@@ -12,11 +12,8 @@ from ..batch import Batch
 from ..keys_values import PagedKeysValues
 from ..operators import LayerParts, Rotation
 from .cache import LARGEST_HEAD, layer_handle
-from .linears import CodesLinear, NativeDenseLinear
+from .linears import DENSE_ROWS, CodesLinear, NativeDenseLinear
 from .rows import ACTIVATIONS, NativeRmsNorm
-
-# More rows are worth a call for each part, and the fastest product for that many.
-_MOST_ROWS = 8
 
 
 class NativeStack:
@@ -29,8 +26,8 @@ class NativeStack:
         self._layers = kernels.Layers([_layer(kernels, parts, ropes) for parts in layers])
 
     def takes(self, batch: Batch) -> bool:
-        """Whether a step is of this kind."""
-        return not batch.longer and len(batch.runs) <= _MOST_ROWS
+        """Whether a step is of this kind; for more rows torch's product of bfloat16 is the faster one."""
+        return not batch.longer and len(batch.runs) <= DENSE_ROWS
 
     def __call__(self, hidden: Tensor, rotations: dict[str, Rotation], store: PagedKeysValues, batch: Batch) -> Tensor:
         """From embeddings ``[tokens, hidden]``, which are overwritten, to what the last layer gives."""
