@@ -62,7 +62,7 @@ class TorchExecutor:
         self._store.copy(plan.copies)
         runs = [_run(chunk) for chunk in plan.chunks]
         logits = self._model(Batch(runs, self._store.block_size), self._store)
-        sound = _are_numbers(logits)
+        seen = self._model.survey(logits)
         result = StepResult()
         rows: list[int] = []
         sampled: list[Sequence] = []
@@ -71,7 +71,7 @@ class TorchExecutor:
             mine = slice(place, place + run.wants)
             place += run.wants
             sequence = chunk.sequence
-            if not all(sound[mine]):
+            if not all(seen.is_sound(row) for row in range(mine.start, mine.stop)):
                 result.broken.append(sequence)
                 continue
             if _wants_prompt_logprobs(sequence):
@@ -85,7 +85,7 @@ class TorchExecutor:
             rows.extend([place - 1] * len(of_prompt))
             sampled.extend(of_prompt)
         if sampled:
-            found = sample(logits[torch.tensor(rows)], sampled, self._ends, self._seed)
+            found = sample(logits, seen, rows, sampled, self._ends, self._seed)
             result.tokens = dict(zip(sampled, found, strict=True))
         return result
 
@@ -106,11 +106,3 @@ def _prompt_logprobs(chunk: Chunk, logits: Tensor) -> list[TokenLogprobs]:
     assert count is not None
     following = prompt[chunk.start + 1 : chunk.start + chunk.count + 1]
     return [top_logprobs(row, token, count) for row, token in zip(logits, following, strict=False)]
-
-
-def _are_numbers(logits: Tensor) -> list[bool]:
-    """Whether each row can be sampled from: no NaN, and no infinity above."""
-    if logits.shape[0] == 0:
-        return []
-    highest = logits.amax(-1)
-    return torch.isfinite(highest).tolist()

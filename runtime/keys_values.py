@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .pages import zeros_in_large_pages
+
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
@@ -16,8 +18,8 @@ class LayerStore:
     """One layer's part of the cache.
 
     Attributes:
-        keys: ``[blocks, heads, size, positions of a block]``: a kernel reads many positions of one number at once.
-        values: ``[blocks, heads, positions of a block, size]``.
+        keys: ``[blocks, heads, pairs of numbers, positions of a block, 2]``: a kernel reads a pair of many positions at once.
+        values: ``[blocks, heads, pairs of positions, size, 2]``; the last pair of an odd block is half empty.
         key_scales, value_scales: ``[blocks, heads, positions of a block]``, in int8 and float8 only.
     """
 
@@ -44,8 +46,8 @@ class PagedKeysValues:
         self.block_size = block_size
         self.dtype = dtype
         self.handles: dict[Any, Any] = {}
-        self._keys = torch.zeros(layers, blocks, heads, size, block_size, dtype=dtype)
-        self._values = torch.zeros(layers, blocks, heads, block_size, size, dtype=dtype)
+        self._keys = zeros_in_large_pages((layers, blocks, heads, size // 2, block_size, 2), dtype)
+        self._values = zeros_in_large_pages((layers, blocks, heads, -(-block_size // 2), size, 2), dtype)
         scaled = dtype in _LARGEST
         self._key_scales = torch.zeros(layers, blocks, heads, block_size) if scaled else None
         self._value_scales = torch.zeros(layers, blocks, heads, block_size) if scaled else None
@@ -54,7 +56,8 @@ class PagedKeysValues:
     def block_bytes(layers: int, heads: int, size: int, block_size: int, dtype: torch.dtype) -> int:
         """Memory of one block, over all layers."""
         scale = torch.float32.itemsize if dtype in _LARGEST else 0
-        return 2 * layers * block_size * heads * (size * dtype.itemsize + scale)
+        positions = block_size + 2 * -(-block_size // 2)  # of keys, and of values
+        return layers * heads * (positions * size * dtype.itemsize + 2 * block_size * scale)
 
     def layer(self, index: int) -> LayerStore:
         """One layer's part."""
@@ -71,8 +74,8 @@ class PagedKeysValues:
         blocks, inside = slots // self.block_size, slots % self.block_size
         key_codes, key_scales = _rounded(keys, self.dtype)
         value_codes, value_scales = _rounded(values, self.dtype)
-        _bits(part.keys)[blocks, :, :, inside] = _bits(key_codes)
-        _bits(part.values)[blocks, :, inside] = _bits(value_codes)
+        _bits(part.keys)[blocks, :, :, inside] = _bits(key_codes).unflatten(-1, (-1, 2))
+        _bits(part.values)[blocks, :, inside // 2, :, inside % 2] = _bits(value_codes)
         if part.key_scales is not None and part.value_scales is not None:
             part.key_scales[blocks, :, inside] = key_scales
             part.value_scales[blocks, :, inside] = value_scales
@@ -80,9 +83,9 @@ class PagedKeysValues:
     def read(self, layer: int, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Keys and values ``[..., heads, positions, size]`` of blocks ``[..., count]``, in ``dtype``."""
         part = self.layer(layer)
-        keys = _wide(part.keys, part.key_scales, blocks, dtype, -2).movedim(-3, -4)
-        values = _wide(part.values, part.value_scales, blocks, dtype, -1).movedim(-3, -4)
-        return keys.transpose(-1, -2).flatten(-3, -2), values.flatten(-3, -2)
+        keys = _taken(part.keys, blocks).movedim(-2, -3).flatten(-2)
+        values = _taken(part.values, blocks).movedim(-1, -2).flatten(-3, -2)[..., : self.block_size, :]
+        return _joined(keys, part.key_scales, blocks, dtype), _joined(values, part.value_scales, blocks, dtype)
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks, ``(from, to)``."""
@@ -103,12 +106,15 @@ def _rounded(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (scaled.round() if dtype == torch.int8 else scaled.clamp(-largest, largest)).to(dtype), scales
 
 
-def _wide(stored: Tensor, scales: Tensor | None, blocks: Tensor, dtype: torch.dtype, over: int) -> Tensor:
-    flat = blocks.flatten()
-    found = _bits(stored).index_select(0, flat).view(stored.dtype)
+def _taken(stored: Tensor, blocks: Tensor) -> Tensor:
+    return _bits(stored).index_select(0, blocks.flatten()).view(stored.dtype).unflatten(0, blocks.shape)
+
+
+def _joined(found: Tensor, scales: Tensor | None, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+    """``[..., count, heads, positions, size]`` in ``dtype``, with the blocks' positions one after another."""
     if scales is not None:
-        found = found.float() * scales.index_select(0, flat).unsqueeze(over)
-    return found.to(dtype).unflatten(0, blocks.shape)
+        found = found.float() * _taken(scales, blocks).unsqueeze(-1)
+    return found.to(dtype).movedim(-3, -4).flatten(-3, -2)
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ class Model:
         spec: what it is.
         dtype: what it computes in.
         head: from the last layer to logits.
+        survey: looks logits over.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Model:
     ) -> None:
         self.spec = spec_of(checkpoint.config)
         self.dtype = dtype = operators.dtype
+        self.survey = operators.survey
         load = _Loader(checkpoint, self.spec, operators)
         names = self.spec.names
         self._embedding = load.tensor(f"{names.embedding}.weight", (self.spec.vocabulary, None))
@@ -59,7 +61,8 @@ class Model:
     @torch.inference_mode()
     def __call__(self, batch: Batch, store: PagedKeysValues) -> Tensor:
         """Logits ``[wanted, vocabulary]`` of a step's tokens; their keys and values go to ``store``."""
-        return self.head(self.hidden(batch, store)[batch.wanted])
+        hidden = self.hidden(batch, store)
+        return self.head(hidden if len(batch.wanted) == len(batch.tokens) else hidden[batch.wanted])
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, store: PagedKeysValues) -> Tensor:

@@ -17,6 +17,7 @@ from .keys_values import PagedKeysValues
 from .linear import DenseLinear, Linear
 from .matrix import Matrix
 from .rope import rotate
+from .sampling import Survey, survey
 
 Rowwise = Callable[[Tensor], Tensor]
 Rotation = tuple[Tensor, Tensor]
@@ -135,6 +136,10 @@ class Operators:
     def attention(self, heads: Heads) -> Attention:
         """Attention over the paged cache."""
         return _TorchAttention(heads)
+
+    def survey(self, logits: Tensor) -> Survey:
+        """What rows of logits say, for choosing tokens."""
+        return survey(logits)
 
     def stack(self, layers: list[LayerParts | None]) -> Stack | None:
         """All layers at once, if there is a faster way for some steps than one part after another.

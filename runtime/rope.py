@@ -74,6 +74,7 @@ class Rotations:
         self._ropes = ropes
         self._dtype = dtype
         self._known: dict[tuple[str, int], tuple[Tensor, float]] = {}
+        self._tables: dict[str, tuple[Tensor, Tensor]] = {}
 
     @property
     def by_length(self) -> bool:
@@ -92,16 +93,29 @@ class Rotations:
             lengths: for each run of tokens, how many they are and the length their sequence may grow to.
         """
         found = {}
+        highest = int(positions.max())
         for name, rope in self._ropes.items():
             if rope.kind in _BY_LENGTH:
                 pieces = [(count, *self._frequencies(name, rope.variant(length))) for count, length in lengths]
                 frequencies = torch.cat([f.expand(count, -1) for count, f, _ in pieces])
-                scale: Any = torch.cat([torch.full((count, 1, 1), s) for count, _, s in pieces])
+                scale = torch.cat([torch.full((count, 1, 1), s) for count, _, s in pieces])
+                found[name] = self._turns(positions, frequencies, scale)
             else:
-                frequencies, scale = self._frequencies(name, 0)
-            angles = (positions[:, None].float() * frequencies).unsqueeze(1)
-            found[name] = ((angles.cos() * scale).to(self._dtype), (angles.sin() * scale).to(self._dtype))
+                cosines, sines = self._table(name, highest)
+                found[name] = (cosines[positions], sines[positions])
         return found
+
+    def _table(self, name: str, highest: int) -> tuple[Tensor, Tensor]:
+        """Those of all positions up to ``highest`` and some more."""
+        known = self._tables.get(name)
+        if known is None or len(known[0]) <= highest:
+            positions = torch.arange(max(1024, 2 * highest))
+            known = self._tables[name] = self._turns(positions, *self._frequencies(name, 0))
+        return known
+
+    def _turns(self, positions: Tensor, frequencies: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
+        angles = (positions[:, None].float() * frequencies).unsqueeze(1)
+        return (angles.cos() * scale).to(self._dtype), (angles.sin() * scale).to(self._dtype)
 
     def _frequencies(self, name: str, variant: int) -> tuple[Tensor, float]:
         key = (name, variant)

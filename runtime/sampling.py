@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -29,26 +30,54 @@ class Sampled:
     top: TokenLogprobs | None
 
 
-def sample(logits: Tensor, sequences: list[Sequence], ends: frozenset[int], seed: int) -> list[Sampled]:
+@dataclass(frozen=True)
+class Survey:
+    """What rows of logits say before anything is chosen.
+
+    Attributes:
+        best: the most likely token of each row, the first if there are several.
+        highest: its logit; not a finite number if the row cannot be sampled from.
+        total: the logarithm of the sum of the exponentials of all logits.
+    """
+
+    best: list[int]
+    highest: list[float]
+    total: list[float]
+
+    def is_sound(self, row: int) -> bool:
+        """Whether a row can be sampled from: no NaN, and no infinity above."""
+        return math.isfinite(self.highest[row])
+
+
+def survey(logits: Tensor) -> Survey:
+    """Look over logits ``[rows, vocabulary]`` of float32."""
+    highest, best = logits.max(-1)
+    return Survey(best.tolist(), highest.tolist(), logits.logsumexp(-1).tolist())
+
+
+def sample(
+    logits: Tensor, seen: Survey, rows: list[int], sequences: list[Sequence], ends: frozenset[int], seed: int
+) -> list[Sampled]:
     """Choose the next token of each sequence.
 
     Args:
-        logits: float32 ``[sequences, vocabulary]``.
-        sequences: whose next tokens they are for.
+        logits: float32 ``[rows, vocabulary]``.
+        seen: their survey.
+        rows: which row is for which sequence.
+        sequences: whose next tokens are chosen.
         ends: the model's end tokens.
         seed: of the engine, for requests without one of their own.
     """
-    all_greedy = all(sequence.request.params.is_plainly_greedy for sequence in sequences)
-    chosen = (
-        logits.argmax(-1).tolist()
-        if all_greedy
-        else [_choose(row, sequence, ends, seed) for row, sequence in zip(logits, sequences, strict=True)]
-    )
-    likely = (logits.gather(-1, torch.tensor(chosen).unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)).tolist()
     found = []
-    for row, token, logprob, sequence in zip(logits, chosen, likely, sequences, strict=True):
-        count = sequence.request.params.logprobs
-        found.append(Sampled(token, logprob, None if count is None else top_logprobs(row, token, count)))
+    for row, sequence in zip(rows, sequences, strict=True):
+        params = sequence.request.params
+        if params.is_plainly_greedy:
+            token, logit = seen.best[row], seen.highest[row]
+        else:
+            token = _choose(logits[row], sequence, ends, seed)
+            logit = logits[row, token].item()
+        top = None if params.logprobs is None else top_logprobs(logits[row], token, params.logprobs)
+        found.append(Sampled(token, logit - seen.total[row], top))
     return found
 
 
@@ -101,7 +130,7 @@ def narrowed(row: Tensor, params: SamplingParams) -> Tensor:
 
 def _choose(row: Tensor, sequence: Sequence, ends: frozenset[int], seed: int) -> int:
     params = sequence.request.params
-    row = row if params.is_plainly_greedy else changed_logits(row, sequence, ends)
+    row = changed_logits(row, sequence, ends)
     if params.temperature == 0:
         return int(row.argmax())
     if sequence.generator is None:

@@ -1,7 +1,7 @@
 // The cache of keys and values, and the attention of single tokens to it.
 //
-// A block of the cache holds, for each head, keys as [size][block] and values as [block][size]: so 16 positions' scores are
-// one vector, with no sums across lanes. In int8 and float8, every position and head has a scale of its own.
+// Keys stand so that 16 positions' scores are one vector, values so that 16 numbers of the outcome are: no sums across lanes.
+// In int8 and float8, every position and head has a scale of its own.
 #include "stored.h"
 
 #include <algorithm>
@@ -43,12 +43,12 @@ template <class T>
 void store_token(const Cache& cache, int64_t slot, int64_t head, const float* key, const float* value) {
     const int64_t size = cache.size, length = cache.block;
     const int64_t place = slot / length * cache.heads + head, inside = slot % length;
-    T* keys = (T*)cache.keys + place * length * size + inside;
-    T* values = (T*)cache.values + (place * length + inside) * size;
+    T* keys = keys_of<T>(cache, place) + 2 * inside;
+    T* values = values_of<T>(cache, place) + inside / 2 * 2 * size + inside % 2;
     const float key_scale = scale_of<T>(key, size), value_scale = scale_of<T>(value, size);
     const float key_inverse = key_scale > 0 ? 1 / key_scale : 0, value_inverse = value_scale > 0 ? 1 / value_scale : 0;
-    for (int64_t i = 0; i < size; i++) keys[i * length] = kept(key[i], key_inverse, (T*)nullptr);
-    for (int64_t i = 0; i < size; i++) values[i] = kept(value[i], value_inverse, (T*)nullptr);
+    for (int64_t i = 0; i < size; i++) keys[i / 2 * 2 * length + i % 2] = kept(key[i], key_inverse, (T*)nullptr);
+    for (int64_t i = 0; i < size; i++) values[2 * i] = kept(value[i], value_inverse, (T*)nullptr);
     if (cache.key_scales) {
         cache.key_scales[place * length + inside] = key_scale;
         cache.value_scales[place * length + inside] = value_scale;
@@ -65,107 +65,172 @@ inline void turn(bf16* head, const bf16* cosine, const bf16* sine, int64_t half)
     }
 }
 
+// What one token sees: blocks `begin` to `end` of its table, whole but for the first and the last.
+struct Seen {
+    const int64_t* table;
+    int64_t first, stop, length, begin, end;
+
+    Seen(const int64_t* table, int64_t stop, int64_t window, int64_t length)
+        : table(table), first(window > 0 ? std::max<int64_t>(0, stop - window) : 0), stop(stop), length(length),
+          begin(first / length), end((stop + length - 1) / length) {}
+
+    int64_t low(int64_t block) const { return std::max<int64_t>(0, first - block * length); }
+    int64_t high(int64_t block) const { return std::min(length, stop - block * length); }
+};
+
+// One token and some heads of the cache. Blocks are gone through in the order in which they lie in memory, all heads of one
+// before the next: memory gives long stretches several times as fast as pieces. So scores and sums of all heads are kept.
+struct Task {
+    const Cache& cache;
+    const Attention& attention;
+    const Seen& seen;
+    const bf16* queries;  // of the token: [query heads, size]
+    float *scores, *sums;  // [query heads][blocks seen, each filled up to 16s], [query heads][size, filled up to 16s]
+    int64_t filled, width, shared, room;
+
+    int64_t place(int64_t block, int64_t head) const { return seen.table[block] * cache.heads + head; }
+    // What is read a little later, to be asked for now.
+    int64_t later(int64_t block, int64_t head) const { return place(std::min(block + 2, seen.end - 1), head); }
+    float* scores_at(int64_t query, int64_t block) const { return scores + query * width + (block - seen.begin) * filled; }
+};
+
+// Scores of a block's positions for `kHeads` query heads from `query` on.
 template <class T, int kHeads>
-void attend_heads(const Cache& cache, const Attention& a, const float* queries, int64_t head, const int64_t* table, int64_t stop,
-                  std::vector<float>& scratch, bf16* out) {
-    const int64_t size = cache.size, length = cache.block;
-    const int64_t begin = a.window > 0 ? std::max<int64_t>(0, stop - a.window) : 0;
-    const int64_t width = (stop - begin + 31) / 16 * 16 + 16;
-    scratch.resize(std::max<size_t>(scratch.size(), width * kHeads));
-    float* scores = scratch.data();
-    float most[kHeads];
-    std::fill(most, most + kHeads, -INFINITY);
-    for (int64_t p = begin; p < stop;) {
-        const int64_t inside = p % length, count = std::min<int64_t>({16, length - inside, stop - p});
-        const int64_t place = table[p / length] * cache.heads + head;
-        const __mmask16 mask = first(count);
-        const T* keys = (const T*)cache.keys + place * length * size + inside;
+void score_block(const Task& t, int64_t head, int64_t query, int64_t block) {
+    const Cache& cache = t.cache;
+    const int64_t size = cache.size, length = cache.block, place = t.place(block, head);
+    const bf16* queries = t.queries + query * size;
+    const T *keys = keys_of<T>(cache, place), *later = keys_of<T>(cache, t.later(block, head));
+    for (int64_t i = 0; i < t.filled; i += 16) {
+        const __mmask16 there = first(length - i);
+        const __mmask16 mask = first(std::max<int64_t>(0, t.seen.high(block) - i)) & ~first(std::max<int64_t>(0, t.seen.low(block) - i));
         __m512 sum[kHeads];
 #pragma GCC unroll 16
         for (int h = 0; h < kHeads; h++) sum[h] = _mm512_setzero_ps();
-        for (int64_t d = 0; d < size; d++) {
-            const __m512 key = wide16(keys + d * length, mask);
+        for (int64_t pair = 0; pair < size / 2; pair++) {
+            const int64_t at = (pair * length + i) * 2;
+            _mm_prefetch((const char*)(later + at), _MM_HINT_T1);
+            const __m512i key = pairs16(keys + at, there);
 #pragma GCC unroll 16
-            for (int h = 0; h < kHeads; h++) sum[h] = _mm512_fmadd_ps(key, _mm512_set1_ps(queries[h * size + d]), sum[h]);
+            for (int h = 0; h < kHeads; h++) sum[h] = add_pairs(sum[h], key, broadcast_pair(queries + h * size + 2 * pair));
         }
-        if (cache.key_scales) {
-            const __m512 scales = _mm512_maskz_loadu_ps(mask, cache.key_scales + place * length + inside);
-#pragma GCC unroll 16
-            for (int h = 0; h < kHeads; h++) sum[h] = _mm512_mul_ps(sum[h], scales);
-        }
+        __m512 scale = _mm512_set1_ps(t.attention.scale);
+        if (cache.key_scales) scale = _mm512_mul_ps(scale, _mm512_maskz_loadu_ps(there, cache.key_scales + place * length + i));
 #pragma GCC unroll 16
         for (int h = 0; h < kHeads; h++) {
-            if (a.cap > 0) sum[h] = capped(sum[h], a.cap);
-            most[h] = std::max(most[h], _mm512_mask_reduce_max_ps(mask, sum[h]));
-            _mm512_mask_storeu_ps(scores + h * width + p - begin, mask, sum[h]);
+            __m512 score = _mm512_mul_ps(sum[h], scale);
+            if (t.attention.cap > 0) score = capped(score, t.attention.cap);
+            // What is not seen may be anything.
+            _mm512_storeu_ps(t.scores_at(query + h, block) + i, _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), mask, score));
         }
-        p += count;
     }
-    float total[kHeads];
-#pragma GCC unroll 16
-    for (int h = 0; h < kHeads; h++) {
-        __m512 sum = _mm512_setzero_ps();
-        for (int64_t i = 0; i < stop - begin; i += 16) {
-            const __mmask16 mask = first(stop - begin - i);
-            float* at = scores + h * width + i;
-            const __m512 shares = exp16(_mm512_sub_ps(_mm512_maskz_loadu_ps(mask, at), _mm512_set1_ps(most[h])));
-            sum = _mm512_mask_add_ps(sum, mask, sum, shares);
-            _mm512_mask_storeu_ps(at, mask, shares);
-        }
-        total[h] = _mm512_reduce_add_ps(sum);
+}
+
+// Scores of one query head become shares, which add up to one.
+void share_out(float* scores, int64_t width) {
+    const __m512 nothing = _mm512_set1_ps(-INFINITY);
+    __m512 most = nothing, sum = _mm512_setzero_ps();
+    for (int64_t i = 0; i < width; i += 16) most = _mm512_max_ps(_mm512_loadu_ps(scores + i), most);
+    const __m512 largest = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+    for (int64_t i = 0; i < width; i += 16) {
+        const __m512 score = _mm512_loadu_ps(scores + i);
+        const __mmask16 seen = _mm512_cmp_ps_mask(score, nothing, _CMP_NEQ_UQ);
+        const __m512 share = _mm512_maskz_mov_ps(seen, exp16(_mm512_sub_ps(score, largest)));
+        sum = _mm512_add_ps(sum, share);
+        _mm512_storeu_ps(scores + i, share);
     }
-    for (int64_t d = 0; d < size; d += 64) {
-        __m512 sum[kHeads][4];
+    const __m512 inverse = _mm512_set1_ps(1 / _mm512_reduce_add_ps(sum));
+    for (int64_t i = 0; i < width; i += 16) _mm512_storeu_ps(scores + i, _mm512_mul_ps(_mm512_loadu_ps(scores + i), inverse));
+}
+
+// Adds a block's values, each times its share.
+template <class T, int kHeads>
+void add_block(const Task& t, int64_t head, int64_t query, int64_t block) {
+    const Cache& cache = t.cache;
+    const int64_t size = cache.size, length = cache.block, place = t.place(block, head);
+    const int64_t low = t.seen.low(block), high = t.seen.high(block);
+    const T *values = values_of<T>(cache, place), *later = values_of<T>(cache, t.later(block, head));
+    for (int64_t from = low / 16 * 16; from < high; from += 16) {
+        const __mmask16 mask = first(high - from) & ~first(std::max<int64_t>(0, low - from));
+        __m512 scale = _mm512_set1_ps(1);
+        if (cache.value_scales) scale = _mm512_maskz_loadu_ps(mask, cache.value_scales + place * length + from);
+        alignas(4) bf16 shares[kHeads][16];
 #pragma GCC unroll 16
         for (int h = 0; h < kHeads; h++)
+            store16(shares[h], _mm512_mul_ps(_mm512_loadu_ps(t.scores_at(query + h, block) + from), scale));
+        for (int64_t d = 0; d < size; d += 64) {
+            const __mmask16 masks[4] = {first(std::max<int64_t>(0, size - d)), first(std::max<int64_t>(0, size - d - 16)),
+                                        first(std::max<int64_t>(0, size - d - 32)), first(std::max<int64_t>(0, size - d - 48))};
+            __m512 sum[kHeads][4];
 #pragma GCC unroll 16
-            for (int v = 0; v < 4; v++) sum[h][v] = _mm512_setzero_ps();
-        const __mmask16 masks[4] = {first(std::max<int64_t>(0, size - d)), first(std::max<int64_t>(0, size - d - 16)),
-                                    first(std::max<int64_t>(0, size - d - 32)), first(std::max<int64_t>(0, size - d - 48))};
-        for (int64_t p = begin; p < stop;) {
-            const int64_t inside = p % length, count = std::min<int64_t>(length - inside, stop - p);
-            const int64_t place = table[p / length] * cache.heads + head;
-            for (int64_t i = inside; i < inside + count; i++, p++) {
-                const T* values = (const T*)cache.values + (place * length + i) * size + d;
-                __m512 value[4];
+            for (int h = 0; h < kHeads; h++)
 #pragma GCC unroll 16
-                for (int v = 0; v < 4; v++) value[v] = wide16(values + 16 * v, masks[v]);
-                const float scale = cache.value_scales ? cache.value_scales[place * length + i] : 1;
+                for (int v = 0; v < 4; v++) sum[h][v] = _mm512_maskz_loadu_ps(masks[v], t.sums + (query + h) * t.room + d + 16 * v);
+            for (int64_t i = std::max(from, low / 2 * 2); i < std::min(from + 16, high); i += 2) {
+                // Of a pair's two positions one may be unseen, and so anything.
+                const __m512i counts = _mm512_set1_epi32((i >= low ? 0x0000ffff : 0) | (i + 1 < high ? 0xffff0000 : 0));
+                __m512i value[4];
+#pragma GCC unroll 16
+                for (int v = 0; v < 4; v++) {
+                    const int64_t at = i * size + 2 * d + 32 * v;
+                    _mm_prefetch((const char*)(later + at), _MM_HINT_T1);
+                    value[v] = _mm512_and_si512(counts, pairs16(values + at, masks[v]));
+                }
 #pragma GCC unroll 16
                 for (int h = 0; h < kHeads; h++) {
-                    const __m512 share = _mm512_set1_ps(scores[h * width + p - begin] * scale);
+                    const __m512i share = broadcast_pair(shares[h] + (i - from));
 #pragma GCC unroll 16
-                    for (int v = 0; v < 4; v++) sum[h][v] = _mm512_fmadd_ps(share, value[v], sum[h][v]);
+                    for (int v = 0; v < 4; v++) sum[h][v] = add_pairs(sum[h][v], value[v], share);
                 }
             }
+#pragma GCC unroll 16
+            for (int h = 0; h < kHeads; h++)
+#pragma GCC unroll 16
+                for (int v = 0; v < 4; v++) _mm512_mask_storeu_ps(t.sums + (query + h) * t.room + d + 16 * v, masks[v], sum[h][v]);
         }
-#pragma GCC unroll 16
-        for (int h = 0; h < kHeads; h++)
-#pragma GCC unroll 16
-            for (int v = 0; v < 4; v++)
-                store16(out + h * size + d + 16 * v, _mm512_mul_ps(sum[h][v], _mm512_set1_ps(1 / total[h])), masks[v]);
     }
+}
+
+// Calls what with 4, 2 or 1 query heads at a time and the first of them, for all that share a head.
+template <class What>
+inline void by_heads(int64_t query, int64_t shared, const What& what) {
+    const int64_t end = query + shared;
+    for (; query + 4 <= end; query += 4) what(std::integral_constant<int, 4>(), query);
+    for (; query + 2 <= end; query += 2) what(std::integral_constant<int, 2>(), query);
+    for (; query < end; query++) what(std::integral_constant<int, 1>(), query);
+}
+
+template <class T>
+void attend_token(const Cache& cache, const Attention& a, int64_t token, int64_t begin, int64_t end) {
+    thread_local std::vector<float> scratch;
+    const int64_t size = cache.size, shared = a.heads / cache.heads, row = a.rows[token];
+    const Seen seen(a.tables + token * a.table_width, a.stops[token], a.window, cache.block);
+    const int64_t filled = (cache.block + 15) / 16 * 16, width = (seen.end - seen.begin) * filled, room = (size + 15) / 16 * 16;
+    const int64_t queries = (end - begin) * shared;
+    if ((int64_t)scratch.size() < queries * (width + room)) scratch.resize(queries * (width + room));
+    float *scores = scratch.data(), *sums = scores + queries * width;
+    std::fill(sums, sums + queries * room, 0.0f);
+    const Task task{cache, a, seen, a.queries + row * a.stride + begin * shared * size, scores, sums, filled, width, shared, room};
+    for (int64_t block = seen.begin; block < seen.end; block++)
+        for (int64_t head = begin; head < end; head++)
+            by_heads((head - begin) * shared, shared, [&](auto heads, int64_t query) { score_block<T, heads()>(task, head, query, block); });
+    for (int64_t query = 0; query < queries; query++) share_out(scores + query * width, width);
+    for (int64_t block = seen.begin; block < seen.end; block++)
+        for (int64_t head = begin; head < end; head++)
+            by_heads((head - begin) * shared, shared, [&](auto heads, int64_t query) { add_block<T, heads()>(task, head, query, block); });
+    bf16* out = a.out + (row * a.heads + begin * shared) * size;
+    for (int64_t query = 0; query < queries; query++)
+        for (int64_t d = 0; d < size; d += 16)
+            store16(out + query * size + d, _mm512_loadu_ps(sums + query * room + d), first(size - d));
 }
 
 template <class T>
 void attend_all(const Cache& cache, const Attention& a, int threads) {
-    const int64_t size = cache.size, shared = a.heads / cache.heads;
-    std::vector<std::vector<float>> scratch(std::max(1, threads));
-    spread(threads, a.tokens * cache.heads, 1, [&](int64_t item) {
-        const int64_t token = item / cache.heads, head = item % cache.heads, row = a.rows[token];
-        std::vector<float>& mine = scratch[threads > 1 ? omp_get_thread_num() : 0];
-        std::vector<float> queries(shared * size);
-        const bf16* from = a.queries + row * a.stride + head * shared * size;
-        for (int64_t i = 0; i < shared * size; i++) queries[i] = widen(from[i]) * a.scale;
-        bf16* out = a.out + (row * a.heads + head * shared) * size;
-        const int64_t* table = a.tables + token * a.table_width;
-        int64_t h = 0;
-        for (; h + 4 <= shared; h += 4)
-            attend_heads<T, 4>(cache, a, queries.data() + h * size, head, table, a.stops[token], mine, out + h * size);
-        for (; h + 2 <= shared; h += 2)
-            attend_heads<T, 2>(cache, a, queries.data() + h * size, head, table, a.stops[token], mine, out + h * size);
-        for (; h < shared; h++)
-            attend_heads<T, 1>(cache, a, queries.data() + h * size, head, table, a.stops[token], mine, out + h * size);
+    // As many parts of a token's heads as give every thread some work.
+    const int64_t parts = std::min<int64_t>(cache.heads, (2 * threads + a.tokens - 1) / a.tokens);
+    spread(threads, a.tokens * parts, 1, [&](int64_t item) {
+        const int64_t part = item % parts;
+        attend_token<T>(cache, a, item / parts, part * cache.heads / parts, (part + 1) * cache.heads / parts);
     });
 }
 
@@ -179,7 +244,8 @@ void rotate_and_store(const Cache& cache, bf16* heads, int64_t tokens, int64_t q
         if (half > 0)
             for (int64_t h = 0; h < query_heads + cache.heads; h++)
                 turn(row + h * size, cosines + token * half, sines + token * half, half);
-        std::vector<float> wide(2 * cache.heads * size);
+        thread_local std::vector<float> wide;
+        wide.resize(2 * cache.heads * size);
         for (int64_t i = 0; i < 2 * cache.heads * size; i++) wide[i] = widen(row[query_heads * size + i]);
         for (int64_t h = 0; h < cache.heads; h++) {
             const float *key = wide.data() + h * size, *value = key + cache.heads * size;

@@ -1,7 +1,7 @@
 // Attention of a run of tokens: a prompt, or a piece of one, over the cache.
 //
-// Keys and values of a head are first packed for vdpbf16ps, which multiplies pairs: keys as [16 positions][pair of numbers]
-// and values as [pair of positions][16 numbers]. Then every few queries that share the head compute their scores, the shares
+// Keys and values of a head are first gathered from their blocks, as bfloat16: keys as [16 positions][pair of numbers] and
+// values as [pair of positions][16 numbers]. Then every few queries that share the head compute their scores, the shares
 // of those, and the sum of values. Scores of few queries stay in the cache however long the sequence is.
 #include "stored.h"
 
@@ -25,59 +25,68 @@ struct Packed {
     }
 };
 
-inline __m512i interleaved(__m512 even, __m512 odd) {
-    // A float's upper half is its bfloat16: what is packed was widened from one, or is rounded here.
+// Pairs times the scale of each lane, or of each half of a lane, rounded.
+inline __m512i scaled(__m512i pairs, __m512 even_scale, __m512 odd_scale) {
+    const __m512 even = _mm512_mul_ps((__m512)_mm512_slli_epi32(pairs, 16), even_scale);
+    const __m512 odd = _mm512_mul_ps((__m512)_mm512_and_si512(pairs, _mm512_set1_epi32(0xffff0000)), odd_scale);
     const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(even));
-    const __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd));
-    return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+    return _mm512_or_si512(low, _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd)), 16));
 }
 
+// 16 positions from a multiple of 16 on.
 template <class T>
 void pack(const Cache& cache, const int64_t* table, int64_t head, int64_t stop, const Packed& to, int64_t vector) {
     const int64_t size = cache.size, length = cache.block, from = to.begin + 16 * vector;
     const int64_t end = std::min(from + 16, stop);
-    alignas(64) float keys[16 * 512], values[16 * 512];  // [number][16 positions], [position][numbers]
+    const auto place = [&](int64_t position) { return table[position / length] * cache.heads + head; };
+    for (int64_t pair = 0; pair < to.pairs; pair++) _mm512_storeu_si512((void*)to.key(vector, pair), _mm512_setzero_si512());
     for (int64_t p = from; p < end;) {
-        const int64_t inside = p % length, count = std::min(length - inside, end - p), at = p - from;
-        const int64_t place = table[p / length] * cache.heads + head;
+        const int64_t inside = p % length, count = std::min(length - inside, end - p);
+        const T* keys = keys_of<T>(cache, place(p)) + 2 * inside;
         const __mmask16 mask = first(count);
-        __m512 scales = _mm512_set1_ps(1);
-        if (cache.key_scales) scales = _mm512_maskz_loadu_ps(mask, cache.key_scales + place * length + inside);
-        for (int64_t d = 0; d < size; d++) {
-            const __m512 key = wide16((const T*)cache.keys + (place * size + d) * length + inside, mask);
-            _mm512_mask_storeu_ps(keys + 16 * d + at, mask, _mm512_mul_ps(key, scales));
-        }
-        for (int64_t i = 0; i < count; i++) {
-            const __m512 scale = _mm512_set1_ps(cache.value_scales ? cache.value_scales[place * length + inside + i] : 1);
-            for (int64_t d = 0; d < size; d += 16) {
-                const __m512 value = wide16((const T*)cache.values + (place * length + inside + i) * size + d, first(size - d));
-                _mm512_storeu_ps(values + (at + i) * 16 * to.numbers + d, _mm512_mul_ps(value, scale));
-            }
+        __m512 scales = _mm512_setzero_ps();
+        if (cache.key_scales) scales = _mm512_maskz_loadu_ps(mask, cache.key_scales + place(p) * length + inside);
+        for (int64_t pair = 0; pair < to.pairs; pair++) {
+            __m512i found = pairs16(keys + pair * length * 2, mask);
+            if (cache.key_scales) found = scaled(found, scales, scales);
+            _mm512_mask_storeu_epi32((void*)(to.key(vector, pair) + 2 * (p - from)), mask, found);
         }
         p += count;
     }
-    const __mmask16 filled = first(end - from);
-    for (int64_t pair = 0; pair < to.pairs; pair++) {
-        const __m512 even = _mm512_maskz_loadu_ps(filled, keys + 32 * pair);
-        const __m512 odd = 2 * pair + 1 < size ? _mm512_maskz_loadu_ps(filled, keys + 32 * pair + 16) : _mm512_setzero_ps();
-        _mm512_storeu_si512((void*)to.key(vector, pair), interleaved(even, odd));
-    }
-    for (int64_t two = 0; two < 8; two++)
-        for (int64_t n = 0; n < to.numbers; n++) {
-            const float* at = values + 2 * two * 16 * to.numbers + 16 * n;
-            const __m512 even = from + 2 * two < end ? _mm512_loadu_ps(at) : _mm512_setzero_ps();
-            const __m512 odd = from + 2 * two + 1 < end ? _mm512_loadu_ps(at + 16 * to.numbers) : _mm512_setzero_ps();
-            _mm512_storeu_si512((void*)to.value(vector, two, n), interleaved(even, odd));
+    for (int64_t p = from; p < from + 16; p += 2) {
+        // Two positions, each in the lower or the upper half of a pair, or past the end.
+        const T* halves[2] = {nullptr, nullptr};
+        float scales[2] = {1, 1};
+        bool upper[2] = {false, false};
+        for (int i = 0; i < 2 && p + i < end; i++) {
+            const int64_t inside = (p + i) % length;
+            halves[i] = values_of<T>(cache, place(p + i)) + inside / 2 * 2 * size;
+            upper[i] = inside % 2;
+            if (cache.value_scales) scales[i] = cache.value_scales[place(p + i) * length + inside];
         }
+        const bool whole = halves[0] == halves[1] && halves[0];
+        for (int64_t n = 0; n < to.numbers; n++) {
+            const __mmask16 mask = first(size - 16 * n);
+            __m512i found = _mm512_setzero_si512();
+            if (whole) {
+                found = pairs16(halves[0] + 32 * n, mask);
+            } else {
+                if (halves[0]) {
+                    const __m512i low = pairs16(halves[0] + 32 * n, mask);
+                    found = upper[0] ? _mm512_srli_epi32(low, 16) : _mm512_and_si512(low, _mm512_set1_epi32(0xffff));
+                }
+                if (halves[1]) {
+                    const __m512i high = pairs16(halves[1] + 32 * n, mask);
+                    found = _mm512_or_si512(found, upper[1] ? _mm512_and_si512(high, _mm512_set1_epi32(0xffff0000)) : _mm512_slli_epi32(high, 16));
+                }
+            }
+            if (cache.value_scales) found = scaled(found, _mm512_set1_ps(scales[0]), _mm512_set1_ps(scales[1]));
+            _mm512_storeu_si512((void*)to.value(vector, (p - from) / 2, n), found);
+        }
+    }
 }
 
-inline __m512bh two_at(const bf16* from) {
-    int32_t both;
-    std::memcpy(&both, from, 4);
-    return (__m512bh)_mm512_set1_epi32(both);
-}
-
-inline __m512bh load32(const bf16* from) { return (__m512bh)_mm512_loadu_si512(from); }
+inline __m512i load32(const bf16* from) { return _mm512_loadu_si512(from); }
 
 struct Scratch {
     std::vector<float> scores;
@@ -104,12 +113,12 @@ void attend_rows(const Packed& head, const RunAttention& a, int64_t size, const 
 #pragma GCC unroll 16
         for (int r = 0; r < kRows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
         for (int64_t pair = 0; pair < head.pairs; pair++) {
-            const __m512bh k0 = load32(head.key(v, pair)), k1 = load32(head.key(both ? v + 1 : v, pair));
+            const __m512i k0 = load32(head.key(v, pair)), k1 = load32(head.key(both ? v + 1 : v, pair));
 #pragma GCC unroll 16
             for (int r = 0; r < kRows; r++) {
-                const __m512bh q = two_at(query + (r * head.pairs + pair) * 2);
-                sum[r][0] = _mm512_dpbf16_ps(sum[r][0], k0, q);
-                sum[r][1] = _mm512_dpbf16_ps(sum[r][1], k1, q);
+                const __m512i q = broadcast_pair(query + (r * head.pairs + pair) * 2);
+                sum[r][0] = add_pairs(sum[r][0], k0, q);
+                sum[r][1] = add_pairs(sum[r][1], k1, q);
             }
         }
 #pragma GCC unroll 16
@@ -146,12 +155,12 @@ void attend_rows(const Packed& head, const RunAttention& a, int64_t size, const 
         for (int r = 0; r < kRows; r++) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
         for (int64_t v = low; v < high; v++)
             for (int64_t two = 0; two < 8; two++) {
-                const __m512bh v0 = load32(head.value(v, two, n)), v1 = load32(head.value(v, two, both ? n + 1 : n));
+                const __m512i v0 = load32(head.value(v, two, n)), v1 = load32(head.value(v, two, both ? n + 1 : n));
 #pragma GCC unroll 16
                 for (int r = 0; r < kRows; r++) {
-                    const __m512bh share = two_at(shares + r * width + 16 * (v - low) + 2 * two);
-                    sum[r][0] = _mm512_dpbf16_ps(sum[r][0], v0, share);
-                    sum[r][1] = _mm512_dpbf16_ps(sum[r][1], v1, share);
+                    const __m512i share = broadcast_pair(shares + r * width + 16 * (v - low) + 2 * two);
+                    sum[r][0] = add_pairs(sum[r][0], v0, share);
+                    sum[r][1] = add_pairs(sum[r][1], v1, share);
                 }
             }
         for (int r = 0; r < rows; r++) {

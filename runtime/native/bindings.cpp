@@ -113,6 +113,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         },
         Free());
     module.def(
+        "survey",
+        [](Address logits, int64_t rows, int64_t size, int threads) {
+            std::vector<int64_t> best(rows);
+            std::vector<float> highest(rows), total(rows);
+            {
+                const pybind11::gil_scoped_release free;
+                smelt::survey(at<float>(logits), rows, size, best.data(), highest.data(), total.data(), threads);
+            }
+            return pybind11::make_tuple(best, highest, total);
+        });
+    module.def(
         "rotate_and_store",
         [](const smelt::Cache& cache, Address heads, int64_t tokens, int64_t query_heads, Address cosines, Address sines,
            int64_t half, Address slots, int threads) {

@@ -47,6 +47,9 @@ enum { kSilu, kGeluTanh };
 // out[rows, size] = activation(x[rows, :size]) * x[rows, size:]
 void gate(int activation, const bf16* x, int64_t rows, int64_t size, bf16* out, int threads);
 
+// Of each row: the place of the largest number (the first of several), that number (NaN if any is) and log of the sum of e^x.
+void survey(const float* logits, int64_t rows, int64_t size, int64_t* best, float* highest, float* total, int threads);
+
 enum { kBfloat16, kInt8, kFloat8 };
 
 // One layer's keys and values, as attention.cpp describes.

@@ -23,19 +23,21 @@ inline __m512 scales_at(const void* scales, int64_t place) {
     return load16((const Scale*)scales + place);
 }
 
-// Inputs rounded to int8, a scale and the codes' sum for each group of a row's columns.
+// Inputs rounded to int8; for each group of a row's columns a scale, and what to add for the weights' zero-point: minus the
+// sum of the codes, times the zero-point if it is the same for all weights.
 //
 // Rows stand in panels of up to kPanel; a panel holds [4 columns][row][4 codes], so that a step of the loop over columns
 // reads one stretch of memory, whatever the number of rows.
 struct Rounded {
     std::vector<int8_t> codes;
     std::vector<float> scales;
-    std::vector<int32_t> sums;
+    std::vector<int32_t> less;
     int64_t rows, columns, group, panels, height;
+    int zero;
 
-    Rounded(const bf16* x, int64_t rows, int64_t columns, int64_t group, int threads)
-        : codes(rows * columns), scales(rows * (columns / group)), sums(scales.size()), rows(rows), columns(columns), group(group),
-          panels((rows + kPanel - 1) / kPanel), height((rows + panels - 1) / panels) {
+    Rounded(const bf16* x, int64_t rows, int64_t columns, int64_t group, int zero, int threads)
+        : codes(rows * columns), scales(rows * (columns / group)), less(scales.size()), rows(rows), columns(columns), group(group),
+          panels((rows + kPanel - 1) / kPanel), height((rows + panels - 1) / panels), zero(zero) {
         const int64_t groups = columns / group;
         spread(threads, rows * groups, std::max<int64_t>(1, 16384 / group), [&](int64_t i) {
             const int64_t row = i / groups, g = i % groups, panel = row / height;
@@ -67,7 +69,7 @@ struct Rounded {
         }
         // What is not a number must reach the logits, not vanish in a cast.
         scales[place] = strange == 0 && std::isfinite(largest) ? scale : NAN;
-        sums[place] = _mm512_reduce_add_epi32(sum);
+        less[place] = -zero * _mm512_reduce_add_epi32(sum);
     }
 };
 
@@ -88,8 +90,9 @@ inline void store_tile(const Codes& w, int64_t tile, bf16* to, __m512 low, __m51
 }
 
 // Some rows by one tile, inputs rounded to int8: exact sums within a group, float32 over groups.
+// `next` codes are asked for meanwhile, `next_step` bytes at each step.
 template <int kBits, int kRows, class Scale>
-void tile_int8(const Codes& w, const Rounded& x, int64_t row, int64_t tile, bf16* out) {
+void tile_int8(const Codes& w, const Rounded& x, int64_t row, int64_t tile, const uint8_t* next, int64_t next_step, bf16* out) {
     constexpr int64_t step = kBits == 4 ? 8 : 4;
     const int64_t columns = w.columns, groups = columns / w.group, pieces = columns / x.group, per = w.group / x.group;
     const uint8_t* code = w.codes + tile * columns * kTile * kBits / 8;
@@ -100,21 +103,28 @@ void tile_int8(const Codes& w, const Rounded& x, int64_t row, int64_t tile, bf16
     const __m512i nibble = _mm512_set1_epi8(15);
     for (int64_t p = 0; p < pieces; p++) {
         const int64_t place = (tile * groups + p / per) * kTile;
-        const __m512i half = _mm512_set1_epi32(1 << (kBits - 1));
-        const __m512i zero0 = w.zeros ? _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place))) : half;
-        const __m512i zero1 = w.zeros ? _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place + 16))) : half;
         __m512i sum[kRows][2];
+        if (w.zeros) {
+            const __m512i zero0 = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place)));
+            const __m512i zero1 = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place + 16)));
 #pragma GCC unroll 16
-        for (int r = 0; r < kRows; r++) {
-            const __m512i minus = _mm512_set1_epi32(-x.sums[(row + r) * pieces + p]);
-            sum[r][0] = _mm512_mullo_epi32(zero0, minus);
-            sum[r][1] = _mm512_mullo_epi32(zero1, minus);
+            for (int r = 0; r < kRows; r++) {
+                const __m512i minus = _mm512_set1_epi32(x.less[(row + r) * pieces + p]);
+                sum[r][0] = _mm512_mullo_epi32(zero0, minus);
+                sum[r][1] = _mm512_mullo_epi32(zero1, minus);
+            }
+        } else {
+#pragma GCC unroll 16
+            for (int r = 0; r < kRows; r++) sum[r][0] = sum[r][1] = _mm512_set1_epi32(x.less[(row + r) * pieces + p]);
         }
         for (int64_t i = 0; i < x.group / step; i++, code += 128, in += step * kRows) {
             const __m512i a = _mm512_loadu_si512(code), b = _mm512_loadu_si512(code + 64);
-            if constexpr (kRows <= 4) {
+            if (next_step == 0) {
                 _mm_prefetch((const char*)code + kAhead, _MM_HINT_T0);
                 _mm_prefetch((const char*)code + kAhead + 64, _MM_HINT_T0);
+            } else {
+                _mm_prefetch((const char*)next, _MM_HINT_T1);
+                next += next_step;
             }
             if constexpr (kBits == 4) {
                 const __m512i a0 = _mm512_and_si512(a, nibble), b0 = _mm512_and_si512(b, nibble);
@@ -154,15 +164,18 @@ void tile_int8(const Codes& w, const Rounded& x, int64_t row, int64_t tile, bf16
 }
 
 template <int kBits, class Scale>
-void panel_int8(const Codes& w, const Rounded& x, int64_t panel, int64_t tile, bf16* out) {
+void panel_int8(const Codes& w, const Rounded& x, int64_t panel, int64_t place, int64_t panels, int64_t tile, bf16* out) {
     const int64_t row = panel * x.height;
+    // With several panels, each asks for its part of the next tile; with one, memory is waited for anyway.
+    const int64_t bytes = w.columns * kTile * kBits / 8, step = panels > 1 ? std::max<int64_t>(1, 128 / panels) : 0;
+    const uint8_t* next = w.codes + (tile + 1) * bytes + place * bytes / panels;
     switch (x.height_of(panel)) {
-        case 6: return tile_int8<kBits, 6, Scale>(w, x, row, tile, out);
-        case 5: return tile_int8<kBits, 5, Scale>(w, x, row, tile, out);
-        case 4: return tile_int8<kBits, 4, Scale>(w, x, row, tile, out);
-        case 3: return tile_int8<kBits, 3, Scale>(w, x, row, tile, out);
-        case 2: return tile_int8<kBits, 2, Scale>(w, x, row, tile, out);
-        case 1: return tile_int8<kBits, 1, Scale>(w, x, row, tile, out);
+        case 6: return tile_int8<kBits, 6, Scale>(w, x, row, tile, next, step, out);
+        case 5: return tile_int8<kBits, 5, Scale>(w, x, row, tile, next, step, out);
+        case 4: return tile_int8<kBits, 4, Scale>(w, x, row, tile, next, step, out);
+        case 3: return tile_int8<kBits, 3, Scale>(w, x, row, tile, next, step, out);
+        case 2: return tile_int8<kBits, 2, Scale>(w, x, row, tile, next, step, out);
+        case 1: return tile_int8<kBits, 1, Scale>(w, x, row, tile, next, step, out);
     }
 }
 
@@ -262,14 +275,14 @@ void rows_exact(const Codes& w, const bf16* x, const float* sums, int64_t rows, 
 
 template <int kBits, class Scale>
 void multiply_int8(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
-    const Rounded rounded(x, rows, w.columns, group, threads);
+    const Rounded rounded(x, rows, w.columns, group, w.zeros ? 1 : 1 << (kBits - 1), threads);
     const int64_t tiles = (w.outputs + kTile - 1) / kTile;
     // As many panels at a time as stay in the second cache while tiles pass by.
     const int64_t together = std::max<int64_t>(1, (384 << 10) / (w.columns * rounded.height));
     const int64_t rounds = (rounded.panels + together - 1) / together;
     spread(threads, rounds * tiles, std::max<int64_t>(1, std::min<int64_t>(tiles / (8 * threads), 4)), [&](int64_t i) {
         const int64_t begin = i / tiles * together, end = std::min(begin + together, rounded.panels);
-        for (int64_t panel = begin; panel < end; panel++) panel_int8<kBits, Scale>(w, rounded, panel, i % tiles, out);
+        for (int64_t panel = begin; panel < end; panel++) panel_int8<kBits, Scale>(w, rounded, panel, panel - begin, end - begin, i % tiles, out);
     });
 }
 

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from ...quant.activations import is_int8_by_token
 from ..matrix import Matrix
+from ..pages import in_large_pages
 from .library import processor_features
 
 _TILE = 32  # outputs that a tile of codes holds
@@ -37,7 +38,7 @@ class CodesLinear:
         self._rows, self._columns = matrix.shape
         self._bits = _kept_bits(matrix)
         self._wide = matrix.scale.dtype != torch.bfloat16
-        self._codes = packed_codes(matrix.values, self._bits)
+        self._codes = in_large_pages(packed_codes(matrix.values, self._bits))
         self._scale = _tiled(matrix.scale.float() if self._wide else matrix.scale)
         half = 1 << (self._bits - 1)
         self._zero = None if matrix.zero is None else _tiled((matrix.zero.int() + half).to(torch.uint8))
@@ -101,7 +102,7 @@ class NativeDenseLinear:
 
     def __init__(self, kernels: ModuleType, weight: Tensor, bias: Tensor | None, told: str) -> None:
         self._kernels = kernels
-        self._weight = weight.contiguous()
+        self._weight = in_large_pages(weight)
         self._bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
         outputs, columns = weight.shape
         self.handle = kernels.Linear.of_dense(

@@ -12,6 +12,7 @@ from ..keys_values import PagedKeysValues
 from ..linear import Linear, restored_from
 from ..matrix import Matrix
 from ..operators import Attention, Heads, LayerParts, Operators, Rotation, Rowwise, Stack
+from ..sampling import Survey
 from .cache import LARGEST_HEAD, layer_handle
 from .library import processor_features
 from .linears import CodesLinear, NativeDenseLinear
@@ -49,9 +50,14 @@ class NativeOperators(Operators):
         return NativeGate(self._kernels, activation) if activation in ACTIVATIONS else super().gate(activation)
 
     def attention(self, heads: Heads) -> Attention:
-        if heads.size > LARGEST_HEAD:
+        if heads.size > LARGEST_HEAD or heads.size % 2:
             return super().attention(heads)
         return _NativeAttention(self._kernels, heads)
+
+    def survey(self, logits: Tensor) -> Survey:
+        logits = logits.contiguous()
+        rows, size = logits.shape
+        return Survey(*self._kernels.survey(logits.data_ptr(), rows, size, torch.get_num_threads()))
 
     def stack(self, layers: list[LayerParts | None]) -> Stack | None:
         return stack_of(self._kernels, layers)

@@ -6,27 +6,54 @@
 
 namespace smelt {
 
+// Keys of a block and head stand as [pair of numbers][position][2], values as [pair of positions][number][2]: vdpbf16ps
+// multiplies such pairs in 16 lanes and adds them up. A block of an odd number of positions ends with a pair of which one counts.
 template <class T>
-__m512 wide16(const T* from, __mmask16 mask);
+T* keys_of(const Cache& cache, int64_t place) {
+    return (T*)cache.keys + place * (cache.size / 2) * cache.block * 2;
+}
+
+template <class T>
+T* values_of(const Cache& cache, int64_t place) {
+    return (T*)cache.values + place * ((cache.block + 1) / 2) * cache.size * 2;
+}
+
+// 16 lanes of two numbers as bfloat16, which holds what is stored exactly, without its scale.
+template <class T>
+__m512i pairs16(const T* from, __mmask16 lanes);
 
 template <>
-inline __m512 wide16<bf16>(const bf16* from, __mmask16 mask) {
-    return load16(from, mask);
+inline __m512i pairs16<bf16>(const bf16* from, __mmask16 lanes) {
+    return _mm512_maskz_loadu_epi32(lanes, from);
 }
 
 template <>
-inline __m512 wide16<int8_t>(const int8_t* from, __mmask16 mask) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, from)));
+inline __m512i pairs16<int8_t>(const int8_t* from, __mmask16 lanes) {
+    const __m256i bytes = _mm256_maskz_loadu_epi16(lanes, from);
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)));
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
 
 // float8 e4m3's bits, moved, are a float16 that is 256 times too small.
 template <>
-inline __m512 wide16<Float8>(const Float8* from, __mmask16 mask) {
-    const __m256i wide = _mm256_cvtepu8_epi16(_mm_maskz_loadu_epi8(mask, &from->bits));
-    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)), 8);
-    const __m256i rest = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x7f)), 7);
-    return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_or_si256(sign, rest)), _mm512_set1_ps(256));
+inline __m512i pairs16<Float8>(const Float8* from, __mmask16 lanes) {
+    const __m512i wide = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi16(lanes, from));
+    const __m512i sign = _mm512_slli_epi16(_mm512_and_si512(wide, _mm512_set1_epi16(0x80)), 8);
+    const __m512i half = _mm512_or_si512(sign, _mm512_slli_epi16(_mm512_and_si512(wide, _mm512_set1_epi16(0x7f)), 7));
+    const __m512 low = _mm512_cvtph_ps(_mm512_castsi512_si256(half)), high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(half, 1));
+    const __m512 larger = _mm512_set1_ps(256);
+    return (__m512i)_mm512_cvtne2ps_pbh(_mm512_mul_ps(high, larger), _mm512_mul_ps(low, larger));
 }
+
+inline __m512i broadcast_pair(const bf16* from) {
+    int32_t both;
+    std::memcpy(&both, from, 4);
+    return _mm512_set1_epi32(both);
+}
+
+// Adds the products of two pairs in each lane.
+inline __m512 add_pairs(__m512 sum, __m512i a, __m512i b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 
 inline __m512 capped(__m512 scores, float cap) {
     const __m512 twice = _mm512_mul_ps(scores, _mm512_set1_ps(2 / cap));

@@ -183,15 +183,11 @@ def test_attention(
 
 
 def _as_float32(store: PagedKeysValues) -> PagedKeysValues:
-    part = store.layer(1)
-    blocks, heads, size, length = part.keys.shape
-    wide = PagedKeysValues(2, heads, size, blocks, length, torch.float32)
-    target = wide.layer(1)
-    keys, values = part.keys.float(), part.values.float()
-    if part.key_scales is not None and part.value_scales is not None:
-        keys, values = keys * part.key_scales.unsqueeze(2), values * part.value_scales.unsqueeze(3)
-    target.keys.copy_(keys)
-    target.values.copy_(values)
+    blocks = store.layer(1).keys.shape[0]
+    keys, values = store.read(1, torch.arange(blocks), torch.float32)
+    heads, positions, size = keys.shape
+    wide = PagedKeysValues(2, heads, size, blocks, store.block_size, torch.float32)
+    wide.write(1, torch.arange(positions), keys.transpose(0, 1), values.transpose(0, 1))
     return wide
 
 
@@ -208,10 +204,27 @@ def test_float8_is_torchs(compiled: ModuleType) -> None:
     batch = Batch([Run([0] * tokens, 0, list(range(tokens)), tokens, 1)], 1)
     projected = torch.cat([values, values, values], dim=1)
     NativeOperators(compiled, exact=False).attention(Heads(1, 1, 64, 1.0, None, None))(projected, None, store, 0, batch)
-    part = store.layer(0)
+    kept_keys, kept_values = store.read(0, torch.arange(tokens), torch.float32)
     expected = values.float().to(torch.float8_e4m3fn).float()
-    assert torch.equal(part.values.float().view(tokens, 64), expected)
-    assert torch.equal(part.keys.float().view(tokens, 64), expected)
+    assert torch.equal(kept_values[0], expected)
+    assert torch.equal(kept_keys[0], expected)
+
+
+@pytest.mark.parametrize("size", [5, 16, 4097])
+def test_survey(compiled: ModuleType, size: int) -> None:
+    """Tokens, logits and sums beside float64; of equals the first; what is not a number makes a row unsound."""
+    logits = _random(6, size, seed=size)
+    logits[1] = logits[1].round()  # many equals
+    logits[2] = 500.0
+    logits[3, size - 2] = float("nan")
+    logits[4, 1] = float("inf")
+    logits[5] = float("-inf")
+    for found in (NativeOperators(compiled, exact=False).survey(logits), Operators(torch.float32).survey(logits)):
+        assert [found.is_sound(row) for row in range(6)] == [True, True, True, False, False, False]
+        for row in range(3):
+            assert found.best[row] == int((logits[row] == logits[row].max()).nonzero()[0])
+            assert found.highest[row] == logits[row].max()
+            assert found.total[row] == pytest.approx(logits[row].double().logsumexp(-1).item(), abs=1e-5, rel=1e-6)
 
 
 def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
