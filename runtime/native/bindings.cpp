@@ -101,6 +101,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
             smelt::linear(weight, at<bf16>(x), rows, at<bf16>(out), threads);
         },
         Free());
+    module.def("use_tiles", smelt::use_tiles);
+    module.def("tiles_are_used", smelt::tiles_are_used);
+    module.def(
+        "linear_tiles",
+        [](const smelt::Linear& weight, Address x, int64_t rows, Address out, int threads) {
+            const bool taken = weight.codes && smelt::tiles_take(*weight.codes, weight.group);
+            if (taken) smelt::linear_tiles(*weight.codes, at<bf16>(x), rows, weight.group, at<bf16>(out), threads);
+            return taken;
+        },
+        Free());
     module.def(
         "rms_norm",
         [](const smelt::Norm& norm, Address x, int64_t stride, Address out, int64_t out_stride, int64_t rows, int64_t heads,

@@ -27,7 +27,18 @@ struct Codes {
 // out[rows, outputs] = x[rows, columns] times the weight. `group` inputs are rounded to int8 together; 0: none are rounded.
 void linear_codes(const Codes& weight, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads);
 
-// The same with a weight [outputs, columns] of bfloat16.
+// What linear_codes gives with rounded inputs, to the bit, on matrix tiles; emulated, for tests, where this processor has none or they are not used.
+void linear_tiles(const Codes& weight, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads);
+
+// Whether tiles can compute it.
+bool tiles_take(const Codes& weight, int64_t group);
+
+// Ask the system for matrix tiles, and let linear_codes use them from now on. False if there are none.
+bool use_tiles();
+
+bool tiles_are_used();
+
+// out[rows, outputs] = x[rows, columns] times a weight [outputs, columns] of bfloat16.
 void linear_dense(const bf16* weight, const bf16* bias, const bf16* x, int64_t rows, int64_t outputs, int64_t columns, bf16* out,
                   int threads);
 

@@ -10,6 +10,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -66,8 +67,26 @@ def _loaded(told: Told) -> ModuleType:
         if not kept.is_file():
             told("compiling Smelt's CPU kernels (once; about ten seconds)")
             _build(kept)
-        _found = _imported(kept)
+        _found = imported(kept)
+        if "amx_int8" in processor_features() and _tiles_are_right(kept, told):
+            _found.use_tiles()
     return _found
+
+
+def _tiles_are_right(kept: Path, told: Told) -> bool:
+    """Whether matrix tiles were found to give what vector instructions give; tried once, in a process of its own."""
+    verdict = kept.with_name("tiles")
+    if not verdict.is_file():
+        tried = subprocess.run(
+            [sys.executable, "-m", "smelt.runtime.native.try_tiles", str(kept)], check=False, capture_output=True
+        )
+        with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False) as file:
+            file.write("right" if tried.returncode == 0 else "wrong")
+        os.replace(file.name, verdict)
+    right = verdict.read_text(encoding="utf-8") == "right"
+    if not right:
+        told("this processor's matrix tiles cannot be used here: vector instructions multiply instead")
+    return right
 
 
 def _cache_directory() -> Path:
@@ -108,7 +127,8 @@ def _build(target: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _imported(path: Path) -> ModuleType:
+def imported(path: Path) -> ModuleType:
+    """The compiled module in a file."""
     loader = importlib.machinery.ExtensionFileLoader(_NAME, str(path))
     spec = importlib.util.spec_from_loader(_NAME, loader)
     assert spec is not None

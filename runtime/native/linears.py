@@ -93,8 +93,9 @@ class CodesLinear:
             return f"Smelt's kernel, {matrix.format} weights{kept}, int8 inputs by token"
         if self._exact > 1 << 32:
             return f"Smelt's kernel, {matrix.format} weights{kept}, bfloat16 inputs"
+        tiles = ", many rows on matrix tiles" if self._kernels.tiles_are_used() and self._group % 32 == 0 else ""
         rows = "1 row" if self._exact == 1 else f"{self._exact} rows"
-        return f"Smelt's kernel, {matrix.format} weights{kept}, bfloat16 inputs up to {rows}, then int8 in groups of {self._group}"
+        return f"Smelt's kernel, {matrix.format} weights{kept}, bfloat16 inputs up to {rows}, then int8 in groups of {self._group}{tiles}"
 
 
 class NativeDenseLinear:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from smelt.runtime.matrix import Matrix
 from smelt.runtime.native import library
 from smelt.runtime.native.linears import CodesLinear, NativeDenseLinear
 from smelt.runtime.native.operators import NativeOperators
+from smelt.runtime.native.try_tiles import agree
 from smelt.runtime.operators import Heads, Operators
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -90,6 +91,77 @@ def test_int8_by_token_is_the_rounded_product(compiled: ModuleType, rows: int) -
     torch.testing.assert_close(
         CodesLinear(compiled, matrix, None, exact=False)(x).double(), expected, rtol=1e-2, atol=2e-2
     )
+
+
+@pytest.mark.parametrize("bits", [3, 4, 8])
+@pytest.mark.parametrize(("columns", "group"), [(256, 32), (384, 128), (192, 96), (256, 256)])
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_matrix_tiles_give_the_same_bits(
+    compiled: ModuleType, bits: int, columns: int, group: int, asymmetric: bool
+) -> None:
+    """What is computed on matrix tiles, emulated where the processor has none, beside vector instructions."""
+    for dtype in (torch.bfloat16, torch.float32):
+        matrix = _matrix(bits, 75, columns, group, asymmetric=asymmetric, dtype=dtype)
+        linear = CodesLinear(compiled, matrix, _random(75, seed=1), exact=False)
+        for rows in (3, 16, 17, 32, 70):
+            x = _random(rows, columns, seed=rows).bfloat16()
+            found = torch.empty(rows, 75, dtype=torch.bfloat16)
+            assert compiled.linear_tiles(linear.handle, x.data_ptr(), rows, found.data_ptr(), 2)
+            assert torch.equal(found, linear(x))
+
+
+def test_matrix_tiles_by_token(compiled: ModuleType) -> None:
+    codes = torch.randint(-128, 128, (96, 1024), generator=torch.Generator().manual_seed(0), dtype=torch.int8)
+    linear = CodesLinear(
+        compiled, Matrix(codes, "int8", 8, torch.full((96, 1), 0.01), None, BY_TOKEN), None, exact=False
+    )
+    x = _random(40, 1024).bfloat16()
+    found = torch.empty(40, 96, dtype=torch.bfloat16)
+    assert compiled.linear_tiles(linear.handle, x.data_ptr(), 40, found.data_ptr(), 2)
+    assert torch.equal(found, linear(x))
+
+
+def test_groups_that_matrix_tiles_do_not_take(compiled: ModuleType) -> None:
+    linear = CodesLinear(compiled, _matrix(4, 40, 200, 8, asymmetric=False, dtype=torch.bfloat16), None, exact=False)
+    x, found = _random(20, 200).bfloat16(), torch.empty(20, 40, dtype=torch.bfloat16)
+    assert not compiled.linear_tiles(linear.handle, x.data_ptr(), 20, found.data_ptr(), 2)
+
+
+def test_matrix_tiles_are_tried_before_they_are_used(
+    compiled: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On a processor that is said to have them: tried in another process, told where they fail, and not tried again."""
+    assert compiled.__file__ is not None
+    kept = tmp_path / Path(compiled.__file__).name
+    kept.write_bytes(Path(compiled.__file__).read_bytes())
+    real = "amx_int8" in library.processor_features()
+    said: list[str] = []
+    assert library._tiles_are_right(kept, said.append) == real
+    assert (tmp_path / "tiles").read_text() == ("right" if real else "wrong")
+    assert bool(said) != real
+    monkeypatch.setattr(library.subprocess, "run", lambda *_, **__: pytest.fail("tried again"))
+    assert library._tiles_are_right(kept, said.append) == real
+
+
+@pytest.mark.parametrize("wrong_rows", [0, 33])
+def test_trying_matrix_tiles_finds_what_is_wrong(compiled: ModuleType, wrong_rows: int) -> None:
+    class Tiled:
+        """The kernels as they would be with matrix tiles, of which some are broken."""
+
+        used = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(compiled, name)
+
+        def use_tiles(self) -> bool:
+            self.used = True
+            return True
+
+        def linear(self, handle: Any, x: int, rows: int, out: int, threads: int) -> None:
+            if not (self.used and rows == wrong_rows):
+                compiled.linear(handle, x, rows, out, threads)
+
+    assert agree(cast(ModuleType, Tiled())) == (wrong_rows == 0)
 
 
 def test_extreme_inputs(compiled: ModuleType) -> None:

@@ -1,0 +1,80 @@
+// What the kernels for weights of codes share; linear_codes.cpp says how those lie in memory.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels.h"
+#include "simd.h"
+
+namespace smelt {
+
+constexpr int kTile = 32;
+
+template <class Scale>
+inline __m512 scales_at(const void* scales, int64_t place) {
+    return load16((const Scale*)scales + place);
+}
+
+// Inputs rounded to int8; for each group of a row's columns a scale, and what to add for the weights' zero-point: minus the
+// sum of the codes, times the zero-point if it is the same for all weights.
+//
+// Rows stand in panels of up to `most`; a panel holds [4 columns][row][4 codes], so that a step of the loop over columns
+// reads one stretch of memory, whatever the number of rows. Room is made for a multiple of `multiple` rows.
+struct Rounded {
+    std::vector<int8_t> codes;
+    std::vector<float> scales;
+    std::vector<int32_t> less;
+    int64_t rows, columns, group, panels, height;
+    int zero;
+
+    Rounded(const bf16* x, int64_t rows, int64_t columns, int64_t group, int64_t most, int64_t multiple, int zero, int threads)
+        : codes((rows + multiple - 1) / multiple * multiple * columns), scales(rows * (columns / group)), less(scales.size()), rows(rows), columns(columns), group(group),
+          panels((rows + most - 1) / most), height((rows + panels - 1) / panels), zero(zero) {
+        const int64_t groups = columns / group;
+        spread(threads, rows * groups, std::max<int64_t>(1, 16384 / group), [&](int64_t i) {
+            const int64_t row = i / groups, g = i % groups, panel = row / height;
+            int8_t* to = codes.data() + panel * height * columns + 4 * (row - panel * height);
+            round_group(x + row * columns + g * group, to + g * group * height_of(panel), 4 * height_of(panel), i);
+        });
+    }
+
+    int64_t height_of(int64_t panel) const { return std::min(height, rows - panel * height); }
+
+    void round_group(const bf16* x, int8_t* to, int64_t stride, int64_t place) {
+        __m512 most = _mm512_setzero_ps();
+        __mmask16 strange = 0;
+        for (int64_t k = 0; k < group; k += 16) {
+            const __m512 v = load16(x + k, first(group - k));
+            strange |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+            most = _mm512_max_ps(most, _mm512_abs_ps(v));
+        }
+        const float largest = _mm512_reduce_max_ps(most), scale = largest / 127.5f;
+        const __m512 divisor = _mm512_set1_ps(largest > 0 ? scale : 1);
+        __m512i sum = _mm512_setzero_si512();
+        for (int64_t k = 0; k < group; k += 16) {
+            const __m512i code = _mm512_cvtps_epi32(_mm512_div_ps(load16(x + k, first(group - k)), divisor));
+            const __m512i kept = _mm512_max_epi32(_mm512_min_epi32(code, _mm512_set1_epi32(127)), _mm512_set1_epi32(-128));
+            sum = _mm512_add_epi32(sum, kept);
+            alignas(16) int32_t four[4];
+            _mm_store_si128((__m128i*)four, _mm512_cvtepi32_epi8(kept));
+            for (int64_t i = 0; i < std::min<int64_t>(4, (group - k) / 4); i++) std::memcpy(to + (k / 4 + i) * stride, four + i, 4);
+        }
+        // What is not a number must reach the logits, not vanish in a cast.
+        scales[place] = strange == 0 && std::isfinite(largest) ? scale : NAN;
+        less[place] = -zero * _mm512_reduce_add_epi32(sum);
+    }
+};
+
+inline void store_tile(const Codes& w, int64_t tile, bf16* to, __m512 low, __m512 high) {
+    const int64_t at = tile * kTile, left = w.outputs - at;
+    if (w.bias) {
+        low = _mm512_add_ps(low, load16(w.bias + at, first(left)));
+        if (left > 16) high = _mm512_add_ps(high, load16(w.bias + at + 16, first(left - 16)));
+    }
+    store16(to + at, low, first(left));
+    if (left > 16) store16(to + at + 16, high, first(left - 16));
+}
+
+}  // namespace smelt

@@ -1,0 +1,131 @@
+// Linears with weights of codes on matrix tiles, for many rows, whose inputs are rounded to int8.
+//
+// A tile's codes are widened to bytes once and then multiplied with 32 rows at a time. Sums are exact within a group, and
+// scaled outside of the matrix tiles.
+#include "codes.h"
+#include "tiles.h"
+
+#include <algorithm>
+#include <vector>
+
+#ifdef __AMX_INT8__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace smelt {
+namespace {
+
+constexpr int64_t kRows = 32;
+
+bool used = false;
+
+// Columns that an instruction takes; 0: the groups fit none.
+int step_of(int64_t group) { return group > 0 && group % 64 == 0 ? 64 : group > 0 && group % 32 == 0 ? 32 : 0; }
+
+// 4 bit codes as bytes, in the order of 8 bit codes.
+void widen_codes(const uint8_t* codes, int64_t columns, uint8_t* to) {
+    const __m512i nibble = _mm512_set1_epi8(15);
+    for (int64_t k = 0; k < columns; k += 8, codes += 128, to += 256) {
+        const __m512i a = _mm512_loadu_si512(codes), b = _mm512_loadu_si512(codes + 64);
+        _mm512_storeu_si512(to, _mm512_and_si512(a, nibble));
+        _mm512_storeu_si512(to + 64, _mm512_and_si512(b, nibble));
+        _mm512_storeu_si512(to + 128, _mm512_and_si512(_mm512_srli_epi16(a, 4), nibble));
+        _mm512_storeu_si512(to + 192, _mm512_and_si512(_mm512_srli_epi16(b, 4), nibble));
+    }
+}
+
+template <class Tiles, class Scale>
+void rows_by_tile(Tiles& tiles, int step, const Codes& w, const uint8_t* codes, const Rounded& x, int64_t row, int64_t tile, bf16* out) {
+    const int64_t columns = w.columns, groups = columns / w.group, pieces = columns / x.group, per = w.group / x.group;
+    const int64_t rows = std::min(kRows, x.rows - row);
+    const int8_t *upper = x.codes.data() + row * columns, *lower = upper + 16 * columns;
+    alignas(64) int32_t sums[kRows][kTile];
+    alignas(64) float totals[kRows][kTile] = {};
+    for (int64_t p = 0; p < pieces; p++) {
+        tiles.template zero<0>();
+        tiles.template zero<1>();
+        tiles.template zero<2>();
+        tiles.template zero<3>();
+        for (int64_t k = p * x.group; k < (p + 1) * x.group; k += step) {
+            tiles.template load<6>(codes + k * kTile, 128);
+            tiles.template load<7>(codes + k * kTile + 64, 128);
+            tiles.template load<4>(upper + k, columns);
+            tiles.template multiply<0, 4, 6>();
+            tiles.template multiply<1, 4, 7>();
+            if (rows > 16) {
+                tiles.template load<5>(lower + k, columns);
+                tiles.template multiply<2, 5, 6>();
+                tiles.template multiply<3, 5, 7>();
+            }
+        }
+        tiles.template store<0>(sums[0], sizeof sums[0]);
+        tiles.template store<1>(sums[0] + 16, sizeof sums[0]);
+        if (rows > 16) {
+            tiles.template store<2>(sums[16], sizeof sums[0]);
+            tiles.template store<3>(sums[16] + 16, sizeof sums[0]);
+        }
+        const int64_t place = (tile * groups + p / per) * kTile;
+        for (int half = 0; half < 2; half++) {
+            const int64_t at = 16 * half;
+            const __m512 scale = scales_at<Scale>(w.scales, place + at);
+            __m512i zero = _mm512_set1_epi32(1);
+            if (w.zeros) zero = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place + at)));
+            for (int64_t r = 0; r < rows; r++) {
+                const int64_t mine = (row + r) * pieces + p;
+                const __m512i less = _mm512_mullo_epi32(zero, _mm512_set1_epi32(x.less[mine]));
+                const __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_load_si512(sums[r] + at), less));
+                const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(x.scales[mine]));
+                _mm512_store_ps(totals[r] + at, _mm512_fmadd_ps(sum, factor, _mm512_load_ps(totals[r] + at)));
+            }
+        }
+    }
+    for (int64_t r = 0; r < rows; r++)
+        store_tile(w, tile, out + (row + r) * w.outputs, _mm512_load_ps(totals[r]), _mm512_load_ps(totals[r] + 16));
+}
+
+template <class Tiles, class Scale>
+void multiply(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
+    const Rounded rounded(x, rows, w.columns, group, 1, kRows, w.zeros ? 1 : 1 << (w.bits - 1), threads);
+    const int64_t tiles = (w.outputs + kTile - 1) / kTile, bytes = w.columns * kTile * w.bits / 8;
+    // As many rows at a time as stay in the second cache while tiles pass by.
+    const int64_t together = std::max<int64_t>(1, (1 << 20) / (w.columns * kRows)) * kRows;
+    const int64_t rounds = (rows + together - 1) / together;
+    const int step = step_of(group);
+    spread(threads, rounds * tiles, 1, [&](int64_t i) {
+        const int64_t tile = i % tiles, begin = i / tiles * together;
+        const uint8_t* codes = w.codes + tile * bytes;
+        if (w.bits == 4) {
+            thread_local std::vector<uint8_t> wide;
+            wide.resize(w.columns * kTile);
+            widen_codes(codes, w.columns, wide.data());
+            codes = wide.data();
+        }
+        Tiles set(step);
+        for (int64_t row = begin; row < std::min(rows, begin + together); row += kRows)
+            rows_by_tile<Tiles, Scale>(set, step, w, codes, rounded, row, tile, out);
+    });
+}
+
+}  // namespace
+
+bool tiles_take(const Codes&, int64_t group) { return step_of(group) > 0; }
+
+bool use_tiles() {
+#ifdef __AMX_INT8__
+    constexpr int kRequest = 0x1023, kTileData = 18;  // arch_prctl: permission to use the state of tiles
+    used = syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#endif
+    return used;
+}
+
+bool tiles_are_used() { return used; }
+
+void linear_tiles(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
+#ifdef __AMX_INT8__
+    if (used) return (w.wide_scales ? multiply<ProcessorTiles, float> : multiply<ProcessorTiles, bf16>)(w, x, rows, group, out, threads);
+#endif
+    (w.wide_scales ? multiply<EmulatedTiles, float> : multiply<EmulatedTiles, bf16>)(w, x, rows, group, out, threads);
+}
+
+}  // namespace smelt
