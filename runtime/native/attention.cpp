@@ -12,8 +12,6 @@
 namespace smelt {
 namespace {
 
-inline bf16 kept(float value, float, bf16*) { return narrow(value); }
-
 inline int8_t kept(float value, float inverse, int8_t*) {
     return int8_t(std::max(-127.0f, std::min(127.0f, std::nearbyint(value * inverse))));
 }
@@ -33,7 +31,6 @@ inline Float8 kept(float value, float inverse, Float8*) {
 
 template <class T>
 float scale_of(const float* values, int64_t size) {
-    if (std::is_same_v<T, bf16>) return 1;
     float most = 0;
     for (int64_t i = 0; i < size; i++) most = std::max(most, std::fabs(values[i]));
     return most / (std::is_same_v<T, int8_t> ? 127.0f : 448.0f);
@@ -52,6 +49,22 @@ void store_token(const Cache& cache, int64_t slot, int64_t head, const float* ke
     if (cache.key_scales) {
         cache.key_scales[place * length + inside] = key_scale;
         cache.value_scales[place * length + inside] = value_scale;
+    }
+}
+
+// What is kept as it is moves in pairs of numbers, or by 16.
+void store_plain(const Cache& cache, int64_t slot, int64_t head, const bf16* key, const bf16* value) {
+    const int64_t size = cache.size, length = cache.block;
+    const int64_t place = slot / length * cache.heads + head, inside = slot % length;
+    bf16* keys = keys_of<bf16>(cache, place) + 2 * inside;
+    for (int64_t i = 0; i < size; i += 2) std::memcpy(keys + i * length, key + i, 4);
+    bf16* values = values_of<bf16>(cache, place) + inside / 2 * 2 * size;
+    const int shift = inside % 2 * 16;
+    const __mmask32 halves = inside % 2 ? 0xaaaaaaaa : 0x55555555;
+    for (int64_t i = 0; i < size; i += 16) {
+        const __mmask16 there = first(size - i);
+        const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, value + i)), shift);
+        _mm512_mask_storeu_epi16(values + 2 * i, _pdep_u32(there, 0x55555555) * 3 & halves, wide);
     }
 }
 
@@ -244,12 +257,16 @@ void rotate_and_store(const Cache& cache, bf16* heads, int64_t tokens, int64_t q
         if (half > 0)
             for (int64_t h = 0; h < query_heads + cache.heads; h++)
                 turn(row + h * size, cosines + token * half, sines + token * half, half);
+        if (cache.kind == kBfloat16) {
+            const bf16 *keys = row + query_heads * size, *values = keys + cache.heads * size;
+            for (int64_t h = 0; h < cache.heads; h++) store_plain(cache, slots[token], h, keys + h * size, values + h * size);
+            return;
+        }
         thread_local std::vector<float> wide;
         wide.resize(2 * cache.heads * size);
         for (int64_t i = 0; i < 2 * cache.heads * size; i++) wide[i] = widen(row[query_heads * size + i]);
         for (int64_t h = 0; h < cache.heads; h++) {
             const float *key = wide.data() + h * size, *value = key + cache.heads * size;
-            if (cache.kind == kBfloat16) store_token<bf16>(cache, slots[token], h, key, value);
             if (cache.kind == kInt8) store_token<int8_t>(cache, slots[token], h, key, value);
             if (cache.kind == kFloat8) store_token<Float8>(cache, slots[token], h, key, value);
         }
