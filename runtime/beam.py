@@ -5,22 +5,41 @@ The rules are those of transformers with ``early_stopping=False``, so that both 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
+from .sampling import changed_logits, top_logprobs
 from .scheduler import Scheduler, live
-from .sequence import Request, Sequence
+from .sequence import Candidate, Request, Sequence
+from .text import TextStream
 
 
-def continuations(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> list[tuple[float, int]]:
-    """A beam's best continuations: total log probability and token, the best first.
+def continuations(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> list[Candidate]:
+    """A beam's best continuations, the best first.
 
-    There are enough of them to continue every beam even if the best ones all end.
+    There are enough of them to continue every beam even if the best ones all end. Biases and penalties change
+    the log probabilities that beams are scored by, as in transformers.
     """
     params = sequence.request.params
     count = min(max(2, 1 + len(_ends(sequence.request, ends))) * params.beam_width, row.shape[-1])
-    best = row.log_softmax(-1).topk(count)
-    totals = (best.values + sequence.total_logprob).tolist()
-    return list(zip(totals, best.indices.tolist(), strict=True))
+    logprobs = row.log_softmax(-1)
+    best = changed_logits(logprobs, sequence, ends).topk(count)
+    found = []
+    for change, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+        top = None if params.logprobs is None else top_logprobs(row, token, params.logprobs)
+        found.append(Candidate(token, sequence.score + change, logprobs[token].item(), top))
+    return found
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A beam, one of its candidates, its text with that, and the stop string or token that this ends with."""
+
+    beam: Sequence
+    candidate: Candidate
+    text: TextStream | None
+    stopped_by: int | str | None
 
 
 def advance(request: Request, scheduler: Scheduler, ends: frozenset[int]) -> bool:
@@ -36,16 +55,17 @@ def advance(request: Request, scheduler: Scheduler, ends: frozenset[int]) -> boo
     width, stops = params.beam_width, _ends(request, ends)
     length = len(beams[0].generated) + 1
     at_limit = length >= request.max_tokens
-    choices = sorted(
-        ((total, beam, token) for beam in beams for total, token in beam.candidates or ()), key=lambda c: -c[0]
-    )[: max(2, 1 + len(stops)) * width]
-    for total, beam, token in choices[:width]:
-        if token in stops or at_limit:
-            _finish(request, total / length**params.length_penalty, total, beam, token, token in stops)
-    going_on = [] if at_limit else [choice for choice in choices if choice[2] not in stops][:width]
+    pairs = sorted(
+        ((beam, candidate) for beam in beams for candidate in beam.candidates or ()), key=lambda pair: -pair[1].score
+    )
+    choices = [_chosen(beam, candidate, stops) for beam, candidate in pairs[: max(2, 1 + len(stops)) * width]]
+    for choice in choices[:width]:
+        if choice.stopped_by is not None or at_limit:
+            _finish(request, choice.candidate.score / length**params.length_penalty, choice)
+    going_on = [] if at_limit else [choice for choice in choices if choice.stopped_by is None][:width]
     # The best that can still come is judged by the length reached, as transformers does.
     hopeless = len(request.finished_beams) == width and (
-        not going_on or going_on[0][0] / length**params.length_penalty <= request.finished_beams[-1][0]
+        not going_on or going_on[0].candidate.score / length**params.length_penalty <= request.finished_beams[-1][0]
     )
     if not going_on or hopeless:
         _conclude(request, scheduler, beams)
@@ -54,37 +74,63 @@ def advance(request: Request, scheduler: Scheduler, ends: frozenset[int]) -> boo
     return True
 
 
+def _chosen(beam: Sequence, candidate: Candidate, stops: frozenset[int]) -> _Choice:
+    params = beam.request.params
+    text = beam.text.fork() if beam.text is not None and params.stop else None
+    if candidate.token in stops:
+        return _Choice(beam, candidate, text, candidate.token)
+    if text is not None:
+        text.add(candidate.token, may_stop=len(beam.generated) + 1 >= params.min_tokens)
+        return _Choice(beam, candidate, text, text.stopped_by)
+    return _Choice(beam, candidate, None, None)
+
+
 def _ends(request: Request, ends: frozenset[int]) -> frozenset[int]:
     own = frozenset(request.params.stop_token_ids)
     return own if request.params.ignore_eos else own | ends
 
 
-def _finish(request: Request, score: float, total: float, beam: Sequence, token: int, stopped: bool) -> None:
-    result = Sequence(request, 0, [*beam.tokens, token])
-    result.total_logprob = total
-    result.finish = "stop" if stopped else "length"
-    result.stopped_by = token if stopped else None
+def _finish(request: Request, score: float, choice: _Choice) -> None:
+    result = _heir(choice)
+    result.finish = "length" if choice.stopped_by is None else "stop"
+    result.stopped_by = choice.stopped_by
     request.finished_beams.append((score, result))
     request.finished_beams.sort(key=lambda found: -found[0])
     del request.finished_beams[request.params.beam_width :]
 
 
-def _continue(
-    request: Request, scheduler: Scheduler, beams: list[Sequence], chosen: list[tuple[float, Sequence, int]]
-) -> None:
-    heirs: dict[Sequence, list[tuple[float, int]]] = {beam: [] for beam in beams}
-    for total, beam, token in chosen:
-        heirs[beam].append((total, token))
+def _heir(choice: _Choice) -> Sequence:
+    """A sequence of its own that has gone on as chosen."""
+    heir = Sequence(choice.beam.request, 0, list(choice.beam.tokens))
+    heir.logprobs = list(choice.beam.logprobs)
+    heir.total_logprob = choice.beam.total_logprob
+    _take(heir, choice)
+    return heir
+
+
+def _take(sequence: Sequence, choice: _Choice) -> None:
+    candidate = choice.candidate
+    sequence.tokens.append(candidate.token)
+    sequence.score = candidate.score
+    sequence.total_logprob += candidate.logprob
+    if candidate.top is not None:
+        sequence.logprobs.append(candidate.top)
+    if choice.text is not None:
+        sequence.text = choice.text
+
+
+def _continue(request: Request, scheduler: Scheduler, beams: list[Sequence], chosen: list[_Choice]) -> None:
+    heirs: dict[Sequence, list[_Choice]] = {beam: [] for beam in beams}
+    for choice in chosen:
+        heirs[choice.beam].append(choice)
     kept: list[Sequence] = []
     for beam, mine in heirs.items():
-        for total, token in mine[1:]:
-            child = Sequence(request, 0, [*beam.tokens, token])
-            child.total_logprob = total
+        for choice in mine[1:]:
+            child = _heir(choice)
             scheduler.fork(beam, child)
             kept.append(child)
         if mine:
-            beam.total_logprob = mine[0][0]
-            beam.tokens.append(mine[0][1])
+            _take(beam, mine[0])
             beam.candidates = None
             kept.append(beam)
         else:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .engine import Engine
+from .pages import in_large_pages
 from .params import SamplingParams
 from .workload import Arrival, random_prompt
 
@@ -191,7 +192,7 @@ def _share(values: list[float], share: float) -> float:
 
 
 def _read_rate() -> float:
-    block = torch.ones(_READ_BYTES // 4)
+    block = in_large_pages(torch.ones(_READ_BYTES // 4))
     return max(_READ_BYTES / _timed(block.sum) for _ in range(5))
 
 

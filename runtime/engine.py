@@ -294,8 +294,6 @@ class Engine:
             return f"logit_bias or stop_token_ids name token {outside[0]}, outside the vocabulary of {vocabulary}"
         if params.stop and self.tokenizer is None:
             return "stop strings need a tokenizer, and the checkpoint has none; use stop_token_ids"
-        if params.is_beam_search and (params.stop or params.logprobs is not None):
-            return "beam search takes no stop strings and reports no logprobs; use stop_token_ids, or n samples"
         if params.sequences > self.scheduler.max_sequences:
             return (
                 f"the request asks for {params.sequences} sequences at once, and the engine runs at most"
@@ -378,12 +376,13 @@ class Engine:
     def _tell_beams(self, request: Request) -> None:
         if not request.is_finished or self.tokenizer is None:
             return
+        params = request.params
         for sequence in request.sequences:
-            sequence.text = TextStream(self.tokenizer, request.prompt, ())
-            for token in sequence.generated:
-                if token not in self.ends:
-                    sequence.text.add(token)
-            sequence.text.end()
+            text = sequence.text = TextStream(self.tokenizer, request.prompt, params.stop)
+            tokens = sequence.generated
+            for count, token in enumerate(tokens[:-1] if isinstance(sequence.stopped_by, int) else tokens, start=1):
+                text.add(token, may_stop=count >= params.min_tokens)
+            text.end()
 
     def _fail_all(self, sentence: str) -> None:
         for request in list(self._requests.values()):

@@ -14,7 +14,7 @@ from .keys_values import PagedKeysValues
 from .model import Model
 from .sampling import Sampled, sample, top_logprobs
 from .scheduler import Chunk, StepPlan
-from .sequence import Sequence, TokenLogprobs
+from .sequence import Candidate, Sequence, TokenLogprobs
 
 
 @dataclass
@@ -29,7 +29,7 @@ class StepResult:
     """
 
     tokens: dict[Sequence, Sampled] = field(default_factory=dict)
-    continuations: dict[Sequence, list[tuple[float, int]]] = field(default_factory=dict)
+    continuations: dict[Sequence, list[Candidate]] = field(default_factory=dict)
     prompt_logprobs: dict[Sequence, list[TokenLogprobs]] = field(default_factory=dict)
     broken: list[Sequence] = field(default_factory=list)
 

@@ -21,6 +21,7 @@ class Matrix:
         scale: ``[rows, groups]``, with codes only; groups are of equal size along the columns.
         zero: ``[rows, groups]``, subtracted from codes; None if symmetric.
         inputs: how the layer's inputs are rounded at run time; None if they are not.
+        order: which input each column of ``values`` is for; None if they stand in the inputs' order.
     """
 
     values: Tensor
@@ -29,6 +30,7 @@ class Matrix:
     scale: Tensor | None = None
     zero: Tensor | None = None
     inputs: QuantizationArgs | None = None
+    order: Tensor | None = None
 
     @classmethod
     def plain(cls, values: Tensor, inputs: QuantizationArgs | None = None, format: str | None = None) -> Matrix:
@@ -61,7 +63,8 @@ class Matrix:
         codes = self.values.to(self.scale.dtype).unflatten(1, (self.scale.shape[1], -1))
         if self.zero is not None:
             codes = codes - self.zero.to(self.scale.dtype).unsqueeze(-1)
-        return (codes * self.scale.unsqueeze(-1)).flatten(1).to(dtype)
+        values = (codes * self.scale.unsqueeze(-1)).flatten(1).to(dtype)
+        return values if self.order is None else values[:, self.order.argsort()]
 
 
 def stacked(parts: Sequence[Matrix], dtype: torch.dtype) -> Matrix:
@@ -75,6 +78,7 @@ def stacked(parts: Sequence[Matrix], dtype: torch.dtype) -> Matrix:
         and (p.scale is None) == (first.scale is None)
         and (p.zero is None) == (first.zero is None)
         and p.inputs == first.inputs
+        and (p.order is first.order or (p.order is not None and first.order is not None and p.order.equal(first.order)))
         for p in parts
     )
     if not alike:

@@ -6,6 +6,7 @@ only on request, as most distributions set it, an allocator does not get them.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 
@@ -21,7 +22,8 @@ def zeros_in_large_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if count < _PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(shape, dtype=dtype)
     room = mmap.mmap(-1, count + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    room.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel without them
+        room.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(room, dtype=torch.uint8)
     begin = -whole.data_ptr() % _PAGE
     return whole[begin : begin + count].view(dtype).view(shape)

@@ -15,6 +15,23 @@ if TYPE_CHECKING:
 TokenLogprobs = dict[int, float]
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """How a beam may go on.
+
+    Attributes:
+        token: with this one.
+        score: what the beam is ranked by then, before its length is considered.
+        logprob: of the token, under the model.
+        top: the most likely tokens' too, if they were asked for.
+    """
+
+    token: int
+    score: float
+    logprob: float
+    top: TokenLogprobs | None
+
+
 class Sequence:
     """Tokens that are being continued.
 
@@ -26,7 +43,8 @@ class Sequence:
         blocks, keys: cache blocks, and the keys of those published or found.
         finish: why it ended: ``stop``, ``length``, ``abort`` or ``error``; None while it runs.
         total_logprob: sum of its generated tokens' log probabilities.
-        candidates: in beam search, continuations and their total log probabilities, while its siblings are waited for.
+        score: in beam search, the sum of its tokens' log probabilities after biases and penalties.
+        candidates: in beam search, its continuations while its siblings are waited for.
     """
 
     def __init__(self, request: Request, index: int, tokens: list[int]) -> None:
@@ -40,7 +58,8 @@ class Sequence:
         self.stopped_by: int | str | None = None
         self.total_logprob = 0.0
         self.logprobs: list[TokenLogprobs] = []
-        self.candidates: list[tuple[float, int]] | None = None
+        self.score = 0.0
+        self.candidates: list[Candidate] | None = None
         self.generator: torch.Generator | None = None
         self.text: TextStream | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -75,6 +76,7 @@ class _CompressedTensors:
                 "weight_zero_point",
                 "weight_shape",
                 "weight_global_scale",
+                "weight_g_idx",
             )
             if self._tensors.has(f"{name}.{kind}")
         }
@@ -96,7 +98,9 @@ class _CompressedTensors:
                 zero = (
                     unpack_from_int32(zero, args.num_bits, shape, packed_dim=0) if zero.dtype == torch.int32 else zero
                 )
-            return Matrix(codes, _label(args.num_bits, columns, scale), args.num_bits, scale, zero, inputs)
+            found = Matrix(codes, _label(args.num_bits, columns, scale), args.num_bits, scale, zero, inputs)
+            places = stored.get("weight_g_idx")
+            return found if places is None or int(places.min()) < 0 else _gathered(found, places, name)
         if args.type == "int" and scale.dim() == 2 and stored["weight"].dtype == torch.int8:
             codes = stored["weight"]
             return Matrix(
@@ -146,16 +150,12 @@ class _Gptq:
         zero = (zero + 1 if self._v1 else zero) - 2 ** (self._bits - 1)
         codes = codes - 2 ** (self._bits - 1)
         columns = codes.shape[1]
-        group = columns // scale.shape[1]
-        if self._tensors.has(f"{name}.g_idx"):
-            places = self._tensors.tensor(f"{name}.g_idx").long()
-            if not torch.equal(places, torch.arange(columns) // group):
-                # Groups in activation order have no equal-sized runs of columns, so the weight is kept plain.
-                values = (codes - zero[:, places]).to(scale.dtype) * scale[:, places]
-                return Matrix.plain(values, format=f"int{self._bits}, activation order")
         centred = zero.to(torch.int8)
         kept = None if not centred.any() else centred
-        return Matrix(codes.to(torch.int8), _label(self._bits, columns, scale), self._bits, scale, kept)
+        found = Matrix(codes.to(torch.int8), _label(self._bits, columns, scale), self._bits, scale, kept)
+        if self._tensors.has(f"{name}.g_idx"):
+            return _gathered(found, self._tensors.tensor(f"{name}.g_idx"), name)
+        return found
 
 
 class _Awq:
@@ -181,6 +181,19 @@ class _Awq:
     def _in_order(self, packed: Tensor) -> Tensor:
         shifts = 4 * torch.tensor(_AWQ_ORDER, dtype=torch.int32)
         return ((packed.unsqueeze(-1) >> shifts) & 15).flatten(-2)
+
+
+def _gathered(matrix: Matrix, places: Tensor, name: str) -> Matrix:
+    """A matrix whose columns belong to groups in activation order, as ``places`` says, with each group's columns together."""
+    places = places.long()
+    ordered = torch.arange(matrix.shape[1]) // matrix.group
+    if torch.equal(places, ordered):
+        return matrix
+    order = places.argsort(stable=True)
+    if not torch.equal(places[order], ordered):
+        raise RuntimeProblem(f"{name}: its g_idx does not give every group {matrix.group} columns")
+    label = f"{matrix.format}, activation order"
+    return replace(matrix, values=matrix.values[:, order].contiguous(), format=label, order=order)
 
 
 def _unpacked(packed: Tensor, bits: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,6 +50,12 @@ class TextStream:
             self._searched = len(self._decoded) + len(piece)
         self._extend(piece)
         self._from, self._to = self._to, len(self._tokens)
+
+    def fork(self) -> TextStream:
+        """A stream of its own that goes on from here."""
+        other = copy.copy(self)
+        other._tokens = list(self._tokens)
+        return other
 
     def end(self) -> None:
         """No token follows: give out all there is."""

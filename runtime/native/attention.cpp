@@ -99,7 +99,7 @@ struct Task {
     const Seen& seen;
     const bf16* queries;  // of the token: [query heads, size]
     float *scores, *sums;  // [query heads][blocks seen, each filled up to 16s], [query heads][size, filled up to 16s]
-    int64_t filled, width, shared, room;
+    int64_t filled, width, room;
 
     int64_t place(int64_t block, int64_t head) const { return seen.table[block] * cache.heads + head; }
     // What is read a little later, to be asked for now.
@@ -223,7 +223,7 @@ void attend_token(const Cache& cache, const Attention& a, int64_t token, int64_t
     if ((int64_t)scratch.size() < queries * (width + room)) scratch.resize(queries * (width + room));
     float *scores = scratch.data(), *sums = scores + queries * width;
     std::fill(sums, sums + queries * room, 0.0f);
-    const Task task{cache, a, seen, a.queries + row * a.stride + begin * shared * size, scores, sums, filled, width, shared, room};
+    const Task task{cache, a, seen, a.queries + row * a.stride + begin * shared * size, scores, sums, filled, width, room};
     for (int64_t block = seen.begin; block < seen.end; block++)
         for (int64_t head = begin; head < end; head++)
             by_heads((head - begin) * shared, shared, [&](auto heads, int64_t query) { score_block<T, heads()>(task, head, query, block); });

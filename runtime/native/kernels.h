@@ -63,7 +63,7 @@ void survey(const float* logits, int64_t rows, int64_t size, int64_t* best, floa
 
 enum { kBfloat16, kInt8, kFloat8 };
 
-// One layer's keys and values, as attention.cpp describes.
+// One layer's keys and values, as stored.h describes.
 struct Cache {
     void *keys, *values;
     float *key_scales, *value_scales;  // [block][head][position in block]; null in bfloat16

@@ -43,6 +43,7 @@ class CodesLinear:
         half = 1 << (self._bits - 1)
         self._zero = None if matrix.zero is None else _tiled((matrix.zero.int() + half).to(torch.uint8))
         self._bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
+        self._order = matrix.order
         if matrix.inputs is not None:
             self._group, self._exact = self._columns, 0
         else:
@@ -80,9 +81,14 @@ class CodesLinear:
         rows = x.shape[0]
         out = torch.empty(rows, self._rows, dtype=torch.bfloat16)
         if rows:
-            x = x.contiguous()
+            x = x.contiguous() if self._order is None else x.index_select(1, self._order)
             self._kernels.linear(self.handle, x.data_ptr(), rows, out.data_ptr(), torch.get_num_threads())
         return out
+
+    @property
+    def reads_in_order(self) -> bool:
+        """Whether the kernel alone does it: columns in activation order need inputs that are ordered first."""
+        return self._order is None
 
     def explain(self) -> str:
         return self._explanation

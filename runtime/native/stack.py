@@ -68,7 +68,10 @@ def stack_of(kernels: ModuleType, layers: list[LayerParts | None]) -> NativeStac
 def _is_native(parts: LayerParts) -> bool:
     linears = (parts.query_key_value, parts.out, parts.gate_up, parts.down)
     return (
-        all(isinstance(part, (CodesLinear, NativeDenseLinear)) for part in linears)
+        all(
+            isinstance(part, NativeDenseLinear) or (isinstance(part, CodesLinear) and part.reads_in_order)
+            for part in linears
+        )
         and all(norm is None or isinstance(norm, NativeRmsNorm) for norm in parts.norms.values())
         and parts.activation in ACTIVATIONS
         and parts.heads.size <= LARGEST_HEAD

@@ -176,6 +176,43 @@ def test_beams_that_end_are_ranked_as_transformers_ranks_them() -> None:
                 assert completion.tokens == reference[: len(completion.tokens)]
 
 
+def test_beams_are_changed_and_stopped_as_transformers_does() -> None:
+    """Biases, penalties, least lengths and stop strings; and log probabilities that are the model's own."""
+    running = engine(SMELT_6M)
+    model = AutoModelForCausalLM.from_pretrained(SMELT_6M, dtype=torch.float32)
+    end, favoured = running.tokenizer(".").input_ids[-1], running.tokenizer(" sea").input_ids[-1]
+    stops = (" and", "ing")
+    asked: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"logit_bias": {favoured: 4.0}}, {"sequence_bias": {(favoured,): 4.0}}),
+        ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}),
+        ({"min_tokens": 9, "stop_token_ids": (end,)}, {"min_new_tokens": 9, "eos_token_id": [end]}),
+        ({"stop": stops}, {"stop_strings": list(stops), "tokenizer": running.tokenizer}),
+    ]
+    for text in ("The city of", "Once upon a time there was"):
+        for mine, theirs in asked:
+            params = SamplingParams(
+                beam_width=3, n=3, max_tokens=20, temperature=0, ignore_eos=True, logprobs=2, **mine
+            )
+            found = running.generate(text, params)[0]
+            tokens = torch.tensor([found.prompt_tokens])
+            options = {"eos_token_id": None, "max_new_tokens": 20, "num_beams": 3, "num_return_sequences": 3, **theirs}
+            expected = model.generate(tokens, attention_mask=torch.ones_like(tokens), do_sample=False, **options)
+            for completion, reference in zip(found.completions, expected[:, tokens.shape[1] :].tolist(), strict=True):
+                assert completion.tokens == reference[: len(completion.tokens)]
+                whole = torch.tensor([[*found.prompt_tokens, *completion.tokens]])
+                with torch.no_grad():
+                    rows = model(whole).logits[0, tokens.shape[1] - 1 : -1].log_softmax(-1)
+                own = rows.gather(-1, whole[0, tokens.shape[1] :, None])[:, 0]
+                assert completion.total_logprob == pytest.approx(own.sum().item(), abs=1e-3)
+                assert completion.logprobs is not None
+                for place, told in enumerate(completion.logprobs):
+                    assert told[completion.tokens[place]] == pytest.approx(own[place].item(), abs=1e-4)
+                if isinstance(completion.stopped_by, str):
+                    assert completion.stopped_by in stops
+                    assert completion.text is not None
+                    assert not any(stop in completion.text for stop in stops)
+
+
 def test_samples_depend_on_their_seed_alone(small: tuple[PreTrainedModel, Path]) -> None:
     _, path = small
     mine, *others = prompts_of([20, 9, 33, 14])
@@ -256,7 +293,6 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     ([5] * 60, {"max_tokens": 68}, r"may grow to 128 tokens, which need 16 cache blocks, and there are 10"),
     ([5], {"n": 9}, "asks for 9 sequences at once, and the engine runs at most 8"),
     ([5], {"logit_bias": {9999: 1.0}}, "name token 9999"),
-    ([5], {"beam_width": 3, "logprobs": 1}, "beam search takes no stop strings"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -70,6 +71,17 @@ def test_codes(compiled: ModuleType, bits: int, columns: int, group: int, asymme
         # Rounding the result alone costs up to 2^-9. Int8 inputs are off by up to a 255th of their group's largest.
         assert _error(CodesLinear(compiled, matrix, bias, exact=True)(x), expected) < 0.003
         assert _error(CodesLinear(compiled, matrix, bias, exact=False)(x), expected) < 0.015
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_columns_in_activation_order(compiled: ModuleType, rows: int) -> None:
+    matrix = _matrix(4, 75, 256, 32, asymmetric=True, dtype=torch.bfloat16)
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(0))
+    linear = CodesLinear(compiled, replace(matrix, order=order), None, exact=False)
+    x = _random(rows, 256, seed=rows).bfloat16()
+    weight = torch.empty(75, 256, dtype=torch.float64)
+    weight[:, order] = matrix_in_float64(matrix)
+    assert _error(linear(x), x.double() @ weight.T) < 0.015
 
 
 def matrix_in_float64(matrix: Matrix) -> Tensor:
