@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .sampling import changed_logits, top_logprobs
+from .sampling import changed_logits
 from .scheduler import Scheduler, live
 from .sequence import Candidate, Request, Sequence
 from .text import TextStream
@@ -25,11 +25,13 @@ def continuations(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> list
     count = min(max(2, 1 + len(_ends(sequence.request, ends))) * params.beam_width, row.shape[-1])
     logprobs = row.log_softmax(-1)
     best = changed_logits(logprobs, sequence, ends).topk(count)
-    found = []
-    for change, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-        top = None if params.logprobs is None else top_logprobs(row, token, params.logprobs)
-        found.append(Candidate(token, sequence.score + change, logprobs[token].item(), top))
-    return found
+    own = logprobs[best.indices].tolist()
+    likely = None if params.logprobs is None else logprobs.topk(params.logprobs)
+    top = None if likely is None else dict(zip(likely.indices.tolist(), likely.values.tolist(), strict=True))
+    return [
+        Candidate(token, sequence.score + change, logprob, None if top is None else {**top, token: logprob})
+        for change, token, logprob in zip(best.values.tolist(), best.indices.tolist(), own, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

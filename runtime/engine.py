@@ -325,9 +325,12 @@ class Engine:
             sequence.request.prompt_logprobs.extend(logprobs)
         self._fork(plan, result)
         for sequence, sampled in result.tokens.items():
-            self._append(sequence, sampled)
-            changed[sequence.request.id] = sequence.request
+            if sequence.finish is None:  # else a sibling's logits were broken
+                self._append(sequence, sampled)
+                changed[sequence.request.id] = sequence.request
         for sequence, candidates in result.continuations.items():
+            if sequence.finish is not None:
+                continue
             sequence.candidates = candidates
             if advance(sequence.request, self.scheduler, self.ends):
                 self._tell_beams(sequence.request)

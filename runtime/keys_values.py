@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .errors import RuntimeProblem
 from .pages import zeros_in_large_pages
 
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
@@ -43,6 +44,10 @@ class PagedKeysValues:
     """
 
     def __init__(self, layers: int, heads: int, size: int, blocks: int, block_size: int, dtype: torch.dtype) -> None:
+        if size % 2:
+            raise RuntimeProblem(
+                f"the model's heads have {size} numbers; the cache keeps pairs, so only even sizes fit"
+            )
         self.block_size = block_size
         self.dtype = dtype
         self.handles: dict[Any, Any] = {}

@@ -17,6 +17,7 @@ from .keys_values import PagedKeysValues
 from .linear import Linear
 from .matrix import Matrix, stacked
 from .operators import Heads, LayerParts, Operators, Rowwise
+from .pages import in_large_pages
 from .rope import Rotations
 
 
@@ -48,6 +49,7 @@ class Model:
                 progress(i + 1, len(self.spec.layers))
         self._stack = operators.stack([layer.parts for layer in self._layers])
         if self.spec.tied or not checkpoint.has_matrix(names.head):
+            self._embedding = in_large_pages(self._embedding)  # so that the head need not copy it
             head = operators.linear(Matrix.plain(self._embedding), None)
         else:
             head = load.linear(names.head)

@@ -30,7 +30,7 @@ def zeros_in_large_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 def in_large_pages(tensor: Tensor) -> Tensor:
-    """A contiguous tensor's copy there."""
-    if tensor.nbytes < _PAGE:
+    """The tensor, contiguous, there: a copy unless it begins a large page already."""
+    if tensor.nbytes < _PAGE or (tensor.is_contiguous() and tensor.data_ptr() % _PAGE == 0):
         return tensor.contiguous()
     return zeros_in_large_pages(tuple(tensor.shape), tensor.dtype).copy_(tensor)

@@ -136,6 +136,7 @@ class _Gptq:
 
     def __init__(self, config: dict[str, Any], tensors: Tensors) -> None:
         self._bits = int(config["bits"])
+        self._group = int(config.get("group_size", -1))
         self._v1 = config.get("checkpoint_format", "gptq") == "gptq"
         self._tensors = tensors
         if self._bits not in (2, 3, 4, 8):
@@ -155,7 +156,8 @@ class _Gptq:
         found = Matrix(codes.to(torch.int8), _label(self._bits, columns, scale), self._bits, scale, kept)
         if self._tensors.has(f"{name}.g_idx"):
             return _gathered(found, self._tensors.tensor(f"{name}.g_idx"), name)
-        return found
+        size = columns if self._group <= 0 else self._group
+        return _gathered(found, torch.arange(columns) // size, name)
 
 
 class _Awq:
@@ -184,16 +186,22 @@ class _Awq:
 
 
 def _gathered(matrix: Matrix, places: Tensor, name: str) -> Matrix:
-    """A matrix whose columns belong to groups in activation order, as ``places`` says, with each group's columns together."""
-    places = places.long()
-    ordered = torch.arange(matrix.shape[1]) // matrix.group
-    if torch.equal(places, ordered):
-        return matrix
-    order = places.argsort(stable=True)
-    if not torch.equal(places[order], ordered):
-        raise RuntimeProblem(f"{name}: its g_idx does not give every group {matrix.group} columns")
-    label = f"{matrix.format}, activation order"
-    return replace(matrix, values=matrix.values[:, order].contiguous(), format=label, order=order)
+    """A matrix whose columns belong to the groups in ``places``, with each group's columns together; plain if groups are uneven."""
+    assert matrix.scale is not None
+    columns, groups, places = matrix.shape[1], matrix.scale.shape[1], places.long()
+    if len(places) != columns or int(places.min()) < 0 or int(places.max()) >= groups:
+        raise RuntimeProblem(f"{name}: its g_idx must give each of {columns} columns one of {groups} groups")
+    if columns % groups == 0:
+        ordered = torch.arange(columns) // matrix.group
+        if torch.equal(places, ordered):
+            return matrix
+        order = places.argsort(stable=True)
+        if torch.equal(places[order], ordered):
+            label = f"{matrix.format}, activation order"
+            return replace(matrix, values=matrix.values[:, order].contiguous(), format=label, order=order)
+    codes = matrix.values if matrix.zero is None else matrix.values.short() - matrix.zero.short()[:, places]
+    values = codes.to(matrix.scale.dtype) * matrix.scale[:, places]
+    return Matrix.plain(values, matrix.inputs, f"int{matrix.bits}, uneven groups")
 
 
 def _unpacked(packed: Tensor, bits: int) -> Tensor:

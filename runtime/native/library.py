@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import hashlib
 import importlib.machinery
@@ -10,6 +11,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +27,14 @@ _FLAGS = ["-O3", "-march=native", "-fopenmp", "-std=c++20", "-fno-math-errno"]
 _NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16")
 
 Told = Callable[[str], object]
+
+
+class Verdict(enum.IntEnum):
+    """What the trial of matrix tiles ends with; other numbers are of a process that broke."""
+
+    RIGHT = 0
+    WRONG = 64
+    REFUSED = 65
 
 
 @functools.cache
@@ -67,26 +77,43 @@ def _loaded(told: Told) -> ModuleType:
         if not kept.is_file():
             told("compiling Smelt's CPU kernels (once; about ten seconds)")
             _build(kept)
-        _found = imported(kept)
+        found = imported(kept)
         if "amx_int8" in processor_features() and _tiles_are_right(kept, told):
-            _found.use_tiles()
+            found.use_tiles()
+        _found = found
     return _found
 
 
 def _tiles_are_right(kept: Path, told: Told) -> bool:
     """Whether matrix tiles were found to give what vector instructions give; tried once, in a process of its own."""
     verdict = kept.with_name("tiles")
-    if not verdict.is_file():
-        tried = subprocess.run(
-            [sys.executable, "-m", "smelt.runtime.native.try_tiles", str(kept)], check=False, capture_output=True
-        )
-        with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False) as file:
-            file.write("right" if tried.returncode == 0 else "wrong")
-        os.replace(file.name, verdict)
-    right = verdict.read_text(encoding="utf-8") == "right"
-    if not right:
-        told("this processor's matrix tiles cannot be used here: vector instructions multiply instead")
-    return right
+    if verdict.is_file():
+        found = verdict.read_text(encoding="utf-8")
+    else:
+        found = _tiles_tried(kept)
+        if found in ("right", "wrong"):
+            with contextlib.suppress(OSError), tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False) as file:
+                file.write(found)
+                file.flush()
+                os.replace(file.name, verdict)
+    if found != "right":
+        why = "give wrong results" if found == "wrong" else f"could not be tried ({found})"
+        told(f"this processor's matrix tiles {why}: vector instructions multiply instead")
+    return found == "right"
+
+
+def _tiles_tried(kept: Path) -> str:
+    """``right``, ``wrong``, or why neither is known, which may be otherwise the next time."""
+    command = [sys.executable, "-m", "smelt.runtime.native.try_tiles", str(kept)]
+    try:
+        code = subprocess.run(command, check=False, capture_output=True, timeout=300).returncode
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return type(error).__name__
+    if code in (Verdict.RIGHT, Verdict.WRONG):
+        return "right" if code == Verdict.RIGHT else "wrong"
+    if code == Verdict.REFUSED:
+        return "the system does not give them"
+    return "wrong" if -code in (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS) else f"exit status {code}"
 
 
 def _cache_directory() -> Path:

@@ -50,7 +50,7 @@ class NativeOperators(Operators):
         return NativeGate(self._kernels, activation) if activation in ACTIVATIONS else super().gate(activation)
 
     def attention(self, heads: Heads) -> Attention:
-        if heads.size > LARGEST_HEAD or heads.size % 2:
+        if heads.size > LARGEST_HEAD:
             return super().attention(heads)
         return _NativeAttention(self._kernels, heads)
 

@@ -1,6 +1,6 @@
 """Products on matrix tiles beside those on vector instructions: ``python -m smelt.runtime.native.try_tiles LIBRARY``.
 
-Ends with 0 if all agree to the bit. It runs in a process of its own, since an instruction that the system refuses ends
+Ends with what :class:`~.library.Verdict` says. It runs in a process of its own, since an instruction that the system refuses ends
 the process.
 """
 
@@ -13,14 +13,14 @@ from types import ModuleType
 import torch
 
 from ..matrix import Matrix
-from .library import imported
+from .library import Verdict, imported
 from .linears import CodesLinear
 
 _SHAPES = ((48, 256, 32), (80, 384, 128), (33, 512, 512))
 
 
-def agree(kernels: ModuleType) -> bool:
-    """Whether all products of some random weights agree; from then on tiles are used, if there are any."""
+def tried(kernels: ModuleType) -> Verdict:
+    """Whether all products of some random weights agree to the bit; from then on tiles are used, if there are any."""
     generator = torch.Generator().manual_seed(0)
     cases = []
     for bits in (4, 8):
@@ -31,10 +31,11 @@ def agree(kernels: ModuleType) -> bool:
             linear = CodesLinear(kernels, Matrix(codes, f"int{bits} g{group}", bits, scale), None, exact=False)
             cases += [(linear, torch.randn(rows, columns, generator=generator).bfloat16()) for rows in (16, 33, 64)]
     expected = [linear(x) for linear, x in cases]
-    return kernels.use_tiles() and all(
-        torch.equal(linear(x), found) for (linear, x), found in zip(cases, expected, strict=True)
-    )
+    if not kernels.use_tiles():
+        return Verdict.REFUSED
+    alike = all(torch.equal(linear(x), found) for (linear, x), found in zip(cases, expected, strict=True))
+    return Verdict.RIGHT if alike else Verdict.WRONG
 
 
 if __name__ == "__main__":
-    sys.exit(0 if agree(imported(Path(sys.argv[1]))) else 1)
+    sys.exit(tried(imported(Path(sys.argv[1]))))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
+from smelt.runtime import RuntimeProblem
 from smelt.runtime.cache import BlockCache
+from smelt.runtime.keys_values import PagedKeysValues
 
 
 def test_a_beginning_is_found_again_but_never_its_last_token() -> None:
@@ -93,3 +96,8 @@ def test_blocks_are_conserved_under_anything(seed: int) -> None:
     for blocks, _, _ in held:
         cache.release(blocks)
     assert cache.free == 24
+
+
+def test_heads_of_odd_size_are_refused() -> None:
+    with pytest.raises(RuntimeProblem, match="heads have 5 numbers.*only even sizes"):
+        PagedKeysValues(1, 1, 5, 4, 16, torch.float32)

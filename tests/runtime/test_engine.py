@@ -341,6 +341,25 @@ def test_logits_that_are_not_numbers_end_only_their_request(
     running.cache.check([])
 
 
+def test_one_broken_beam_ends_its_request_and_no_other(small: tuple[PreTrainedModel, Path], tmp_path: Path) -> None:
+    """One beam goes on with a token whose logits are not numbers while its siblings' are."""
+    broken = make_model("llama", seed=3)
+    with torch.no_grad():
+        broken.model.embed_tokens.weight[77] = float("nan")
+    running = engine(save_model(broken, tmp_path))
+    first, second = prompts_of([12, 20])
+    poisoned = SamplingParams(beam_width=3, max_tokens=10, temperature=0, logit_bias={77: 100.0})
+    sound = SamplingParams(beam_width=2, n=2, max_tokens=10, temperature=0)
+    alone = running.generate(second, sound)[0]
+    found = running.generate([first, second, first], [poisoned, sound, poisoned])
+    for output in (found[0], found[2]):
+        assert output.error is not None
+        assert "not numbers" in output.error
+    assert [c.tokens for c in found[1].completions] == [c.tokens for c in alone.completions]
+    assert not running.has_work
+    running.cache.check([])
+
+
 def test_a_cache_that_does_not_fit_is_refused_with_arithmetic(small: tuple[PreTrainedModel, Path]) -> None:
     with pytest.raises(
         RuntimeProblem, match=r"the cache does not fit: .* are free beside .* of weights.*a block of 8 positions is"

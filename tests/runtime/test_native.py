@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -13,12 +15,14 @@ from compressed_tensors.quantization import QuantizationArgs
 from smelt.quant.activations import rounded_inputs
 from smelt.runtime.attention import attend
 from smelt.runtime.batch import Batch, Run
+from smelt.runtime.checkpoint import Checkpoint
 from smelt.runtime.keys_values import PagedKeysValues
 from smelt.runtime.matrix import Matrix
+from smelt.runtime.model import Model
 from smelt.runtime.native import library
 from smelt.runtime.native.linears import CodesLinear, NativeDenseLinear
 from smelt.runtime.native.operators import NativeOperators
-from smelt.runtime.native.try_tiles import agree
+from smelt.runtime.native.try_tiles import tried
 from smelt.runtime.operators import Heads, Operators
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -139,20 +143,41 @@ def test_groups_that_matrix_tiles_do_not_take(compiled: ModuleType) -> None:
     assert not compiled.linear_tiles(linear.handle, x.data_ptr(), 20, found.data_ptr(), 2)
 
 
-def test_matrix_tiles_are_tried_before_they_are_used(
-    compiled: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("code", "right", "kept", "said"),
+    [
+        (library.Verdict.RIGHT, True, "right", None),
+        (library.Verdict.WRONG, False, "wrong", "give wrong results"),
+        (-signal.SIGILL, False, "wrong", "give wrong results"),
+        (library.Verdict.REFUSED, False, None, "the system does not give them"),
+        (1, False, None, "exit status 1"),
+        (-signal.SIGKILL, False, None, "exit status -9"),
+    ],
+)
+def test_what_a_trial_of_matrix_tiles_ends_with(
+    code: int, right: bool, kept: str | None, said: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """On a processor that is said to have them: tried in another process, told where they fail, and not tried again."""
+    """A verdict is kept and not asked for again; a trial that broke is none."""
+    runs: list[Any] = []
+
+    def run(*arguments: Any, **_: Any) -> Any:
+        runs.append(arguments)
+        return subprocess.CompletedProcess(arguments, code)
+
+    monkeypatch.setattr(library.subprocess, "run", run)
+    for _ in range(2):
+        told: list[str] = []
+        assert library._tiles_are_right(tmp_path / "library.so", told.append) == right
+        assert (said is None and not told) or (said is not None and said in told[0])
+    assert len(runs) == (1 if kept else 2)
+    assert [file.read_text() for file in tmp_path.iterdir()] == ([kept] if kept else [])
+
+
+def test_a_trial_of_matrix_tiles_runs(compiled: ModuleType) -> None:
+    """The process itself, on whatever this processor is."""
     assert compiled.__file__ is not None
-    kept = tmp_path / Path(compiled.__file__).name
-    kept.write_bytes(Path(compiled.__file__).read_bytes())
-    real = "amx_int8" in library.processor_features()
-    said: list[str] = []
-    assert library._tiles_are_right(kept, said.append) == real
-    assert (tmp_path / "tiles").read_text() == ("right" if real else "wrong")
-    assert bool(said) != real
-    monkeypatch.setattr(library.subprocess, "run", lambda *_, **__: pytest.fail("tried again"))
-    assert library._tiles_are_right(kept, said.append) == real
+    expected = "right" if "amx_int8" in library.processor_features() else "the system does not give them"
+    assert library._tiles_tried(Path(compiled.__file__)) == expected
 
 
 @pytest.mark.parametrize("wrong_rows", [0, 33])
@@ -173,7 +198,7 @@ def test_trying_matrix_tiles_finds_what_is_wrong(compiled: ModuleType, wrong_row
             if not (self.used and rows == wrong_rows):
                 compiled.linear(handle, x, rows, out, threads)
 
-    assert agree(cast(ModuleType, Tiled())) == (wrong_rows == 0)
+    assert tried(cast(ModuleType, Tiled())) == (library.Verdict.WRONG if wrong_rows else library.Verdict.RIGHT)
 
 
 def test_extreme_inputs(compiled: ModuleType) -> None:
@@ -309,6 +334,13 @@ def test_survey(compiled: ModuleType, size: int) -> None:
             assert found.best[row] == int((logits[row] == logits[row].max()).nonzero()[0])
             assert found.highest[row] == logits[row].max()
             assert found.total[row] == pytest.approx(logits[row].double().logsumexp(-1).item(), abs=1e-5, rel=1e-6)
+
+
+def test_tied_embeddings_are_kept_once(compiled: ModuleType, tmp_path: Path) -> None:
+    tiny = make_model("llama", torch.bfloat16, hidden_size=512, tie_word_embeddings=True)
+    model = Model(Checkpoint(save_model(tiny, tmp_path)), NativeOperators(compiled, exact=False))
+    assert model._embedding.nbytes > 2 << 20
+    assert model._embedding.data_ptr() == cast(NativeDenseLinear, model.head.linear)._weight.data_ptr()
 
 
 def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:

@@ -33,6 +33,11 @@ def test_what_is_not_contiguous_becomes_so() -> None:
     assert torch.equal(found, source.T)
 
 
+def test_what_is_there_already_is_not_copied() -> None:
+    there = in_large_pages(torch.ones(3 << 20, dtype=torch.uint8))
+    assert in_large_pages(there).data_ptr() == there.data_ptr()
+
+
 def test_memory_lives_as_long_as_a_view_of_it() -> None:
     view = in_large_pages(torch.full((3 << 20,), 7, dtype=torch.uint8))[5:9].view(2, 2)
     gc.collect()

@@ -93,7 +93,31 @@ def test_gptq_means_what_its_packing_says(bits: int, version: str, symmetric: bo
     assert found.zero is None or not symmetric
 
 
-@pytest.mark.parametrize("places", ["activation", "unset", "uneven"])
+@pytest.mark.parametrize("columns", [80, 96])
+@pytest.mark.parametrize("order", ["absent", "stored", "activation"])
+def test_gptq_whose_last_group_is_shorter(columns: int, order: str, tmp_path: Path) -> None:
+    group = 64
+    groups = -(-columns // group)
+    codes = torch.randint(0, 16, (32, columns), generator=GENERATOR)
+    zeros = torch.randint(1, 16, (32, groups), generator=GENERATOR)
+    scale = (torch.rand(32, groups, generator=GENERATOR) + 0.1).half()
+    places = torch.arange(columns) // group
+    if order == "activation":
+        places = places[torch.randperm(columns, generator=GENERATOR)]
+    # Words of zero-points hold eight of the 32 rows.
+    stored = {
+        "qweight": _packed(codes, 4).T.contiguous(),
+        "qzeros": _packed(zeros.T - 1, 4),
+        "scales": scale.T.contiguous(),
+    }
+    if order != "absent":
+        stored["g_idx"] = places.int()
+    config = {"quant_method": "gptq", "bits": 4, "group_size": group}
+    found = _checkpoint(tmp_path, stored, config).matrix("linear")
+    assert torch.equal(found.dense(torch.float32), ((codes - zeros[:, places]).half() * scale[:, places]).float())
+
+
+@pytest.mark.parametrize("places", ["activation", "unset", "uneven", "outside"])
 def test_compressed_tensors_in_activation_order(places: str, tmp_path: Path) -> None:
     rows, columns, group = 64, 128, 32
     codes = torch.randint(-8, 8, (rows, columns), generator=GENERATOR, dtype=torch.int8)
@@ -104,6 +128,8 @@ def test_compressed_tensors_in_activation_order(places: str, tmp_path: Path) -> 
         stored_places = torch.full((columns,), -1, dtype=torch.int32)
     if places == "uneven":
         stored_places[stored_places == 1] = 2
+    if places == "outside":
+        stored_places[5] = 4
     stored = {
         "weight_packed": pack_to_int32(codes, 4),
         "weight_scale": scale,
@@ -117,8 +143,8 @@ def test_compressed_tensors_in_activation_order(places: str, tmp_path: Path) -> 
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
     }
     checkpoint = _checkpoint(tmp_path, stored, config)
-    if places == "uneven":
-        with pytest.raises(RuntimeProblem, match="does not give every group 32 columns"):
+    if places == "outside":
+        with pytest.raises(RuntimeProblem, match="must give each of 128 columns one of 4 groups"):
             checkpoint.matrix("linear")
         return
     used = of_group if places == "unset" else stored_places.long()
