@@ -25,7 +25,8 @@ from .params import SamplingParams
 from .reserve import Reservation, reserve
 from .sampling import Sampled
 from .scheduler import Scheduler, StepPlan, live
-from .sequence import Request, Sequence
+from .scoring import grouped
+from .sequence import Request, Sequence, TokenScore
 from .text import TextStream
 
 Prompt = str | SequenceOf[int]
@@ -144,7 +145,31 @@ class Engine:
             raise RuntimeProblem(
                 f"{len(many)} prompts but {len(each)} parameters were given; give one for each, or one for all"
             )
-        requests = [self._request(prompt, p, None) for prompt, p in zip(many, each, strict=True)]  # type: ignore[arg-type]
+        return self._finish([self._request(prompt, p, None) for prompt, p in zip(many, each, strict=True)])  # type: ignore[arg-type]
+
+    def score(self, pairs: SequenceOf[tuple[SequenceOf[int], SequenceOf[int]]]) -> list[list[TokenScore]]:
+        """How likely given continuations are. A context that several pairs share is computed once.
+
+        Args:
+            pairs: a context and its continuation, as token ids; neither may be empty.
+
+        Returns:
+            For each pair, its continuation's tokens' log probabilities, and whether each was the likeliest token.
+
+        Raises:
+            RuntimeProblem: a pair cannot be scored (nothing was started), or the model's logits are not numbers.
+        """
+        groups = grouped(pairs, self.scheduler.max_sequences)
+        outputs = self._finish([self._scoring_request(group.context, group.continuations) for group in groups])
+        found: dict[int, list[TokenScore]] = {}
+        for group, output in zip(groups, outputs, strict=True):
+            if output.error is not None or output.scores is None:
+                raise RuntimeProblem(output.error or "scoring was aborted")
+            found |= {i: scores for places, scores in zip(group.places, output.scores, strict=True) for i in places}
+        return [found[i] for i in range(len(pairs))]
+
+    def _finish(self, requests: list[Request]) -> list[RequestOutput]:
+        """Run requests to their ends."""
         done: dict[str, RequestOutput] = {}
 
         def sink(output: RequestOutput) -> None:
@@ -280,13 +305,34 @@ class Engine:
                 sequence.text = TextStream(self.tokenizer, tokens, params.stop)
         return request
 
-    def _problem(self, tokens: list[int], params: SamplingParams) -> str | None:
+    def _scoring_request(self, context: list[int], continuations: list[list[int]]) -> Request:
+        longest = max(map(len, continuations))
+        # The last token of a continuation is only looked up, never computed.
+        grows_to = len(context) + longest - 1
+        problem = self._token_problem(context, "context")
+        for continuation in continuations:
+            problem = problem or self._token_problem(continuation, "continuation")
+        if problem is None and grows_to > self.max_length:
+            problem = f"context and continuation have {grows_to + 1} tokens, more than the engine's max_length of {self.max_length} and one"
+        if problem:
+            raise RuntimeProblem(problem)
+        salt = repr(self.model.variant(grows_to)).encode() if self.model.cache_variants else b""
+        request = Request(f"request-{next(self._names)}", context, SamplingParams(), grows_to, salt)
+        request.sequences = [Sequence(request, i, list(context), expected) for i, expected in enumerate(continuations)]
+        return request
+
+    def _token_problem(self, tokens: SequenceOf[int], what: str) -> str | None:
         vocabulary = self.model.spec.vocabulary
         if not tokens:
-            return "the prompt is empty; give at least one token"
+            return f"the {what} is empty; give at least one token"
         wrong = next((t for t in tokens if not 0 <= t < vocabulary), None)
-        if wrong is not None:
-            return f"the prompt has token {wrong}, outside the vocabulary of {vocabulary}"
+        return None if wrong is None else f"the {what} has token {wrong}, outside the vocabulary of {vocabulary}"
+
+    def _problem(self, tokens: list[int], params: SamplingParams) -> str | None:
+        vocabulary = self.model.spec.vocabulary
+        problem = self._token_problem(tokens, "prompt")
+        if problem:
+            return problem
         if len(tokens) >= self.max_length:
             return f"the prompt has {len(tokens)} tokens, and the engine's max_length of {self.max_length} leaves no room to continue it"
         outside = [t for t in (*params.logit_bias, *params.stop_token_ids) if not 0 <= t < vocabulary]
@@ -324,6 +370,12 @@ class Engine:
         for sequence, logprobs in result.prompt_logprobs.items():
             sequence.request.prompt_logprobs.extend(logprobs)
         self._fork(plan, result)
+        for sequence, scores in result.scores.items():
+            if sequence.finish is None:
+                sequence.scores.extend(scores)
+                if len(sequence.scores) == len(sequence.expected):
+                    self._end(sequence, "stop")
+                    changed[sequence.request.id] = sequence.request
         for sequence, sampled in result.tokens.items():
             if sequence.finish is None:  # else a sibling's logits were broken
                 self._append(sequence, sampled)
@@ -346,6 +398,8 @@ class Engine:
                 if not request.params.is_beam_search:
                     for child in request.sequences[1:]:
                         self.scheduler.fork(chunk.sequence, child)
+                for sequence in request.sequences:
+                    sequence.tokens.extend(sequence.expected[:-1])
 
     def _append(self, sequence: Sequence, sampled: Sampled) -> None:
         params = sequence.request.params

@@ -12,9 +12,9 @@ from .batch import Batch, Run
 from .beam import continuations
 from .keys_values import PagedKeysValues
 from .model import Model
-from .sampling import Sampled, sample, top_logprobs
+from .sampling import Sampled, Survey, sample, top_logprobs
 from .scheduler import Chunk, StepPlan
-from .sequence import Candidate, Sequence, TokenLogprobs
+from .sequence import Candidate, Sequence, TokenLogprobs, TokenScore
 
 
 @dataclass
@@ -25,12 +25,14 @@ class StepResult:
         tokens: the next token of each sequence that was computed to its end (all samples of a prompt at once).
         continuations: in beam search, each beam's candidates instead.
         prompt_logprobs: for each sequence, of the prompt tokens that follow those computed.
+        scores: of each sequence's expected tokens that were reached (of all a prompt's continuations at once).
         broken: sequences whose logits are not numbers.
     """
 
     tokens: dict[Sequence, Sampled] = field(default_factory=dict)
     continuations: dict[Sequence, list[Candidate]] = field(default_factory=dict)
     prompt_logprobs: dict[Sequence, list[TokenLogprobs]] = field(default_factory=dict)
+    scores: dict[Sequence, list[TokenScore]] = field(default_factory=dict)
     broken: list[Sequence] = field(default_factory=list)
 
 
@@ -74,8 +76,11 @@ class TorchExecutor:
             if not all(seen.is_sound(row) for row in range(mine.start, mine.stop)):
                 result.broken.append(sequence)
                 continue
+            if sequence.expected:
+                result.scores |= _scores(sequence, logits, seen, mine)
+                continue
             if _wants_prompt_logprobs(sequence):
-                result.prompt_logprobs[sequence] = _prompt_logprobs(chunk, logits[mine])
+                result.prompt_logprobs[sequence] = _prompt_logprobs(sequence, logits[mine])
             if not chunk.is_last:
                 continue
             if sequence.request.params.is_beam_search:
@@ -92,8 +97,9 @@ class TorchExecutor:
 
 def _run(chunk: Chunk) -> Run:
     sequence = chunk.sequence
-    tokens = sequence.tokens[chunk.start : chunk.start + chunk.count]
-    wants = chunk.count if _wants_prompt_logprobs(sequence) else int(chunk.is_last)
+    stop = chunk.start + chunk.count
+    tokens = sequence.tokens[chunk.start : stop]
+    wants = max(0, stop - max(chunk.start, sequence.first_wanted))
     return Run(tokens, chunk.start, sequence.blocks, sequence.request.grows_to, wants)
 
 
@@ -101,8 +107,20 @@ def _wants_prompt_logprobs(sequence: Sequence) -> bool:
     return sequence.request.params.prompt_logprobs is not None and not sequence.request.forked
 
 
-def _prompt_logprobs(chunk: Chunk, logits: Tensor) -> list[TokenLogprobs]:
-    prompt, count = chunk.sequence.request.prompt, chunk.sequence.request.params.prompt_logprobs
+def _prompt_logprobs(sequence: Sequence, logits: Tensor) -> list[TokenLogprobs]:
+    prompt, count = sequence.request.prompt, sequence.request.params.prompt_logprobs
     assert count is not None
-    following = prompt[chunk.start + 1 : chunk.start + chunk.count + 1]
+    following = prompt[sequence.first_wanted + 1 :]
     return [top_logprobs(row, token, count) for row, token in zip(logits, following, strict=False)]
+
+
+def _scores(sequence: Sequence, logits: Tensor, seen: Survey, rows: slice) -> dict[Sequence, list[TokenScore]]:
+    """What rows say of the expected tokens; a prompt's last row says it of all its continuations."""
+    request = sequence.request
+    return {
+        each: [
+            TokenScore(logits[row, token].item() - seen.total[row], token == seen.best[row])
+            for row, token in zip(range(rows.start, rows.stop), each.expected[len(each.scores) :], strict=False)
+        ]
+        for each in (request.sequences if not request.forked else [sequence])
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .sequence import Request, Sequence, TokenLogprobs
+from .sequence import Request, Sequence, TokenLogprobs, TokenScore
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class RequestOutput:
         finished: whether nothing more will come.
         error: what went wrong, if something did.
         prompt_logprobs: for each prompt token but the first, if asked for.
+        scores: of each continuation that was given to be scored, by token; there are no completions then.
     """
 
     id: str
@@ -51,19 +52,22 @@ class RequestOutput:
     finished: bool
     error: str | None
     prompt_logprobs: list[TokenLogprobs] | None
+    scores: list[list[TokenScore]] | None = None
 
     @classmethod
     def of(cls, request: Request) -> RequestOutput:
         """The present state of a request."""
         asked = request.params.prompt_logprobs is not None
+        is_scoring = any(sequence.expected for sequence in request.sequences)
         return cls(
             request.id,
             request.text,
             request.prompt,
-            [_completion(sequence) for sequence in request.sequences],
+            [] if is_scoring else [_completion(sequence) for sequence in request.sequences],
             request.is_finished,
             request.error,
             list(request.prompt_logprobs) if asked else None,
+            [list(sequence.scores) for sequence in request.sequences] if is_scoring else None,
         )
 
 

@@ -143,9 +143,10 @@ class Scheduler:
             if budget == 0 or sum(map(_places, [*self.running, sequence])) > self.max_sequences:
                 return
             sequence.blocks, sequence.keys = self.cache.find(sequence.tokens, sequence.request.salt)
-            if sequence.request.params.prompt_logprobs is not None and not sequence.request.forked:
-                self.cache.release(sequence.blocks)  # their logits are wanted too
-                sequence.keys.clear()
+            usable = sequence.first_wanted // self.cache.block_size  # what lies behind is computed for its logits
+            beyond, sequence.blocks = sequence.blocks[usable:], sequence.blocks[:usable]
+            self.cache.release(beyond)
+            del sequence.keys[usable:]
             sequence.computed = len(sequence.blocks) * self.cache.block_size
             count = min(sequence.remaining, budget)
             copies = self.cache.grow(sequence.blocks, sequence.computed, sequence.computed + count)
@@ -170,7 +171,8 @@ class Scheduler:
 
 def _places(sequence: Sequence) -> int:
     """How many sequences it will be once its prompt is computed."""
-    return 1 if sequence.request.forked else sequence.request.params.sequences
+    request = sequence.request
+    return 1 if request.forked else max(request.params.sequences, len(request.sequences))
 
 
 def live(request: Request) -> list[Sequence]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .params import SamplingParams
 
@@ -13,6 +13,13 @@ if TYPE_CHECKING:
     from .text import TextStream
 
 TokenLogprobs = dict[int, float]
+
+
+class TokenScore(NamedTuple):
+    """How likely the model held a token that was given, and whether it was its first choice."""
+
+    logprob: float
+    is_best: bool
 
 
 @dataclass(frozen=True)
@@ -45,9 +52,11 @@ class Sequence:
         total_logprob: sum of its generated tokens' log probabilities.
         score: in beam search, the sum of its tokens' log probabilities after biases and penalties.
         candidates: in beam search, its continuations while its siblings are waited for.
+        expected: a continuation to be scored, where nothing is to be generated.
+        scores: of the tokens of ``expected``, as far as they are known.
     """
 
-    def __init__(self, request: Request, index: int, tokens: list[int]) -> None:
+    def __init__(self, request: Request, index: int, tokens: list[int], expected: list[int] | None = None) -> None:
         self.request = request
         self.index = index
         self.tokens = tokens
@@ -62,6 +71,17 @@ class Sequence:
         self.candidates: list[Candidate] | None = None
         self.generator: torch.Generator | None = None
         self.text: TextStream | None = None
+        self.expected = expected or []
+        self.scores: list[TokenScore] = []
+
+    @property
+    def first_wanted(self) -> int:
+        """The first position whose logits are still wanted."""
+        if self.expected:
+            return len(self.request.prompt) - 1 + len(self.scores)
+        if self.request.params.prompt_logprobs is not None and not self.request.forked:
+            return len(self.request.prompt_logprobs)
+        return len(self.tokens) - 1
 
     @property
     def generated(self) -> list[int]:
