@@ -75,9 +75,9 @@ def quality(work: Path, peer: str, tokenizer: Any, bits: int, group: int) -> dic
     ours, theirs, original = [], [], 0.0
     for seed in SEEDS:
         recipe = recipe_of(work, MODEL, 128, bits, group, seed, evaluate=True)
-        found = run(Recipe.model_validate(recipe), fresh=True, progress=False).report.data["evaluation"]
-        original = found["perplexity_original"]
-        ours.append(round(found["perplexity_compressed"], 3))
+        before, after = run(Recipe.model_validate(recipe), fresh=True, progress=False).report.as_data()["models"]
+        original = before["text"]["perplexity"]
+        ours.append(round(after["text"]["perplexity"], 3))
         windows(work, tokenizer, 128, seed)
         theirs.append(round(run_peer(work, peer, MODEL, bits, group, evaluate=True)["perplexity"], 3))
     row = {"bits": bits, "group_size": group, "seeds": list(SEEDS), "original": round(original, 3)}

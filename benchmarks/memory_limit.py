@@ -42,7 +42,7 @@ def measure(limit: int, rounding: str, scratch: Path, times: float = 4.0, window
     seconds = time.monotonic() - start
     if done.returncode:
         raise SystemExit(f"failed under the limit:\n{done.stderr}")
-    report = json.loads(done.stdout)["report"]
+    original, compressed = json.loads(done.stdout)["report"]["models"]
     return {
         "rounding": rounding,
         "limit_bytes": limit,
@@ -52,8 +52,14 @@ def measure(limit: int, rounding: str, scratch: Path, times: float = 4.0, window
         "seconds": round(seconds, 1),
         "predicted": plan["predicted"],
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
-        "reload": report["reload"]["through"],
-        "evaluation": report["evaluation"],
+        "reload": compressed["reload"]["through"],
+        "evaluation": {
+            "perplexity_original": original["text"]["perplexity"],
+            "perplexity_compressed": compressed["text"]["perplexity"],
+            "kl": compressed["against"]["kl"],
+            "top1_agreement": compressed["against"]["top1_agreement"],
+            "computed_by": compressed["text"]["computed_by"],
+        },
     }
 
 

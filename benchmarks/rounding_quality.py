@@ -69,18 +69,18 @@ def measure(
                     "evaluate": {"text": str(evaluation), "windows": 64, "length": 256},
                 }
             )
-            found.append(run(recipe, fresh=True).report.data["evaluation"])
-        perplexities = [e["perplexity_compressed"] for e in found]
+            found.append(run(recipe, fresh=True).report.as_data()["models"])
+        perplexities = [compressed["text"]["perplexity"] for _, compressed in found]
         row = {
             "model": Path(model).name,
             "bits": bits,
             "group_size": group,
             "method": name,
-            "perplexity_original": round(found[0]["perplexity_original"], 3),
+            "perplexity_original": round(found[0][0]["text"]["perplexity"], 3),
             "perplexity": [round(p, 3) for p in perplexities],
             "perplexity_mean": round(statistics.mean(perplexities), 3),
-            "kl": [round(e["kl"], 5) for e in found],
-            "top1_agreement": [round(e["top1_agreement"], 4) for e in found],
+            "kl": [round(compressed["against"]["kl"], 5) for _, compressed in found],
+            "top1_agreement": [round(compressed["against"]["top1_agreement"], 4) for _, compressed in found],
         }
         rows.append(row)
         print(

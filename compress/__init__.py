@@ -3,7 +3,7 @@
 from smelt.compress import Recipe, run, quantize
 
 result = run(Recipe.load("recipes/quickstart.yaml"))
-print(result.checkpoint, result.report.terminal())
+print(result.checkpoint, result.report.summary())
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ from typing import TYPE_CHECKING, Any
 from .errors import SmeltError
 
 if TYPE_CHECKING:
+    from .evaluation.evaluate import evaluate
+    from .evaluation.result import ReportData
     from .in_memory import quantize
     from .inspection import inspect
     from .pipeline import RunResult, run
-    from .recipe import Recipe
-    from .report import Report
+    from .recipe import Evaluate, Recipe
 
-__all__ = ["Recipe", "Report", "RunResult", "SmeltError", "inspect", "quantize", "run"]
+__all__ = ["Evaluate", "Recipe", "ReportData", "RunResult", "SmeltError", "evaluate", "inspect", "quantize", "run"]
 
 _HOMES = {
+    "Evaluate": ".recipe",
     "Recipe": ".recipe",
-    "Report": ".report",
+    "ReportData": ".evaluation.result",
     "RunResult": ".pipeline",
+    "evaluate": ".evaluation.evaluate",
     "inspect": ".inspection",
     "quantize": ".in_memory",
     "run": ".pipeline",

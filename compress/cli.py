@@ -1,4 +1,4 @@
-"""The command line: ``smelt run``, ``inspect``, ``chat``, ``bench`` and ``schema``."""
+"""The command line: ``smelt run``, ``eval``, ``sweep``, ``compare``, ``inspect``, ``chat``, ``bench`` and ``schema``."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ app = typer.Typer(
     - `smelt run recipes/quickstart.yaml --dry-run` says what that would take, and what would fail
 
     - `smelt run recipes/quickstart.yaml --set model=./my-llama --output runs/mine` does it to your model
+
+    - `smelt eval runs/quickstart --baseline builtin:smelt-6m` sets accuracy beside speed
 
     - `smelt inspect runs/quickstart/checkpoint` shows where the bytes are
 
@@ -117,10 +119,10 @@ def run(
 
     result = run_recipe(loaded, fresh=fresh)
     if as_json:
-        print(json.dumps({"checkpoint": str(result.checkpoint), "report": result.report.data}, indent=2))
+        print(json.dumps({"checkpoint": str(result.checkpoint), "report": result.report.as_data()}, indent=2))
         return 0
-    print(result.report.terminal())
-    print(f"\ncheckpoint: {result.checkpoint}\nreport:     {result.checkpoint.parent / 'report.md'}")
+    print(result.report.summary(colour=sys.stdout.isatty()))
+    print(f"\ncheckpoint: {result.checkpoint}\nreport:     {result.checkpoint.parent / 'report.html'}")
     return 0
 
 
@@ -130,6 +132,178 @@ def _print_plan(recipe: Any, fresh: bool, as_json: bool) -> int:
     plan = Plan.make(recipe, fresh=fresh)
     print(json.dumps(plan.as_data(), indent=2) if as_json else plan.terminal())
     return 1 if plan.problems else 0
+
+
+@app.command(name="eval")
+@_told
+def eval_(
+    checkpoints: Annotated[list[str], typer.Argument(help="Directories, hub names or builtin:smelt-6m.")],
+    baseline: Annotated[
+        str | None, typer.Option(help="What to compare with: a checkpoint, measured in turns, or a report.json.")
+    ] = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="lm-eval tasks, comma-separated: names, or paths of YAML files.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Most items of a task.", min=1)] = None,
+    fewshot: Annotated[int | None, typer.Option(help="Examples in each prompt of a task.", min=0)] = None,
+    text: Annotated[str, typer.Option(help="builtin, a .txt or .jsonl file, or a Hugging Face dataset.")] = "builtin",
+    windows: Annotated[int, typer.Option(help="Most windows of the text.", min=1)] = 64,
+    length: Annotated[int, typer.Option(help="Tokens a window.", min=2)] = 256,
+    samples: Annotated[int, typer.Option(help="Prompts whose continuations are shown.", min=0)] = 4,
+    speed: Annotated[
+        str, typer.Option(metavar="KEY=VALUE,…", help="The load: prompt, generate, concurrency, repeats; or `none`.")
+    ] = "prompt=128,generate=64,concurrency=1,8",
+    output: Annotated[Path, typer.Option(help="The directory for report.html, report.md and report.json.")] = Path(
+        "runs/eval"
+    ),
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option("--fail-if", metavar="GATE", help="E.g. `ppl>+2%` or `decode_speedup<1.5`. Repeatable."),
+    ] = None,
+    allow_foreign_baseline: Annotated[
+        bool, typer.Option("--allow-foreign-baseline", help="Take a baseline's report from another machine.")
+    ] = False,
+    trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that comes with a checkpoint.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what was measured before.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print report.json.")] = False,
+) -> int:
+    """Measure checkpoints beside each other: accuracy, speed and memory, on the runtime that ships.
+
+    Examples:
+
+        smelt eval runs/quickstart/checkpoint --baseline builtin:smelt-6m
+
+        smelt eval runs/w4 runs/w8 --baseline ./my-llama --tasks lambada_openai,piqa --limit 500
+
+        smelt eval runs/w4 --baseline ./my-llama --speed none --fail-if "ppl>+2%"
+    """
+    from .evaluation.evaluate import evaluate
+    from .evaluation.flags import evaluation_settings
+    from .evaluation.gates import Gate
+
+    gates = [Gate.parse(gate) for gate in fail_if or []]
+    settings = evaluation_settings(
+        tasks=tasks,
+        speed=speed,
+        limit=limit,
+        fewshot=fewshot,
+        text=text,
+        windows=windows,
+        length=length,
+        samples=samples,
+    )
+    report = evaluate(
+        list(checkpoints),
+        baseline=baseline,
+        settings=settings,
+        output=output,
+        trust_remote_code=trust_remote_code,
+        allow_foreign_baseline=allow_foreign_baseline,
+        fresh=fresh,
+    )
+    if as_json:
+        print(json.dumps(report.as_data(), indent=2))
+    else:
+        print(report.summary(colour=sys.stdout.isatty()))
+        print(f"\nreport: {output / 'report.html'}")
+    return _passed(report, gates)
+
+
+def _passed(report: Any, gates: list[Any]) -> int:
+    """Say which gates fell, and by how much."""
+    fallen = [sentence for gate in gates for sentence in gate.fallen(report)]
+    for sentence in fallen:
+        _say(sentence, 1)
+    return 1 if fallen else 0
+
+
+@app.command()
+@_told
+def sweep(
+    file: Annotated[Path, typer.Argument(help="A recipe with a sweep section, such as recipes/sweep-quickstart.yaml.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of all trials. Repeatable.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Where the result goes, instead of the recipe's output.")] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Run the trials on a Ray cluster; `local` starts one here.")
+    ] = None,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option("--fail-if", metavar="GATE", help="E.g. `ppl>+2%` or `decode_speedup<1.5`. Repeatable."),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of continuing an earlier sweep.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> int:
+    """Run a grid or list of recipes, and draw one Pareto front of all.
+
+    Examples:
+
+        smelt sweep recipes/sweep-quickstart.yaml
+
+        smelt sweep my-sweep.yaml --ray auto
+    """
+    from .evaluation.gates import Gate
+    from .sweep.run import run_sweep
+    from .sweep.trials import Sweep
+
+    gates = [Gate.parse(gate) for gate in fail_if or []]
+    overrides = [*(set_ or []), *([f"output={json.dumps(str(output), ensure_ascii=False)}"] if output else [])]
+    loaded = Sweep.load(file, overrides)
+    result = run_sweep(loaded, fresh=fresh, ray=ray)
+    if as_json:
+        made = {name: str(path) for name, path in result.checkpoints.items()}
+        report = result.report.as_data() if result.report else None
+        print(json.dumps({"checkpoints": made, "failed": result.failed, "report": report}, indent=2))
+    else:
+        for name, path in result.checkpoints.items():
+            print(f"{name}: {path}")
+        if result.report is not None:
+            where = Path(loaded.base.output) / "report.html"
+            print(f"\n{result.report.summary(colour=sys.stdout.isatty())}\n\nreport: {where}")
+    for name, why in result.failed.items():
+        _say(f"trial {name} failed: {why}", 1)
+    passed = _passed(result.report, gates) if result.report is not None else 0
+    return 1 if result.failed else passed
+
+
+@app.command()
+@_told
+def compare(
+    before: Annotated[Path, typer.Argument(help="A report.json, or the directory it is in.")],
+    after: Annotated[Path, typer.Argument(help="Another.")],
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option("--fail-if", metavar="GATE", help="E.g. `ppl>+2%` or `decode_speedup<1.5`. Repeatable."),
+    ] = None,
+    allow_foreign_baseline: Annotated[
+        bool, typer.Option("--allow-foreign-baseline", help="Compare speeds of different machines.")
+    ] = False,
+    output: Annotated[Path | None, typer.Option(help="A directory to write the comparison's reports to.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+) -> int:
+    """Compare two reports, model by model; nothing is measured.
+
+    Models of the same name are compared, or, where each report has one model beside its baseline, those two.
+
+    Example:
+
+        smelt compare yesterday/report.json today/report.json --fail-if "decode_speedup<0.95"
+    """
+    from .evaluation.compare import compare as compared
+    from .evaluation.gates import Gate
+    from .reporting.files import load, save
+
+    gates = [Gate.parse(gate) for gate in fail_if or []]
+    pairs = compared(load(before), load(after), allow_foreign_baseline=allow_foreign_baseline)
+    if as_json:
+        print(json.dumps([report.as_data() for report in pairs], indent=2))
+    else:
+        print("\n\n".join(f"{report.title}\n{report.summary(colour=sys.stdout.isatty())}" for report in pairs))
+    if output is not None:
+        for report in pairs:
+            save(report, output if len(pairs) == 1 else output / report.candidates[0].name.replace("/", "_"))
+    return max(_passed(report, gates) for report in pairs)
 
 
 @app.command()

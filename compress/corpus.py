@@ -43,6 +43,11 @@ class TextSource:
     split: str = "train"
     config: str | None = None
 
+    @property
+    def label(self) -> str:
+        """What to call it."""
+        return f"the builtin {self.half} text" if self.name == "builtin" else self.name
+
     def documents(self) -> Iterator[str]:
         """The source's documents, read as they are asked for."""
         if self.name == "builtin":
@@ -90,6 +95,10 @@ class Windows:
     tokens: Tensor
     fingerprint: str
 
+    def first(self, count: int) -> Windows:
+        """The first of them."""
+        return _fingerprinted(self.tokens[:count])
+
 
 def calibration_windows(
     source: TextSource, tokenizer: PreTrainedTokenizerBase, samples: int, length: int, seed: int
@@ -105,7 +114,7 @@ def calibration_windows(
     available = len(stream) // own
     if available < samples:
         raise SmeltError(
-            f"{_label(source)}: too short: {samples} samples of {length} tokens need {samples * own} tokens,"
+            f"{source.label}: too short: {samples} samples of {length} tokens need {samples * own} tokens,"
             f" it has {len(stream)}; ask for {_fewer(available, len(stream))} or give more text"
         )
     windows = _begun(stream[: available * own].view(available, own), begin)
@@ -121,7 +130,7 @@ def evaluation_windows(source: TextSource, tokenizer: PreTrainedTokenizerBase, m
     available = min(most, len(stream) // own)
     if available == 0:
         raise SmeltError(
-            f"{_label(source)}: too short: it has {len(stream)} tokens, less than one window of {length};"
+            f"{source.label}: too short: it has {len(stream)} tokens, less than one window of {length};"
             " lower length or give more text"
         )
     return _fingerprinted(_begun(stream[: available * own].view(available, own), begin))
@@ -154,10 +163,6 @@ def _fewer(available: int, tokens: int) -> str:
     return f"{available} samples" if available else f"a length of at most {tokens}"
 
 
-def _label(source: TextSource) -> str:
-    return f"the builtin {source.half} text" if source.name == "builtin" else source.name
-
-
 def _tokens(source: TextSource, tokenizer: PreTrainedTokenizerBase, enough: int) -> Tensor:
     separator = tokenizer(_SEPARATOR, add_special_tokens=False).input_ids
     ids: list[int] = []
@@ -179,7 +184,7 @@ def _tokens(source: TextSource, tokenizer: PreTrainedTokenizerBase, enough: int)
         if len(ids) >= enough:
             break
     if empty:
-        raise SmeltError(f"{_label(source)}: holds no text; give a source with text in it")
+        raise SmeltError(f"{source.label}: holds no text; give a source with text in it")
     return torch.tensor(ids[:enough], dtype=torch.int64)
 
 

@@ -58,7 +58,12 @@ class Output:
 
     @property
     def is_complete(self) -> bool:
-        return self.has_checkpoint and self.report.exists()
+        """Whether nothing is left to do; a report of an interrupted evaluation says that it is partial."""
+        try:
+            report = json.loads(self.report.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return self.has_checkpoint and report.get("status") == "complete"
 
     def problem(self) -> str | None:
         """Why a run could not write here, without writing anything."""
@@ -151,7 +156,7 @@ class Output:
     def _clear(self) -> None:
         for name in ("checkpoint", "checkpoint.partial"):
             shutil.rmtree(self.path / name, ignore_errors=True)
-        for name in ("report.json", "report.md"):
+        for name in ("report.json", "report.md", "report.html"):
             (self.path / name).unlink(missing_ok=True)
         for entry in self.journal.iterdir():
             if entry.name not in (_MARK, "lock"):  # the mark is replaced, never absent: it says whose directory this is

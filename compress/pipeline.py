@@ -14,22 +14,25 @@ from ..runtime.machine import available_memory
 from .compressed import compressed_view
 from .corpus import Windows, fingerprint
 from .errors import raise_problems
-from .evaluate import Comparison, compare
+from .evaluation.evaluate import measured
+from .evaluation.measure import Evaluation
+from .evaluation.result import ReportData
+from .evaluation.subject import Subject, worst_first
 from .model_directory import ModelDirectory
-from .open_model import OpenModel
 from .output import Output
-from .plan import Plan, run_identity, versions
+from .plan import Plan, run_identity
 from .progress import Progress
-from .recipe import Recipe
-from .report import Report, worst_first
+from .recipe import Evaluate, Recipe
+from .reporting.card import write_card
+from .reporting.files import load
 from .resources import compute_dtype, return_memory_at_once
-from .runtime_reader import RuntimeReader
 from .safetensors_file import SafetensorsFile, save_tensors, write_text
-from .self_text import self_written_windows
+from .self_text import written_once
 from .steps import RunContext, StepRecord
 from .steps.quantize import QuantizeStep
 from .streamed import StreamedModel
 from .verify import Reload, reload, whole_reload_bytes
+from .versions import versions
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,17 @@ class RunResult:
     """
 
     checkpoint: Path
-    report: Report
+    report: ReportData
 
 
-def run(recipe: Recipe, *, fresh: bool = False, progress: bool = True, name: str | None = None) -> RunResult:
+def run(
+    recipe: Recipe,
+    *,
+    fresh: bool = False,
+    progress: bool = True,
+    name: str | None = None,
+    calibration_cache: Path | None = None,
+) -> RunResult:
     """Run a recipe, or continue where an interrupted run of the same recipe stopped.
 
     Args:
@@ -53,6 +63,7 @@ def run(recipe: Recipe, *, fresh: bool = False, progress: bool = True, name: str
         fresh: start over even if the output holds an earlier run.
         progress: show progress bars when standard error is a terminal.
         name: what to call the model in the report, instead of what the recipe calls it.
+        calibration_cache: a directory in which runs share the text that the model writes for them.
 
     Returns:
         The checkpoint's path and the report. A run that is already complete returns at once.
@@ -70,11 +81,11 @@ def run(recipe: Recipe, *, fresh: bool = False, progress: bool = True, name: str
     with Output(Path(recipe.output), run_identity(recipe, plan.model), fresh=fresh) as output:
         if output.is_complete:
             show.say(f"{output.path} is complete already; pass --fresh to run it again")
-            return RunResult(output.checkpoint, Report.load(output.report))
+            return RunResult(output.checkpoint, load(output.report))
         if not output.has_checkpoint:
-            tokens = _calibration(recipe, plan.model, plan.calibration, output.journal, show)
+            tokens = _calibration(recipe, plan.calibration, output.journal, calibration_cache, show)
             _make_checkpoint(plan, output, tokens, name or recipe.model, show)
-        return _evaluate_and_report(plan, output, plan.held_out, name or recipe.model, show)
+        return _evaluate_and_report(plan, output, name or recipe.model, show)
 
 
 def _make_checkpoint(plan: Plan, output: Output, tokens: torch.Tensor, name: str, show: Progress) -> None:
@@ -111,93 +122,79 @@ def _make_checkpoint(plan: Plan, output: Output, tokens: torch.Tensor, name: str
     output.publish()
 
 
-def _evaluate_and_report(plan: Plan, output: Output, held_out: Windows | None, name: str, show: Progress) -> RunResult:
+def _evaluate_and_report(plan: Plan, output: Output, name: str, show: Progress) -> RunResult:
+    """Measure the checkpoint beside the original; what is interrupted leaves a partial report and continues."""
     assert plan.model is not None
-    model, step = plan.model, plan.steps[-1]
-    assert isinstance(step, QuantizeStep)
-    facts = json.loads((output.checkpoint / "smelt.json").read_text(encoding="utf-8"))
-    layers = worst_first([layer for record in facts["steps"] for layer in record["layers"]])
-    evaluation = None
-    if held_out is not None and plan.recipe.evaluate:
-        evaluation = _comparison(
-            model,
-            step,
-            output,
-            held_out.tokens,
-            "the builtin evaluation text" if plan.recipe.evaluate.text == "builtin" else plan.recipe.evaluate.text,
-            show,
-        )
-    planned = step.plan(model)
-    data: dict[str, Any] = {
-        "model": name,
-        "recipe": {**plan.recipe.content(), "model": name},
-        "versions": versions(),
-        "checkpoint": {
-            "original_bytes": model.weights.nbytes,
-            "bytes": _weight_bytes(output.checkpoint),
-            "linear_bits": planned["bits_per_weight"],
-            "linear_bits_before": 8 * planned["bytes_before"] / sum(f.numel for f in step.chosen(model)),
-        },
-        "reload": facts["reload"],
-        "layers": layers,
-        "warnings": _warnings(layers, facts),
-    }
-    if evaluation is not None:
-        data["evaluation"] = json.loads(json.dumps(evaluation.as_data()))
-    report = Report(data)
-    report.save(output.path)
+    subjects = _subjects(plan, output, name, why_not_served(plan))
+    settings = plan.recipe.evaluate or Evaluate(samples=0)
+    title = f"{name} compressed by Smelt"
+
+    def evaluation(of: list[Subject]) -> Evaluation:
+        wanted = bool(plan.recipe.evaluate)
+        return Evaluation(of, settings, plan.tasks, output.journal / "evaluation", show, title=title, wanted=wanted)
+
+    try:
+        report = measured(evaluation(subjects), output.path)
+    except RuntimeProblem as problem:  # an architecture that the runtime does not know
+        report = measured(evaluation(_subjects(plan, output, name, str(problem))), output.path)
+    write_card(report, output.checkpoint, plan.model.directory)
     output.forget_intermediate()
     return RunResult(output.checkpoint, report)
 
 
-def _comparison(
-    model: OpenModel, step: QuantizeStep, output: Output, tokens: torch.Tensor, text: str, show: Progress
-) -> Comparison:
-    """Both models on the runtime that will serve them; block by block where it cannot, or they do not fit."""
-    trust, kept = model.directory.trust_remote_code, output.journal
-    if whole_reload_bytes(model) > available_memory():
-        reason = "the models do not fit in memory at once"
-    else:
-        original = RuntimeReader(model.directory.path, trust, kept)
-        compressed = RuntimeReader(output.checkpoint, trust, kept)
-        try:
-            return compare(original, compressed, tokens, text, "Smelt's runtime", show)
-        except RuntimeProblem as problem:
-            reason = str(problem)
-    directory = ModelDirectory(str(output.checkpoint), output.checkpoint, trust)
-    return compare(
-        StreamedModel(model.skeleton, model.weights, torch.float32, kept),
-        compressed_view(model, directory, step.scheme, torch.float32, kept),
-        tokens,
-        text,
-        f"transformers, block by block in float32, because {reason}",
-        show,
-    )
+def why_not_served(plan: Plan) -> str | None:
+    """Why the models cannot be run whole here; None if they can."""
+    assert plan.model is not None
+    fits = whole_reload_bytes(plan.model) <= available_memory()
+    return None if fits else "the models do not fit in memory at once"
+
+
+def _subjects(plan: Plan, output: Output, name: str, reason: str | None) -> list[Subject]:
+    """The original and what was made of it: served by the runtime, or, for a reason, read block by block."""
+    model, step = plan.model, plan.steps[-1]
+    assert model is not None
+    assert isinstance(step, QuantizeStep)
+    trust = model.directory.trust_remote_code
+    directory = ModelDirectory(output.checkpoint.name, output.checkpoint, trust)
+    facts = json.loads((output.checkpoint / "smelt.json").read_text(encoding="utf-8"))
+    original = Subject(name, model.directory, "baseline", only_text=reason)
+    compressed = Subject(_label(step), directory, "candidate", only_text=reason, warnings=_warnings(facts))
+    if reason is not None:
+        told = f"transformers, block by block in float32, because {reason}"
+        original.open_reader = lambda kept: (StreamedModel(model.skeleton, model.weights, torch.float32, kept), told)
+        compressed.open_reader = lambda kept: (
+            compressed_view(model, directory, step.scheme, torch.float32, kept),
+            told,
+        )
+        if plan.recipe.evaluate and (plan.recipe.evaluate.tasks or plan.recipe.evaluate.speed):
+            compressed.warnings.append(f"speed, tasks and samples were not measured, because {reason}")
+    return [original, compressed]
+
+
+def _label(step: QuantizeStep) -> str:
+    """What to call the result: its scheme, group size and rounding."""
+    settings = step.settings
+    group = "" if settings.group_size is None else f" g{settings.group_size}" if settings.group_size > 0 else " per row"
+    return f"{settings.scheme}{group} {settings.rounding.method}"
 
 
 def _calibration(
-    recipe: Recipe, model: OpenModel, windows: Windows | None, journal: Path, show: Progress
+    recipe: Recipe, windows: Windows | None, journal: Path, shared: Path | None, show: Progress
 ) -> torch.Tensor:
     """The calibration windows; they are kept, so that an interrupted run continues with the same ones."""
     kept = journal / "calibration.safetensors"
     if kept.exists():
         return SafetensorsFile(kept).load("tokens")
     if windows is None:
-        settings = recipe.calibrate
-        windows = self_written_windows(model.directory, settings.samples, settings.length, recipe.seed, show)
+        windows = written_once(recipe, shared or journal, show)
     save_tensors(kept, {"tokens": windows.tokens})
     return windows.tokens
 
 
-def _warnings(layers: list[dict[str, Any]], facts: dict[str, Any]) -> list[str]:
+def _warnings(facts: dict[str, Any]) -> list[str]:
+    layers = worst_first([layer for record in facts["steps"] for layer in record["layers"]])
     found = [f"{layer['name']}: {note}" for layer in layers for note in layer["notes"]]
     found += [sentence for record in facts["steps"] for sentence in record["unknown"]]
     if Reload(**facts["reload"]).through != "transformers":
         found.append(facts["reload"]["sentence"])
     return found
-
-
-def _weight_bytes(checkpoint: Path) -> int:
-    return sum(
-        info.nbytes for file in checkpoint.glob("*.safetensors") for info in SafetensorsFile(file).tensors.values()
-    )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +13,22 @@ from . import steps as step_kinds
 from .activations import BATCH_TOKENS
 from .corpus import TextSource, Windows, calibration_windows, evaluation_windows
 from .errors import Problem, SmeltError
-from .evaluate import LOGIT_TOKENS
+from .evaluation.problems import length_problems, text_problems
+from .evaluation.tasks import Tasks
+from .evaluation.text import LOGIT_TOKENS
 from .model_directory import find_model
 from .open_model import OpenModel
 from .output import Output, digest
 from .recipe import Recipe
 from .resources import Cost, compute_dtype, free_disk, human_time, matmul_rate
 from .verify import whole_reload_bytes
+from .versions import versions
 
 # Work that no operation count shows, measured on two cores (benchmarks/memory_limit.py compares).
 _SECONDS_PER_LINEAR = 0.02
 _SECONDS_PER_SEQUENTIAL_COLUMN = 1.2e-4
 # What torch's threads and lazily imported modules add once work begins, whatever the model.
 _WARM_UP_BYTES = 200_000_000
-_PACKAGES = ("smelt", "torch", "transformers", "compressed-tensors")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Plan:
         problems: everything that would make the run fail; empty if it may start.
         cost: the largest memory, all disk and all operations.
         calibration: the calibration windows, where a text gives them.
-        held_out: the windows to evaluate on, if any.
+        tasks: lm-eval's tasks to evaluate on, if any.
     """
 
     recipe: Recipe
@@ -51,7 +51,7 @@ class Plan:
     problems: list[Problem]
     cost: Cost
     calibration: Windows | None = None
-    held_out: Windows | None = None
+    tasks: Tasks | None = None
 
     @classmethod
     def make(cls, recipe: Recipe, *, fresh: bool = False) -> Plan:
@@ -87,7 +87,7 @@ class Plan:
         for step in steps:
             problems += step.check(model)
         cost = Cost(0, 0, 0.0)
-        calibration = held_out = None
+        calibration = tasks = None
         if not problems:
             problems += _length_problems(recipe, model)
             for step in steps:
@@ -104,10 +104,12 @@ class Plan:
             if not Output(Path(recipe.output), identity, fresh=fresh).is_complete or fresh:
                 problems += _resource_problems(recipe, model, cost)
                 try:
-                    calibration, held_out = _read_windows(recipe, model)
+                    calibration = _read_windows(recipe, model)
+                    if recipe.evaluate and recipe.evaluate.tasks:
+                        tasks = Tasks.find(recipe.evaluate.tasks)
                 except SmeltError as error:
-                    problems.append(Problem("data", str(error)))
-        return cls(recipe, model, steps, problems, cost, calibration, held_out)
+                    problems += [Problem("data", line) for line in str(error).split("\n")]
+        return cls(recipe, model, steps, problems, cost, calibration, tasks)
 
     def as_data(self) -> dict[str, Any]:
         """The plan as plain data."""
@@ -185,69 +187,48 @@ def run_identity(recipe: Recipe, model: OpenModel) -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str]:
-    """Versions of what computes and writes."""
-    return {**{name: version(name) for name in _PACKAGES}, "python": platform.python_version()}
-
-
 def calibration_source(recipe: Recipe) -> TextSource:
     """Where a recipe's calibration text comes from."""
     c = recipe.calibrate
     return TextSource(c.source, "calibration", c.field, c.split, c.config)
 
 
-def evaluation_source(recipe: Recipe) -> TextSource:
-    """Where a recipe's evaluation text comes from."""
-    assert recipe.evaluate
-    e = recipe.evaluate
-    return TextSource(e.text, "evaluation", e.field, e.split, e.config)
-
-
 def _text_problems(recipe: Recipe) -> list[Problem]:
     problems = []
     if recipe.calibrate.source != "self" and (sentence := calibration_source(recipe).problem()):
         problems.append(Problem("calibrate.source", sentence))
-    if recipe.evaluate and (sentence := evaluation_source(recipe).problem()):
-        problems.append(Problem("evaluate.text", sentence))
+    if recipe.evaluate:
+        problems += text_problems(recipe.evaluate)
     return problems
 
 
-def _read_windows(recipe: Recipe, model: OpenModel) -> tuple[Windows | None, Windows | None]:
-    """The calibration windows (None if the model writes them itself) and the evaluation windows (None if there are none)."""
+def _read_windows(recipe: Recipe, model: OpenModel) -> Windows | None:
+    """The calibration windows (None if the model writes them itself); the evaluation's are tried too."""
     tokenizer = model.directory.tokenizer()
-    calibration = held_out = None
+    read: dict[str, Windows] = {}
     if recipe.calibrate.source != "self":
-        settings = recipe.calibrate
-        calibration = calibration_windows(
-            calibration_source(recipe), tokenizer, settings.samples, settings.length, recipe.seed
+        c = recipe.calibrate
+        read["calibration"] = calibration_windows(
+            calibration_source(recipe), tokenizer, c.samples, c.length, recipe.seed
         )
     if recipe.evaluate:
-        held_out = evaluation_windows(
-            evaluation_source(recipe), tokenizer, recipe.evaluate.windows, recipe.evaluate.length
-        )
-    for windows in (calibration, held_out):
-        if windows is not None and windows.tokens.max().item() >= model.vocabulary():
+        e = recipe.evaluate
+        read["evaluation"] = evaluation_windows(e.source(), tokenizer, e.windows, e.length)
+    for windows in read.values():
+        if windows.tokens.max().item() >= model.vocabulary():
             raise SmeltError(
                 f"{model.directory.path}: its tokenizer makes token {windows.tokens.max().item()}, but the model has only"
                 f" {model.vocabulary()}; the tokenizer belongs to another model"
             )
-    return calibration, held_out
+    return read.get("calibration")
 
 
 def _length_problems(recipe: Recipe, model: OpenModel) -> list[Problem]:
-    context = model.context()
-    problems = []
-    lengths = {"calibrate.length": recipe.calibrate.length}
-    if recipe.evaluate:
-        lengths["evaluate.length"] = recipe.evaluate.length
-    for where, length in lengths.items():
-        if context and length > context:
-            problems.append(
-                Problem(
-                    where,
-                    f"{length} tokens are more than the {context} that the model was made for; use at most {context}",
-                )
-            )
+    context, length = model.context(), recipe.calibrate.length
+    problems = length_problems(recipe.evaluate, [model.directory]) if recipe.evaluate else []
+    if context and length > context:
+        sentence = f"{length} tokens are more than the {context} that the model was made for; use at most {context}"
+        problems.append(Problem("calibrate.length", sentence))
     return problems
 
 

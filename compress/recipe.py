@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 
 from ..quant import scheme as schemes
 from ..quant.rounding import METHODS, RoundingOptions
+from .corpus import TextSource
 
 
 class RecipeModel(BaseModel):
@@ -33,6 +34,17 @@ class Calibrate(RecipeModel):
     config: str | None = Field(default=None, description="The configuration of a Hugging Face dataset.")
 
 
+class SpeedSettings(RecipeModel):
+    """The load that speed is measured with."""
+
+    prompt: int = Field(default=128, ge=1, description="Tokens of each prompt.")
+    generate: int = Field(default=64, ge=2, description="Tokens to generate for each.")
+    concurrency: list[Annotated[int, Field(ge=1)]] = Field(
+        default=[1, 8], min_length=1, description="Requests in flight, one load each; one alone is measured always."
+    )
+    repeats: int = Field(default=5, ge=1, description="Rounds; models take turns in each, and medians are given.")
+
+
 class Evaluate(RecipeModel):
     """What the compressed model is compared on with the original."""
 
@@ -42,6 +54,19 @@ class Evaluate(RecipeModel):
     field: str = Field(default="text", description="The field that holds the text in JSONL and datasets.")
     split: str = Field(default="test", description="The split of a Hugging Face dataset.")
     config: str | None = Field(default=None, description="The configuration of a Hugging Face dataset.")
+    tasks: list[str] = Field(
+        default=[], description="lm-eval tasks: names (`smelt_last_word` needs no network) or paths of YAML files."
+    )
+    limit: int | None = Field(default=None, ge=1, description="Most items of a task; absent for all.")
+    fewshot: int | None = Field(default=None, ge=0, description="Examples in each prompt; absent for the task's own.")
+    samples: int = Field(default=4, ge=0, description="Prompts whose continuations are shown side by side.")
+    speed: SpeedSettings | Literal[False] = Field(
+        default=False, description="The load to measure speed with, `{}` for the usual one; false for none."
+    )
+
+    def source(self) -> TextSource:
+        """The text."""
+        return TextSource(self.text, "evaluation", self.field, self.split, self.config)
 
 
 class Rounding(RecipeModel):

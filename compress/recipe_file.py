@@ -19,7 +19,7 @@ Place = tuple[str | int, ...]
 
 
 @dataclass
-class _Document:
+class Document:
     """Plain data and, for every place in it, where it was written."""
 
     data: Any
@@ -28,9 +28,28 @@ class _Document:
 
 def load(path: Path, overrides: list[str]) -> Recipe:
     """Read, merge, override and validate a recipe; see :meth:`smelt.compress.Recipe.load`."""
+    document = read_document(path, overrides)
+    if "sweep" in document.data:
+        raise SmeltError(
+            f"{document.origin[('sweep',)]}: this recipe has a sweep section; run it with `smelt sweep {path}`"
+        )
+    return validated(document, path)
+
+
+def read_document(path: Path, overrides: list[str]) -> Document:
+    """Read and merge a recipe file, and apply overrides."""
     document = _read(path, [])
     for override in overrides:
         _override(document, override)
+    return document
+
+
+def validated(document: Document, path: Path) -> Recipe:
+    """The recipe that a document holds.
+
+    Raises:
+        SmeltError: with one line a mistake.
+    """
     try:
         return Recipe.model_validate(document.data)
     except ValidationError as error:
@@ -46,7 +65,7 @@ def nearest_name(value: str, known: list[str]) -> str:
     return f"; did you mean {lowered[close[0]]}?" if close else ""
 
 
-def _read(path: Path, chain: list[Path]) -> _Document:
+def _read(path: Path, chain: list[Path]) -> Document:
     resolved = path.resolve()
     if resolved in chain:
         names = " -> ".join(p.name for p in [*chain, resolved])
@@ -72,16 +91,16 @@ def _read(path: Path, chain: list[Path]) -> _Document:
     if not isinstance(base_name, str):
         raise SmeltError(f"{document.origin[('extends',)]}: extends must be the path of one recipe, not {base_name!r}")
     base = _read(path.parent / base_name, [*chain, resolved])
-    return _Document(_merge(base, document, ()), base.origin)
+    return Document(_merge(base, document, ()), base.origin)
 
 
-def _parse(text: str, path: Path) -> _Document:
+def _parse(text: str, path: Path) -> Document:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if root is None:
-            return _Document(None, {})
+            return Document(None, {})
         origin: dict[Place, str] = {}
-        return _Document(_build(root, (), origin, path), origin)
+        return Document(_build(root, (), origin, path), origin)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
@@ -121,7 +140,7 @@ def _scalar(node: yaml.Node) -> Any:
         loader.dispose()  # type: ignore[no-untyped-call]
 
 
-def _merge(base: _Document, over: _Document, place: Place) -> Any:
+def _merge(base: Document, over: Document, place: Place) -> Any:
     """Lay ``over`` on ``base`` at ``place``: mappings are merged, everything else is replaced."""
     below, above = _at(base.data, place), _at(over.data, place)
     if isinstance(below, dict) and isinstance(above, dict):
@@ -136,7 +155,7 @@ def _merge(base: _Document, over: _Document, place: Place) -> Any:
     return above
 
 
-def _move_origins(base: _Document, over: _Document, place: Place) -> None:
+def _move_origins(base: Document, over: Document, place: Place) -> None:
     for known in [p for p in base.origin if p[: len(place)] == place]:
         del base.origin[known]
     base.origin.update({p: o for p, o in over.origin.items() if p[: len(place)] == place})
@@ -148,7 +167,7 @@ def _at(data: Any, place: Place) -> Any:
     return data
 
 
-def _override(document: _Document, text: str) -> None:
+def _override(document: Document, text: str) -> None:
     key, equals, raw = text.partition("=")
     if not equals or not key:
         raise SmeltError(f"--set {text}: expected key=value, for example --set steps.0.quantize.scheme=W8A16")
@@ -175,7 +194,7 @@ def _override(document: _Document, text: str) -> None:
     document.origin[place] = f"--set {text}"
 
 
-def _sentence(error: ErrorDetails, document: _Document, path: Path) -> str:
+def _sentence(error: ErrorDetails, document: Document, path: Path) -> str:
     place = _place_in_data(error["loc"], document.data)
     where = _origin(document, place, path)
     name = ".".join(str(part) for part in place)
@@ -214,7 +233,7 @@ def _place_in_data(loc: tuple[str | int, ...], data: Any) -> Place:
     return tuple(place)
 
 
-def _origin(document: _Document, place: Place, path: Path) -> str:
+def _origin(document: Document, place: Place, path: Path) -> str:
     while place and place not in document.origin:
         place = place[:-1]
     return document.origin.get(place, str(path)) if place else str(path)

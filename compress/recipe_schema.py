@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .recipe import Recipe
+from .sweep.trials import SweepSettings
 
 
 def recipe_schema() -> dict[str, Any]:
@@ -20,6 +21,9 @@ def recipe_schema() -> dict[str, Any]:
         "type": "string",
         "description": "Another recipe, relative to this file, whose fields this one changes.",
     }
+    sweep = SweepSettings.model_json_schema()
+    schema["$defs"] |= sweep.pop("$defs", {})
+    schema["properties"]["sweep"] = sweep | {"description": "What varies, in a file for `smelt sweep`."}
     required = schema.pop("required")
     schema["anyOf"] = [{"required": ["extends"]}, {"required": required}]
     return schema

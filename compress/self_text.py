@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from .corpus import Windows, fingerprint
-from .model_directory import ModelDirectory
+from .model_directory import ModelDirectory, find_model
+from .output import digest
 from .progress import Progress
+from .recipe import Recipe
+from .safetensors_file import SafetensorsFile, save_tensors
+from .versions import versions
+from .weights import CheckpointWeights
 
 _BATCH = 16
+
+
+def written_once(recipe: Recipe, directory: Path, progress: Progress) -> Windows:
+    """A recipe's self-written windows, kept in a directory for other recipes that ask for the same.
+
+    Args:
+        recipe: whose calibration is ``self``.
+        directory: where they are kept.
+        progress: shows how far writing is.
+    """
+    model = find_model(recipe.model, revision=recipe.revision, trust_remote_code=recipe.trust_remote_code)
+    settings = recipe.calibrate
+    asked = [CheckpointWeights(model.path).fingerprint(), settings.samples, settings.length, recipe.seed, versions()]
+    kept = directory / f"self-{digest(asked)[:24]}.safetensors"
+    if kept.exists():
+        tokens = SafetensorsFile(kept).load("tokens")
+        return Windows(tokens, fingerprint(tokens))
+    windows = self_written_windows(model, settings.samples, settings.length, recipe.seed, progress)
+    directory.mkdir(parents=True, exist_ok=True)
+    save_tensors(kept, {"tokens": windows.tokens})
+    return windows
 
 
 def self_written_windows(model: ModelDirectory, samples: int, length: int, seed: int, progress: Progress) -> Windows:

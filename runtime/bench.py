@@ -114,13 +114,13 @@ def measure(
     """
     told("measuring the machine")
     dtype = engine.model.dtype
-    machine = Machine(_read_rate(), _product_rate(dtype), str(dtype).removeprefix("torch."))
+    machine = Machine(read_rate(), product_rate(dtype), str(dtype).removeprefix("torch."))
     told("warming up")
-    _run(engine, "warm up", [Arrival(0, prompt, min(output, 8))], 1, seed=1)
+    run_load(engine, "warm up", [Arrival(0, prompt, min(output, 8))], 1, seed=1)
     alone = []
     for i in range(repeats):
         told(f"one request, {i + 1} of {repeats}")
-        alone.append(_run(engine, "alone", [Arrival(0, prompt, output)], 1, seed=100 + i))
+        alone.append(run_load(engine, "alone", [Arrival(0, prompt, output)], 1, seed=100 + i))
     prefill = prompt / statistics.median(load.first_token_p50 for load in alone)
     pauses = [load.between_tokens_p50 for load in alone if load.between_tokens_p50 is not None]
     decode = 1 / statistics.median(pauses) if pauses else 0.0
@@ -135,16 +135,24 @@ def measure(
     for concurrency in concurrencies:
         told(f"{concurrency} at once")
         arrivals = [Arrival(0, prompt, output)] * max(requests, concurrency)
-        found.loads.append(_run(engine, f"{concurrency} at once", arrivals, concurrency, seed=1000 * concurrency))
+        found.loads.append(run_load(engine, f"{concurrency} at once", arrivals, concurrency, seed=1000 * concurrency))
     if trace:
         told("the trace")
-        found.loads.append(_run(engine, "trace", trace, None, seed=7))
-    found.peak_memory = _peak_memory()
+        found.loads.append(run_load(engine, "trace", trace, None, seed=7))
+    found.peak_memory = peak_memory()
     return found
 
 
-def _run(engine: Engine, name: str, arrivals: list[Arrival], in_flight: int | None, seed: int) -> Load:
-    """Serve arrivals at their times, or as many at once as ``in_flight`` says."""
+def run_load(engine: Engine, name: str, arrivals: list[Arrival], in_flight: int | None, seed: int) -> Load:
+    """Serve arrivals at their times, or as many at once as ``in_flight`` says.
+
+    Args:
+        engine: that nothing else uses.
+        name: of the load.
+        arrivals: prompts of random tokens are made for them.
+        in_flight: how many to keep running; None to follow the arrivals' times.
+        seed: of the prompts.
+    """
     waiting = list(reversed(arrivals))
     came: dict[str, float] = {}
     tokens: dict[str, list[float]] = {}
@@ -191,12 +199,14 @@ def _share(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def _read_rate() -> float:
+def read_rate() -> float:
+    """Bytes a second that this process reads from memory."""
     block = in_large_pages(torch.ones(_READ_BYTES // 4))
     return max(_READ_BYTES / _timed(block.sum) for _ in range(5))
 
 
-def _product_rate(dtype: torch.dtype) -> float:
+def product_rate(dtype: torch.dtype) -> float:
+    """Additions and multiplications a second, of torch's matrix product."""
     a = torch.randn(_PRODUCT, _PRODUCT).to(dtype)
     return max(2 * _PRODUCT**3 / _timed(lambda: a @ a) for _ in range(5))
 
@@ -207,7 +217,8 @@ def _timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def _peak_memory() -> int | None:
+def peak_memory() -> int | None:
+    """The most memory that this process had resident so far; None where the system does not tell."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

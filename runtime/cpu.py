@@ -16,7 +16,7 @@ class Int8Linear:
 
     def __init__(self, matrix: Matrix, bias: Tensor | None, dtype: torch.dtype) -> None:
         assert matrix.scale is not None
-        rows = matrix.shape[0]
+        rows, self.columns = matrix.shape
         self._weight = torch.ops.onednn.qlinear_prepack(matrix.values.contiguous(), None)
         self._scale = matrix.scale.float().flatten().contiguous()
         self._zeros = torch.zeros(rows, dtype=torch.int32)

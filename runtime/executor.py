@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -42,6 +43,15 @@ class Executor(Protocol):
     def execute(self, plan: StepPlan) -> StepResult: ...
 
 
+class RunsBatches(Protocol):
+    """What the executor needs of a model."""
+
+    @property
+    def survey(self) -> Callable[[Tensor], Survey]: ...
+
+    def __call__(self, batch: Batch, store: PagedKeysValues) -> Tensor: ...
+
+
 class TorchExecutor:
     """Runs a model over a paged cache.
 
@@ -50,10 +60,13 @@ class TorchExecutor:
         store: its keys and values.
         ends: tokens that end a sequence.
         seed: for requests that bring none.
+
+    Attributes:
+        model: what computes; a profile puts a clock around it.
     """
 
     def __init__(self, model: Model, store: PagedKeysValues, ends: frozenset[int], seed: int) -> None:
-        self._model = model
+        self.model: RunsBatches = model
         self._store = store
         self._ends = ends
         self._seed = seed
@@ -63,8 +76,8 @@ class TorchExecutor:
         """Copy blocks, compute the plan's tokens, choose the next ones."""
         self._store.copy(plan.copies)
         runs = [_run(chunk) for chunk in plan.chunks]
-        logits = self._model(Batch(runs, self._store.block_size), self._store)
-        seen = self._model.survey(logits)
+        logits = self.model(Batch(runs, self._store.block_size), self._store)
+        seen = self.model.survey(logits)
         result = StepResult()
         rows: list[int] = []
         sampled: list[Sequence] = []

@@ -18,10 +18,12 @@ class Linear(Protocol):
     Attributes:
         nbytes: what it holds in memory.
         numel: the numbers of its weight.
+        columns: how wide its inputs are.
     """
 
     nbytes: int
     numel: int
+    columns: int
 
     def __call__(self, x: Tensor) -> Tensor:
         """``x [rows, columns]`` to ``[rows, outputs]``."""
@@ -42,6 +44,7 @@ class DenseLinear:
         self._explanation = f"{str(dtype).removeprefix('torch.')} F.linear{restored_from(matrix, dtype)}"
         self.nbytes = self._weight.nbytes
         self.numel = self._weight.numel()
+        self.columns = self._weight.shape[1]
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._inputs is not None:

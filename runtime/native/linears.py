@@ -35,7 +35,7 @@ class CodesLinear:
     def __init__(self, kernels: ModuleType, matrix: Matrix, bias: Tensor | None, exact: bool) -> None:
         assert matrix.scale is not None
         self._kernels = kernels
-        self._rows, self._columns = matrix.shape
+        self._rows, self.columns = matrix.shape
         self._bits = _kept_bits(matrix)
         self._wide = matrix.scale.dtype != torch.bfloat16
         self._codes = in_large_pages(packed_codes(matrix.values, self._bits))
@@ -45,7 +45,7 @@ class CodesLinear:
         self._bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
         self._order = matrix.order
         if matrix.inputs is not None:
-            self._group, self._exact = self._columns, 0
+            self._group, self._exact = self.columns, 0
         else:
             self._group = next(size for size in _TOGETHER if matrix.group % size == 0)
             self._exact = 1 << 62 if exact else _EXACT_ROWS[self._bits]
@@ -55,7 +55,7 @@ class CodesLinear:
             zeros=_address(self._zero),
             bias=_address(self._bias),
             outputs=self._rows,
-            columns=self._columns,
+            columns=self.columns,
             group=matrix.group,
             bits=self._bits,
             wide_scales=self._wide,
@@ -116,6 +116,7 @@ class NativeDenseLinear:
             weight=self._weight.data_ptr(), bias=_address(self._bias), outputs=outputs, columns=columns
         )
         self.numel = weight.numel()
+        self.columns = weight.shape[1]
         self.nbytes = weight.nbytes
         self._explanation = f"Smelt's kernel up to {DENSE_ROWS} rows, then F.linear, bfloat16{told}"
 

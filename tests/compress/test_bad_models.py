@@ -164,7 +164,7 @@ class OwnForCausalLM(LlamaForCausalLM):
     assert not (tmp_path / "it-ran").exists()
     result = run(recipe(path, {"trust_remote_code": True, "evaluate": False}, scheme="W8A16", group_size=32))
     assert (tmp_path / "it-ran").exists()
-    assert result.report.data["layers"]
+    assert result.report.candidates[0].layers
 
 
 @pytest.mark.parametrize(

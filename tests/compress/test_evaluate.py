@@ -10,7 +10,6 @@ import pytest
 import torch
 from smelt.compress import Recipe, run
 from smelt.compress.corpus import TextSource, evaluation_windows
-from smelt.compress.evaluate import _interval
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..tiny import SMELT_6M
@@ -27,7 +26,11 @@ def test_perplexity_kl_and_agreement_are_transformers(
     group = {"group_size": 64} if scheme == "W4A16" else {}
     top = {"evaluate": {"windows": 6, "length": 96}}
     result = run(recipe("builtin:smelt-6m", top, scheme=scheme, rounding="nearest", **group))
-    found = result.report.data["evaluation"]
+    original, compressed = result.report.models
+    assert original.text is not None
+    assert compressed.text is not None
+    assert compressed.against is not None
+    found = compressed.against
     tokens = evaluation_windows(
         TextSource("builtin", "evaluation"), AutoTokenizer.from_pretrained(SMELT_6M), 6, 96
     ).tokens
@@ -38,44 +41,39 @@ def test_perplexity_kl_and_agreement_are_transformers(
         )
     log_p, log_q = before.log_softmax(-1), after.log_softmax(-1)
     target = tokens[:, 1:, None]
-    assert found["computed_by"].startswith("Smelt's runtime" if fits else "transformers, block by block in float32")
+    assert compressed.text.computed_by.startswith(
+        "Smelt's runtime" if fits else "transformers, block by block in float32"
+    )
     exactly = pytest.approx(math.exp(-log_p.gather(-1, target).mean()), rel=1e-3 if fits else 1e-4)
-    assert found["perplexity_original"] == exactly
-    assert found["perplexity_compressed"] == pytest.approx(math.exp(-log_q.gather(-1, target).mean()), rel=1e-3)
+    assert original.text.perplexity == exactly
+    assert compressed.text.perplexity == pytest.approx(math.exp(-log_q.gather(-1, target).mean()), rel=1e-3)
     # Told to compute in float32, transformers does not round restored weights to bfloat16 as it does by itself.
     # The runtime's kernels round the inputs of many rows to int8, and all is in bfloat16.
     own = 6e-4 if fits else 0
-    assert found["kl"] == pytest.approx((log_p.exp() * (log_p - log_q)).sum(-1).mean().item(), rel=0.1, abs=own)
-    assert found["top1_agreement"] == pytest.approx(
+    assert found.kl == pytest.approx((log_p.exp() * (log_p - log_q)).sum(-1).mean().item(), rel=0.1, abs=own)
+    assert found.top1_agreement == pytest.approx(
         (log_p.argmax(-1) == log_q.argmax(-1)).double().mean().item(), abs=0.02 if fits else 0.01
     )
-    low, high = found["perplexity_ratio_95"]
-    assert low < found["perplexity_ratio"] < high
+    assert found.perplexity is not None
+    assert found.perplexity.interval is not None
+    low, high = found.perplexity.interval
+    assert low < found.perplexity.ratio < high
+    assert found.perplexity.ratio == pytest.approx(compressed.text.perplexity / original.text.perplexity)
 
 
 def test_the_original_perplexity_is_the_published_one(shared: Path, recipe: Callable[..., Recipe]) -> None:
     """The issue's figure, measured through transformers: 92.93 on the first 64 x 256 tokens of WikiText-2 test."""
     text = shared / "data/text/wikitext2_test_unk.txt"
     top = {"evaluate": {"text": str(text), "windows": 64, "length": 256}}
-    found = run(recipe("builtin:smelt-6m", top, group_size=64)).report.data["evaluation"]
-    assert found["perplexity_original"] == pytest.approx(92.93, abs=0.01)
-
-
-def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
-    generator = torch.Generator().manual_seed(0)
-    hits = 0
-    for _ in range(400):
-        bounds = _interval(torch.randn(40, generator=generator, dtype=torch.float64) * 0.1 + 0.02)
-        assert bounds is not None
-        hits += bounds[0] <= math.exp(0.02) <= bounds[1]
-    assert 0.91 < hits / 400 < 0.98
-    assert _interval(torch.tensor([0.5])) is None
+    original = run(recipe("builtin:smelt-6m", top, group_size=64)).report.models[0]
+    assert original.text is not None
+    assert original.text.perplexity == pytest.approx(92.93, abs=0.01)
 
 
 def test_an_evaluation_can_be_left_out(recipe: Callable[..., Recipe], tiny: Callable[..., Path]) -> None:
     report = run(recipe(tiny(), {"evaluate": False}, group_size=32)).report
-    assert "evaluation" not in report.data
-    assert "not measured" in report.terminal()
+    assert all(model.text is None and model.speed is None and not model.samples for model in report.models)
+    assert "perplexity" not in report.summary()
 
 
 def test_layer_errors_are_the_layers_errors(tiny: Callable[..., Path], recipe: Callable[..., Recipe]) -> None:
@@ -93,9 +91,9 @@ def test_layer_errors_are_the_layers_errors(tiny: Callable[..., Path], recipe: C
     weight = layer.weight.detach().double()
     changed = compressed.model.layers[0].self_attn.v_proj.weight.detach().double()
     expected = (seen[0] @ (weight - changed).T).norm() / (seen[0] @ weight.T).norm()
-    layers = {record["name"]: record["error"] for record in result.report.data["layers"]}
+    layers = {layer.name: layer.error for layer in result.report.candidates[0].layers}
     assert layers["model.layers.0.self_attn.v_proj"] == pytest.approx(expected.item(), rel=1e-3)
-    errors = [record["error"] for record in result.report.data["layers"]]
+    errors = [layer.error or 0.0 for layer in result.report.candidates[0].layers]
     assert errors == sorted(errors, reverse=True)
 
 

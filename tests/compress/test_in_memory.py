@@ -47,7 +47,7 @@ def test_experts_in_memory(tmp_path: Path) -> None:
     before = model.model.layers[0].mlp.experts.down_proj.clone()
     result = quantize(model, tokenizer, scheme="W4A16", group_size=32, output=tmp_path / "out", **SMALL)
     assert not torch.equal(before, model.model.layers[0].mlp.experts.down_proj)
-    assert any(".experts." in record["name"] for record in result.report.data["layers"])
+    assert any(".experts." in layer.name for layer in result.report.candidates[0].layers)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_a_finished_run_returns_at_once_and_changes_nothing(small: Build, tmp_pa
     first = run(small())
     before = {f: f.stat().st_mtime_ns for f in (tmp_path / "out").rglob("*.safetensors")}
     again = run(small())
-    assert again.report.data == first.report.data
+    assert again.report == first.report
     assert {f: f.stat().st_mtime_ns for f in (tmp_path / "out").rglob("*.safetensors")} == before
 
 
@@ -100,10 +100,9 @@ def test_another_recipe_is_refused_and_says_what_differs(small: Build) -> None:
     run(small(rounding="nearest"))
     with pytest.raises(SmeltError, match=r"steps\.0\.quantize\.rounding\.method: 'nearest' -> 'hqq'.*--fresh"):
         run(small(rounding="hqq"))
-    assert (
-        run(small(rounding="hqq"), fresh=True).report.data["recipe"]["steps"][0]["quantize"]["rounding"]["method"]
-        == "hqq"
-    )
+    made = run(small(rounding="hqq"), fresh=True).report.candidates[0].recipe
+    assert made is not None
+    assert made["steps"][0]["quantize"]["rounding"]["method"] == "hqq"
 
 
 def test_a_changed_model_is_noticed(small: Build, tiny: Callable[..., Path], recipe: Build, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from smelt.compress import Recipe, SmeltError
 from smelt.compress.recipe_schema import recipe_schema
+from smelt.compress.sweep.trials import Sweep
 
 from ..tiny import REPOSITORY
 
@@ -166,7 +167,12 @@ def test_the_schema_accepts_every_shipped_recipe_and_refuses_mistakes() -> None:
     assert shipped
     for path in shipped:
         validator.validate(yaml.safe_load(path.read_text()))
-        Recipe.load(path)
+        if "sweep" in path.name:
+            assert Sweep.load(path).trials
+            with pytest.raises(SmeltError, match="run it with `smelt sweep"):
+                Recipe.load(path)
+        else:
+            Recipe.load(path)
     bad = yaml.safe_load(GOOD) | {"sed": 1}
     assert not validator.is_valid(bad)
     assert not validator.is_valid(yaml.safe_load(GOOD.replace("W4A16", "W4A61")))

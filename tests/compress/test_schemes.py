@@ -51,7 +51,7 @@ def test_checkpoint_loads_in_transformers_and_is_close(
     if scheme in ("W8A16", "W8A8"):  # a coarser grid moves a random model far; trained ones are measured elsewhere
         assert (after - before).norm() / before.norm() < 0.15
     found = inspect(str(result.checkpoint))
-    assert found.bytes == result.report.data["checkpoint"]["bytes"]
+    assert found.bytes == result.report.candidates[0].size.bytes
     assert (
         found.bytes == Plan.make(recipe(path, scheme=scheme, rounding="gptq")).as_data()["steps"][0]["checkpoint_bytes"]
     )
@@ -63,13 +63,13 @@ def test_checkpoint_loads_in_transformers_and_is_close(
 @pytest.mark.parametrize("rounding", ["nearest", "hqq", {"method": "gptq", "activation_order": False, "damping": 0.05}])
 def test_every_rounding_gives_a_checkpoint(rounding: object, recipe: Callable[..., Recipe]) -> None:
     result = run(recipe("builtin:smelt-6m", {"evaluate": False}, group_size=64, rounding=rounding))
-    assert all(0 < layer["error"] < 0.3 for layer in result.report.data["layers"])
+    assert all(layer.error and 0 < layer.error < 0.3 for layer in result.report.candidates[0].layers)
 
 
 def test_an_untied_head_can_be_quantized(tiny: Callable[..., Path], recipe: Callable[..., Recipe]) -> None:
     path = tiny("llama", torch.bfloat16)
     result = run(recipe(path, scheme="W8A16", group_size=32, rounding="gptq", ignore=[]))
-    layers = {layer["name"]: layer["error"] for layer in result.report.data["layers"]}
+    layers = {layer.name: layer.error for layer in result.report.candidates[0].layers}
     assert layers["lm_head"] < 0.05
     head = AutoModelForCausalLM.from_pretrained(result.checkpoint).lm_head
     assert hasattr(head, "quantization_scheme")
@@ -78,10 +78,12 @@ def test_an_untied_head_can_be_quantized(tiny: Callable[..., Path], recipe: Call
 @pytest.mark.parametrize("scheme", ["W8A8", "FP8_DYNAMIC"])
 def test_a_head_whose_inputs_are_rounded(scheme: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]) -> None:
     result = run(recipe(tiny("llama", torch.bfloat16), scheme=scheme, ignore=[]))
-    assert result.report.data["reload"]["through"] == "transformers"
+    assert (result.report.candidates[0].reload or {})["through"] == "transformers"
     # Both models share one skeleton while they are compared; the original must not see the quantized head.
-    plain = run(recipe("builtin:smelt-6m", group_size=64), fresh=True).report.data["evaluation"]
-    assert plain["perplexity_original"] != plain["perplexity_compressed"]
+    before, after = run(recipe("builtin:smelt-6m", group_size=64), fresh=True).report.models
+    assert before.text is not None
+    assert after.text is not None
+    assert before.text.perplexity != after.text.perplexity
 
 
 @pytest.mark.parametrize("ignore", ["re:.*w2", "re:.*experts.*", "re:.*experts.0.*"])
@@ -98,7 +100,7 @@ def test_targets_and_ignore_choose_what_is_quantized(tiny: Callable[..., Path], 
             tiny("llama", torch.bfloat16), group_size=32, targets=["re:.*mlp.*"], ignore=["model.layers.1.mlp.up_proj"]
         )
     )
-    names = {layer["name"] for layer in result.report.data["layers"]}
+    names = {layer.name for layer in result.report.candidates[0].layers}
     assert names == {f"model.layers.{i}.mlp.{n}_proj" for i in range(3) for n in ("gate", "up", "down")} - {
         "model.layers.1.mlp.up_proj"
     }
@@ -166,4 +168,4 @@ def test_large_checkpoints_are_sharded(
     shards = sorted(p.name for p in result.checkpoint.glob("*.safetensors"))
     assert len(shards) > 2
     assert shards[0] == f"model-00001-of-{len(shards):05d}.safetensors"
-    assert result.report.data["reload"]["through"] == "transformers"
+    assert (result.report.candidates[0].reload or {})["through"] == "transformers"

@@ -1,0 +1,1 @@
+"""Accuracy and speed of checkpoints, measured on the runtime that serves them."""

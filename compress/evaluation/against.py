@@ -1,0 +1,159 @@
+"""A model's measurements beside the baseline's: how much they differ, and whether by more than noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from .reasons import reasons
+from .result import Against, Change, Machine, ModelResult, Speed, Spread, TaskChange, TaskResult, Text
+from .statistics import Interval, excludes, mean_interval, resampled_interval, sign_test
+from .tasks import Aggregate, aggregation, is_right_or_wrong
+from .text import Divergence
+
+# A range of fewer rounds says too little to call a difference real.
+_ROUNDS = 3
+
+
+def against(
+    baseline: ModelResult, model: ModelResult, machine: Machine, divergence: Divergence | None = None
+) -> Against:
+    """Compare what both have.
+
+    Args:
+        baseline, model: what was measured.
+        machine: where speed was measured.
+        divergence: of the next token's distributions, where both models were at hand.
+    """
+    fields: dict[str, Any] = divergence.as_fields() if divergence else {}
+    if baseline.text and model.text:
+        fields |= _text_changes(baseline.text, model.text)
+    if baseline.speed and model.speed and _same_load(baseline.speed, model.speed):
+        fields |= _speed_changes(baseline.speed, model.speed)
+        fields["reasons"] = reasons(baseline.speed, model.speed, machine)
+    return Against(
+        **fields,
+        tasks=[
+            change
+            for mine in model.tasks
+            for theirs in baseline.tasks
+            if (change := _task_change(theirs, mine)) is not None
+        ],
+        size=Change(ratio=model.size.bytes / baseline.size.bytes),
+    )
+
+
+def primary_tasks(model: ModelResult) -> list[tuple[TaskResult, TaskChange | None]]:
+    """Of each task the metric by which it is usually known, and how it changed.
+
+    That is the first of which more is better; where there is none, the first.
+    """
+    chosen: dict[str, TaskResult] = {}
+    for result in model.tasks:
+        present = chosen.setdefault(result.task, result)
+        if result.higher_is_better and not present.higher_is_better:
+            chosen[result.task] = result
+    changes = {(c.task, c.metric, c.filter): c for c in (model.against.tasks if model.against else [])}
+    return [(result, changes.get((result.task, result.metric, result.filter))) for result in chosen.values()]
+
+
+def is_worse(result: TaskResult, change: TaskChange) -> bool:
+    """Whether a task's metric went the wrong way, beyond noise."""
+    return bool(change.significant) and (change.difference < 0) == result.higher_is_better
+
+
+def _text_changes(baseline: Text, model: Text) -> dict[str, Any]:
+    if baseline.text_sha256 == model.text_sha256:
+        paired = [b - a for a, b in zip(baseline.nll, model.nll, strict=True)]
+        each = mean_interval([difference / (model.length - 1) for difference in paired])
+        ratio = math.exp(math.fsum(paired) / (model.windows * (model.length - 1)))
+        interval = None if each is None else (math.exp(each[0]), math.exp(each[1]))
+        return {
+            "perplexity": _change(ratio, interval),
+            "bits_per_byte": _change(
+                model.bits_per_byte / baseline.bits_per_byte, _bits_interval(baseline, model, True)
+            ),
+        }
+    interval = _bits_interval(baseline, model, False)
+    return {"bits_per_byte": _change(model.bits_per_byte / baseline.bits_per_byte, interval)}
+
+
+def _bits_interval(baseline: Text, model: Text, paired: bool) -> Interval | None:
+    """Of the ratio of bits per byte, by the spread of windows, on the scale of logarithms."""
+    if min(baseline.windows, model.windows) < 2:
+        return None
+    if paired:
+        places = list(zip(baseline.nll, model.nll, strict=True))
+        return resampled_interval(places, lambda part: math.fsum(b for _, b in part) / math.fsum(a for a, _ in part))
+    variance = 0.0
+    for text in (baseline, model):
+        rates = [nll / max(1, size) for nll, size in zip(text.nll, text.bytes, strict=True)]
+        interval = mean_interval(rates)
+        assert interval is not None
+        middle = math.fsum(rates) / len(rates)
+        variance += ((interval[1] - interval[0]) / 2 / middle) ** 2
+    middle = math.log(model.bits_per_byte / baseline.bits_per_byte)
+    return math.exp(middle - math.sqrt(variance)), math.exp(middle + math.sqrt(variance))
+
+
+def _task_change(baseline: TaskResult, model: TaskResult) -> TaskChange | None:
+    key = ("task", "metric", "filter", "items", "fewshot", "version")
+    if any(getattr(baseline, name) != getattr(model, name) for name in key):
+        return None
+    fields: dict[str, Any] = {"difference": model.value - baseline.value}
+    pairs = list(zip(baseline.by_item, model.by_item, strict=True))
+    aggregate = aggregation(model.aggregation)
+    if model.aggregation == "mean" and is_right_or_wrong([*baseline.by_item, *model.by_item]):
+        gained = sum(b > a for a, b in pairs)
+        lost = sum(a > b for a, b in pairs)
+        p = sign_test(gained, lost)
+        fields |= {
+            "gained": gained,
+            "lost": lost,
+            "p_value": p,
+            "interval": mean_interval([b - a for a, b in pairs]),
+            "significant": p < 0.05,
+        }
+    elif aggregate is not None and pairs:
+        interval = resampled_interval(pairs, lambda part: _difference(part, aggregate))
+        fields |= {"interval": interval, "significant": excludes(interval, 0)}
+    return TaskChange(task=model.task, metric=model.metric, filter=model.filter, **fields)
+
+
+def _difference(pairs: Sequence[tuple[Any, Any]], aggregate: Aggregate) -> float:
+    return aggregate([b for _, b in pairs]) - aggregate([a for a, _ in pairs])
+
+
+def _same_load(baseline: Speed, model: Speed) -> bool:
+    return (baseline.prompt, baseline.generate) == (model.prompt, model.generate)
+
+
+def _speed_changes(baseline: Speed, model: Speed) -> dict[str, Any]:
+    paired = baseline.interleaved and model.interleaved
+    fields: dict[str, Any] = {
+        "prefill": _spread_change(baseline.prefill_rate, model.prefill_rate, paired),
+        "decode": _spread_change(baseline.decode_rate, model.decode_rate, paired),
+        "loads": {
+            str(mine.concurrency): _spread_change(theirs.output_rate, mine.output_rate, paired)
+            for mine in model.loads
+            for theirs in baseline.loads
+            if mine.concurrency == theirs.concurrency
+        },
+        "predicted_decode": baseline.decode_bytes_per_token / model.decode_bytes_per_token,
+    }
+    if baseline.peak_memory_bytes and model.peak_memory_bytes:
+        fields["memory"] = Change(ratio=model.peak_memory_bytes / baseline.peak_memory_bytes)
+    return fields
+
+
+def _spread_change(baseline: Spread, model: Spread, paired: bool) -> Change:
+    ratio = model.median / baseline.median
+    if not paired or len(baseline.values) != len(model.values) or len(model.values) < _ROUNDS:
+        return Change(ratio=ratio)
+    rounds = [mine / theirs for theirs, mine in zip(baseline.values, model.values, strict=True)]
+    return _change(ratio, (min(rounds), max(rounds)))
+
+
+def _change(ratio: float, interval: Interval | None) -> Change:
+    return Change(ratio=ratio, interval=interval, significant=excludes(interval, 1.0))

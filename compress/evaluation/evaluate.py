@@ -1,0 +1,113 @@
+"""``smelt eval``: checkpoints measured beside each other, and the report of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...runtime.errors import RuntimeProblem
+from ..errors import SmeltError, raise_problems
+from ..output import Output
+from ..progress import Progress
+from ..recipe import Evaluate
+from ..reporting.files import load, save
+from .measure import Evaluation
+from .problems import length_problems, text_problems
+from .result import ModelResult, ReportData
+from .subject import Subject, subjects
+from .tasks import Tasks
+from .this_machine import differences, this_machine
+
+
+def evaluate(
+    checkpoints: Sequence[str | Path],
+    *,
+    baseline: str | Path | None = None,
+    settings: Evaluate | None = None,
+    output: str | Path,
+    trust_remote_code: bool = False,
+    allow_foreign_baseline: bool = False,
+    fresh: bool = False,
+    progress: bool = True,
+) -> ReportData:
+    """Measure checkpoints, and write ``report.html``, ``report.md`` and ``report.json``.
+
+    Args:
+        checkpoints: directories, hub names or ``builtin:smelt-6m``.
+        baseline: what they are compared with, measured in the same run; or an earlier ``report.json``, whose baseline
+            (or only model) is taken as it was measured.
+        settings: what to measure; by default the builtin text, samples and no tasks and no speed.
+        output: the directory for the reports. Finished measurements are kept in it and not done again.
+        trust_remote_code: run the checkpoints' own Python.
+        allow_foreign_baseline: take a baseline's report even if it comes from another machine.
+        fresh: measure everything again.
+        progress: show progress on a terminal.
+
+    Returns:
+        What ``report.json`` holds.
+
+    Raises:
+        SmeltError: something is wrong with a checkpoint, a task or the output. What had been measured until then is
+            reported as partial.
+    """
+    asked = settings or Evaluate()
+    kept = _kept_baseline(Path(str(baseline)), allow_foreign_baseline) if _is_report(baseline) else None
+    found = subjects(
+        [str(name) for name in checkpoints],
+        str(baseline) if baseline is not None and kept is None else None,
+        trust_remote_code=trust_remote_code,
+    )
+    raise_problems(text_problems(asked, "") + length_problems(asked, [subject.directory for subject in found], ""))
+    tasks = Tasks.find(asked.tasks) if asked.tasks else None
+    show = Progress(progress)
+    with Output(Path(output), {"kind": "evaluation"}, fresh=fresh) as place:
+        evaluation = Evaluation(found, asked, tasks, place.journal, show, title=_title(found, kept), kept_baseline=kept)
+        return measured(evaluation, place.path)
+
+
+def measured(evaluation: Evaluation, directory: Path) -> ReportData:
+    """Measure, and save the report; if that is interrupted or fails, of what is known until then."""
+    try:
+        evaluation.run()
+    except (SmeltError, RuntimeProblem, KeyboardInterrupt):
+        save(evaluation.report(), directory)
+        raise
+    report = evaluation.report()
+    save(report, directory)
+    return report
+
+
+def _is_report(baseline: str | Path | None) -> bool:
+    if baseline is None:
+        return False
+    path = Path(str(baseline))
+    return path.suffix == ".json" or ((path / "report.json").is_file() and not (path / "checkpoint").is_dir())
+
+
+def _kept_baseline(path: Path, foreign: bool) -> ModelResult:
+    """The baseline of an earlier report; of another machine only if that is allowed."""
+    report = load(path)
+    model = report.baseline or (report.models[0] if len(report.models) == 1 else None)
+    if model is None:
+        raise SmeltError(
+            f"baseline {path}: has several models and none of them is its baseline; name a checkpoint instead"
+        )
+    apart = differences(report.machine, this_machine())
+    if apart and not foreign:
+        raise SmeltError(
+            f"baseline {path}: was measured on another machine ({'; '.join(apart)}), so its speed says nothing here; name the"
+            " checkpoint to measure it now, or pass --allow-foreign-baseline"
+        )
+    kept = model.model_copy(update={"role": "baseline", "against": None})
+    where = "on another machine" if apart else "in another run"
+    kept.warnings.append(f"was measured {where}, not in turns with the others; its report: {path}")
+    # What was not measured in turns has no rounds to compare.
+    speed = None if kept.speed is None else kept.speed.model_copy(update={"interleaved": False})
+    return kept.model_copy(update={"speed": speed})
+
+
+def _title(found: Sequence[Subject], kept: ModelResult | None) -> str:
+    names = [subject.name for subject in found if subject.role == "candidate"]
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    beside = kept.name if kept else next((s.name for s in found if s.role == "baseline"), None)
+    return f"{shown} beside {beside}" if beside else shown

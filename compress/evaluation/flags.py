@@ -1,0 +1,68 @@
+"""From the command line's flags to the settings of an evaluation."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from ..errors import SmeltError
+from ..recipe import Evaluate, SpeedSettings
+from ..recipe_file import nearest_name
+
+
+def evaluation_settings(*, tasks: str | None, speed: str, **fields: Any) -> Evaluate:
+    """Settings as :class:`Evaluate` checks them.
+
+    Args:
+        tasks: names and paths, comma-separated.
+        speed: as :func:`speed_settings` reads it.
+        fields: of :class:`Evaluate`.
+
+    Raises:
+        SmeltError: one line a mistake.
+    """
+    named = [name.strip() for name in (tasks or "").split(",") if name.strip()]
+    try:
+        return Evaluate(tasks=named, speed=speed_settings(speed), **fields)
+    except ValidationError as error:
+        raise SmeltError(_sentences(error, "--")) from None
+
+
+def speed_settings(text: str) -> SpeedSettings | Literal[False]:
+    """``prompt=512,generate=128,concurrency=1,8,32``; ``none`` for no measurement."""
+    if text.strip().lower() in ("none", "false", ""):
+        return False
+    given: dict[str, list[str]] = {}
+    key = ""
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if equals:
+            key = name.strip()
+            if key in given:
+                raise SmeltError(f"--speed {text}: {key} is given twice")
+            given[key] = [value.strip()]
+        elif key:
+            given[key].append(part.strip())
+        else:
+            raise SmeltError(f"--speed {text}: expected key=value, for example prompt=512,generate=128,concurrency=1,8")
+    fields: dict[str, Any] = {}
+    for key, values in given.items():
+        if key not in SpeedSettings.model_fields:
+            known = list(SpeedSettings.model_fields)
+            raise SmeltError(
+                f"--speed {text}: there is no {key!r}; expected {', '.join(known)}{nearest_name(key, known)}"
+            )
+        if not all(value.isdigit() for value in values) or (len(values) > 1 and key != "concurrency"):
+            raise SmeltError(
+                f"--speed {text}: {key} must be {'whole numbers' if key == 'concurrency' else 'a whole number'}"
+            )
+        fields[key] = [int(value) for value in values] if key == "concurrency" else int(values[0])
+    try:
+        return SpeedSettings(**fields)
+    except ValidationError as error:
+        raise SmeltError(_sentences(error, "--speed ")) from None
+
+
+def _sentences(error: ValidationError, prefix: str) -> str:
+    return "\n".join(f"{prefix}{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())

@@ -1,0 +1,114 @@
+"""Conditions on a report, for continuous integration: ``ppl>+2%``, ``decode_speedup<1.5``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import SmeltError
+from ..recipe_file import nearest_name
+from .result import ModelResult, ReportData
+
+# From a model beside its baseline to a number; a relative one is a ratio, of which gates name the change in percent.
+_RATIOS: dict[str, Callable[[ModelResult], float | None]] = {
+    "ppl": lambda m: m.against.perplexity.ratio if m.against and m.against.perplexity else None,
+    "bits_per_byte": lambda m: m.against.bits_per_byte.ratio if m.against and m.against.bits_per_byte else None,
+    "size": lambda m: m.against.size.ratio if m.against and m.against.size else None,
+    "memory": lambda m: m.against.memory.ratio if m.against and m.against.memory else None,
+}
+_VALUES: dict[str, Callable[[ModelResult], float | None]] = {
+    "decode_speedup": lambda m: m.against.decode.ratio if m.against and m.against.decode else None,
+    "prefill_speedup": lambda m: m.against.prefill.ratio if m.against and m.against.prefill else None,
+    "kl": lambda m: m.against.kl if m.against else None,
+    "top1": lambda m: m.against.top1_agreement if m.against else None,
+    "decode": lambda m: m.speed.decode_rate.median if m.speed else None,
+    "prefill": lambda m: m.speed.prefill_rate.median if m.speed else None,
+}
+# What ratios are ratios of, for gates without a percentage.
+_ABSOLUTES: dict[str, Callable[[ModelResult], float | None]] = {
+    "ppl": lambda m: m.text.perplexity if m.text else None,
+    "bits_per_byte": lambda m: m.text.bits_per_byte if m.text else None,
+    "size": lambda m: m.size.bytes,
+    "memory": lambda m: m.speed.peak_memory_bytes if m.speed else None,
+}
+_FORM = re.compile(
+    r"^\s*(?P<metric>[\w.:/-]+?)\s*(?P<sign>[<>])\s*(?P<bound>[+-]?\d+(\.\d+)?([eE][+-]?\d+)?)\s*(?P<percent>%?)\s*$"
+)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A condition that makes a report fail.
+
+    Attributes:
+        text: as it was written.
+        metric: what it is about; ``task:NAME`` is a task's first metric.
+        above: whether more than the bound fails, or less.
+        bound: the number.
+        percent: whether it is a change from the baseline, in percent (of a task's metric, in points).
+    """
+
+    text: str
+    metric: str
+    above: bool
+    bound: float
+    percent: bool
+
+    @classmethod
+    def parse(cls, text: str) -> Gate:
+        """Read ``ppl>+2%``, ``kl>0.05``, ``decode_speedup<1.5`` or ``task:piqa<-1%``.
+
+        Raises:
+            SmeltError: it is none, or its metric is unknown.
+        """
+        found = _FORM.match(text)
+        if found is None:
+            raise SmeltError(
+                f"--fail-if {text!r}: expected a metric, < or >, and a number, such as ppl>+2% or decode_speedup<1.5"
+            )
+        metric, percent = found["metric"], bool(found["percent"])
+        if not metric.startswith("task:"):
+            known = [*_RATIOS, *_VALUES]
+            if metric not in known:
+                raise SmeltError(
+                    f"--fail-if {text!r}: there is no metric {metric!r}; expected {', '.join(known)} or task:NAME{nearest_name(metric, known)}"
+                )
+            if percent and metric not in _RATIOS:
+                raise SmeltError(f"--fail-if {text!r}: {metric} is no change from the baseline; leave the % out")
+        return cls(text, metric, found["sign"] == ">", float(found["bound"]), percent)
+
+    def fallen(self, report: ReportData) -> list[str]:
+        """A sentence for each model that fails it. What was not measured fails too: a gate must not pass in silence."""
+        return [sentence for model in report.candidates or report.models if (sentence := self._fallen(model))]
+
+    def _fallen(self, model: ModelResult) -> str | None:
+        value = self._value(model)
+        if value is None:
+            return f"gate {self.text} fell: {model.name} has no {self.metric}{' beside a baseline' if self._is_relative else ''}; it was not measured"
+        if value > self.bound if self.above else value < self.bound:
+            by = self._said(abs(value - self.bound)).removeprefix("+")
+            side = "above" if self.above else "below"
+            return f"gate {self.text} fell: {model.name} has {self.metric} {self._said(value)}, {by} {side} the bound"
+        return None
+
+    @property
+    def _is_relative(self) -> bool:
+        return self.percent or self.metric.endswith("_speedup") or self.metric in ("kl", "top1")
+
+    def _value(self, model: ModelResult) -> float | None:
+        if self.metric.startswith("task:"):
+            name = self.metric.removeprefix("task:")
+            if self.percent:
+                changes = model.against.tasks if model.against else []
+                return next((100 * c.difference for c in changes if c.task == name), None)
+            return next((t.value for t in model.tasks if t.task == name), None)
+        if self.percent:
+            ratio = _RATIOS[self.metric](model)
+            return None if ratio is None else 100 * (ratio - 1)
+        return (_VALUES.get(self.metric) or _ABSOLUTES[self.metric])(model)
+
+    def _said(self, value: float) -> str:
+        if self.percent:
+            return f"{value:+.2f}%"
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"

@@ -1,0 +1,38 @@
+"""Finished measurements, kept on the disk so that an interrupted evaluation continues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..output import digest
+from ..safetensors_file import write_text
+
+
+class Journal:
+    """A directory of measurements, each under a digest of everything that decides it.
+
+    Args:
+        directory: where; made when something is kept.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def keep(self, key: dict[str, Any], measure: Callable[[], Any]) -> Any:
+        """What was measured under ``key`` before, or else is measured now; plain data."""
+        path = self._directory / f"{digest(key)[:24]}.json"
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))["found"]
+        except (FileNotFoundError, ValueError, KeyError):  # never measured, or damaged
+            pass
+        found = measure()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps({"key": key, "found": found}) + "\n")
+        return found
+
+    def has(self, key: dict[str, Any]) -> bool:
+        """Whether it was measured before."""
+        return (self._directory / f"{digest(key)[:24]}.json").exists()

@@ -1,0 +1,366 @@
+"""Measuring checkpoints beside each other: texts, tasks, samples, speed; what is finished is kept and not done again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ...runtime import Engine, RuntimeProblem
+from ..corpus import TextSource
+from ..errors import SmeltError
+from ..output import digest
+from ..progress import Progress
+from ..recipe import Evaluate
+from ..runtime_reader import RuntimeReader
+from ..versions import versions
+from .against import against
+from .journal import Journal
+from .result import Against, Machine, ModelResult, ReportData, Sample, Speed, TaskResult, Text
+from .samples import continuations, prompts
+from .speed import MachineRates, Served, measure_speed
+from .subject import Subject
+from .tasks import Tasks
+from .text import Divergence, Excerpt, Reading, divergence, likelihood, read
+from .this_machine import this_machine
+
+_SEQUENCES = 32
+
+
+class Evaluation:
+    """Checkpoints being measured.
+
+    :meth:`run` measures; :meth:`report` tells what has been measured so far, also after an interruption.
+
+    Args:
+        subjects: what to measure; at most one is the baseline.
+        settings: how.
+        tasks: the settings' tasks, found.
+        directory: where finished measurements are kept.
+        progress: shows how far it is.
+        title: of the report.
+        kept_baseline: a baseline's results from another report, instead of a subject.
+        wanted: False to measure nothing and report what is known without.
+    """
+
+    def __init__(
+        self,
+        subjects: Sequence[Subject],
+        settings: Evaluate,
+        tasks: Tasks | None,
+        directory: Path,
+        progress: Progress,
+        *,
+        title: str,
+        kept_baseline: ModelResult | None = None,
+        wanted: bool = True,
+    ) -> None:
+        self._subjects = list(subjects)
+        self._settings = settings
+        self._tasks = tasks
+        self._directory = directory
+        self._journal = Journal(directory)
+        self._progress = progress
+        self._title = title
+        self._kept = kept_baseline
+        self._machine: Machine = this_machine()
+        self._results = {subject.name: subject.described() for subject in self._subjects}
+        self._divergences: dict[str, Divergence] = {}
+        self._warnings: list[str] = []
+        self._missing = self._wanted() if wanted else {}
+
+    def run(self) -> None:
+        """Measure what has not been measured yet.
+
+        Raises:
+            SmeltError: a checkpoint gives NaN, or a measurement fails.
+            RuntimeProblem: a checkpoint is none that the runtime can serve.
+        """
+        if not self._missing:
+            return
+        self._read_texts()
+        for subject in self._subjects:
+            self._serve(subject)
+        self._time()
+
+    def report(self) -> ReportData:
+        """What is known now."""
+        from ..reporting.verdict import verdict
+
+        baseline = self._kept or next((r for r in self._results.values() if r.role == "baseline"), None)
+        models = [] if baseline is None else [baseline]
+        for result in self._results.values():
+            if result.role == "baseline":
+                continue
+            beside: Against | None = None
+            if baseline is not None:
+                beside = against(baseline, result, self._machine, self._divergences.get(result.name))
+            models.append(result.model_copy(update={"against": beside}))
+        missing = list(dict.fromkeys(self._missing.values()))
+        known = ReportData(
+            title=self._title,
+            status="partial" if missing else "complete",
+            missing=missing,
+            verdict="",
+            machine=self._machine,
+            versions=versions("lm-eval"),
+            settings=self._settings.model_dump(mode="json"),
+            models=models,
+            warnings=list(self._warnings),
+        )
+        return known.model_copy(update={"verdict": verdict(known)})
+
+    def _wanted(self) -> dict[tuple[str, ...], str]:
+        """Everything to be measured, by what and of whom, with what to call it."""
+        wanted: dict[tuple[str, ...], str] = {}
+        for subject in self._subjects:
+            name = subject.name
+            wanted["text", name] = f"the text read by {name}"
+            if subject.only_text is None:
+                for task in self._tasks.loaded if self._tasks else ():
+                    wanted["task", name, task] = f"{task} answered by {name}"
+                if self._settings.samples:
+                    wanted["samples", name] = f"samples of {name}"
+                if self._settings.speed:
+                    wanted["speed", name] = f"the speed of {name}"
+        return wanted
+
+    def _have(self, what: tuple[str, ...], **changes: Any) -> None:
+        name = what[1]
+        self._results[name] = self._results[name].model_copy(update=changes)
+        self._missing.pop(what, None)
+
+    def warn(self, sentence: str) -> None:
+        """Add a sentence to the report, once."""
+        if sentence not in self._warnings:
+            self._warnings.append(sentence)
+
+    # Texts
+
+    def _read_texts(self) -> None:
+        baseline = next((s for s in self._subjects if s.role == "baseline"), None)
+        others = [s for s in self._subjects if s is not baseline]
+        with _Readings(self._directory, self._progress) as readings:
+            first = baseline or others[0]
+            excerpt = self._cut(first)
+            if baseline is None or not others:
+                self._read_alone(first, excerpt, readings)
+                others = [s for s in others if s is not first]
+            for subject in others:
+                own = self._cut(subject, like=None if self._same_tokens(first, subject, excerpt) else excerpt)
+                if baseline is not None and own.windows.fingerprint == excerpt.windows.fingerprint:
+                    self._read_beside(baseline, subject, own, readings)
+                    continue
+                self._read_alone(subject, own, readings)
+                if own.windows.fingerprint != excerpt.windows.fingerprint:
+                    self.warn(
+                        f"{subject.name} cuts text into other tokens than {first.name}: their perplexities cannot be compared,"
+                        f" bits per byte can (over {sum(own.bytes)} and {sum(excerpt.bytes)} bytes of the same text)"
+                    )
+            if baseline is not None and ("text", baseline.name) in self._missing:
+                self._read_alone(baseline, excerpt, readings)
+        if self._kept is not None and self._kept.text is not None:
+            for subject in self._subjects:
+                text = self._results[subject.name].text
+                if text is not None and text.text_sha256 != self._kept.text.text_sha256:
+                    self.warn(
+                        f"{subject.name} did not read the very tokens that the kept baseline {self._kept.name} read: their"
+                        " perplexities cannot be compared, bits per byte can if the text is the same"
+                    )
+
+    def _cut(self, subject: Subject, like: Excerpt | None = None) -> Excerpt:
+        e = self._settings
+        return Excerpt.cut(e.source(), subject.tokenizer, e.windows, e.length, like=like)
+
+    def _same_tokens(self, one: Subject, other: Subject, excerpt: Excerpt) -> bool:
+        return self._cut(other).windows.fingerprint == excerpt.windows.fingerprint
+
+    def _read_alone(self, subject: Subject, excerpt: Excerpt, readings: _Readings) -> None:
+        def measure() -> dict[str, Any]:
+            reading = readings.of(subject, excerpt)
+            try:
+                return likelihood(reading, subject.name).model_dump(mode="json")
+            finally:
+                readings.forget(subject)
+
+        found = self._journal.keep(self._key("text", subject, excerpt), measure)
+        self._have(("text", subject.name), text=Text.model_validate(found))
+
+    def _read_beside(self, baseline: Subject, subject: Subject, excerpt: Excerpt, readings: _Readings) -> None:
+        def measure() -> dict[str, Any]:
+            before = readings.of(baseline, excerpt)
+            after = readings.of(subject, excerpt)
+            try:
+                texts = divergence(before, after, (baseline.name, subject.name))
+            finally:
+                readings.forget(subject)
+            apart = None if texts[2] is None else dataclasses.asdict(texts[2])
+            return {
+                "baseline": texts[0].model_dump(mode="json"),
+                "model": texts[1].model_dump(mode="json"),
+                "divergence": apart,
+            }
+
+        key = self._key("text", subject, excerpt) | {"baseline": baseline.fingerprint}
+        found = self._journal.keep(key, measure)
+        self._have(("text", baseline.name), text=Text.model_validate(found["baseline"]))
+        self._have(("text", subject.name), text=Text.model_validate(found["model"]))
+        if found["divergence"] is not None:
+            self._divergences[subject.name] = Divergence(**found["divergence"])
+
+    # What needs an engine
+
+    def _serve(self, subject: Subject) -> None:
+        if subject.only_text is not None:
+            return
+        with _Served(subject, self._progress) as served:
+            for task in self._tasks.loaded if self._tasks else ():
+                self._answer(subject, served, task)
+            if self._settings.samples:
+                beginnings = prompts(TextSource("builtin", "evaluation"), self._settings.samples)
+                found = self._journal.keep(
+                    self._key("samples", subject) | {"prompts": beginnings},
+                    lambda: [
+                        sample.model_dump(mode="json")
+                        for sample in continuations(served.engine, beginnings, subject.name)
+                    ],
+                )
+                self._have(("samples", subject.name), samples=[Sample.model_validate(each) for each in found])
+
+    def _answer(self, subject: Subject, served: _Served, task: str) -> None:
+        assert self._tasks is not None
+        tasks, settings = self._tasks, self._settings
+        key = self._key("task", subject) | {
+            "task": task,
+            "defined": tasks.digest(task),
+            "limit": settings.limit,
+            "fewshot": settings.fewshot,
+        }
+
+        def measure() -> list[dict[str, Any]]:
+            self._progress.say(f"{subject.name} answers {task}")
+            try:
+                results = tasks.run(task, served.harness, settings.limit, settings.fewshot)
+            except RuntimeProblem as problem:
+                raise SmeltError(f"{task} answered by {subject.name}: {problem}") from None
+            return [result.model_dump(mode="json") for result in results]
+
+        found = [TaskResult.model_validate(each) for each in self._journal.keep(key, measure)]
+        self._have(("task", subject.name, task), tasks=[*self._results[subject.name].tasks, *found])
+
+    # Speed
+
+    def _time(self) -> None:
+        settings = self._settings.speed
+        subjects = [subject for subject in self._subjects if subject.only_text is None]
+        if not settings or not subjects:
+            return
+
+        def measure() -> dict[str, Any]:
+            served = [Served(s.name, s.directory.path, s.bytes) for s in subjects]
+            trust = any(s.directory.trust_remote_code for s in subjects)
+            speeds, rates = measure_speed(served, settings, self._progress, trust_remote_code=trust)
+            return {
+                "day": datetime.now(UTC).date().isoformat(),
+                "speeds": [speed.model_dump(mode="json") for speed in speeds],
+                "rates": dataclasses.asdict(rates),
+            }
+
+        key = {
+            "what": "speed",
+            "models": [subject.fingerprint for subject in subjects],
+            "settings": settings.model_dump(mode="json"),
+            "machine": self._machine.model_dump(mode="json"),
+            "versions": versions(),
+        }
+        found = self._journal.keep(key, measure)
+        rates = MachineRates(**found["rates"])
+        self._machine = self._machine.model_copy(
+            update={
+                "read_bytes_per_second": rates.read,
+                "operations_per_second": rates.operations,
+                "operations_dtype": rates.dtype,
+                "measured_on": found["day"],
+            }
+        )
+        for subject, speed in zip(subjects, found["speeds"], strict=True):
+            self._have(("speed", subject.name), speed=Speed.model_validate(speed))
+        if len(subjects) > 1 and not all(r.speed.interleaved for r in self._results.values() if r.speed):
+            self.warn("speed was measured one model after another, because they do not fit into memory together")
+
+    def _key(self, what: str, subject: Subject, excerpt: Excerpt | None = None) -> dict[str, Any]:
+        """Everything that decides a measurement."""
+        key: dict[str, Any] = {
+            "what": what,
+            "model": subject.fingerprint,
+            "config": digest(subject.directory.config_data()),
+            "streamed": subject.open_reader is not None,
+            "versions": versions("lm-eval"),
+        }
+        return key if excerpt is None else key | {"text": excerpt.windows.fingerprint, "source": excerpt.source}
+
+
+class _Readings:
+    """What has been read of an excerpt, by subject, so that a baseline reads it once for all."""
+
+    def __init__(self, directory: Path, progress: Progress) -> None:
+        self._directory, self._progress = directory, progress
+        self._of: dict[str, Reading] = {}
+
+    def of(self, subject: Subject, excerpt: Excerpt) -> Reading:
+        if subject.name not in self._of:
+            if subject.open_reader is not None:
+                reader, computed_by = subject.open_reader(self._directory)
+            else:
+                directory = subject.directory
+                reader = RuntimeReader(directory.path, directory.trust_remote_code, self._directory)
+                computed_by = "Smelt's runtime"
+            self._of[subject.name] = read(reader, excerpt, computed_by, subject.name, self._progress)
+        return self._of[subject.name]
+
+    def forget(self, subject: Subject) -> None:
+        self._of.pop(subject.name).close()
+
+    def __enter__(self) -> _Readings:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with ExitStack() as closing:
+            for reading in self._of.values():
+                closing.callback(reading.close)
+
+
+class _Served:
+    """An engine for a subject, loaded when something first asks for it."""
+
+    def __init__(self, subject: Subject, progress: Progress) -> None:
+        self._subject, self._progress = subject, progress
+        self._engine: Engine | None = None
+        self._harness: Any = None
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            self._progress.say(f"loading {self._subject.name}")
+            directory = self._subject.directory
+            self._engine = Engine(
+                directory.path, max_sequences=_SEQUENCES, trust_remote_code=directory.trust_remote_code, quiet=True
+            )
+        return self._engine
+
+    @property
+    def harness(self) -> Any:
+        if self._harness is None:
+            from .harness_model import SmeltLM
+
+            self._harness = SmeltLM(engine=self.engine, disable_tqdm=not self._progress.enabled)
+        return self._harness
+
+    def __enter__(self) -> _Served:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._engine = self._harness = None

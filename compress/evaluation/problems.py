@@ -1,0 +1,41 @@
+"""What would make an evaluation fail, found before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import Problem
+from ..model_directory import ModelDirectory
+from ..recipe import Evaluate
+
+
+def text_problems(settings: Evaluate, where: str = "evaluate.") -> list[Problem]:
+    """What is wrong with the text, as far as can be told without reading it."""
+    sentence = settings.source().problem()
+    return [Problem(f"{where}text", sentence)] if sentence else []
+
+
+def length_problems(settings: Evaluate, models: Sequence[ModelDirectory], where: str = "evaluate.") -> list[Problem]:
+    """What is longer than a model was made for."""
+    problems = []
+    for model in models:
+        context = model.config_data().get("max_position_embeddings")
+        if not isinstance(context, int):
+            continue
+        if settings.length > context:
+            problems.append(
+                Problem(
+                    f"{where}length",
+                    f"{settings.length} tokens are more than the {context} that {model.name} was made for; use at most {context}",
+                )
+            )
+        speed = settings.speed
+        if speed and speed.prompt + speed.generate + 1 > context:
+            problems.append(
+                Problem(
+                    f"{where}speed",
+                    f"a prompt of {speed.prompt} and {speed.generate} generated are more than the {context} tokens that"
+                    f" {model.name} was made for; lower them",
+                )
+            )
+    return problems

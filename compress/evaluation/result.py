@@ -1,0 +1,255 @@
+"""What ``report.json`` holds. Version 1 of the schema: fields may be added, none will change its meaning or go.
+
+A number that was not measured is absent (``null``), never zero. Times are seconds, sizes bytes, rates per second.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA = "smelt.report/1"
+
+Interval = tuple[float, float]
+
+
+class Part(BaseModel):
+    """Base of all parts of a report."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class Spread(Part):
+    """A quantity that was measured several times."""
+
+    median: float
+    values: list[float] = Field(description="Every repeat, in the order they were taken; models take turns.")
+
+    @property
+    def range(self) -> Interval:
+        """The smallest and the largest."""
+        return min(self.values), max(self.values)
+
+
+class Machine(Part):
+    """Where the numbers come from."""
+
+    processor: str
+    cores: int = Field(description="That this process may use.")
+    memory_bytes: int
+    system: str
+    measured_on: str | None = Field(default=None, description="The day, in UTC, on which speed was measured.")
+    device: str = Field(description="What computed: `cpu`.")
+    read_bytes_per_second: float | None = Field(default=None, description="Reading memory, measured in this run.")
+    operations_per_second: float | None = Field(
+        default=None, description="Of a matrix product in `operations_dtype`, measured in this run."
+    )
+    operations_dtype: str | None = None
+
+
+class Size(Part):
+    """What a checkpoint takes on the disk."""
+
+    bytes: int = Field(description="Of all tensors.")
+    parameters: int
+    bits_per_weight: float = Field(description="Over all parameters, scales included.")
+    linear_bits_per_weight: float | None = Field(default=None, description="Over quantized linears only.")
+
+
+class Text(Part):
+    """How well a model predicts a text."""
+
+    source: str
+    windows: int
+    length: int = Field(description="Tokens of a window; each is read from its own beginning.")
+    perplexity: float = Field(description="exp of the mean negative log-likelihood a token.")
+    perplexity_interval: Interval | None = Field(default=None, description="95%, over windows.")
+    bits_per_byte: float = Field(description="Comparable between tokenizers, unlike perplexity.")
+    nll: list[float] = Field(description="Negative log-likelihood of each window, in nats, summed over its tokens.")
+    bytes: list[int] = Field(description="UTF-8 bytes that the predicted tokens of each window stand for.")
+    text_sha256: str = Field(description="Of the tokens; equal where two models read the same.")
+    computed_by: str
+
+
+class TaskResult(Part):
+    """One metric of one lm-eval task."""
+
+    task: str
+    metric: str
+    filter: str
+    value: float
+    interval: Interval | None = Field(default=None, description="95%, over items.")
+    higher_is_better: bool
+    aggregation: str = Field(description="From items to the value, by lm-eval's name.")
+    items: int
+    by_item: list[Any] = Field(description="What each item contributed, in the task's order.")
+    fewshot: int
+    version: str
+
+
+class Load(Part):
+    """A number of requests kept in flight."""
+
+    concurrency: int
+    requests: int = Field(description="Of each repeat.")
+    output_rate: Spread = Field(description="Generated tokens a second, over all requests.")
+    first_token_p50: Spread
+    first_token_p99: Spread
+    between_tokens_p50: Spread
+    between_tokens_p99: Spread
+
+
+class TimePart(Part):
+    """A share of a step."""
+
+    name: str
+    seconds: float
+
+
+class Speed(Part):
+    """How fast a checkpoint runs."""
+
+    prompt: int
+    generate: int
+    first_token: Spread = Field(description="One request alone: from its arrival to its first token.")
+    prefill_rate: Spread = Field(description="Prompt tokens a second, alone.")
+    decode_rate: Spread = Field(description="Generated tokens a second after the first, alone.")
+    loads: list[Load]
+    load_seconds: float = Field(
+        description="Reading the weights and making an engine of them; libraries are imported already, and files may be in the system's cache."
+    )
+    peak_memory_bytes: int | None = Field(default=None, description="Resident, of a process that only serves this.")
+    interleaved: bool = Field(description="Whether models took turns, so that the machine's moods hit all alike.")
+    decode_bytes_per_token: int = Field(description="Weights read for a token.")
+    decode_limit: float | None = Field(default=None, description="Tokens a second if reading weights were all.")
+    decode_of_limit: float | None = None
+    prefill_limit: float | None = Field(
+        default=None,
+        description="Tokens a second at the machine's product rate in `operations_dtype`; integers may exceed it.",
+    )
+    prefill_of_limit: float | None = None
+    decode_time: list[TimePart] = Field(description="Where the time of a decoding step goes.")
+    prefill_time: list[TimePart] = Field(description="Where the time of a prompt goes.")
+    kernels: dict[str, str] = Field(description="What computes each linear.")
+
+
+class Sample(Part):
+    """What a model makes of a prompt, always taking the most likely token."""
+
+    prompt: str
+    text: str
+
+
+class Layer(Part):
+    """What quantizing one linear cost."""
+
+    name: str
+    scheme: str
+    shape: list[int]
+    error: float | None = Field(
+        default=None, description="|X(W - Q)| / |XW|; absent if no calibration token reached it."
+    )
+
+
+class Change(Part):
+    """A quantity of a model over that of the baseline."""
+
+    ratio: float
+    interval: Interval | None = Field(
+        default=None,
+        description="Accuracy: 95%, paired where both read the same. Speed: the range of the rounds' ratios.",
+    )
+    significant: bool | None = Field(default=None, description="Whether the interval excludes 1; absent without one.")
+
+
+class TaskChange(Part):
+    """A task's metric beside the baseline's."""
+
+    task: str
+    metric: str
+    filter: str
+    difference: float
+    interval: Interval | None = None
+    significant: bool | None = None
+    gained: int | None = Field(
+        default=None, description="Items that were wrong and are right; for right-or-wrong metrics."
+    )
+    lost: int | None = Field(default=None, description="Items that were right and are wrong.")
+    p_value: float | None = Field(default=None, description="McNemar's exact test of gained against lost.")
+
+
+class Against(Part):
+    """A model beside the baseline."""
+
+    perplexity: Change | None = None
+    bits_per_byte: Change | None = None
+    kl: float | None = Field(default=None, description="Mean divergence of the next token's distribution, in nats.")
+    kl_interval: Interval | None = None
+    top1_agreement: float | None = Field(default=None, description="Positions where both have the same first choice.")
+    top1_interval: Interval | None = None
+    tasks: list[TaskChange] = []
+    size: Change | None = Field(default=None, description="Checkpoint bytes.")
+    memory: Change | None = Field(default=None, description="Peak memory.")
+    prefill: Change | None = None
+    decode: Change | None = None
+    loads: dict[str, Change] = Field(default={}, description="Generated tokens a second, by concurrency.")
+    predicted_decode: float | None = Field(default=None, description="The speedup that reading fewer bytes predicts.")
+    reasons: list[str] = Field(default=[], description="Why speed differs from the prediction.")
+
+
+class ModelResult(Part):
+    """Everything about one checkpoint."""
+
+    name: str
+    role: Literal["baseline", "candidate"]
+    path: str | None = None
+    fingerprint: str = Field(description="SHA-256 over the names, types, shapes and bytes of all tensors.")
+    scheme: str
+    size: Size
+    text: Text | None = None
+    tasks: list[TaskResult] = []
+    speed: Speed | None = None
+    samples: list[Sample] = []
+    layers: list[Layer] = Field(default=[], description="Worst first.")
+    recipe: dict[str, Any] | None = None
+    reload: dict[str, Any] | None = Field(default=None, description="How transformers reloads what was written.")
+    against: Against | None = None
+    warnings: list[str] = []
+
+
+class ReportData(Part):
+    """A whole report."""
+
+    schema_: str = Field(default=SCHEMA, alias="schema")
+    title: str
+    status: Literal["complete", "partial"]
+    missing: list[str] = Field(default=[], description="What a partial report lacks.")
+    verdict: str
+    machine: Machine
+    versions: dict[str, str]
+    settings: dict[str, Any] = Field(description="What was asked to be measured.")
+    models: list[ModelResult] = Field(description="The baseline first, if there is one.")
+    warnings: list[str] = []
+
+    @property
+    def baseline(self) -> ModelResult | None:
+        """What the others are compared with."""
+        return next((model for model in self.models if model.role == "baseline"), None)
+
+    @property
+    def candidates(self) -> list[ModelResult]:
+        """All others."""
+        return [model for model in self.models if model.role == "candidate"]
+
+    def summary(self, *, colour: bool = False) -> str:
+        """A few lines for a terminal."""
+        from ..reporting.terminal import summary
+
+        return summary(self, colour=colour)
+
+    def as_data(self) -> dict[str, Any]:
+        """As plain data for JSON; what was not measured is left out."""
+        # JSON knows no NaN and no infinity; pydantic's own writer leaves such numbers empty.
+        return json.loads(self.model_dump_json(by_alias=True, exclude_none=True))

@@ -1,0 +1,38 @@
+"""What models make of the beginnings of a text, side by side."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from ...runtime import Engine, RuntimeProblem, SamplingParams
+from ..corpus import TextSource
+from ..errors import SmeltError
+from .result import Sample
+
+_WORDS = 24
+_TOKENS = 48
+
+
+def prompts(source: TextSource, count: int) -> list[str]:
+    """The first words of the first documents."""
+    found = []
+    for document in islice((d for d in source.documents() if isinstance(d, str) and d.strip()), count):
+        words = document.split()
+        found.append(" ".join(words[:_WORDS]))
+    return found
+
+
+def continuations(engine: Engine, beginnings: list[str], name: str) -> list[Sample]:
+    """Each beginning and how the model goes on, always taking its most likely token."""
+    params = SamplingParams(max_tokens=_TOKENS, temperature=0)
+    try:
+        outputs = engine.generate(beginnings, params) if beginnings else []
+    except RuntimeProblem as problem:
+        raise SmeltError(f"samples of {name}: {problem}") from None
+    broken = next((output.error for output in outputs if output.error), None)
+    if broken:
+        raise SmeltError(f"samples of {name}: {broken}")
+    return [
+        Sample(prompt=beginning, text=output.completions[0].text or "")
+        for beginning, output in zip(beginnings, outputs, strict=True)
+    ]

@@ -1,0 +1,181 @@
+"""How fast checkpoints run, measured in turns so that the machine's moods hit all alike."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...runtime.machine import available_memory
+from ..progress import Progress
+from ..recipe import SpeedSettings
+from .result import Load, Speed, Spread, TimePart
+from .workers import Worker
+
+# A process that serves needs its libraries, and weights may be kept wider than they are stored.
+_LIBRARIES = 700_000_000
+_WIDER = 2.5
+_SEED = 1000
+
+
+@dataclass(frozen=True)
+class Served:
+    """A checkpoint to be measured: what to call it, where it is, and how large its files are."""
+
+    name: str
+    path: Path
+    bytes: int
+
+
+@dataclass(frozen=True)
+class MachineRates:
+    """What the machine can do, measured beside the models."""
+
+    read: float
+    operations: float
+    dtype: str
+
+
+@dataclass
+class _Rounds:
+    """What the repeats of one model gave, by concurrency."""
+
+    loads: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def spread(self, concurrency: int, value: Callable[[dict[str, Any]], float]) -> Spread:
+        return spread([value(load) for load in self.loads[concurrency]])
+
+
+def measure_speed(
+    served: Sequence[Served],
+    settings: SpeedSettings,
+    progress: Progress,
+    *,
+    trust_remote_code: bool = False,
+    engine_options: dict[str, Any] | None = None,
+) -> tuple[list[Speed], MachineRates]:
+    """Measure checkpoints beside each other.
+
+    Args:
+        served: which; measured in turns if all fit into memory at once, else one after another.
+        settings: how.
+        progress: shows how far it is.
+        trust_remote_code: run the checkpoints' own Python.
+        engine_options: of :class:`Engine`.
+
+    Returns:
+        Each one's speed, and what the machine can do.
+
+    Raises:
+        SmeltError: a checkpoint cannot be served.
+    """
+    needed = sum(_WIDER * each.bytes + _LIBRARIES for each in served)
+    together = len(served) > 1 and needed < available_memory()
+    groups = [list(served)] if together else [[each] for each in served]
+    options = {
+        "max_length": settings.prompt + settings.generate + 1,
+        "max_sequences": max(1, *settings.concurrency),
+        "trust_remote_code": trust_remote_code,
+        **(engine_options or {}),
+    }
+    found: list[Speed] = []
+    rates: MachineRates | None = None
+    for group in groups:
+        with ExitStack() as running:
+            workers, facts = [], []
+            for each in group:
+                progress.say(f"loading {each.name} to measure its speed")
+                workers.append(running.enter_context(Worker(each.name)))
+                facts.append(workers[-1].ask("load", checkpoint=str(each.path), options=options))
+            measured = _machine_rates(facts[0]["dtype"], progress)
+            rates = rates or measured
+            rounds = _take_turns(workers, settings, progress)
+            for worker, fact, each in zip(workers, facts, rounds, strict=True):
+                found.append(_speed(worker, fact, each, settings, measured, together or len(served) == 1))
+    assert rates is not None
+    return found, rates
+
+
+def spread(values: list[float]) -> Spread:
+    """Values with their median."""
+    return Spread(median=statistics.median(values), values=values)
+
+
+def _machine_rates(dtype: str, progress: Progress) -> MachineRates:
+    """In a process of its own, for it takes memory that is no model's."""
+    progress.say("measuring the machine")
+    with Worker("the machine") as worker:
+        machine = worker.ask("machine", dtype=dtype)
+    return MachineRates(machine["read"], machine["operations"], dtype)
+
+
+def _take_turns(workers: list[Worker], settings: SpeedSettings, progress: Progress) -> list[_Rounds]:
+    rounds = [_Rounds() for _ in workers]
+    # One request alone is always measured: it gives the rates that all else is compared with.
+    asked = sorted({1, *settings.concurrency})
+    turns = [
+        (repeat, concurrency, (first + repeat) % len(workers))
+        for repeat in range(settings.repeats)
+        for concurrency in asked
+        for first in range(len(workers))
+    ]
+    for repeat, concurrency, which in progress.track(turns, "measuring speed, in turns"):
+        load = workers[which].ask(
+            "load_of",
+            prompt=settings.prompt,
+            generate=settings.generate,
+            concurrency=concurrency,
+            seed=_SEED * (repeat + 2) * (concurrency + 1),
+        )
+        rounds[which].loads.setdefault(concurrency, []).append(load)
+    return rounds
+
+
+def _speed(
+    worker: Worker,
+    facts: dict[str, Any],
+    rounds: _Rounds,
+    settings: SpeedSettings,
+    machine: MachineRates,
+    interleaved: bool,
+) -> Speed:
+    first = rounds.spread(1, lambda load: load["first_token_p50"])
+    decode = rounds.spread(1, lambda load: 1 / load["between_tokens_p50"])
+    prefill = spread([settings.prompt / value for value in first.values])
+    decode_limit = machine.read / facts["bytes_per_token"]
+    prefill_limit = machine.operations / facts["operations_per_token"] if facts["dtype"] == machine.dtype else None
+    time = worker.ask("time", prompt=settings.prompt, generate=settings.generate)
+    return Speed(
+        prompt=settings.prompt,
+        generate=settings.generate,
+        first_token=first,
+        prefill_rate=prefill,
+        decode_rate=decode,
+        loads=[_load(rounds, concurrency) for concurrency in settings.concurrency],
+        load_seconds=facts["seconds"],
+        peak_memory_bytes=worker.ask("memory")["peak"],
+        interleaved=interleaved,
+        decode_bytes_per_token=facts["bytes_per_token"],
+        decode_limit=decode_limit,
+        decode_of_limit=decode.median / decode_limit,
+        prefill_limit=prefill_limit,
+        prefill_of_limit=None if prefill_limit is None else prefill.median / prefill_limit,
+        decode_time=[TimePart(name=name, seconds=seconds) for name, seconds in time["decode"].items()],
+        prefill_time=[TimePart(name=name, seconds=seconds) for name, seconds in time["prefill"].items()],
+        kernels=facts["kernels"],
+    )
+
+
+def _load(rounds: _Rounds, concurrency: int) -> Load:
+    return Load(
+        concurrency=concurrency,
+        requests=concurrency,
+        output_rate=rounds.spread(concurrency, lambda load: load["output_rate"]),
+        first_token_p50=rounds.spread(concurrency, lambda load: load["first_token_p50"]),
+        first_token_p99=rounds.spread(concurrency, lambda load: load["first_token_p99"]),
+        between_tokens_p50=rounds.spread(concurrency, lambda load: load["between_tokens_p50"]),
+        between_tokens_p99=rounds.spread(concurrency, lambda load: load["between_tokens_p99"]),
+    )

@@ -1,0 +1,88 @@
+"""A process that serves one checkpoint and measures it when told: one line of JSON in, one out.
+
+Models are measured in processes of their own so that each one's memory and loading are its own, and so that several
+can wait for their turns with their weights in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+_WARM_UP_SECONDS = 0.25
+
+
+def main() -> None:
+    """Answer commands until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides when to end
+    # Whatever a library prints must not come between the answers.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    worker = _Worker()
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            answer = getattr(worker, command.pop("do"))(**command)
+        except Exception as error:  # told to the process that asked
+            answer = {"error": " ".join(str(error).split()) or type(error).__name__}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+class _Worker:
+    """Its methods are the commands."""
+
+    def load(self, checkpoint: str, options: dict[str, Any]) -> dict[str, Any]:
+        from ...runtime import Engine
+
+        begun = time.perf_counter()
+        self._engine = Engine(checkpoint, share_prefixes=False, quiet=True, **options)
+        taken = time.perf_counter() - begun
+        model = self._engine.model
+        return {
+            "seconds": taken,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "bytes_per_token": model.bytes_per_token(),
+            "operations_per_token": model.operations_per_token(),
+            "kernels": self._engine.explain(),
+        }
+
+    def machine(self, dtype: str) -> dict[str, Any]:
+        import torch
+
+        from ...runtime.bench import product_rate, read_rate
+
+        return {"read": read_rate(), "operations": product_rate(getattr(torch, dtype))}
+
+    def load_of(self, prompt: int, generate: int, concurrency: int, seed: int) -> dict[str, Any]:
+        from ...runtime.bench import run_load
+        from ...runtime.workload import Arrival
+
+        # The turn before was another process's: this one's threads sleep, caches hold the other's weights, and a processor
+        # that was idle takes a while to be as fast as before.
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < _WARM_UP_SECONDS:
+            run_load(self._engine, "", [Arrival(0, min(prompt, 32), min(generate, 4))], 1, seed + 1)
+        arrivals = [Arrival(0, prompt, generate)] * concurrency
+        return dataclasses.asdict(run_load(self._engine, "", arrivals, concurrency, seed))
+
+    def time(self, prompt: int, generate: int) -> dict[str, Any]:
+        from ...runtime.profile import time_of_decoding, time_of_prompt
+
+        return {
+            "decode": time_of_decoding(self._engine, prompt, generate),
+            "prefill": time_of_prompt(self._engine, prompt),
+        }
+
+    def memory(self) -> dict[str, Any]:
+        from ...runtime.bench import peak_memory
+
+        return {"peak": peak_memory()}
+
+
+if __name__ == "__main__":
+    main()

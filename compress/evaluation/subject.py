@@ -1,0 +1,139 @@
+"""A checkpoint that is to be measured, and what is known of it without running it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import SmeltError
+from ..inspection import inspect
+from ..model_directory import ModelDirectory, find_model
+from ..weights import CheckpointWeights
+from .result import Layer, ModelResult, Size
+from .text import Reader
+
+# From where the journal may keep activations to a reader of text and what to call it.
+OpenReader = Callable[[Path], tuple[Reader, str]]
+
+
+@dataclass
+class Subject:
+    """One checkpoint.
+
+    Attributes:
+        name: for people; no two of an evaluation are the same.
+        directory: where it is.
+        role: whether others are compared with it.
+        open_reader: how it reads text, if not on the runtime.
+        only_text: why it cannot be served, so that only text is read with it.
+    """
+
+    name: str
+    directory: ModelDirectory
+    role: Literal["baseline", "candidate"]
+    open_reader: OpenReader | None = None
+    only_text: str | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of its weights."""
+        return CheckpointWeights(self.directory.path).fingerprint()
+
+    @cached_property
+    def made(self) -> dict[str, Any]:
+        """What Smelt wrote beside a checkpoint that it made; empty for others."""
+        path = self.directory.path / "smelt.json"
+        if not path.exists():
+            return {}
+        try:
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError:
+            raise SmeltError(f"{path}: cannot be understood; the checkpoint was changed after it was made") from None
+
+    @property
+    def bytes(self) -> int:
+        """Of its tensors."""
+        return self._inspection.bytes
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """Its tokenizer."""
+        return self.directory.tokenizer()
+
+    def described(self) -> ModelResult:
+        """What is known without running it."""
+        found = self._inspection
+        quantized = [group for group in found.groups if " " in group.scheme]
+        linear = sum(group.numel for group in quantized)
+        return ModelResult(
+            name=self.name,
+            role=self.role,
+            path=self.directory.name,
+            fingerprint=self.fingerprint,
+            scheme=max(found.groups, key=lambda group: group.numel).scheme,
+            size=Size(
+                bytes=found.bytes,
+                parameters=sum(group.numel for group in found.groups),
+                bits_per_weight=8 * found.bytes / max(1, sum(group.numel for group in found.groups)),
+                linear_bits_per_weight=8 * sum(group.bytes for group in quantized) / linear if linear else None,
+            ),
+            layers=[
+                Layer(name=layer["name"], scheme=layer["scheme"], shape=layer["shape"], error=layer["error"])
+                for layer in worst_first([layer for step in self.made.get("steps", []) for layer in step["layers"]])
+            ],
+            recipe=self.made.get("recipe"),
+            reload=self.made.get("reload"),
+            warnings=list(self.warnings),
+        )
+
+    @cached_property
+    def _inspection(self) -> Any:
+        return inspect(str(self.directory.path))
+
+
+def subjects(checkpoints: list[str], baseline: str | None, *, trust_remote_code: bool = False) -> list[Subject]:
+    """Checkpoints to be measured, the baseline first, named so that no two are called the same.
+
+    Raises:
+        SmeltError: one is not there; one line each.
+    """
+    names = ([baseline] if baseline else []) + checkpoints
+    found: list[ModelDirectory] = []
+    problems = []
+    for name in names:
+        try:
+            # A run's output holds its checkpoint.
+            inside = Path(name) / "checkpoint"
+            held = (inside / "config.json").is_file() and not (Path(name) / "config.json").exists()
+            directory = find_model(str(inside) if held else name, trust_remote_code=trust_remote_code)
+            directory.config_data()
+            found.append(directory)
+        except SmeltError as error:
+            problems.append(str(error))
+    if problems:
+        raise SmeltError("\n".join(problems))
+    short = [_short(name) for name in names]
+    called = [name if short.count(each) > 1 else each for name, each in zip(names, short, strict=True)]
+    if len(set(called)) < len(called):
+        twice = next(name for name in called if called.count(name) > 1)
+        raise SmeltError(f"{twice} is named twice; name each checkpoint once, and the baseline only as --baseline")
+    return [
+        Subject(name, directory, "baseline" if baseline and i == 0 else "candidate")
+        for i, (name, directory) in enumerate(zip(called, found, strict=True))
+    ]
+
+
+def worst_first(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records by falling error; layers that no token reached come first, since nothing is known of them."""
+    return sorted(layers, key=lambda r: (-(float("inf") if r["error"] is None else r["error"]), r["name"]))
+
+
+def _short(name: str) -> str:
+    """``runs/mine/checkpoint`` as ``mine``."""
+    path = Path(name.rstrip("/"))
+    return path.parent.name if path.name == "checkpoint" and path.parent.name else path.name or name

@@ -1,0 +1,239 @@
+"""lm-eval's tasks: finding them, telling what is wrong with them early, running them on the engine."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from ..errors import SmeltError
+from ..output import digest
+from .result import TaskResult
+from .statistics import Interval, mean_interval, resampled_interval, share_interval
+
+BUILTIN = Path(__file__).parents[1] / "builtin" / "tasks"
+
+Aggregate = Callable[[Sequence[Any]], float]
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Tasks that were found and whose data is there.
+
+    Attributes:
+        loaded: lm-eval's tasks by name.
+    """
+
+    loaded: dict[str, Any]
+
+    @classmethod
+    def find(cls, names: list[str]) -> Tasks:
+        """Load tasks and their data.
+
+        Args:
+            names: lm-eval's names, groups and tags, ours, or paths of YAML files.
+
+        Raises:
+            SmeltError: one line for each name that is unknown, or whose data cannot be had.
+        """
+        manager = _manager(names)
+        loaded: dict[str, Any] = {}
+        problems = []
+        for name in names:
+            problem = _unknown(manager, name)
+            if problem is None:
+                try:
+                    with _quiet():
+                        loaded |= manager.load([str(Path(name).resolve()) if _is_file(name) else name])["tasks"]
+                except Exception as error:  # tasks run code of many authors, and fetch data by many libraries
+                    problem = _unusable(name, error)
+            if problem is not None:
+                problems.append(f"tasks: {problem}")
+        if problems:
+            raise SmeltError("\n".join(problems))
+        return cls(loaded)
+
+    def digest(self, name: str) -> str:
+        """What identifies a task's definition and data, as far as that can be told."""
+        task = self.loaded[name]
+        first = next(iter(task.eval_docs), None)
+        return digest([str(task.VERSION), str(task.dump_config()), len(task.eval_docs), str(first)])
+
+    def run(self, name: str, model: Any, limit: int | None, fewshot: int | None) -> list[TaskResult]:
+        """One task's metrics.
+
+        Args:
+            name: of the task, a key of :attr:`loaded`.
+            model: lm-eval's model.
+            limit: most items.
+            fewshot: examples in each prompt, instead of the task's own number.
+        """
+        from lm_eval import evaluator
+
+        task = self.loaded[name]
+        if fewshot is not None and task.get_config("num_fewshot") != 0:
+            task.set_config(key="num_fewshot", value=fewshot)
+        task.set_fewshot_seed(seed=1234)
+        with _quiet():
+            found: Any = evaluator.evaluate(
+                lm=model,
+                task_dict={"tasks": {name: task}, "groups": {}},
+                limit=limit,
+                bootstrap_iters=0,
+                log_samples=True,
+            )
+        samples = found["samples"][name]
+        results = []
+        for key, value in found["results"][name].items():
+            metric, comma, used_filter = key.partition(",")
+            if not comma or metric.endswith("_stderr") or not isinstance(value, (int, float)):
+                continue
+            items = sorted((s for s in samples if s["filter"] == used_filter), key=lambda sample: sample["doc_id"])
+            by_item = [_plain(sample[metric]) for sample in items]
+            aggregate = task.aggregation()[metric]
+            results.append(
+                TaskResult(
+                    task=name,
+                    metric=metric,
+                    filter=used_filter,
+                    value=float(value),
+                    interval=_interval(by_item, aggregate),
+                    higher_is_better=bool(task.higher_is_better().get(metric, True)),
+                    aggregation=aggregate.__name__,
+                    items=len(by_item),
+                    by_item=by_item,
+                    fewshot=int(found["n-shot"].get(name) or 0),
+                    version=str(found["versions"].get(name)),
+                )
+            )
+        return results
+
+
+def aggregation(name: str) -> Aggregate | None:
+    """An aggregation by its name in a report; None if lm-eval does not know it."""
+    if name == "mean":
+        return lambda values: math.fsum(values) / len(values)
+    from lm_eval.api.registry import get_aggregation
+
+    try:
+        return get_aggregation(name)
+    except KeyError:
+        return None
+
+
+def is_right_or_wrong(values: Sequence[Any]) -> bool:
+    """Whether items are either right or wrong."""
+    return all(isinstance(value, (bool, int, float)) and value in (0, 1) for value in values)
+
+
+def _interval(by_item: list[Any], aggregate: Aggregate) -> Interval | None:
+    if aggregate.__name__ == "mean" and is_right_or_wrong(by_item):
+        return share_interval(sum(by_item), len(by_item))
+    if aggregate.__name__ == "mean" and all(isinstance(value, (int, float)) for value in by_item):
+        return mean_interval(by_item)
+    return resampled_interval(by_item, aggregate)
+
+
+def _manager(names: list[str]) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    with _quiet():
+        ours = TaskManager(include_path=str(BUILTIN), include_defaults=False)
+        # Finding lm-eval's own tasks takes ten seconds, which only those who ask for one should wait for.
+        if all(name.endswith((".yaml", ".yml")) or name in ours.task_index for name in names):
+            return ours
+        return TaskManager(include_path=str(BUILTIN))
+
+
+def _unknown(manager: Any, name: str) -> str | None:
+    if _is_file(name) or name in manager.task_index:
+        return None
+    if name.endswith((".yaml", ".yml")):
+        return f"{name}: there is no such file; check the path"
+    close = get_close_matches(name, list(manager.task_index), n=3, cutoff=0.6)
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    return f"{name!r} is no task of lm-eval, and no YAML file{hint or ';'} `lm_eval ls tasks` lists all"
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith((".yaml", ".yml")) and Path(name).is_file()
+
+
+def _unusable(name: str, error: Exception) -> str:
+    """One sentence: which data is missing and where it is to be had, or what else is wrong."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    first = " ".join(str(error).split())[:300] or type(error).__name__
+    config: dict[str, Any] = {}
+    if _is_file(name):
+        try:
+            config = load_yaml(name, resolve_func=False)
+        except Exception as broken:  # the YAML itself is what is wrong
+            return f"{name}: cannot be read ({' '.join(str(broken).split())[:300]})"
+    else:
+        entry = _manager([name]).task_index.get(name)
+        if entry is not None and entry.yaml_path:
+            config = load_yaml(entry.yaml_path, resolve_func=False)
+    source = config.get("dataset_path")
+    files = (config.get("dataset_kwargs") or {}).get("data_files")
+    if files is not None:
+        lost = [path for path in _paths(files) if "://" not in path and not Path(path).exists()]
+        if lost:
+            return f"{name}: its data file {lost[0]} is not there (seen from {Path.cwd()}); put it there or correct the path"
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return f"{name}: its data file {error.filename} is not there; put it there or correct the path"
+    if source and source not in ("json", "csv", "text", "parquet") and not config.get("custom_dataset"):
+        return (
+            f"{name}: its data, the dataset {source!r} of the Hugging Face hub, is not on this machine and cannot be fetched"
+            f" ({first}); with a network, run `hf download --repo-type dataset {source}` or this command once, or name a"
+            " task whose YAML reads local files"
+        )
+    return f"{name}: cannot be loaded ({first})"
+
+
+def _paths(files: Any) -> list[str]:
+    if isinstance(files, dict):
+        return [path for each in files.values() for path in _paths(each)]
+    return [str(path) for path in files] if isinstance(files, list) else [str(files)]
+
+
+def _plain(value: Any) -> Any:
+    """As JSON keeps it."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if isinstance(value, bool):
+        return int(value)
+    if hasattr(value, "item"):
+        value = value.item()
+    return round(value, 6) if isinstance(value, float) else value
+
+
+class _quiet:  # noqa: N801, reads as a statement
+    """lm-eval and datasets tell much, in logs and in bars, that is no user's business."""
+
+    def __enter__(self) -> None:
+        import datasets
+
+        self._caught = redirect_stderr(io.StringIO())
+        self._caught.__enter__()
+        self._loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "api.task", "evaluator")]
+        self._levels = [logger.level for logger in self._loggers]
+        for logger in self._loggers:
+            logger.setLevel(logging.ERROR)
+        self._bars = datasets.is_progress_bar_enabled()
+        datasets.disable_progress_bars()
+
+    def __exit__(self, *error: object) -> None:
+        import datasets
+
+        self._caught.__exit__(None, None, None)
+        for logger, level in zip(self._loggers, self._levels, strict=True):
+            logger.setLevel(level)
+        if self._bars:
+            datasets.enable_progress_bars()

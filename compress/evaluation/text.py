@@ -1,0 +1,217 @@
+"""How well models predict a text, and how far a model's predictions are from the baseline's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from ..activations import ActivationStore
+from ..corpus import TextSource, Windows, evaluation_windows
+from ..errors import SmeltError
+from ..progress import Progress
+from .result import Text
+from .statistics import mean_interval
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+LOGIT_TOKENS = 512
+
+
+class HeadFunction(Protocol):
+    """From what a model's last layer gives, ``[windows, length, width]``, to logits."""
+
+    def __call__(self, hidden: Tensor) -> Tensor: ...
+
+
+class Reader(Protocol):
+    """A model that reads text: block by block, or with the runtime."""
+
+    def final_hidden(self, tokens: Tensor, progress: Progress, description: str) -> ActivationStore: ...
+
+    def head(self) -> HeadFunction: ...
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """Windows of a text as one tokenizer cuts it.
+
+    Attributes:
+        source: where the text came from, for people.
+        windows: token ids, and the digest that tells whether two models read the same.
+        bytes: UTF-8 bytes that each window's predicted tokens stand for.
+    """
+
+    source: str
+    windows: Windows
+    bytes: list[int]
+
+    @classmethod
+    def cut(
+        cls,
+        source: TextSource,
+        tokenizer: PreTrainedTokenizerBase,
+        most: int,
+        length: int,
+        *,
+        like: Excerpt | None = None,
+    ) -> Excerpt:
+        """Cut the beginning of a text into windows.
+
+        Args:
+            source: the text.
+            tokenizer: of the model that will read.
+            most: windows, at the most.
+            length: tokens a window.
+            like: windows of another tokenizer; as much of the text is taken as they cover.
+        """
+        if like is None:
+            windows = evaluation_windows(source, tokenizer, most, length)
+            return cls(source.label, windows, _bytes(windows.tokens, tokenizer))
+        wanted, count = sum(like.bytes), most
+        while True:
+            windows = evaluation_windows(source, tokenizer, count, length)
+            sizes = _bytes(windows.tokens, tokenizer)
+            if sum(sizes) >= wanted or len(windows.tokens) < count:
+                break
+            count *= 2
+        needed = next((i for i in range(1, len(sizes)) if sum(sizes[:i]) >= wanted), len(sizes))
+        return cls(source.label, windows.first(needed), sizes[:needed])
+
+
+@dataclass
+class Reading:
+    """What a model's last layer gave for an excerpt, kept on the disk until it is closed."""
+
+    excerpt: Excerpt
+    store: ActivationStore
+    head: HeadFunction
+    computed_by: str
+
+    def close(self) -> None:
+        """Remove the file."""
+        self.store.close()
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """How far predictions are from another model's, by window.
+
+    Attributes:
+        kl: mean over a window's positions of the divergence from the baseline's distribution, in nats.
+        agreement: share of its positions where both have the same first choice.
+    """
+
+    kl: list[float]
+    agreement: list[float]
+
+    def as_fields(self) -> dict[str, Any]:
+        """As the report has it."""
+        return {
+            "kl": math.fsum(self.kl) / len(self.kl),
+            "kl_interval": mean_interval(self.kl),
+            "top1_agreement": math.fsum(self.agreement) / len(self.agreement),
+            "top1_interval": mean_interval(self.agreement),
+        }
+
+
+def read(reader: Reader, excerpt: Excerpt, computed_by: str, name: str, progress: Progress) -> Reading:
+    """Read an excerpt up to the output head."""
+    store = reader.final_hidden(excerpt.windows.tokens, progress, f"{name} reads")
+    return Reading(excerpt, store, reader.head(), computed_by)
+
+
+def likelihood(reading: Reading, name: str) -> Text:
+    """How well a model predicted what it read.
+
+    Raises:
+        SmeltError: it gives NaN.
+    """
+    sums: list[float] = []
+    for part in _parts(reading):
+        sums += _nll(reading.head(reading.store.read(part)), reading.excerpt.windows.tokens[part])
+    return _text(reading, sums, name)
+
+
+def divergence(baseline: Reading, reading: Reading, names: tuple[str, str]) -> tuple[Text, Text, Divergence | None]:
+    """How well two models predicted the same windows, and how far apart they are.
+
+    Returns:
+        Both likelihoods, and the divergence unless their vocabularies differ in size.
+
+    Raises:
+        SmeltError: one gives NaN.
+    """
+    sums: tuple[list[float], list[float]] = ([], [])
+    kl: list[float] = []
+    agreement: list[float] = []
+    comparable = True
+    for part in _parts(baseline):
+        tokens = baseline.excerpt.windows.tokens[part]
+        before, after = (each.head(each.store.read(part)) for each in (baseline, reading))
+        sums[0].extend(_nll(before, tokens))
+        sums[1].extend(_nll(after, tokens))
+        comparable = before.shape == after.shape
+        if comparable:
+            for p, q in zip(before[:, :-1].float(), after[:, :-1].float(), strict=True):
+                agreement.append((p.argmax(-1) == q.argmax(-1)).double().mean().item())
+                kl.append(_mean_divergence(p, q))
+    found = Divergence(kl, agreement) if comparable else None
+    return _text(baseline, sums[0], names[0]), _text(reading, sums[1], names[1]), found
+
+
+def _parts(reading: Reading) -> list[slice]:
+    windows, length = reading.excerpt.windows.tokens.shape
+    size = max(1, LOGIT_TOKENS // length)
+    return [slice(start, min(start + size, windows)) for start in range(0, windows, size)]
+
+
+def _nll(logits: Tensor, tokens: Tensor) -> list[float]:
+    log = logits[:, :-1].float().log_softmax(-1)
+    return (-log.gather(-1, tokens[:, 1:, None]).squeeze(-1)).double().sum(dim=1).tolist()
+
+
+def _mean_divergence(p: Tensor, q: Tensor) -> float:
+    """Of one window's positions; one after another, since a copy in float64 would be the largest thing in memory."""
+    total = 0.0
+    for a, b in zip(p.log_softmax(-1), q.log_softmax(-1), strict=True):
+        total += (a.exp() * (a - b)).double().sum().item()
+    return total / len(p)
+
+
+def _text(reading: Reading, sums: list[float], name: str) -> Text:
+    excerpt = reading.excerpt
+    windows, length = excerpt.windows.tokens.shape
+    if not all(map(math.isfinite, sums)):
+        raise SmeltError(
+            f"evaluate: {name} gives NaN on {excerpt.source}; the checkpoint or its quantization is broken"
+        )
+    predicted = windows * (length - 1)
+    means = mean_interval([total / (length - 1) for total in sums])
+    return Text(
+        source=excerpt.source,
+        windows=windows,
+        length=length,
+        perplexity=_exp(math.fsum(sums) / predicted),
+        perplexity_interval=None if means is None else (_exp(means[0]), _exp(means[1])),
+        bits_per_byte=math.fsum(sums) / math.log(2) / max(1, sum(excerpt.bytes)),
+        nll=[round(total, 6) for total in sums],
+        bytes=excerpt.bytes,
+        text_sha256=excerpt.windows.fingerprint,
+        computed_by=reading.computed_by,
+    )
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 700.0))
+
+
+def _bytes(tokens: Tensor, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    texts: Sequence[str] = tokenizer.batch_decode(
+        tokens[:, 1:].tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    return [len(text.encode()) for text in texts]

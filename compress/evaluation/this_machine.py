@@ -1,0 +1,47 @@
+"""What machine this is, and whether two reports come from the same."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import psutil
+
+from .result import Machine
+
+# Memory is told a little differently after a system's update.
+_MEMORY_TOLERANCE = 0.05
+
+
+def this_machine() -> Machine:
+    """This machine, before its rates are measured."""
+    return Machine(
+        processor=_processor(),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_bytes=psutil.virtual_memory().total,
+        system=f"{platform.system()} {platform.machine()}",
+        device="cpu",
+    )
+
+
+def differences(one: Machine, other: Machine) -> list[str]:
+    """What makes two machines' speeds incomparable; empty if they are of the same kind."""
+    found = [
+        f"{name} {getattr(one, name)!r} and {getattr(other, name)!r}"
+        for name in ("processor", "cores", "system", "device")
+        if getattr(one, name) != getattr(other, name)
+    ]
+    if abs(one.memory_bytes / other.memory_bytes - 1) > _MEMORY_TOLERANCE:
+        found.append(f"memory {one.memory_bytes / 1e9:.0f} and {other.memory_bytes / 1e9:.0f} GB")
+    return found
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

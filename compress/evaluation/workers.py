@@ -1,0 +1,74 @@
+"""Starting and asking the processes that measure speed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from types import TracebackType
+from typing import Any
+
+from ..errors import SmeltError
+
+
+class Worker:
+    """A process that measures; see :mod:`.speed_worker`. Use as a context manager.
+
+    Args:
+        name: what to call in sentences what it measures.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "smelt.compress.evaluation.speed_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
+
+    def ask(self, do: str, **command: Any) -> dict[str, Any]:
+        """Have something measured.
+
+        Raises:
+            SmeltError: the process could not, or is gone.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            print(json.dumps({"do": do, **command}), file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            status = self._process.wait()
+            reason = f"it ended with status {status}"
+            if status == -9:
+                reason = (
+                    "the system ended it, which it does when memory runs out; lower the speed's concurrency or prompt"
+                )
+            raise SmeltError(f"speed of {self._name}: the process that measures it is gone ({reason})")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise SmeltError(f"speed of {self._name}: {answer['error']}")
+        return answer
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):  # what it was told last was never read
+                    stream.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,101 @@
+"""What compressing cost in accuracy: on text, and on tasks."""
+
+from __future__ import annotations
+
+from ..evaluation.result import Change, ModelResult, ReportData, TaskChange, TaskResult
+from . import wording
+from .markup import Cell, Row, beside, esc, name, table
+
+_TEXT_HEADS = ["model", "perplexity", "change", "bits per byte", "change of bits", "KL, nats", "same first choice"]
+_TASK_HEADS = ["model", "task", "metric", "value", "difference", "gained / lost", "McNemar"]
+
+
+def accuracy_tables(report: ReportData) -> str:
+    """The tables of text and of tasks; nothing of what was not measured."""
+    return _text(report) + _tasks(report)
+
+
+def named(report: ReportData, model: ModelResult) -> Cell:
+    """A model's name as the first cell of a row, with its role where it is the baseline."""
+    tag = "baseline" if model.role == "baseline" and len(report.models) > 1 else ""
+    return Cell(beside(name(model.name), tag), model.name)
+
+
+def change_cell(change: Change | None) -> Cell | None:
+    """A ratio as a change in percent, with its interval."""
+    if change is None:
+        return None
+    bounds = wording.interval(change.interval, wording.percent_change)
+    return Cell(beside(wording.percent_change(change.ratio), bounds, wording.noise(change)), change.ratio)
+
+
+def _text(report: ReportData) -> str:
+    rows: list[Row] = []
+    readings = {}
+    for i, model in enumerate(report.models):
+        text, against = model.text, model.against
+        if text is None:
+            continue
+        reading = f"{text.source}: {text.windows} windows of {text.length} tokens, read by {text.computed_by}"
+        readings.setdefault(reading, []).append(model.name)
+        shown = beside(
+            wording.perplexity(text.perplexity), wording.interval(text.perplexity_interval, wording.perplexity)
+        )
+        cells = [named(report, model), Cell(shown, text.perplexity), None]
+        cells += [Cell(wording.fixed(text.bits_per_byte, 4), text.bits_per_byte), None, None, None]
+        if against is not None:
+            cells[2], cells[4] = change_cell(against.perplexity), change_cell(against.bits_per_byte)
+            if against.kl is not None:
+                bounds = wording.interval(against.kl_interval, wording.number)
+                cells[5] = Cell(beside(wording.number(against.kl), bounds), against.kl)
+            if against.top1_agreement is not None:
+                bounds = wording.interval(against.top1_interval, wording.share)
+                cells[6] = Cell(beside(wording.share(against.top1_agreement), bounds), against.top1_agreement)
+        rows.append((i, cells))
+    said = "; ".join(
+        reading if len(readings) == 1 else f"{reading} ({', '.join(models)})" for reading, models in readings.items()
+    )
+    note = f"{said}. Under each value its 95% interval, where there is one."
+    return table("Text", _TEXT_HEADS, rows, note=note)
+
+
+def _tasks(report: ReportData) -> str:
+    keys = list(dict.fromkeys(_key(task) for model in report.models for task in model.tasks))
+    rows: list[Row] = []
+    shots: dict[str, str] = {}
+    for key in keys:
+        for i, model in enumerate(report.models):
+            for task in (t for t in model.tasks if _key(t) == key):
+                shots.setdefault(task.task, f"{task.task} {task.version}: {task.items} items, {task.fewshot} examples")
+                changes = model.against.tasks if model.against is not None else []
+                change = next((c for c in changes if _key(c) == key), None)
+                rows.append((i, [named(report, model), *_task_cells(task), *_change_cells(change)]))
+    note = f"{'; '.join(shots.values())}. Under each value its 95% interval, where there is one."
+    return table("Tasks", _TASK_HEADS, rows, words=["task", "metric"], note=note)
+
+
+def _task_cells(task: TaskResult) -> list[Cell]:
+    better = "" if task.higher_is_better else "lower is better"
+    through = "" if task.filter == "none" else f", {task.filter}"
+    shown = beside(wording.number(task.value), wording.interval(task.interval, wording.number))
+    return [Cell(esc(task.task)), Cell(beside(esc(f"{task.metric}{through}"), better)), Cell(shown, task.value)]
+
+
+def _change_cells(change: TaskChange | None) -> list[Cell | None]:
+    if change is None:
+        return [None, None, None]
+    bounds = wording.interval(change.interval, wording.signed)
+    cells: list[Cell | None] = [
+        Cell(beside(wording.signed(change.difference), bounds, wording.noise(change)), change.difference),
+        None,
+        None,
+    ]
+    if change.gained is not None and change.lost is not None:
+        cells[1] = Cell(f"+{change.gained} / −{change.lost}", change.gained - change.lost)
+    if change.p_value is not None:
+        cells[2] = Cell(esc(wording.p_value(change.p_value)), change.p_value)
+    return cells
+
+
+def _key(task: TaskResult | TaskChange) -> tuple[str, str, str]:
+    return task.task, task.metric, task.filter

@@ -1,0 +1,208 @@
+"""The model card: ``README.md`` of a checkpoint, as the Hugging Face hub shows it, made of the report's numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..evaluation.against import primary_tasks
+from ..evaluation.result import ModelResult, ReportData
+from ..model_directory import ModelDirectory
+from ..safetensors_file import write_text
+from .markdown import table
+from .wording import bytes_, interval, noise, number, percent_change, perplexity, speedup
+
+
+def write_card(report: ReportData, checkpoint: Path, original: ModelDirectory) -> None:
+    """Put a card into a checkpoint.
+
+    Args:
+        report: with the original as its baseline and the checkpoint as the only other.
+        checkpoint: a finished checkpoint.
+        original: the model it was made of; its card's licence and language are taken over.
+    """
+    write_text(checkpoint / "README.md", card(report, checkpoint.name, original))
+
+
+def card(report: ReportData, name: str, original: ModelDirectory) -> str:
+    """The card's text. Links and paths of this machine stay out of it."""
+    (model,) = report.candidates
+    baseline = report.baseline
+    base = original.name if not Path(original.name).is_absolute() else original.path.name
+    title = f"{base.removeprefix('builtin:').rpartition('/')[2]}, {model.name}"
+    front = yaml.safe_dump(_metadata(report, model, original), sort_keys=False, allow_unicode=True).strip()
+    out = ["---", front, "---", "", f"# {title}", ""]
+    out += [
+        f"Compressed from `{base}` by [Smelt](https://pypi.org/project/smelt/) {report.versions.get('smelt', '')}.",
+        "",
+    ]
+    if model.text or model.tasks or model.speed:
+        out += [f"**{report.verdict}**", ""]
+    out += ["## Measured", "", *_table(model, baseline)]
+    out += [
+        *_conditions(report, model),
+        *_use(),
+        "## Recipe",
+        "",
+        "```json",
+        json.dumps(model.recipe, indent=2),
+        "```",
+        "",
+    ]
+    return "\n".join(out)
+
+
+def _metadata(report: ReportData, model: ModelResult, original: ModelDirectory) -> dict[str, Any]:
+    earlier = _front_matter(original.path / "README.md")
+    found: dict[str, Any] = {
+        key: earlier[key] for key in ("license", "license_name", "license_link", "language") if key in earlier
+    }
+    found |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    # The hub links to names of the form owner/name; a directory of this machine means nothing there.
+    if not original.name.startswith("builtin:") and original.name.count("/") == 1 and not Path(original.name).exists():
+        found |= {"base_model": original.name, "base_model_relation": "quantized"}
+    elif "base_model" in earlier:
+        found |= {"base_model": earlier["base_model"]}
+    else:
+        found |= {
+            "base_model": original.name.removeprefix("builtin:") if "/" not in original.name else original.path.name
+        }
+    found["tags"] = ["smelt", "compressed-tensors", model.scheme]
+    results = _results(report, model)
+    if results:
+        found["model-index"] = [{"name": model.name, "results": results}]
+    return found
+
+
+def _results(report: ReportData, model: ModelResult) -> list[dict[str, Any]]:
+    """By the hub's schema of evaluation results."""
+    found = []
+    if model.text is not None:
+        found.append(_result(model.text.source, "perplexity", "Perplexity", model.text.perplexity))
+    for task, _ in primary_tasks(model):
+        found.append(_result(task.task, task.metric, task.metric, task.value))
+    return found
+
+
+def _result(dataset: str, kind: str, name: str, value: float) -> dict[str, Any]:
+    return {
+        "task": {"type": "text-generation"},
+        "dataset": {"name": Path(dataset).name, "type": Path(dataset).stem},
+        "metrics": [{"type": kind, "name": name, "value": round(value, 4)}],
+    }
+
+
+def _table(model: ModelResult, baseline: ModelResult | None) -> list[str]:
+    against = model.against
+    rows = [
+        ["size", bytes_(baseline.size.bytes) if baseline else "", bytes_(model.size.bytes), ""],
+        [
+            "bits per weight",
+            f"{baseline.size.bits_per_weight:.2f}" if baseline else "",
+            f"{model.size.bits_per_weight:.2f}",
+            "",
+        ],
+    ]
+    if model.text is not None:
+        change = against.perplexity if against else None
+        rows.append(
+            [
+                "perplexity",
+                perplexity(baseline.text.perplexity) if baseline and baseline.text else "",
+                perplexity(model.text.perplexity),
+                ""
+                if change is None
+                else _told(percent_change(change.ratio), interval(change.interval, percent_change), noise(change)),
+            ]
+        )
+    if against is not None and against.kl is not None:
+        rows.append(["KL divergence from the original, nats", "", number(against.kl), ""])
+    theirs = {(t.task, t.metric, t.filter): t for t in (baseline.tasks if baseline else [])}
+    for task, change in primary_tasks(model):
+        other = theirs.get((task.task, task.metric, task.filter))
+        rows.append(
+            [
+                f"{task.task}, {task.metric}",
+                f"{other.value:.4f}" if other else "",
+                f"{task.value:.4f}",
+                "" if change is None else _told(f"{change.difference:+.4f}", noise(change)),
+            ]
+        )
+    if model.speed is not None:
+        for name, field in (("decode, tokens/s", "decode"), ("prompts, tokens/s", "prefill")):
+            mine = getattr(model.speed, f"{field}_rate")
+            other = getattr(baseline.speed, f"{field}_rate") if baseline and baseline.speed else None
+            change = getattr(against, field) if against else None
+            rows.append(
+                [
+                    name,
+                    number(other.median) if other else "",
+                    number(mine.median),
+                    "" if change is None else _told(speedup(change.ratio), noise(change)),
+                ]
+            )
+    return table(["", "original", "this", "change"], rows)
+
+
+def _conditions(report: ReportData, model: ModelResult) -> list[str]:
+    lines = []
+    if model.text is not None:
+        source = model.text.source if "/" not in model.text.source else Path(model.text.source).name
+        lines.append(
+            f"Text: {model.text.windows} x {model.text.length} tokens of {source}, read by {model.text.computed_by}."
+        )
+    if model.speed is not None:
+        lines.append(
+            f"Speed: {model.speed.prompt} tokens in, {model.speed.generate} out, one request alone, on Smelt's runtime,"
+            f" {report.machine.cores} cores of {report.machine.processor}."
+        )
+    if report.status == "partial":
+        lines.append(f"Not measured: {', '.join(report.missing)}.")
+    return [*lines, ""] if lines else []
+
+
+def _use() -> list[str]:
+    return [
+        "## Use",
+        "",
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer  # needs compressed-tensors",
+        "",
+        'model = AutoModelForCausalLM.from_pretrained("PATH")',
+        'tokenizer = AutoTokenizer.from_pretrained("PATH")',
+        "```",
+        "",
+        "```sh",
+        "vllm serve PATH      # the format is compressed-tensors, which vLLM reads",
+        "smelt chat PATH",
+        "```",
+        "",
+        "```python",
+        "from smelt.runtime import Engine, SamplingParams",
+        "",
+        'print(Engine("PATH").generate("Once upon a time", SamplingParams(max_tokens=50))[0].completions[0].text)',
+        "```",
+        "",
+    ]
+
+
+def _told(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
+
+
+def _front_matter(path: Path) -> dict[str, Any]:
+    """The YAML at the beginning of a card; nothing if there is none that can be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return {}
+    if not text.startswith("---\n"):
+        return {}
+    try:
+        found = yaml.safe_load(text[4:].partition("\n---")[0])
+    except yaml.YAMLError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,49 @@
+"""A report's files: ``report.json``, ``report.md`` and ``report.html``, all of the same numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ..errors import SmeltError
+from ..evaluation.result import SCHEMA, ReportData
+from ..safetensors_file import write_text
+from .markdown import markdown
+from .page import page
+
+NAMES = ("report.json", "report.md", "report.html")
+
+
+def save(report: ReportData, directory: Path) -> None:
+    """Write all files, ``report.json`` last: its presence says that the others are there."""
+    write_text(directory / "report.html", page(report))
+    write_text(directory / "report.md", markdown(report))
+    write_text(directory / "report.json", json.dumps(report.as_data(), indent=2) + "\n")
+
+
+def load(path: Path) -> ReportData:
+    """Read a ``report.json``, or that of a directory.
+
+    Raises:
+        SmeltError: there is none, or it is of another kind.
+    """
+    file = path / "report.json" if path.is_dir() else path
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SmeltError(
+            f"{file}: cannot be read ({error.strerror}); give a report.json or the directory it is in"
+        ) from None
+    except ValueError as error:
+        raise SmeltError(f"{file}: is not JSON ({error}); give a report.json that Smelt wrote") from None
+    found = data.get("schema") if isinstance(data, dict) else None
+    if found != SCHEMA:
+        raise SmeltError(f"{file}: its schema is {found!r}, and this Smelt reads {SCHEMA!r}; measure again")
+    try:
+        return ReportData.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise SmeltError(f"{file}: {place}: {first['msg']}; the file was changed after Smelt wrote it") from None

@@ -1,0 +1,146 @@
+"""The few figures by which a candidate is judged, at the top of the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..evaluation.result import Against, Change, ModelResult, ReportData
+from . import wording
+from .markup import Cell, beside, bullets, esc, fold, name, table
+
+_MOST_IN_ROWS = 4
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One headline figure.
+
+    Attributes:
+        label: what it is of.
+        text: the figure in words.
+        notes: its interval, and whether it is within noise.
+        sort: the number behind it.
+        worse: whether it is a slowdown.
+    """
+
+    label: str
+    text: str
+    notes: tuple[str, ...]
+    sort: float
+    worse: bool = False
+
+
+def headline(report: ReportData) -> str:
+    """Each candidate's figures in a row of their own, or one table if there are many candidates."""
+    rows = [(i, model, figures(model)) for i, model in enumerate(report.models)]
+    rows = [(i, model, found) for i, model, found in rows if found]
+    if len(rows) > _MOST_IN_ROWS:
+        return _as_table(rows)
+    return "".join(_as_row(i, model, found) for i, model, found in rows)
+
+
+def figures(model: ModelResult) -> list[Figure]:
+    """The figures of a candidate that were measured beside the baseline; of a model alone, what it reaches."""
+    if model.role == "baseline":
+        return []
+    return _alone(model) if model.against is None else _against(model.against)
+
+
+def slow(against: Against) -> bool:
+    """Whether anything runs slower than on the baseline."""
+    changes = [against.decode, against.prefill, *against.loads.values()]
+    return any(_slower(c) for c in changes if c is not None)
+
+
+def why(against: Against) -> list[str]:
+    """What explains the speed: the reasons given, or at least what reading fewer bytes would have predicted."""
+    slower = against.decode is not None and _slower(against.decode)
+    if against.reasons or against.predicted_decode is None or not slower:
+        return list(against.reasons)
+    return [f"Reading only its bytes, decoding would be {wording.speedup(against.predicted_decode)}."]
+
+
+def _against(against: Against) -> list[Figure]:
+    found = []
+    for label, change in (("decode", against.decode), ("prefill", against.prefill)):
+        if change is not None:
+            text = wording.speedup(change.ratio)
+            found.append(_figure(label, change, text, wording.interval(change.interval, wording.factor)))
+    for label, change in (("checkpoint", against.size), ("peak memory", against.memory)):
+        if change is not None:
+            found.append(_figure(label, change, wording.shrinkage(change.ratio), ""))
+    quality = ("perplexity", against.perplexity) if against.perplexity else ("bits per byte", against.bits_per_byte)
+    if quality[1] is not None:
+        bounds = wording.interval(quality[1].interval, wording.percent_change)
+        found.append(_figure(quality[0], quality[1], wording.percent_change(quality[1].ratio), bounds))
+    else:
+        for task in against.tasks[:2]:
+            notes = (wording.interval(task.interval, wording.signed), wording.noise(task))
+            found.append(Figure(f"{task.task}, {task.metric}", wording.signed(task.difference), notes, task.difference))
+    if against.top1_agreement is not None:
+        notes = (wording.interval(against.top1_interval, wording.share),)
+        text = wording.share(against.top1_agreement)
+        found.append(Figure("same first choice", text, notes, against.top1_agreement))
+    return found
+
+
+def _alone(model: ModelResult) -> list[Figure]:
+    size = model.size
+    bits = f"{wording.number(size.bits_per_weight)} bits per weight"
+    found = [Figure("checkpoint", wording.bytes_(size.bytes), (bits,), size.bytes)]
+    if model.text is not None:
+        bounds = wording.interval(model.text.perplexity_interval, wording.perplexity)
+        text = wording.perplexity(model.text.perplexity)
+        found.append(Figure("perplexity", text, (bounds,), model.text.perplexity))
+    if model.speed is not None:
+        for label, measured in (("decode", model.speed.decode_rate), ("prefill", model.speed.prefill_rate)):
+            bounds = wording.spread(measured, wording.number)
+            found.append(Figure(label, wording.rate(measured.median), (bounds,), measured.median))
+    return found
+
+
+def _figure(label: str, change: Change, text: str, bounds: str) -> Figure:
+    return Figure(label, text, (bounds, wording.noise(change)), change.ratio, text.endswith("slower"))
+
+
+def _as_row(i: int, model: ModelResult, found: list[Figure]) -> str:
+    boxes = []
+    for f in found:
+        worse = ' class="worse"' if f.worse else ""
+        notes = "".join(f"<small>{esc(note)}</small>" for note in f.notes if note)
+        boxes.append(f"<div{worse}><dt>{esc(f.label)}</dt><dd><strong>{esc(f.text)}</strong>{notes}</dd></div>")
+    reasons = why(model.against) if model.against is not None else []
+    told = f'<div class="why{" worse" if _slow(model) else ""}">{bullets(reasons)}</div>' if reasons else ""
+    return (
+        f'<article class="headline" data-model="{i}"><h2>{name(model.name)}<small>{esc(model.scheme)}</small></h2>'
+        f'<dl class="figures">{"".join(boxes)}</dl>{told}</article>'
+    )
+
+
+def _as_table(rows: list[tuple[int, ModelResult, list[Figure]]]) -> str:
+    labels = list(dict.fromkeys(f.label for _, _, found in rows for f in found))
+    out = []
+    for i, model, found in rows:
+        by_label = {f.label: f for f in found}
+        cells: list[Cell | None] = [Cell(name(model.name))]
+        for label in labels:
+            f = by_label.get(label)
+            if f is None:
+                cells.append(None)
+                continue
+            text = f'<span class="worse">{esc(f.text)}</span>' if f.worse else esc(f.text)
+            cells.append(Cell(beside(text, *map(esc, f.notes)), f.sort))
+        reasons = why(model.against) if model.against is not None and slow(model.against) else []
+        cells.append(Cell(bullets(reasons)) if reasons else None)
+        out.append((i, cells))
+    explained = [f"{model.name}: {reason}" for _, model, _ in rows if model.against for reason in why(model.against)]
+    shown = table("Candidates beside the baseline", ["model", *labels, "why"], out, words=["why"])
+    return shown + fold("Why each is as fast as it is", bullets(explained))
+
+
+def _slower(change: Change) -> bool:
+    return wording.speedup(change.ratio).endswith("slower")
+
+
+def _slow(model: ModelResult) -> bool:
+    return model.against is not None and slow(model.against)

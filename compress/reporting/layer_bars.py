@@ -1,0 +1,58 @@
+"""What quantizing each linear cost, worst first."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from ..evaluation.result import Layer, ModelResult, ReportData
+from . import wording
+from .markup import esc, fold, name
+
+_SHOWN = 20
+_OPEN = 3
+NOT_REACHED = "no calibration token reached it"
+
+
+def layer_bars(report: ReportData) -> str:
+    """A chart for each model with layers; all have the same scale."""
+    models = [model for model in report.models if model.layers]
+    largest = max((e for model in models for e in _errors(model) if math.isfinite(e)), default=0)
+    charts = [_chart(model, largest, opened=len(models) <= _OPEN) for model in models]
+    note = (
+        '<p class="note">The error is |X(W − Q)| / |XW| over calibration inputs X: the share of a linear’s output that'
+        " quantizing it changed. All bars have one scale.</p>"
+    )
+    return note + "".join(charts) if charts else ""
+
+
+def _chart(model: ModelResult, largest: float, *, opened: bool) -> str:
+    layers = model.layers
+    known = _errors(model)
+    said = f"{len(layers)} linear{'' if len(layers) == 1 else 's'}"
+    if known:
+        said += f", median error {wording.number(statistics.median(known))}, worst {wording.number(max(known))}"
+    if unknown := len(layers) - len(known):
+        said += f", {unknown} not reached"
+    rest = layers[_SHOWN:]
+    body = _rows(layers[:_SHOWN], largest) + fold(f"the other {len(rest)}", _rows(rest, largest) if rest else "")
+    return fold(f"{name(model.name)} <small>{esc(said)}</small>", f'<div class="layers">{body}</div>', opened=opened)
+
+
+def _errors(model: ModelResult) -> list[float]:
+    return [layer.error for layer in model.layers if layer.error is not None]
+
+
+def _rows(layers: list[Layer], largest: float) -> str:
+    out = []
+    for layer in layers:
+        shape = "×".join(map(str, layer.shape))
+        head = f"<span><code>{esc(layer.name)}</code> <small>{esc(layer.scheme)}, {esc(shape)}</small></span>"
+        if layer.error is None:
+            out.append(f'<li>{head}<span class="unknown">{NOT_REACHED}</span></li>')
+            continue
+        beyond = not math.isfinite(layer.error)
+        width = 100 if beyond else 100 * layer.error / largest if largest > 0 else 0
+        bar = f'<svg aria-hidden="true"><rect width="{width:.2f}%" height="100%"/></svg>'
+        out.append(f"<li>{head}{bar}<span>{wording.number(layer.error)}</span></li>")
+    return f"<ol>{''.join(out)}</ol>"

@@ -1,0 +1,119 @@
+"""A report as a few lines on a terminal."""
+
+from __future__ import annotations
+
+from ..evaluation.against import is_worse, primary_tasks
+from ..evaluation.result import ModelResult, ReportData
+from .wording import (
+    bytes_,
+    interval,
+    noise,
+    number,
+    percent_change,
+    perplexity,
+    rate,
+    share,
+    shrinkage,
+    signed,
+    speedup,
+)
+
+_RED, _PLAIN = "\x1b[31m", "\x1b[0m"
+
+
+def summary(report: ReportData, *, colour: bool = False) -> str:
+    """The verdict, then for each model what was measured; a slowdown in red with its reason."""
+    lines = [report.verdict]
+    if report.status == "partial":
+        lines.append(f"partial; not measured: {', '.join(report.missing)}")
+    baseline = report.baseline
+    if baseline is not None and len(report.models) > 2:
+        lines += ["", f"{baseline.name} (baseline)", *(f"  {line}" for line in _alone(baseline))]
+    for model in report.candidates:
+        if len(report.models) > 2:
+            lines += ["", model.name]
+        indent = "  " if len(report.models) > 2 else ""
+        body = _alone(model) if model.against is None or baseline is None else _beside(baseline, model, colour)
+        lines += [indent + line for line in body]
+    lines += [f"note: {sentence}" for sentence in (*report.warnings, *(w for m in report.models for w in m.warnings))]
+    return "\n".join(lines)
+
+
+def _alone(model: ModelResult) -> list[str]:
+    lines = [f"size:     {bytes_(model.size.bytes)}, {model.size.bits_per_weight:.2f} bits per weight"]
+    if model.text is not None:
+        lines.append(
+            f"text:     perplexity {perplexity(model.text.perplexity)}, {model.text.bits_per_byte:.3f} bits per byte"
+            f" ({model.text.windows} x {model.text.length} tokens of {model.text.source}; {model.text.computed_by})"
+        )
+    for task, _ in primary_tasks(model):
+        bounds = f" ({interval(task.interval, share)})" if task.interval else ""
+        lines.append(f"task:     {task.task} {task.metric} {task.value:.4f}{bounds}, {task.items} items")
+    if model.speed is not None:
+        lines.append(
+            f"speed:    decode {rate(model.speed.decode_rate.median)}, prompts {rate(model.speed.prefill_rate.median)}"
+        )
+    return lines
+
+
+def _beside(baseline: ModelResult, model: ModelResult, colour: bool) -> list[str]:
+    against = model.against
+    assert against is not None
+    lines = []
+    if against.size is not None:
+        memory = ""
+        if baseline.speed and model.speed and baseline.speed.peak_memory_bytes and model.speed.peak_memory_bytes:
+            peaks = [bytes_(each.speed.peak_memory_bytes or 0) for each in (baseline, model) if each.speed]
+            memory = f"; peak memory {' -> '.join(peaks)}"
+        lines.append(
+            f"size:     {bytes_(baseline.size.bytes)} -> {bytes_(model.size.bytes)}"
+            f" ({shrinkage(against.size.ratio)}; {model.size.bits_per_weight:.2f} bits per weight{memory})"
+        )
+    if model.text is not None and baseline.text is not None:
+        if against.perplexity is not None:
+            change = against.perplexity
+            bounds = f", 95% {interval(change.interval, percent_change)}" if change.interval else ""
+            kl = (
+                f"; KL {against.kl:.4f}, same first choice {share(against.top1_agreement or 0)}"
+                if against.kl is not None
+                else ""
+            )
+            lines.append(
+                f"text:     perplexity {perplexity(baseline.text.perplexity)} -> {perplexity(model.text.perplexity)}"
+                f" ({percent_change(change.ratio)}{bounds}{_comma(noise(change))}{kl}; {model.text.computed_by})"
+            )
+        elif against.bits_per_byte is not None:
+            lines.append(
+                f"text:     bits per byte {baseline.text.bits_per_byte:.3f} -> {model.text.bits_per_byte:.3f}"
+                f" ({percent_change(against.bits_per_byte.ratio)}{_comma(noise(against.bits_per_byte))})"
+            )
+    theirs = {(task.task, task.metric, task.filter): task.value for task in baseline.tasks}
+    for task, change in primary_tasks(model):
+        if change is None:
+            continue
+        flips = f"{change.gained} gained, {change.lost} lost" if change.gained is not None else ""
+        notes = ", ".join(filter(None, [signed(change.difference), noise(change), flips]))
+        before = theirs[task.task, task.metric, task.filter]
+        line = f"task:     {task.task} {task.metric} {before:.4f} -> {task.value:.4f} ({notes})"
+        lines.append(f"{_RED}{line}{_PLAIN}" if is_worse(task, change) and colour else line)
+    if model.speed is not None and baseline.speed is not None and against.decode is not None:
+        told = [
+            f"{what} {number(theirs.median)} -> {rate(mine.median)} ({speedup(change.ratio)}{_comma(noise(change))})"
+            for what, change, mine, theirs in (
+                ("decode", against.decode, model.speed.decode_rate, baseline.speed.decode_rate),
+                ("prompts", against.prefill, model.speed.prefill_rate, baseline.speed.prefill_rate),
+            )
+            if change is not None
+        ]
+        slower = any(
+            c is not None and c.ratio < 1 and c.significant is not False for c in (against.decode, against.prefill)
+        )
+        line = f"speed:    {'; '.join(told)}"
+        lines.append(f"{_RED}{line}{_PLAIN}" if slower and colour else line)
+        if against.decode.ratio < 1 or (against.prefill is not None and against.prefill.ratio < 1):
+            lines += [f"reason:   {sentence}" for sentence in against.reasons]
+    return lines
+
+
+def _comma(text: str) -> str:
+    return f", {text}" if text else ""

@@ -1,0 +1,101 @@
+"""Running a sweep's trials on a Ray cluster, whose machines see the same files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import SmeltError
+from .trials import Resources, Trial
+
+
+def run_on_ray(
+    trials: Sequence[Trial],
+    told: Callable[[Trial, str | None], None],
+    shared: Path,
+    fresh: bool,
+    address: str,
+    resources: Resources,
+) -> None:
+    """Run trials as tasks of Ray.
+
+    Args:
+        trials: what to run; their outputs must lie where every machine of the cluster sees them.
+        told: hears of each as it ends, with the sentence why it failed.
+        shared: where the calibration text that all share is.
+        fresh: start over.
+        address: of the cluster: ``auto``, ``ray://host:port`` and so on; ``local`` starts one here, which ends with us.
+        resources: of each trial.
+
+    Raises:
+        SmeltError: Ray is not installed, or no cluster answers.
+    """
+    try:
+        import ray  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise SmeltError("--ray needs Ray, which is not installed; run: pip install 'smelt[ray]'") from None
+    try:
+        ray.init(
+            address=None if address == "local" else address,
+            log_to_driver=False,
+            include_dashboard=False if address == "local" else None,
+            configure_logging=False,
+        )
+    except Exception as error:  # Ray raises from several libraries
+        first = " ".join(str(error).split())[:300]
+        raise SmeltError(f"--ray {address}: no Ray cluster answers there ({first})") from None
+    running: dict[Any, Trial] = {}
+    try:
+        _refuse_what_never_fits(ray, resources)
+        task = ray.remote(_run_absolute).options(
+            num_cpus=resources.cpus,
+            num_gpus=resources.gpus,
+            memory=resources.memory_bytes,
+            max_retries=1,
+        )
+        running = {task.remote(_absolute(trial), shared.resolve(), fresh): trial for trial in trials}
+        waiting = list(running)
+        while waiting:
+            (done,), waiting = ray.wait(waiting, num_returns=1)
+            try:
+                problem = ray.get(done)
+            except Exception as error:  # the task's machine died, or its memory ran out
+                problem = " ".join(str(error).split())[-300:]
+            told(running.pop(done), problem)
+    finally:
+        for task in running:
+            ray.cancel(task, force=True)
+        ray.shutdown()
+
+
+def _run_absolute(trial: Trial, shared: Path, fresh: bool) -> str | None:
+    from .run import run_trial
+
+    return run_trial(trial, shared, fresh, False)
+
+
+def _absolute(trial: Trial) -> Trial:
+    """Its paths as other processes, which begin elsewhere, understand them."""
+    recipe = trial.recipe
+    changes: dict[str, Any] = {"output": str(Path(recipe.output).resolve())}
+    if Path(recipe.model).expanduser().is_dir():
+        changes["model"] = str(Path(recipe.model).expanduser().resolve())
+    source = Path(recipe.calibrate.source).expanduser()
+    if source.is_file():
+        changes["calibrate"] = recipe.calibrate.model_copy(update={"source": str(source.resolve())})
+    return Trial(trial.name, recipe.model_copy(update=changes))
+
+
+def _refuse_what_never_fits(ray: Any, resources: Resources) -> None:
+    """A task that no machine can take would wait for ever."""
+    largest = {
+        name: max((node["Resources"].get(name, 0) for node in ray.nodes() if node["Alive"]), default=0)
+        for name in ("CPU", "GPU")
+    }
+    for name, wanted in (("CPU", resources.cpus), ("GPU", resources.gpus)):
+        if wanted > largest[name]:
+            raise SmeltError(
+                f"sweep.resources: a trial asks for {wanted:g} {name}s, and the largest machine of the cluster has"
+                f" {largest[name]:g}; ask for less"
+            )

@@ -1,0 +1,147 @@
+"""Running a sweep: every trial's checkpoint, then all of them measured beside the original in one report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...runtime.errors import RuntimeProblem
+from ..errors import SmeltError
+from ..evaluation.evaluate import measured
+from ..evaluation.measure import Evaluation
+from ..evaluation.result import ReportData
+from ..evaluation.subject import Subject
+from ..evaluation.tasks import Tasks
+from ..model_directory import ModelDirectory, find_model
+from ..output import Output
+from ..pipeline import run
+from ..plan import Plan
+from ..progress import Progress
+from ..reporting.card import write_card
+from ..self_text import written_once
+from .trials import Sweep, Trial
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What a sweep leaves.
+
+    Attributes:
+        report: of all trials that succeeded; None if its recipe says ``evaluate: false``.
+        checkpoints: by trial.
+        failed: why a trial failed, by trial.
+    """
+
+    report: ReportData | None
+    checkpoints: dict[str, Path]
+    failed: dict[str, str]
+
+
+# Runs trials, each to an end or to a sentence; tells of each as it ends.
+RunTrials = Callable[[Sequence[Trial], Callable[[Trial, str | None], None]], None]
+
+
+def run_sweep(sweep: Sweep, *, fresh: bool = False, progress: bool = True, ray: str | None = None) -> SweepResult:
+    """Run a sweep, or continue one: trials and measurements that are finished are not done again.
+
+    Args:
+        sweep: what to do.
+        fresh: start over.
+        progress: show progress on a terminal.
+        ray: the address of a Ray cluster that runs the trials (``local`` starts one here); by default they run here, in
+            order. Speed is measured here in any case, one machine being what makes speeds comparable.
+
+    Raises:
+        SmeltError: a trial's recipe would fail, found before any work; or every trial failed.
+    """
+    show = Progress(progress)
+    root = Path(sweep.base.output)
+    with Output(root, {"kind": "sweep"}, fresh=fresh) as output:
+        tasks = _check(sweep, fresh)
+        if sweep.base.calibrate.source == "self":
+            show.say("the model writes the calibration text, once for all trials")
+            written_once(sweep.base, output.journal / "calibration", show)
+        checkpoints: dict[str, Path] = {}
+        failed: dict[str, str] = {}
+
+        def told(trial: Trial, problem: str | None) -> None:
+            if problem is None:
+                checkpoints[trial.name] = Path(trial.recipe.output) / "checkpoint"
+            else:
+                failed[trial.name] = problem
+            done = len(checkpoints) + len(failed)
+            show.say(f"[{done}/{len(sweep.trials)}] {trial.name}{f' failed: {problem}' if problem else ''}")
+
+        shared = output.journal / "calibration"
+        if ray is None:
+            _in_order(sweep.trials, told, shared, fresh, progress)
+        else:
+            from .on_ray import run_on_ray
+
+            run_on_ray(sweep.trials, told, shared, fresh, ray, sweep.settings.resources)
+        if not checkpoints:
+            raise SmeltError("\n".join(["every trial failed", *(f"{name}: {why}" for name, why in failed.items())]))
+        report = _measure(sweep, checkpoints, failed, tasks, output, show) if sweep.base.evaluate else None
+    return SweepResult(report, checkpoints, failed)
+
+
+def run_trial(trial: Trial, shared: Path, fresh: bool, progress: bool) -> str | None:
+    """Make one checkpoint; the sentence why not, if so."""
+    try:
+        run(trial.recipe, fresh=fresh, progress=progress, calibration_cache=shared)
+    except (SmeltError, RuntimeProblem) as error:
+        return str(error)
+    return None
+
+
+def _in_order(
+    trials: Sequence[Trial], told: Callable[[Trial, str | None], None], shared: Path, fresh: bool, progress: bool
+) -> None:
+    for trial in trials:
+        told(trial, run_trial(trial, shared, fresh, progress))
+
+
+def _check(sweep: Sweep, fresh: bool) -> Tasks | None:
+    """Everything that would fail later, of all trials, before the first begins."""
+    problems = []
+    for trial in sweep.trials:
+        for problem in Plan.make(trial.recipe, fresh=fresh).problems:
+            problems.append(f"trial {trial.name}: {problem}")
+    # The evaluation, which the trials leave to the sweep.
+    if sweep.base.evaluate:
+        first = sweep.trials[0].recipe.model_copy(update={"evaluate": sweep.base.evaluate})
+        problems += [str(p) for p in Plan.make(first, fresh=True).problems if str(p) not in "\n".join(problems)]
+    if problems:
+        raise SmeltError("\n".join(problems))
+    asked = sweep.base.evaluate.tasks if sweep.base.evaluate else []
+    return Tasks.find(asked) if asked else None
+
+
+def _measure(
+    sweep: Sweep,
+    checkpoints: dict[str, Path],
+    failed: dict[str, str],
+    tasks: Tasks | None,
+    output: Output,
+    show: Progress,
+) -> ReportData:
+    base = sweep.base
+    assert base.evaluate
+    original = find_model(base.model, revision=base.revision, trust_remote_code=base.trust_remote_code)
+    name = original.path.name if Path(base.model).exists() else base.model
+    subjects = [Subject(name, original, "baseline")]
+    for trial in sweep.trials:
+        if trial.name in checkpoints:
+            path = checkpoints[trial.name]
+            directory = ModelDirectory(str(path.relative_to(output.path)), path, base.trust_remote_code)
+            subjects.append(Subject(trial.name, directory, "candidate"))
+    title = f"{name}: a sweep of {len(sweep.trials)} trials"
+    evaluation = Evaluation(subjects, base.evaluate, tasks, output.journal / "evaluation", show, title=title)
+    for trial, why in failed.items():
+        evaluation.warn(f"trial {trial} failed and is not in this report: {why}")
+    report = measured(evaluation, output.path)
+    for model in report.candidates:
+        pair = [m for m in report.models if m.role == "baseline" or m.name == model.name]
+        write_card(report.model_copy(update={"models": pair}), checkpoints[model.name], original)
+    return report

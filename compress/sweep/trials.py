@@ -1,0 +1,144 @@
+"""A sweep file: a recipe with a ``sweep`` section that says what varies."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from ..errors import SmeltError
+from ..recipe import Recipe, RecipeModel
+from ..recipe_file import read_document, validated
+
+
+class Resources(RecipeModel):
+    """What a trial takes on a cluster."""
+
+    cpus: float = Field(default=1, gt=0, description="Cores.")
+    gpus: float = Field(default=0, ge=0, description="GPUs.")
+    memory_bytes: int | None = Field(default=None, ge=1, description="Memory; absent for no reservation.")
+
+
+class SweepSettings(RecipeModel):
+    """What varies between trials."""
+
+    grid: dict[str, list[Any]] = Field(
+        default={}, description="Values by field (`steps.0.quantize.scheme`); every combination is a trial."
+    )
+    trials: list[dict[str, Any]] = Field(default=[], description="More trials, each the fields it sets.")
+    exclude: list[dict[str, Any]] = Field(default=[], description="Combinations of the grid to leave out.")
+    resources: Resources = Field(default_factory=Resources, description="What a trial takes on a cluster.")
+
+    @model_validator(mode="after")
+    def _has_trials(self) -> SweepSettings:
+        if not self.grid and not self.trials:
+            raise ValueError("nothing varies; give grid or trials")
+        empty = next((key for key, values in self.grid.items() if not values), None)
+        if empty:
+            raise ValueError(f"grid.{empty} has no value; give at least one")
+        return self
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One recipe of a sweep.
+
+    Attributes:
+        name: made of the values that vary.
+        recipe: with an output of its own, and without evaluation, which all trials have together.
+    """
+
+    name: str
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep that was read and checked.
+
+    Attributes:
+        base: what all trials share.
+        settings: what varies.
+        trials: at least one.
+    """
+
+    base: Recipe
+    settings: SweepSettings
+    trials: list[Trial]
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: list[str] | None = None) -> Sweep:
+        """Read a sweep file.
+
+        Args:
+            path: a recipe with a ``sweep`` section.
+            overrides: ``key=value`` settings for all trials.
+
+        Raises:
+            SmeltError: one line a mistake.
+        """
+        file = Path(path)
+        document = read_document(file, overrides or [])
+        section = document.data.pop("sweep", None)
+        if not isinstance(section, dict):
+            raise SmeltError(f"{file}: has no sweep section, so nothing varies; run it with `smelt run`")
+        try:
+            settings = SweepSettings.model_validate(section)
+        except ValidationError as error:
+            raise SmeltError("\n".join(_sentence(file, item) for item in error.errors())) from None
+        base = validated(document, file)
+        varied = (
+            [
+                chosen
+                for values in itertools.product(*settings.grid.values())
+                if not _is_excluded(chosen := dict(zip(settings.grid, values, strict=True)), settings.exclude)
+            ]
+            if settings.grid
+            else []
+        )
+        trials: dict[str, Trial] = {}
+        problems = []
+        for changes in [*varied, *settings.trials]:
+            name = _name(changes)
+            if name in trials:
+                raise SmeltError(f"{file}: two trials set the same, {name}; keep one")
+            texts = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+            texts += [f"output={json.dumps(str(Path(base.output) / 'trials' / name))}", "evaluate=false"]
+            try:
+                again = read_document(file, [*(overrides or []), *texts])
+                again.data.pop("sweep")
+                trials[name] = Trial(name, validated(again, file))
+            except SmeltError as error:
+                problems += [f"trial {name}: {line}" for line in str(error).split("\n")]
+        if problems:
+            raise SmeltError("\n".join(problems))
+        return cls(base, settings, list(trials.values()))
+
+
+def _is_excluded(chosen: dict[str, Any], exclude: list[dict[str, Any]]) -> bool:
+    return any(all(chosen.get(key) == value for key, value in each.items()) for each in exclude)
+
+
+def _name(changes: dict[str, Any]) -> str:
+    """Of the values, with the field's last word where a value alone says too little."""
+    parts = [_value(key.rpartition(".")[2], value) for key, value in changes.items()]
+    return re.sub(r"[^\w.+-]+", "-", "-".join(parts)).strip("-.")
+
+
+def _value(field: str, value: Any) -> str:
+    if isinstance(value, dict):
+        return "-".join(_value("" if key in ("method", "scheme") else key, inner) for key, inner in value.items())
+    if isinstance(value, list):
+        return "-".join(_value("", inner) for inner in value)
+    text = "default" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if isinstance(value, str) else f"{field.replace('_', '')}{text}"
+
+
+def _sentence(file: Path, item: Any) -> str:
+    place = ".".join(str(part) for part in ("sweep", *item["loc"]))
+    return f"{file}: {place}: {item['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,202 @@
+"""Sweeps: which trials there are, running them in order and on Ray, continuing, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from smelt.compress import SmeltError
+from smelt.compress.reporting.files import load
+from smelt.compress.sweep import run as sweeping
+from smelt.compress.sweep.run import run_sweep
+from smelt.compress.sweep.trials import Sweep
+
+BASE: dict[str, Any] = {
+    "model": "builtin:smelt-6m",
+    "calibrate": {"samples": 4, "length": 32},
+    "steps": [{"quantize": {"scheme": "W4A16", "group_size": 64}}],
+    "evaluate": {"windows": 2, "length": 64, "samples": 0},
+}
+SCHEME = "steps.0.quantize.scheme"
+
+
+@pytest.fixture
+def sweep_file(tmp_path: Path) -> Callable[..., Path]:
+    """``sweep_file(grid=…, trials=…)`` writes one."""
+
+    def write(top: dict[str, Any] | None = None, **sweep: Any) -> Path:
+        path = tmp_path / "sweep.yaml"
+        path.write_text(
+            yaml.safe_dump({**BASE, "output": str(tmp_path / "out"), **(top or {}), "sweep": sweep}, sort_keys=False)
+        )
+        return path
+
+    return write
+
+
+def test_every_combination_is_a_trial_and_so_are_those_listed(sweep_file: Callable[..., Path]) -> None:
+    sweep = Sweep.load(
+        sweep_file(
+            grid={
+                SCHEME: ["W8A16", "W4A16"],
+                "steps.0.quantize.rounding": ["nearest", {"method": "gptq", "damping": 0.1}],
+            },
+            exclude=[{SCHEME: "W8A16", "steps.0.quantize.rounding": "nearest"}],
+            trials=[{SCHEME: "W8A8", "steps.0.quantize.group_size": None}],
+        )
+    )
+    assert [trial.name for trial in sweep.trials] == [
+        "W8A16-gptq-damping0.1",
+        "W4A16-nearest",
+        "W4A16-gptq-damping0.1",
+        "W8A8-groupsizedefault",
+    ]
+    chosen = sweep.trials[2].recipe.steps[0].quantize
+    assert (chosen.scheme, chosen.rounding.method, chosen.rounding.options) == ("W4A16", "gptq", {"damping": 0.1})
+    assert all(trial.recipe.evaluate is False for trial in sweep.trials)
+    assert len({trial.recipe.output for trial in sweep.trials}) == 4
+
+
+@pytest.mark.parametrize(
+    ("sweep", "sentence"),
+    [
+        ({}, "nothing varies; give grid or trials"),
+        ({"grid": {SCHEME: []}}, "has no value; give at least one"),
+        ({"gird": {}}, "sweep.gird: Extra inputs are not permitted"),
+        ({"grid": {SCHEME: ["W4A61", "W8A61"]}}, r"(?s)trial W4A61: .*unknown scheme.*\ntrial W8A61: .*unknown scheme"),
+        ({"grid": {"steps.7.quantize.scheme": ["W4A16"]}}, "the recipe has no steps.7"),
+        ({"trials": [{"seed": 1}, {"seed": 1}]}, "two trials set the same, seed1"),
+    ],
+)
+def test_mistakes_are_told_before_any_work(
+    sweep: dict[str, Any], sentence: str, sweep_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    with pytest.raises(SmeltError, match=sentence):
+        Sweep.load(sweep_file(**sweep))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_trial_that_would_fail_later_is_found_before_the_first_begins(
+    sweep_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    sweep = Sweep.load(sweep_file(grid={"steps.0.quantize.group_size": [64, 100]}))
+    with pytest.raises(SmeltError, match=r"trial groupsize100: .*100") as told:
+        run_sweep(sweep)
+    assert "groupsize64" not in str(told.value)
+    assert not list((tmp_path / "out").rglob("*.safetensors"))
+
+
+def test_trials_share_one_report_and_finished_ones_are_not_run_again(
+    sweep_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = sweep_file(grid={SCHEME: ["W8A16", "W3A16"]})
+    first = run_sweep(Sweep.load(path))
+    assert first.report is not None
+    assert [model.name for model in first.report.models] == ["builtin:smelt-6m", "W8A16", "W3A16"]
+    perplexities = [model.text.perplexity for model in first.report.models if model.text]
+    assert perplexities[2] > perplexities[1]
+    card = (first.checkpoints["W3A16"] / "README.md").read_text()
+    assert f"{perplexities[2]:.2f}" in card
+    assert load(tmp_path / "out") == first.report
+
+    made = {f: f.stat().st_mtime_ns for f in (tmp_path / "out").rglob("*.safetensors")}
+    monkeypatch.setattr("smelt.compress.evaluation.measure.read", lambda *_: pytest.fail("measured again"))
+    assert run_sweep(Sweep.load(path)).report == first.report
+    assert {f: f.stat().st_mtime_ns for f in (tmp_path / "out").rglob("*.safetensors")} == made
+
+
+def test_an_interrupted_sweep_continues_with_what_is_missing(
+    sweep_file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = sweep_file(grid={SCHEME: ["W8A16", "W3A16"]})
+    original, ran = sweeping.run_trial, []
+
+    def interrupted(trial, *rest):  # type: ignore[no-untyped-def]
+        if trial.name == "W3A16" and "W3A16" not in ran:
+            ran.append("W3A16")
+            raise KeyboardInterrupt
+        return original(trial, *rest)
+
+    monkeypatch.setattr(sweeping, "run_trial", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(Sweep.load(path))
+    first = tmp_path / "out/trials/W8A16/checkpoint/model.safetensors"
+    before = first.stat().st_mtime_ns
+    assert len(run_sweep(Sweep.load(path)).checkpoints) == 2
+    assert first.stat().st_mtime_ns == before
+
+
+def test_a_failed_trial_does_not_stop_the_others_and_is_told(
+    sweep_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = sweeping.run_trial
+    monkeypatch.setattr(
+        sweeping, "run_trial", lambda trial, *rest: "no luck" if trial.name == "W8A16" else original(trial, *rest)
+    )
+    result = run_sweep(Sweep.load(sweep_file(grid={SCHEME: ["W8A16", "W3A16"]})))
+    assert result.failed == {"W8A16": "no luck"}
+    assert result.report is not None
+    assert [model.name for model in result.report.candidates] == ["W3A16"]
+    assert any("trial W8A16 failed" in sentence for sentence in result.report.warnings)
+
+
+def test_the_text_that_the_model_writes_is_written_once(
+    sweep_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from smelt.compress import self_text
+
+    original, count = self_text.self_written_windows, []
+
+    def counting(*arguments):  # type: ignore[no-untyped-def]
+        count.append(1)
+        return original(*arguments)
+
+    monkeypatch.setattr(self_text, "self_written_windows", counting)
+    top = {"calibrate": {"source": "self", "samples": 2, "length": 16}, "evaluate": False}
+    result = run_sweep(Sweep.load(sweep_file(top, grid={SCHEME: ["W8A16", "W4A16"]})))
+    assert len(count) == 1
+    assert result.report is None
+    digests = [json.loads((path / "smelt.json").read_text())["data"]["sha256"] for path in result.checkpoints.values()]
+    assert digests[0] == digests[1]
+
+
+def test_ray_runs_the_same_trials_to_the_same_bytes(sweep_file: Callable[..., Path], tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs Ray: pip install 'smelt[ray]'")
+    path = sweep_file({"evaluate": False}, grid={SCHEME: ["W8A16", "W3A16"]}, resources={"cpus": 1})
+    command = [sys.executable, "-m", "smelt.compress.cli", "sweep", str(path), "--json"]
+    here = subprocess.run([*command, "--output", str(tmp_path / "here")], capture_output=True, text=True, check=False)
+    assert here.returncode == 0, here.stderr
+    there = subprocess.run(
+        [*command, "--output", str(tmp_path / "there"), "--ray", "local"], capture_output=True, text=True, check=False
+    )
+    assert there.returncode == 0, there.stderr
+    assert json.loads(there.stdout)["checkpoints"].keys() == {"W8A16", "W3A16"}
+    for name in ("W8A16", "W3A16"):
+        one, other = (
+            tmp_path / where / "trials" / name / "checkpoint/model.safetensors" for where in ("here", "there")
+        )
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_ray_that_cannot_be_had_is_told(sweep_file: Callable[..., Path]) -> None:
+    pytest.importorskip("ray", reason="needs Ray: pip install 'smelt[ray]'")
+    path = sweep_file({"evaluate": False}, grid={SCHEME: ["W8A16"]}, resources={"gpus": 3})
+    command = [sys.executable, "-m", "smelt.compress.cli", "sweep", str(path), "--ray", "local"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert told.returncode == 1
+    assert re.search(r"smelt: sweep\.resources: a trial asks for 3 GPUs, and the largest machine .* has 0", told.stderr)
+
+
+def test_without_ray_the_sentence_says_what_to_install(
+    sweep_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(SmeltError, match=r"pip install 'smelt\[ray\]'"):
+        run_sweep(Sweep.load(sweep_file({"evaluate": False}, grid={SCHEME: ["W8A16"]})), ray="local")
