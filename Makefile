@@ -25,6 +25,7 @@ format: setup
 
 schema: setup
 	$(BIN)/smelt schema > recipes/recipe.schema.json
+	$(BIN)/smelt schema --report > docs/report.schema.json
 
 setup: $(VENV)/.installed
 

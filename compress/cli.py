@@ -425,16 +425,21 @@ def _directory_of(name: str) -> Path:
 
 @app.command()
 @_told
-def schema() -> int:
-    """Print the JSON schema of recipes, for editors that complete and check YAML.
+def schema(
+    report: Annotated[bool, typer.Option("--report", help="The schema of report.json instead.")] = False,
+) -> int:
+    """Print the JSON schema of recipes, for editors that complete and check YAML; or that of reports.
 
-    Example:
+    Examples:
 
         smelt schema > recipes/recipe.schema.json
+
+        smelt schema --report > docs/report.schema.json
     """
+    from .evaluation.result import report_schema
     from .recipe_schema import recipe_schema
 
-    print(json.dumps(recipe_schema(), indent=2))
+    print(json.dumps(report_schema() if report else recipe_schema(), indent=2))
     return 0
 
 

@@ -253,3 +253,9 @@ class ReportData(Part):
         """As plain data for JSON; what was not measured is left out."""
         # JSON knows no NaN and no infinity; pydantic's own writer leaves such numbers empty.
         return json.loads(self.model_dump_json(by_alias=True, exclude_none=True))
+
+
+def report_schema() -> dict[str, Any]:
+    """The JSON schema of ``report.json``."""
+    schema = ReportData.model_json_schema(by_alias=True, mode="serialization")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema | {"title": "Smelt report"}

@@ -48,7 +48,7 @@ def card(report: ReportData, name: str, original: ModelDirectory) -> str:
         "## Recipe",
         "",
         "```json",
-        json.dumps(model.recipe, indent=2),
+        json.dumps(_portable(model.recipe), indent=2),
         "```",
         "",
     ]
@@ -187,6 +187,16 @@ def _use() -> list[str]:
         "```",
         "",
     ]
+
+
+def _portable(data: Any) -> Any:
+    """Plain data with paths of this machine cut down to their names."""
+    if isinstance(data, dict):
+        return {key: _portable(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_portable(value) for value in data]
+    is_path = isinstance(data, str) and (data.startswith(("/", "~", "./", "../")) or Path(data).expanduser().exists())
+    return Path(data).name if is_path and not data.startswith("builtin:") else data
 
 
 def _told(*parts: str) -> str:

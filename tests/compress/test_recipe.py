@@ -9,10 +9,12 @@ import jsonschema
 import pytest
 import yaml
 from smelt.compress import Recipe, SmeltError
+from smelt.compress.evaluation.result import report_schema
 from smelt.compress.recipe_schema import recipe_schema
 from smelt.compress.sweep.trials import Sweep
 
 from ..tiny import REPOSITORY
+from . import report_samples
 
 GOOD = """\
 model: builtin:smelt-6m
@@ -159,6 +161,17 @@ def test_wrong_overrides_are_told_as_such(override: str, expected: str, tmp_path
 def test_the_schema_file_is_current() -> None:
     committed = json.loads((REPOSITORY / "recipes" / "recipe.schema.json").read_text())
     assert committed == recipe_schema(), "run `make schema`"
+
+
+def test_the_schema_of_reports_is_current_and_holds_for_reports() -> None:
+    committed = json.loads((REPOSITORY / "docs" / "report.schema.json").read_text())
+    assert committed == report_schema(), "run `make schema`"
+    validator = jsonschema.Draft202012Validator(committed)
+    for build in (report_samples.full, report_samples.minimal, report_samples.partial, report_samples.hostile):
+        data = build().as_data()
+        validator.validate(data)
+        assert None not in data["models"][0].values()
+    assert not validator.is_valid({**report_samples.full().as_data(), "verdikt": ""})
 
 
 def test_the_schema_accepts_every_shipped_recipe_and_refuses_mistakes() -> None:

@@ -1,0 +1,57 @@
+"""Model cards: the hub's metadata, the measured table, and nothing of this machine."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+from smelt.compress import Recipe, run
+
+from ..tiny import SMELT_6M
+
+
+@pytest.fixture
+def card_of(recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[..., tuple[ModelCard, str]]:
+    """``card_of(front matter)`` compresses a model whose own card begins with it."""
+
+    def build(front: str = "") -> tuple[ModelCard, str]:
+        model = shutil.copytree(SMELT_6M, tmp_path / "a-model")
+        (model / "README.md").write_text(front)
+        result = run(recipe(model, group_size=64))
+        text = (result.checkpoint / "README.md").read_text()
+        return ModelCard(text), text
+
+    return build
+
+
+def test_the_hub_reads_the_card_and_finds_what_it_needs(card_of: Callable[..., tuple[ModelCard, str]]) -> None:
+    card, text = card_of("---\nlicense: apache-2.0\nlanguage: [en]\nbase_model: someone/original\n---\n# A model\n")
+    data = card.data.to_dict()
+    assert data["license"] == "apache-2.0"
+    assert data["language"] == ["en"]
+    assert data["base_model"] == "someone/original"
+    assert data["library_name"] == "transformers"
+    assert "compressed-tensors" in data["tags"]
+    (result,) = card.data.eval_results or []
+    assert result.metric_type == "perplexity"
+    assert f"| {result.metric_value:.2f} |" in text
+    for way in ("AutoModelForCausalLM", "vllm serve", "smelt chat"):
+        assert way in text
+    recipe = yaml.safe_load(text.partition("```json\n")[2].rpartition("```")[0].rpartition("```json")[2])
+    assert recipe["steps"][0]["quantize"]["scheme"] == "W4A16"
+
+
+def test_paths_of_this_machine_stay_out(card_of: Callable[..., tuple[ModelCard, str]], tmp_path: Path) -> None:
+    card, text = card_of()
+    assert str(tmp_path) not in text
+    assert card.data.to_dict()["base_model"] == "a-model"
+
+
+@pytest.mark.parametrize("front", ["---\n: [\n---\n", "---\njust words\n---\n", "no front matter", "---\n"])
+def test_a_card_that_cannot_be_read_is_no_obstacle(front: str, card_of: Callable[..., tuple[ModelCard, str]]) -> None:
+    card, _ = card_of(front)
+    assert "license" not in card.data.to_dict()
