@@ -1,8 +1,8 @@
-"""Scores of the engine beside those of lm-eval's own ``hf`` model, on whole tasks, and the time both take.
+"""Scores of the engine beside those of lm-eval's own ``hf`` model, on whole tasks.
 
     python -m benchmarks.harness_agreement [--limit 1000]
 
-The original is compared in float32 and as both run it by default (bfloat16); a W4A16 checkpoint as both run it by default.
+A model and its W4A16 checkpoint, each by both in float32 and as both run it when not told otherwise (bfloat16).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import logging
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,6 @@ def main() -> None:
     chosen = parser.parse_args()
     for name in ("lm_eval", "api.task", "evaluator"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    rows = []
     with tempfile.TemporaryDirectory() as scratch:
         recipe = {
             "model": str(MODEL),
@@ -56,34 +54,24 @@ def main() -> None:
             "evaluate": False,
         }
         w4 = run(Recipe.model_validate(recipe)).checkpoint
-        for label, path, dtype in (
-            ("original, float32", MODEL, "float32"),
-            ("original, bfloat16", MODEL, "auto"),
-            ("W4A16, bfloat16", w4, "auto"),
-        ):
-            rows += compare(label, path, dtype, chosen.limit, chosen.batch)
+        rows = [row for label, path in (("original", MODEL), ("W4A16", w4)) for row in compare(label, path, chosen)]
     command = f"python -m benchmarks.harness_agreement --limit {chosen.limit} --batch {chosen.batch}"
     save(NAME, command, {"limit": chosen.limit, "rows": rows})
 
 
-def compare(label: str, path: Path, dtype: str, limit: int, batch: int) -> list[dict[str, Any]]:
-    """Both models on every task, one after the other."""
-    ours = SmeltLM(str(path), dtype=dtype, disable_tqdm=True, quiet=True)
-    theirs = HFLM(pretrained=str(path), dtype=dtype, device="cpu", batch_size=batch)
+def compare(label: str, path: Path, chosen: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row a task: its metrics by every model."""
+    models = {
+        "smelt, float32": SmeltLM(str(path), dtype="float32", disable_tqdm=True, quiet=True),
+        "hf, float32": HFLM(pretrained=str(path), dtype="float32", device="cpu", batch_size=chosen.batch),
+        "smelt, as served": SmeltLM(str(path), disable_tqdm=True, quiet=True),
+        "hf, bfloat16": HFLM(pretrained=str(path), dtype="auto", device="cpu", batch_size=chosen.batch),
+    }
     rows = []
     for task in TASKS:
-        found, seconds = {}, {}
-        for name, model in (("smelt", ours), ("hf", theirs)):
-            begun = time.perf_counter()
-            found[name] = _evaluate(model, task, limit)
-            seconds[name] = time.perf_counter() - begun
-        metrics = {
-            key: {"smelt": value, "hf": found["hf"][key], "difference": value - found["hf"][key]}
-            for key, value in found["smelt"].items()
-        }
-        rows.append({"model": label, "task": task, "metrics": metrics, "seconds": seconds})
-        shown = {key: f"{m['smelt']:.5g} {m['hf']:.5g}" for key, m in metrics.items()}
-        print(label, task, shown, f"{seconds['hf'] / seconds['smelt']:.1f}x", flush=True)
+        found = {name: _evaluate(model, task, chosen.limit) for name, model in models.items()}
+        rows.append({"model": label, "task": task, "metrics": found})
+        print(label, task, *(f"{name}: {values}" for name, values in found.items()), sep="\n  ", flush=True)
     return rows
 
 

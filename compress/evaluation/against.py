@@ -47,10 +47,12 @@ def against(
 def primary_tasks(model: ModelResult) -> list[tuple[TaskResult, TaskChange | None]]:
     """Of each task the metric by which it is usually known, and how it changed.
 
-    That is the first of which more is better; where there is none, the first.
+    That is the first of which more is better; where there is none, the first. Tasks of a group are left to the group.
     """
     chosen: dict[str, TaskResult] = {}
     for result in model.tasks:
+        if result.group is not None:
+            continue
         present = chosen.setdefault(result.task, result)
         if result.higher_is_better and not present.higher_is_better:
             chosen[result.task] = result

@@ -219,6 +219,10 @@ class Evaluation:
         with _Served(subject, self._progress) as served:
             for task in self._tasks.loaded if self._tasks else ():
                 self._answer(subject, served, task)
+            if self._tasks is not None:
+                found = self._results[subject.name].tasks
+                ahead = self._tasks.of_groups(found)
+                self._results[subject.name] = self._results[subject.name].model_copy(update={"tasks": ahead + found})
             if self._settings.samples:
                 beginnings = prompts(TextSource("builtin", "evaluation"), self._settings.samples)
                 found = self._journal.keep(

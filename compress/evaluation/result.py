@@ -87,6 +87,7 @@ class TaskResult(Part):
     by_item: list[Any] = Field(description="What each item contributed, in the task's order.")
     fewshot: int
     version: str
+    group: str | None = Field(default=None, description="The group it is part of, whose own value stands for it.")
 
 
 class Load(Part):

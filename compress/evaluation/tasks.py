@@ -6,7 +6,7 @@ import io
 import logging
 import math
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -28,9 +28,11 @@ class Tasks:
 
     Attributes:
         loaded: lm-eval's tasks by name.
+        groups: lm-eval's groups that were asked for, by name; their tasks are among ``loaded``.
     """
 
     loaded: dict[str, Any]
+    groups: dict[str, Any]
 
     @classmethod
     def find(cls, names: list[str]) -> Tasks:
@@ -44,20 +46,48 @@ class Tasks:
         """
         manager = _manager(names)
         loaded: dict[str, Any] = {}
+        groups: dict[str, Any] = {}
         problems = []
         for name in names:
             problem = _unknown(manager, name)
             if problem is None:
                 try:
                     with _quiet():
-                        loaded |= manager.load([str(Path(name).resolve()) if _is_file(name) else name])["tasks"]
+                        found = manager.load([_spec(name)])
+                    loaded |= found["tasks"]
+                    groups |= found.get("groups", {})
                 except Exception as error:  # tasks run code of many authors, and fetch data by many libraries
                     problem = _unusable(name, error)
             if problem is not None:
                 problems.append(f"tasks: {problem}")
         if problems:
             raise SmeltError("\n".join(problems))
-        return cls(loaded)
+        return cls(loaded, groups)
+
+    def group_of(self, name: str) -> str | None:
+        """The outermost group that a task was asked for with, if it gives a value of its own."""
+        for group_name, group in self.groups.items():
+            if group.aggregate_metric_list and name in (task.task_name for task in group.get_all_tasks()):
+                return str(group_name)
+        return None
+
+    def of_groups(self, results: list[TaskResult]) -> list[TaskResult]:
+        """The groups' own values, from those of their tasks.
+
+        Args:
+            results: of all tasks.
+        """
+        found = []
+        for name, group in self.groups.items():
+            members = [task.task_name for task in group.get_all_tasks()]
+            for config in group.aggregate_metric_list or []:
+                of_metric = [r for r in results if r.task in members and r.metric == config.metric]
+                for used_filter in config.filter_list or dict.fromkeys(r.filter for r in of_metric):
+                    parts = [r for r in of_metric if r.filter == used_filter]
+                    # Means only: what else groups may be given is no sum over items.
+                    if len(parts) == len(members) and all(part.aggregation == "mean" for part in parts):
+                        found.append(_of_group(name, str(group.version), parts, bool(config.weight_by_size)))
+        return found
 
     def digest(self, name: str) -> str:
         """What identifies a task's definition and data, as far as that can be told."""
@@ -110,6 +140,7 @@ class Tasks:
                     by_item=by_item,
                     fewshot=int(found["n-shot"].get(name) or 0),
                     version=str(found["versions"].get(name)),
+                    group=self.group_of(name),
                 )
             )
         return results
@@ -118,7 +149,7 @@ class Tasks:
 def aggregation(name: str) -> Aggregate | None:
     """An aggregation by its name in a report; None if lm-eval does not know it."""
     if name == "mean":
-        return lambda values: math.fsum(values) / len(values)
+        return mean
     from lm_eval.api.registry import get_aggregation
 
     try:
@@ -127,12 +158,38 @@ def aggregation(name: str) -> Aggregate | None:
         return None
 
 
+def mean(values: Sequence[Any]) -> float:
+    """By the name that lm-eval's own has."""
+    return math.fsum(values) / len(values)
+
+
 def is_right_or_wrong(values: Sequence[Any]) -> bool:
     """Whether items are either right or wrong."""
     return all(isinstance(value, (bool, int, float)) and value in (0, 1) for value in values)
 
 
-def _interval(by_item: list[Any], aggregate: Aggregate) -> Interval | None:
+def _of_group(name: str, version: str, parts: list[TaskResult], by_size: bool) -> TaskResult:
+    by_item = [value for part in parts for value in part.by_item]
+    pooled = by_size or len({part.items for part in parts}) == 1
+    value = math.fsum(by_item) / len(by_item) if pooled else math.fsum(part.value for part in parts) / len(parts)
+    return TaskResult(
+        task=name,
+        metric=parts[0].metric,
+        filter=parts[0].filter,
+        value=value,
+        interval=_interval(by_item, aggregation("mean")) if pooled else None,
+        higher_is_better=parts[0].higher_is_better,
+        aggregation="mean" if pooled else "mean of tasks",
+        items=len(by_item),
+        by_item=by_item if pooled else [],
+        fewshot=parts[0].fewshot,
+        version=version,
+    )
+
+
+def _interval(by_item: list[Any], aggregate: Aggregate | None) -> Interval | None:
+    if aggregate is None:
+        return None
     if aggregate.__name__ == "mean" and is_right_or_wrong(by_item):
         return share_interval(sum(by_item), len(by_item))
     if aggregate.__name__ == "mean" and all(isinstance(value, (int, float)) for value in by_item):
@@ -143,12 +200,23 @@ def _interval(by_item: list[Any], aggregate: Aggregate) -> Interval | None:
 def _manager(names: list[str]) -> Any:
     from lm_eval.tasks import TaskManager
 
+    included: list[str | Path] = [BUILTIN, *_group_folders(names)]
     with _quiet():
-        ours = TaskManager(include_path=str(BUILTIN), include_defaults=False)
+        ours = TaskManager(include_path=included, include_defaults=False)
         # Finding lm-eval's own tasks takes ten seconds, which only those who ask for one should wait for.
         if all(name.endswith((".yaml", ".yml")) or name in ours.task_index for name in names):
             return ours
-        return TaskManager(include_path=str(BUILTIN))
+        return TaskManager(include_path=included)
+
+
+def _group_folders(names: list[str]) -> list[Path]:
+    """Where the files of groups are; what cannot be read is told of when it is loaded."""
+    found = []
+    for name in names:
+        if _is_file(name):
+            with suppress(Exception):
+                found += [Path(name).resolve().parent] if _group_in(name) else []
+    return found
 
 
 def _unknown(manager: Any, name: str) -> str | None:
@@ -159,6 +227,21 @@ def _unknown(manager: Any, name: str) -> str | None:
     close = get_close_matches(name, list(manager.task_index), n=3, cutoff=0.6)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     return f"{name!r} is no task of lm-eval, and no YAML file{hint or ';'} `lm_eval ls tasks` lists all"
+
+
+def _spec(name: str) -> str:
+    """As lm-eval takes it: a name, a path of a task; of a group, whose path it does not take, its name."""
+    if not _is_file(name):
+        return name
+    return _group_in(name) or str(Path(name).resolve())
+
+
+def _group_in(path: str) -> str | None:
+    """The name of the group that a file defines, if it does."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    config = load_yaml(path, resolve_func=False)
+    return str(config["group"]) if isinstance(config.get("task"), list) and "group" in config else None
 
 
 def _is_file(name: str) -> bool:
