@@ -209,6 +209,13 @@ def eval_(
     return _passed(report, gates)
 
 
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SmeltError(f"output: {path} cannot be made ({error.strerror}); choose another") from None
+
+
 def _passed(report: Any, gates: list[Any]) -> int:
     """Say which gates fell, and by how much."""
     fallen = [sentence for gate in gates for sentence in gate.fallen(report)]
@@ -302,7 +309,9 @@ def compare(
         print("\n\n".join(f"{report.title}\n{report.summary(colour=sys.stdout.isatty())}" for report in pairs))
     if output is not None:
         for report in pairs:
-            save(report, output if len(pairs) == 1 else output / report.candidates[0].name.replace("/", "_"))
+            inside = output if len(pairs) == 1 else output / report.candidates[0].name.replace("/", "_")
+            _make_directory(inside)
+            save(report, inside)
     return max(_passed(report, gates) for report in pairs)
 
 

@@ -1,4 +1,4 @@
-"""The output directory of a run: whose it is, what is finished in it, and how results appear."""
+"""The output directory of a run, an evaluation or a sweep: whose it is, what is finished in it, and how results appear."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from .errors import SmeltError
 from .safetensors_file import disk_error, write_text
 
 _MARK = "run.json"
+# By the kind of work that an output's mark names.
+_COMMANDS = {"run": "run", "evaluation": "eval", "sweep": "sweep"}
 
 
 class Output:
@@ -147,6 +149,9 @@ class Output:
             earlier = json.loads(mark.read_text(encoding="utf-8"))
         except ValueError:
             return f"{mark} is damaged; pass --fresh to start over"
+        kinds = [data.get("kind", "run") for data in (earlier, self.identity)]
+        if kinds[0] != kinds[1]:
+            return f"{self.path} holds what `smelt {_COMMANDS.get(kinds[0], kinds[0])}` made; choose another output"
         changed = _differences(earlier, self.identity)
         if not changed:
             return None

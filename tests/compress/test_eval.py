@@ -326,7 +326,7 @@ def test_checkpoints_that_are_not_there_are_all_told(tmp_path: Path) -> None:
 
 
 def test_the_output_of_a_run_is_not_overwritten(w4: Path) -> None:
-    with pytest.raises(SmeltError, match="holds another run"):
+    with pytest.raises(SmeltError, match="holds what `smelt run` made"):
         evaluate(["builtin:smelt-6m"], settings=TEXT_ONLY, output=w4.parent)
 
 

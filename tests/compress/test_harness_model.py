@@ -309,3 +309,22 @@ def test_lm_eval_runs_smelt_by_name() -> None:
     assert "smelt ({'pretrained': 'builtin:smelt-6m'})" in done.stdout
     assert "|smelt_last_word|" in done.stdout
     assert "|perplexity|" in done.stdout
+
+
+def test_processes_without_lm_eval_pay_nothing_for_that() -> None:
+    """torch calls the hook at every import."""
+    script = (
+        "import sys, torch; print(sorted({m.partition('.')[0] for m in sys.modules} & {'lm_eval', 'transformers'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert done.stderr == ""
+
+
+def test_registering_keeps_lm_evals_own_models() -> None:
+    script = (
+        "from smelt.compress.evaluation.registration import register; register(); register()\n"
+        "from lm_eval.api.registry import get_model; print(get_model('hf').__name__, get_model('smelt').__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["HFLM", "SmeltLM"]
