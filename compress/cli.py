@@ -257,6 +257,10 @@ def sweep(
     gates = [Gate.parse(gate) for gate in fail_if or []]
     overrides = [*(set_ or []), *([f"output={json.dumps(str(output), ensure_ascii=False)}"] if output else [])]
     loaded = Sweep.load(file, overrides)
+    if gates and not loaded.base.evaluate:
+        raise SmeltError(
+            "--fail-if needs something measured, and the recipe says evaluate: false; leave one of them out"
+        )
     result = run_sweep(loaded, fresh=fresh, ray=ray)
     if as_json:
         made = {name: str(path) for name, path in result.checkpoints.items()}

@@ -61,6 +61,16 @@ class TextSource:
         else:
             yield from self._dataset()
 
+    def beginning_digest(self) -> str:
+        """Of its first characters: equal for the same text, wherever it lies and however it is cut into tokens."""
+        digest, left = hashlib.sha256(), _PIECE
+        for document in self.documents():
+            digest.update(str(document)[:left].encode())
+            left -= len(str(document))
+            if left <= 0:
+                break
+        return digest.hexdigest()
+
     def problem(self) -> str | None:
         """What can be known to be wrong without reading the source."""
         path = Path(self.name).expanduser()

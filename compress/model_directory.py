@@ -24,6 +24,7 @@ _HUB_FILES = [
     "tokenizer*",
     "LICENSE*",
     "NOTICE*",
+    "README.md",
 ]
 
 

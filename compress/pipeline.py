@@ -133,11 +133,15 @@ def _evaluate_and_report(plan: Plan, output: Output, name: str, show: Progress) 
         wanted = bool(plan.recipe.evaluate)
         return Evaluation(of, settings, plan.tasks, output.journal / "evaluation", show, title=title, wanted=wanted)
 
+    original = plan.model.directory
+
+    def card(report: ReportData) -> None:
+        write_card(report, output.checkpoint, original)
+
     try:
-        report = measured(evaluation(subjects), output.path)
+        report = measured(evaluation(subjects), output.path, card)
     except RuntimeProblem as problem:  # an architecture that the runtime does not know
-        report = measured(evaluation(_subjects(plan, output, name, str(problem))), output.path)
-    write_card(report, output.checkpoint, plan.model.directory)
+        report = measured(evaluation(_subjects(plan, output, name, str(problem))), output.path, card)
     output.forget_intermediate()
     return RunResult(output.checkpoint, report)
 

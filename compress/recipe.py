@@ -42,7 +42,11 @@ class SpeedSettings(RecipeModel):
     concurrency: list[Annotated[int, Field(ge=1)]] = Field(
         default=[1, 8], min_length=1, description="Requests in flight, one load each; one alone is measured always."
     )
-    repeats: int = Field(default=5, ge=1, description="Rounds; models take turns in each, and medians are given.")
+    repeats: int = Field(
+        default=6,
+        ge=1,
+        description="Rounds; models take turns in each, medians are given, and six are enough for intervals.",
+    )
 
 
 class Evaluate(RecipeModel):

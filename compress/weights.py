@@ -78,6 +78,15 @@ class CheckpointWeights:
                 digest.update(stream.read())
         return digest.hexdigest()
 
+    def content_digest(self) -> str:
+        """A digest of every byte, for what must not mistake one checkpoint for another that differs in its middle."""
+        digest = hashlib.sha256()
+        for file in sorted({id(f): f for f in self._files.values()}.values(), key=lambda f: f.path.name):
+            digest.update(file.path.name.encode())
+            with file.path.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+        return digest.hexdigest()
+
     def _shards(self) -> dict[Path, list[str]]:
         index, single = self.directory / _INDEX, self.directory / _SINGLE
         if index.exists():

@@ -224,6 +224,13 @@ class Engine:
         with self._lock:
             plan = self.scheduler.schedule()
             if not plan.chunks:
+                if (
+                    self.scheduler.has_work
+                ):  # requests are checked to fit, so this would be our mistake; better than for ever
+                    self._fail_all("no step can be made for this request")
+                    raise RuntimeProblem(
+                        "nothing that waits can run in the cache; this is a bug in Smelt, please report it"
+                    )
                 return []
             try:
                 result = self.executor.execute(plan)
@@ -288,12 +295,7 @@ class Engine:
             raise RuntimeProblem(problem)
         most = self.max_length - len(tokens)
         grows_to = len(tokens) + min(most, params.max_tokens or most)
-        needed = self.cache.needed(grows_to)
-        if needed > self.cache.blocks:
-            raise RuntimeProblem(
-                f"the request may grow to {grows_to} tokens, which need {needed} cache blocks, and there are {self.cache.blocks};"
-                " lower max_tokens or give the engine more kv_cache_bytes"
-            )
+        self._check_room(grows_to, "lower max_tokens or give the engine more kv_cache_bytes")
         salt = repr(self.model.variant(grows_to)).encode() if self.model.cache_variants else b""
         name = id if id is not None else f"request-{next(self._names)}"
         request = Request(name, tokens, params, grows_to, salt, text)
@@ -316,10 +318,19 @@ class Engine:
             problem = f"context and continuation have {grows_to + 1} tokens, more than the engine's max_length of {self.max_length} and one"
         if problem:
             raise RuntimeProblem(problem)
+        self._check_room(grows_to, "give the engine more kv_cache_bytes or a smaller max_length")
         salt = repr(self.model.variant(grows_to)).encode() if self.model.cache_variants else b""
         request = Request(f"request-{next(self._names)}", context, SamplingParams(), grows_to, salt)
         request.sequences = [Sequence(request, i, list(context), expected) for i, expected in enumerate(continuations)]
         return request
+
+    def _check_room(self, grows_to: int, advice: str) -> None:
+        needed = self.cache.needed(grows_to)
+        if needed > self.cache.blocks:
+            raise RuntimeProblem(
+                f"the request may grow to {grows_to} tokens, which need {needed} cache blocks, and there are {self.cache.blocks};"
+                f" {advice}"
+            )
 
     def _token_problem(self, tokens: SequenceOf[int], what: str) -> str | None:
         vocabulary = self.model.spec.vocabulary
@@ -502,7 +513,10 @@ def _end_tokens(checkpoint: Checkpoint) -> frozenset[int]:
     found: Any = getattr(checkpoint.config, "eos_token_id", None)
     own = checkpoint.path / "generation_config.json"
     if own.is_file():
-        found = json.loads(own.read_text(encoding="utf-8")).get("eos_token_id", found)
+        try:
+            found = json.loads(own.read_text(encoding="utf-8")).get("eos_token_id", found)
+        except (ValueError, AttributeError):
+            raise RuntimeProblem(f"{own}: cannot be understood; mend or remove it") from None
     if found is None:
         return frozenset()
     return frozenset(found if isinstance(found, list) else [found])

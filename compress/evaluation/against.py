@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
 from .reasons import reasons
 from .result import Against, Change, Machine, ModelResult, Speed, Spread, TaskChange, TaskResult, Text
-from .statistics import Interval, excludes, mean_interval, resampled_interval, sign_test
+from .statistics import Interval, excludes, mean_interval, median_interval, resampled_interval, sign_test
 from .tasks import Aggregate, aggregation, is_right_or_wrong
-from .text import Divergence
+from .text import Divergence, exp
 
-# A range of fewer rounds says too little to call a difference real.
-_ROUNDS = 3
+# Texts of which two models read so nearly as much are the same text, cut by other tokens.
+_AS_MUCH = 0.1
 
 
 def against(
@@ -44,14 +45,35 @@ def against(
     )
 
 
-def primary_tasks(model: ModelResult) -> list[tuple[TaskResult, TaskChange | None]]:
+def incomparable(baseline: ModelResult, model: ModelResult, beside: Against) -> list[str]:
+    """Sentences on what both have and yet cannot be compared."""
+    found = []
+    if baseline.text and model.text and beside.perplexity is None and beside.bits_per_byte is None:
+        found.append(
+            f"{model.name} did not read what {baseline.name} read ({_read(model.text)}; {_read(baseline.text)}), so neither"
+            " perplexity nor bits per byte is compared"
+        )
+    if baseline.speed and model.speed and beside.decode is None:
+        found.append(
+            f"{model.name} and {baseline.name} were timed under different loads ({model.speed.prompt} tokens in and"
+            f" {model.speed.generate} out; {baseline.speed.prompt} and {baseline.speed.generate}), so speeds are not compared"
+        )
+    return found
+
+
+def _read(text: Text) -> str:
+    return f"{text.windows} x {text.length} tokens of {text.source}"
+
+
+def primary_tasks(model: ModelResult, *, with_members: bool = False) -> list[tuple[TaskResult, TaskChange | None]]:
     """Of each task the metric by which it is usually known, and how it changed.
 
-    That is the first of which more is better; where there is none, the first. Tasks of a group are left to the group.
+    That is the first of which more is better; where there is none, the first. Tasks of a group are left to the group,
+    unless ``with_members``.
     """
     chosen: dict[str, TaskResult] = {}
     for result in model.tasks:
-        if result.group is not None:
+        if result.group is not None and not with_members:
             continue
         present = chosen.setdefault(result.task, result)
         if result.higher_is_better and not present.higher_is_better:
@@ -69,14 +91,17 @@ def _text_changes(baseline: Text, model: Text) -> dict[str, Any]:
     if baseline.text_sha256 == model.text_sha256:
         paired = [b - a for a, b in zip(baseline.nll, model.nll, strict=True)]
         each = mean_interval([difference / (model.length - 1) for difference in paired])
-        ratio = math.exp(math.fsum(paired) / (model.windows * (model.length - 1)))
-        interval = None if each is None else (math.exp(each[0]), math.exp(each[1]))
+        ratio = exp(math.fsum(paired) / (model.windows * (model.length - 1)))
+        interval = None if each is None else (exp(each[0]), exp(each[1]))
         return {
             "perplexity": _change(ratio, interval),
             "bits_per_byte": _change(
                 model.bits_per_byte / baseline.bits_per_byte, _bits_interval(baseline, model, True)
             ),
         }
+    covered = sum(model.bytes) / max(1, sum(baseline.bytes))
+    if (baseline.source_sha256, baseline.length) != (model.source_sha256, model.length) or abs(covered - 1) > _AS_MUCH:
+        return {}
     interval = _bits_interval(baseline, model, False)
     return {"bits_per_byte": _change(model.bits_per_byte / baseline.bits_per_byte, interval)}
 
@@ -96,7 +121,7 @@ def _bits_interval(baseline: Text, model: Text, paired: bool) -> Interval | None
         middle = math.fsum(rates) / len(rates)
         variance += ((interval[1] - interval[0]) / 2 / middle) ** 2
     middle = math.log(model.bits_per_byte / baseline.bits_per_byte)
-    return math.exp(middle - math.sqrt(variance)), math.exp(middle + math.sqrt(variance))
+    return exp(middle - math.sqrt(variance)), exp(middle + math.sqrt(variance))
 
 
 def _task_change(baseline: TaskResult, model: TaskResult) -> TaskChange | None:
@@ -150,11 +175,10 @@ def _speed_changes(baseline: Speed, model: Speed) -> dict[str, Any]:
 
 
 def _spread_change(baseline: Spread, model: Spread, paired: bool) -> Change:
-    ratio = model.median / baseline.median
-    if not paired or len(baseline.values) != len(model.values) or len(model.values) < _ROUNDS:
-        return Change(ratio=ratio)
+    if not paired or len(baseline.values) != len(model.values):
+        return Change(ratio=model.median / baseline.median)
     rounds = [mine / theirs for theirs, mine in zip(baseline.values, model.values, strict=True)]
-    return _change(ratio, (min(rounds), max(rounds)))
+    return _change(statistics.median(rounds), median_interval(rounds))
 
 
 def _change(ratio: float, interval: Interval | None) -> Change:

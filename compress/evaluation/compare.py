@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ..errors import SmeltError
-from .against import against
+from .against import against, incomparable
 from .result import ModelResult, ReportData
 from .this_machine import differences
 
@@ -42,7 +42,8 @@ def compare(before: ReportData, after: ReportData, *, allow_foreign_baseline: bo
     for one, other in pairs:
         base = _as(one, "baseline", f"{one.name} (before)")
         model = _as(other, "candidate", f"{other.name} (after)" if one.name == other.name else other.name)
-        model = model.model_copy(update={"against": against(base, model, after.machine)})
+        beside = against(base, model, after.machine)
+        model = model.model_copy(update={"against": beside})
         missing = list(dict.fromkeys([*before.missing, *after.missing]))
         report = ReportData(
             title=f"{base.name} and {model.name}",
@@ -53,7 +54,7 @@ def compare(before: ReportData, after: ReportData, *, allow_foreign_baseline: bo
             versions=after.versions,
             settings=after.settings,
             models=[base, model],
-            warnings=warnings,
+            warnings=[*warnings, *incomparable(base, model, beside)],
         )
         found.append(report.model_copy(update={"verdict": verdict(report)}))
     return found

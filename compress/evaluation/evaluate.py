@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ...runtime.errors import RuntimeProblem
 from ..errors import SmeltError, raise_problems
 from ..output import Output
 from ..progress import Progress
@@ -60,19 +59,32 @@ def evaluate(
     raise_problems(text_problems(asked, "") + length_problems(asked, [subject.directory for subject in found], ""))
     tasks = Tasks.find(asked.tasks) if asked.tasks else None
     show = Progress(progress)
+    if kept is not None and kept.name in (subject.name for subject in found):
+        kept = kept.model_copy(update={"name": f"{kept.name} (kept)"})
     with Output(Path(output), {"kind": "evaluation"}, fresh=fresh) as place:
         evaluation = Evaluation(found, asked, tasks, place.journal, show, title=_title(found, kept), kept_baseline=kept)
         return measured(evaluation, place.path)
 
 
-def measured(evaluation: Evaluation, directory: Path) -> ReportData:
-    """Measure, and save the report; if that is interrupted or fails, of what is known until then."""
+def measured(
+    evaluation: Evaluation, directory: Path, before_saving: Callable[[ReportData], object] = lambda _: None
+) -> ReportData:
+    """Measure, and save the report; if that is interrupted or fails, of what is known until then.
+
+    Args:
+        evaluation: what to measure.
+        directory: where the report goes. From the beginning it holds a partial one, so that whatever ends the process,
+            no earlier report is taken for this one's.
+        before_saving: what else is made of the finished report; the report is complete only when that is there too.
+    """
+    save(evaluation.report(), directory)
     try:
         evaluation.run()
-    except (SmeltError, RuntimeProblem, KeyboardInterrupt):
-        save(evaluation.report(), directory)
+        report = evaluation.report()
+        before_saving(report)
+    except BaseException:
+        save(evaluation.report(interrupted=True), directory)
         raise
-    report = evaluation.report()
     save(report, directory)
     return report
 
@@ -98,7 +110,7 @@ def _kept_baseline(path: Path, foreign: bool) -> ModelResult:
             f"baseline {path}: was measured on another machine ({'; '.join(apart)}), so its speed says nothing here; name the"
             " checkpoint to measure it now, or pass --allow-foreign-baseline"
         )
-    kept = model.model_copy(update={"role": "baseline", "against": None})
+    kept = model.model_copy(update={"role": "baseline", "against": None, "warnings": list(model.warnings)})
     where = "on another machine" if apart else "in another run"
     kept.warnings.append(f"was measured {where}, not in turns with the others; its report: {path}")
     # What was not measured in turns has no rounds to compare.

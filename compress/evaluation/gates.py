@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import SmeltError
 from ..recipe_file import nearest_name
+from .against import primary_tasks
 from .result import ModelResult, ReportData
 
 # From a model beside its baseline to a number; a relative one is a ratio, of which gates name the change in percent.
@@ -43,7 +45,7 @@ class Gate:
 
     Attributes:
         text: as it was written.
-        metric: what it is about; ``task:NAME`` is a task's first metric.
+        metric: what it is about; ``task:NAME`` is the metric that stands for a task.
         above: whether more than the bound fails, or less.
         bound: the number.
         percent: whether it is a change from the baseline, in percent (of a task's metric, in points).
@@ -86,6 +88,8 @@ class Gate:
         value = self._value(model)
         if value is None:
             return f"gate {self.text} fell: {model.name} has no {self.metric}{' beside a baseline' if self._is_relative else ''}; it was not measured"
+        if math.isnan(value):
+            return f"gate {self.text} fell: {self.metric} of {model.name} is no number"
         if value > self.bound if self.above else value < self.bound:
             by = self._said(abs(value - self.bound)).removeprefix("+")
             side = "above" if self.above else "below"
@@ -99,10 +103,11 @@ class Gate:
     def _value(self, model: ModelResult) -> float | None:
         if self.metric.startswith("task:"):
             name = self.metric.removeprefix("task:")
-            if self.percent:
-                changes = model.against.tasks if model.against else []
-                return next((100 * c.difference for c in changes if c.task == name), None)
-            return next((t.value for t in model.tasks if t.task == name), None)
+            found = next((pair for pair in primary_tasks(model, with_members=True) if pair[0].task == name), None)
+            if found is None:
+                return None
+            result, change = found
+            return result.value if not self.percent else None if change is None else 100 * change.difference
         if self.percent:
             ratio = _RATIOS[self.metric](model)
             return None if ratio is None else 100 * (ratio - 1)

@@ -12,12 +12,11 @@ from typing import Any
 from ...runtime import Engine, RuntimeProblem
 from ..corpus import TextSource
 from ..errors import SmeltError
-from ..output import digest
 from ..progress import Progress
 from ..recipe import Evaluate
 from ..runtime_reader import RuntimeReader
 from ..versions import versions
-from .against import against
+from .against import against, incomparable
 from .journal import Journal
 from .result import Against, Machine, ModelResult, ReportData, Sample, Speed, TaskResult, Text
 from .samples import continuations, prompts
@@ -59,6 +58,7 @@ class Evaluation:
         wanted: bool = True,
     ) -> None:
         self._subjects = list(subjects)
+        assert len({subject.name for subject in subjects}) == len(self._subjects), "two models are called the same"
         self._settings = settings
         self._tasks = tasks
         self._directory = directory
@@ -86,8 +86,12 @@ class Evaluation:
             self._serve(subject)
         self._time()
 
-    def report(self) -> ReportData:
-        """What is known now."""
+    def report(self, *, interrupted: bool = False) -> ReportData:
+        """What is known now.
+
+        Args:
+            interrupted: call it partial even if nothing is missing.
+        """
         from ..reporting.verdict import verdict
 
         baseline = self._kept or next((r for r in self._results.values() if r.role == "baseline"), None)
@@ -98,11 +102,13 @@ class Evaluation:
             beside: Against | None = None
             if baseline is not None:
                 beside = against(baseline, result, self._machine, self._divergences.get(result.name))
+                for sentence in incomparable(baseline, result, beside):
+                    self.warn(sentence)
             models.append(result.model_copy(update={"against": beside}))
         missing = list(dict.fromkeys(self._missing.values()))
         known = ReportData(
             title=self._title,
-            status="partial" if missing else "complete",
+            status="partial" if missing or interrupted else "complete",
             missing=missing,
             verdict="",
             machine=self._machine,
@@ -162,18 +168,18 @@ class Evaluation:
                     )
             if baseline is not None and ("text", baseline.name) in self._missing:
                 self._read_alone(baseline, excerpt, readings)
-        if self._kept is not None and self._kept.text is not None:
-            for subject in self._subjects:
-                text = self._results[subject.name].text
-                if text is not None and text.text_sha256 != self._kept.text.text_sha256:
-                    self.warn(
-                        f"{subject.name} did not read the very tokens that the kept baseline {self._kept.name} read: their"
-                        " perplexities cannot be compared, bits per byte can if the text is the same"
-                    )
 
     def _cut(self, subject: Subject, like: Excerpt | None = None) -> Excerpt:
         e = self._settings
-        return Excerpt.cut(e.source(), subject.tokenizer, e.windows, e.length, like=like)
+        excerpt = Excerpt.cut(e.source(), subject.tokenizer, e.windows, e.length, like=like)
+        known = subject.directory.config_data().get("vocab_size")
+        largest = int(excerpt.windows.tokens.max())
+        if isinstance(known, int) and largest >= known:
+            raise SmeltError(
+                f"{subject.name}: its tokenizer makes token {largest}, but the model has only {known}; the tokenizer belongs to"
+                " another model"
+            )
+        return excerpt
 
     def _same_tokens(self, one: Subject, other: Subject, excerpt: Excerpt) -> bool:
         return self._cut(other).windows.fingerprint == excerpt.windows.fingerprint
@@ -239,7 +245,7 @@ class Evaluation:
         tasks, settings = self._tasks, self._settings
         key = self._key("task", subject) | {
             "task": task,
-            "defined": tasks.digest(task),
+            "defined": tasks.digests[task],
             "limit": settings.limit,
             "fewshot": settings.fewshot,
         }
@@ -248,11 +254,20 @@ class Evaluation:
             self._progress.say(f"{subject.name} answers {task}")
             try:
                 results = tasks.run(task, served.harness, settings.limit, settings.fewshot)
-            except RuntimeProblem as problem:
+            except (SmeltError, RuntimeProblem) as problem:
                 raise SmeltError(f"{task} answered by {subject.name}: {problem}") from None
+            except Exception as error:  # tasks run code of many authors
+                first = " ".join(str(error).split())[:300]
+                raise SmeltError(
+                    f"{task} answered by {subject.name}: the task failed ({type(error).__name__}: {first}); leave it out or"
+                    " mend its definition"
+                ) from error
             return [result.model_dump(mode="json") for result in results]
 
-        found = [TaskResult.model_validate(each) for each in self._journal.keep(key, measure)]
+        found = [
+            TaskResult.model_validate(each).model_copy(update={"group": tasks.group_of(task)})
+            for each in self._journal.keep(key, measure)
+        ]
         self._have(("task", subject.name, task), tasks=[*self._results[subject.name].tasks, *found])
 
     # Speed
@@ -275,7 +290,7 @@ class Evaluation:
 
         key = {
             "what": "speed",
-            "models": [subject.fingerprint for subject in subjects],
+            "models": [[subject.fingerprint, subject.companions] for subject in subjects],
             "settings": settings.model_dump(mode="json"),
             "machine": self._machine.model_dump(mode="json"),
             "versions": versions(),
@@ -300,7 +315,7 @@ class Evaluation:
         key: dict[str, Any] = {
             "what": what,
             "model": subject.fingerprint,
-            "config": digest(subject.directory.config_data()),
+            "companions": subject.companions,
             "streamed": subject.open_reader is not None,
             "versions": versions("lm-eval"),
         }

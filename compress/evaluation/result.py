@@ -38,6 +38,7 @@ class Machine(Part):
 
     processor: str
     cores: int = Field(description="That this process may use.")
+    threads: int = Field(description="That computed.")
     memory_bytes: int
     system: str
     measured_on: str | None = Field(default=None, description="The day, in UTC, on which speed was measured.")
@@ -70,6 +71,7 @@ class Text(Part):
     nll: list[float] = Field(description="Negative log-likelihood of each window, in nats, summed over its tokens.")
     bytes: list[int] = Field(description="UTF-8 bytes that the predicted tokens of each window stand for.")
     text_sha256: str = Field(description="Of the tokens; equal where two models read the same.")
+    source_sha256: str = Field(description="Of the beginning of the text; equal where two models read the same text.")
     computed_by: str
 
 
@@ -160,7 +162,7 @@ class Change(Part):
     ratio: float
     interval: Interval | None = Field(
         default=None,
-        description="Accuracy: 95%, paired where both read the same. Speed: the range of the rounds' ratios.",
+        description="95%. Accuracy: paired where both read the same. Speed: of the median of the rounds' ratios, by their ranks; absent for fewer than six rounds.",
     )
     significant: bool | None = Field(default=None, description="Whether the interval excludes 1; absent without one.")
 

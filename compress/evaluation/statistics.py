@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ Interval = tuple[float, float]
 
 _Z = 1.959963984540054
 _RESAMPLES = 1000
+_MOST_SECONDS = 60
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
@@ -22,6 +24,23 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
     half = _t95(count - 1) * spread / math.sqrt(count)
     return mean - half, mean + half
+
+
+def median_interval(values: Sequence[float]) -> Interval | None:
+    """Of the median of independent values, whatever their distribution, by their ranks; None for fewer than six.
+
+    The k-th smallest and largest hold the median unless fewer than k values fall on one side of it, which is as likely as
+    so few heads among as many coins.
+    """
+    count = len(values)
+    ordered = sorted(values)
+    tail, chosen = 0.0, None
+    for k in range(count // 2):
+        tail += math.comb(count, k) / 2**count
+        if 2 * tail > 0.05:
+            break
+        chosen = ordered[k], ordered[count - 1 - k]
+    return chosen
 
 
 def share_interval(hits: float, count: int) -> Interval | None:
@@ -44,7 +63,9 @@ def sign_test(gained: int, lost: int) -> float:
 
 
 def resampled_interval(items: Sequence[Any], statistic: Callable[[Sequence[Any]], float]) -> Interval | None:
-    """Of any statistic of independent items, by the bootstrap's percentiles; None for fewer than two items.
+    """Of any statistic of independent items, by the bootstrap's percentiles.
+
+    None for fewer than two items, and where the statistic overflows or would take minutes.
 
     The resamples are the same at every call with as many items.
     """
@@ -52,7 +73,19 @@ def resampled_interval(items: Sequence[Any], statistic: Callable[[Sequence[Any]]
     if count < 2:
         return None
     draw = random.Random(count)
-    found = sorted(statistic([items[draw.randrange(count)] for _ in range(count)]) for _ in range(_RESAMPLES))
+    found = []
+    begun = time.monotonic()
+    try:
+        for i in range(_RESAMPLES):
+            found.append(statistic([items[draw.randrange(count)] for _ in range(count)]))
+            # BLEU and the like take seconds for one value.
+            if i == 2 and (time.monotonic() - begun) / 3 * _RESAMPLES > _MOST_SECONDS:
+                return None
+    except (ArithmeticError, ValueError):  # an exponential of what is too large
+        return None
+    if not all(map(math.isfinite, found)):
+        return None
+    found.sort()
     return found[int(0.025 * _RESAMPLES)], found[int(0.975 * _RESAMPLES) - 1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,9 +13,12 @@ from typing import Any, Literal
 from ..errors import SmeltError
 from ..inspection import inspect
 from ..model_directory import ModelDirectory, find_model
+from ..output import digest
 from ..weights import CheckpointWeights
 from .result import Layer, ModelResult, Size
 from .text import Reader
+
+_COMPANIONS = (".json", ".model", ".txt", ".jinja", ".tiktoken", ".py")
 
 # From where the journal may keep activations to a reader of text and what to call it.
 OpenReader = Callable[[Path], tuple[Reader, str]]
@@ -41,8 +45,14 @@ class Subject:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of its weights."""
-        return CheckpointWeights(self.directory.path).fingerprint()
+        """Of its weights, every byte."""
+        return CheckpointWeights(self.directory.path).content_digest()
+
+    @cached_property
+    def companions(self) -> str:
+        """A digest of all small files that decide what it says: its config, tokenizer, template and where it ends."""
+        files = sorted(path for path in self.directory.path.iterdir() if path.suffix in _COMPANIONS and path.is_file())
+        return digest([[path.name, file_digest(path)] for path in files if path.name != "smelt.json"])
 
     @cached_property
     def made(self) -> dict[str, Any]:
@@ -117,15 +127,22 @@ def subjects(checkpoints: list[str], baseline: str | None, *, trust_remote_code:
             problems.append(str(error))
     if problems:
         raise SmeltError("\n".join(problems))
+    places = [directory.path.resolve() for directory in found]
+    twice = next((name for name, place in zip(names, places, strict=True) if places.count(place) > 1), None)
+    if twice is not None:
+        raise SmeltError(f"{twice} is named twice; name each checkpoint once, and the baseline only as --baseline")
     short = [_short(name) for name in names]
     called = [name if short.count(each) > 1 else each for name, each in zip(names, short, strict=True)]
-    if len(set(called)) < len(called):
-        twice = next(name for name in called if called.count(name) > 1)
-        raise SmeltError(f"{twice} is named twice; name each checkpoint once, and the baseline only as --baseline")
     return [
         Subject(name, directory, "baseline" if baseline and i == 0 else "candidate")
         for i, (name, directory) in enumerate(zip(called, found, strict=True))
     ]
+
+
+def file_digest(path: Path) -> str:
+    """A digest of a file's bytes."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def worst_first(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import logging
 import math
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, suppress
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from ..errors import SmeltError
 from ..output import digest
+from ..recipe_file import nearest_name
 from .result import TaskResult
 from .statistics import Interval, mean_interval, resampled_interval, share_interval
 
@@ -29,10 +31,14 @@ class Tasks:
     Attributes:
         loaded: lm-eval's tasks by name.
         groups: lm-eval's groups that were asked for, by name; their tasks are among ``loaded``.
+        alone: tasks that were asked for by themselves.
+        digests: what identifies each task's definition and data, before anything is set in it.
     """
 
     loaded: dict[str, Any]
     groups: dict[str, Any]
+    alone: frozenset[str]
+    digests: dict[str, str]
 
     @classmethod
     def find(cls, names: list[str]) -> Tasks:
@@ -47,25 +53,30 @@ class Tasks:
         manager = _manager(names)
         loaded: dict[str, Any] = {}
         groups: dict[str, Any] = {}
+        alone: set[str] = set()
         problems = []
         for name in names:
             problem = _unknown(manager, name)
             if problem is None:
                 try:
-                    with _quiet():
+                    with _quiet(), _seeded():
                         found = manager.load([_spec(name)])
+                        problem = _empty(name, found["tasks"])
                     loaded |= found["tasks"]
                     groups |= found.get("groups", {})
+                    alone |= set() if found.get("groups") else set(found["tasks"])
                 except Exception as error:  # tasks run code of many authors, and fetch data by many libraries
                     problem = _unusable(name, error)
             if problem is not None:
                 problems.append(f"tasks: {problem}")
         if problems:
             raise SmeltError("\n".join(problems))
-        return cls(loaded, groups)
+        return cls(loaded, groups, frozenset(alone), {name: _digest(task) for name, task in loaded.items()})
 
     def group_of(self, name: str) -> str | None:
-        """The outermost group that a task was asked for with, if it gives a value of its own."""
+        """The group that a task was asked for with, if it gives a value of its own that stands for the task's."""
+        if name in self.alone:
+            return None
         for group_name, group in self.groups.items():
             if group.aggregate_metric_list and name in (task.task_name for task in group.get_all_tasks()):
                 return str(group_name)
@@ -88,12 +99,6 @@ class Tasks:
                     if len(parts) == len(members) and all(part.aggregation == "mean" for part in parts):
                         found.append(_of_group(name, str(group.version), parts, bool(config.weight_by_size)))
         return found
-
-    def digest(self, name: str) -> str:
-        """What identifies a task's definition and data, as far as that can be told."""
-        task = self.loaded[name]
-        first = next(iter(task.eval_docs), None)
-        return digest([str(task.VERSION), str(task.dump_config()), len(task.eval_docs), str(first)])
 
     def run(self, name: str, model: Any, limit: int | None, fewshot: int | None) -> list[TaskResult]:
         """One task's metrics.
@@ -140,9 +145,12 @@ class Tasks:
                     by_item=by_item,
                     fewshot=int(found["n-shot"].get(name) or 0),
                     version=str(found["versions"].get(name)),
-                    group=self.group_of(name),
                 )
             )
+            if not all(map(math.isfinite, _numbers([value, by_item]))):
+                raise SmeltError(f"its metric {metric} is no number for some items; mend the task or leave it out")
+        if not results:
+            raise SmeltError("none of its metrics gave a value; check its metric_list")
         return results
 
 
@@ -229,6 +237,49 @@ def _unknown(manager: Any, name: str) -> str | None:
     return f"{name!r} is no task of lm-eval, and no YAML file{hint or ';'} `lm_eval ls tasks` lists all"
 
 
+def _digest(task: Any) -> str:
+    shots = task.get_config("num_fewshot") or 0
+    examples = ""
+    with suppress(Exception):  # not every task has any
+        examples = str([str(doc) for doc in task.fewshot_docs()]) if shots else ""
+    return digest([str(task.VERSION), str(task.dump_config()), [str(doc) for doc in task.eval_docs], examples])
+
+
+def _empty(name: str, tasks: dict[str, Any]) -> str | None:
+    """A sentence if a task has no items; that its split is wrong shows here too."""
+    for task in tasks.values():
+        if len(task.eval_docs) == 0:
+            return f"{name}: its data holds no items; check its split and its data"
+    return None
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """The seeds that lm-eval's own command sets before tasks are loaded, which some shuffle with."""
+    import numpy
+    import torch
+
+    before = random.getstate(), numpy.random.get_state(), torch.random.get_rng_state()
+    random.seed(0)
+    numpy.random.seed(1234)
+    torch.manual_seed(1234)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        numpy.random.set_state(before[1])
+        torch.random.set_rng_state(before[2])
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """All of them, however deep."""
+    if isinstance(value, list):
+        for part in value:
+            yield from _numbers(part)
+    elif isinstance(value, (int, float)):
+        yield value
+
+
 def _spec(name: str) -> str:
     """As lm-eval takes it: a name, a path of a task; of a group, whose path it does not take, its name."""
     if not _is_file(name):
@@ -269,6 +320,14 @@ def _unusable(name: str, error: Exception) -> str:
         lost = [path for path in _paths(files) if "://" not in path and not Path(path).exists()]
         if lost:
             return f"{name}: its data file {lost[0]} is not there (seen from {Path.cwd()}); put it there or correct the path"
+    unknown = _unknown_metric(config)
+    if unknown is not None:
+        return f"{name}: {unknown}"
+    if isinstance(error, KeyError):
+        splits = [config.get(key) for key in ("test_split", "validation_split", "training_split") if config.get(key)]
+        return f"{name}: cannot be loaded: there is no {error}; its splits are {', '.join(map(str, splits))}, which its data may lack"
+    if isinstance(error, StopIteration):
+        return f"{name}: its data holds no items; check its split and its data"
     if isinstance(error, FileNotFoundError) and error.filename:
         return f"{name}: its data file {error.filename} is not there; put it there or correct the path"
     if source and source not in ("json", "csv", "text", "parquet") and not config.get("custom_dataset"):
@@ -278,6 +337,18 @@ def _unusable(name: str, error: Exception) -> str:
             " task whose YAML reads local files"
         )
     return f"{name}: cannot be loaded ({first})"
+
+
+def _unknown_metric(config: dict[str, Any]) -> str | None:
+    """A sentence if a task names a metric that lm-eval does not have."""
+    from lm_eval.api.registry import metric_registry
+
+    known = list(metric_registry)
+    for each in config.get("metric_list") or []:
+        metric = each.get("metric") if isinstance(each, dict) else None
+        if isinstance(metric, str) and metric not in known:
+            return f"lm-eval has no metric {metric!r}{nearest_name(metric, known)}"
+    return None
 
 
 def _paths(files: Any) -> list[str]:

@@ -44,11 +44,13 @@ class Excerpt:
         source: where the text came from, for people.
         windows: token ids, and the digest that tells whether two models read the same.
         bytes: UTF-8 bytes that each window's predicted tokens stand for.
+        source_sha256: of the beginning of the text itself.
     """
 
     source: str
     windows: Windows
     bytes: list[int]
+    source_sha256: str
 
     @classmethod
     def cut(
@@ -71,7 +73,7 @@ class Excerpt:
         """
         if like is None:
             windows = evaluation_windows(source, tokenizer, most, length)
-            return cls(source.label, windows, _bytes(windows.tokens, tokenizer))
+            return cls(source.label, windows, _bytes(windows.tokens, tokenizer), source.beginning_digest())
         wanted, count = sum(like.bytes), most
         while True:
             windows = evaluation_windows(source, tokenizer, count, length)
@@ -80,7 +82,7 @@ class Excerpt:
                 break
             count *= 2
         needed = next((i for i in range(1, len(sizes)) if sum(sizes[:i]) >= wanted), len(sizes))
-        return cls(source.label, windows.first(needed), sizes[:needed])
+        return cls(source.label, windows.first(needed), sizes[:needed], like.source_sha256)
 
 
 @dataclass
@@ -196,17 +198,19 @@ def _text(reading: Reading, sums: list[float], name: str) -> Text:
         source=excerpt.source,
         windows=windows,
         length=length,
-        perplexity=_exp(math.fsum(sums) / predicted),
-        perplexity_interval=None if means is None else (_exp(means[0]), _exp(means[1])),
+        perplexity=exp(math.fsum(sums) / predicted),
+        perplexity_interval=None if means is None else (exp(means[0]), exp(means[1])),
         bits_per_byte=math.fsum(sums) / math.log(2) / max(1, sum(excerpt.bytes)),
         nll=[round(total, 6) for total in sums],
         bytes=excerpt.bytes,
         text_sha256=excerpt.windows.fingerprint,
+        source_sha256=excerpt.source_sha256,
         computed_by=reading.computed_by,
     )
 
 
-def _exp(value: float) -> float:
+def exp(value: float) -> float:
+    """The exponential, kept within what a float holds: a broken model's perplexity is huge, not an error."""
     return math.exp(min(value, 700.0))
 
 

@@ -7,6 +7,7 @@ import platform
 from pathlib import Path
 
 import psutil
+import torch
 
 from .result import Machine
 
@@ -19,6 +20,7 @@ def this_machine() -> Machine:
     return Machine(
         processor=_processor(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        threads=torch.get_num_threads(),
         memory_bytes=psutil.virtual_memory().total,
         system=f"{platform.system()} {platform.machine()}",
         device="cpu",
@@ -29,7 +31,7 @@ def differences(one: Machine, other: Machine) -> list[str]:
     """What makes two machines' speeds incomparable; empty if they are of the same kind."""
     found = [
         f"{name} {getattr(one, name)!r} and {getattr(other, name)!r}"
-        for name in ("processor", "cores", "system", "device")
+        for name in ("processor", "cores", "threads", "system", "device")
         if getattr(one, name) != getattr(other, name)
     ]
     if abs(one.memory_bytes / other.memory_bytes - 1) > _MEMORY_TOLERANCE:

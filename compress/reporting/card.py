@@ -31,7 +31,7 @@ def card(report: ReportData, name: str, original: ModelDirectory) -> str:
     """The card's text. Links and paths of this machine stay out of it."""
     (model,) = report.candidates
     baseline = report.baseline
-    base = original.name if not Path(original.name).is_absolute() else original.path.name
+    base = original.path.name if _is_path(original.name) else original.name
     title = f"{base.removeprefix('builtin:').rpartition('/')[2]}, {model.name}"
     front = yaml.safe_dump(_metadata(report, model, original), sort_keys=False, allow_unicode=True).strip()
     out = ["---", front, "---", "", f"# {title}", ""]
@@ -195,8 +195,14 @@ def _portable(data: Any) -> Any:
         return {key: _portable(value) for key, value in data.items()}
     if isinstance(data, list):
         return [_portable(value) for value in data]
-    is_path = isinstance(data, str) and (data.startswith(("/", "~", "./", "../")) or Path(data).expanduser().exists())
-    return Path(data).name if is_path and not data.startswith("builtin:") else data
+    return Path(data).name if isinstance(data, str) and _is_path(data) else data
+
+
+def _is_path(text: str) -> bool:
+    try:
+        return text.startswith(("/", "~", "./", "../")) or Path(text).exists()
+    except OSError:  # longer than any name, so none
+        return False
 
 
 def _told(*parts: str) -> str:

@@ -90,6 +90,9 @@ def _beside(baseline: ModelResult, model: ModelResult, colour: bool) -> list[str
     theirs = {(task.task, task.metric, task.filter): task.value for task in baseline.tasks}
     for task, change in primary_tasks(model):
         if change is None:
+            lines.append(
+                f"task:     {task.task} {task.metric} {task.value:.4f} (not comparable: the baseline has no such items)"
+            )
             continue
         flips = f"{change.gained} gained, {change.lost} lost" if change.gained is not None else ""
         notes = ", ".join(filter(None, [signed(change.difference), noise(change), flips]))

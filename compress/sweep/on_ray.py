@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import SmeltError
 from .trials import Resources, Trial
+
+_CONNECT_SECONDS = 15
 
 
 def run_on_ray(
@@ -35,6 +38,7 @@ def run_on_ray(
         import ray  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise SmeltError("--ray needs Ray, which is not installed; run: pip install 'smelt[ray]'") from None
+    _refuse_what_does_not_answer(address)
     try:
         ray.init(
             address=None if address == "local" else address,
@@ -48,13 +52,13 @@ def run_on_ray(
     running: dict[Any, Trial] = {}
     try:
         _refuse_what_never_fits(ray, resources)
-        task = ray.remote(_run_absolute).options(
+        task = ray.remote(_run).options(
             num_cpus=resources.cpus,
             num_gpus=resources.gpus,
             memory=resources.memory_bytes,
             max_retries=1,
         )
-        running = {task.remote(_absolute(trial), shared.resolve(), fresh): trial for trial in trials}
+        running = {task.remote(trial, shared.resolve(), fresh): trial for trial in trials}
         waiting = list(running)
         while waiting:
             (done,), waiting = ray.wait(waiting, num_returns=1)
@@ -69,22 +73,21 @@ def run_on_ray(
         ray.shutdown()
 
 
-def _run_absolute(trial: Trial, shared: Path, fresh: bool) -> str | None:
+def _run(trial: Trial, shared: Path, fresh: bool) -> str | None:
     from .run import run_trial
 
     return run_trial(trial, shared, fresh, False)
 
 
-def _absolute(trial: Trial) -> Trial:
-    """Its paths as other processes, which begin elsewhere, understand them."""
-    recipe = trial.recipe
-    changes: dict[str, Any] = {"output": str(Path(recipe.output).resolve())}
-    if Path(recipe.model).expanduser().is_dir():
-        changes["model"] = str(Path(recipe.model).expanduser().resolve())
-    source = Path(recipe.calibrate.source).expanduser()
-    if source.is_file():
-        changes["calibrate"] = recipe.calibrate.model_copy(update={"source": str(source.resolve())})
-    return Trial(trial.name, recipe.model_copy(update=changes))
+def _refuse_what_does_not_answer(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise SmeltError(f"--ray {address}: no Ray cluster answers there ({error}); check the address") from None
 
 
 def _refuse_what_never_fits(ray: Any, resources: Resources) -> None:

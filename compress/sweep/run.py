@@ -19,6 +19,7 @@ from ..pipeline import run
 from ..plan import Plan
 from ..progress import Progress
 from ..reporting.card import write_card
+from ..reporting.verdict import verdict
 from ..self_text import written_once
 from .trials import Sweep, Trial
 
@@ -92,6 +93,8 @@ def run_trial(trial: Trial, shared: Path, fresh: bool, progress: bool) -> str | 
         run(trial.recipe, fresh=fresh, progress=progress, calibration_cache=shared)
     except (SmeltError, RuntimeProblem) as error:
         return str(error)
+    except Exception as error:  # memory that ran out, a library's own; the other trials may do better
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     return None
 
 
@@ -130,18 +133,23 @@ def _measure(
     assert base.evaluate
     original = find_model(base.model, revision=base.revision, trust_remote_code=base.trust_remote_code)
     name = original.path.name if Path(base.model).exists() else base.model
+    if name in checkpoints:
+        name = f"{name} (original)"
     subjects = [Subject(name, original, "baseline")]
     for trial in sweep.trials:
         if trial.name in checkpoints:
             path = checkpoints[trial.name]
-            directory = ModelDirectory(str(path.relative_to(output.path)), path, base.trust_remote_code)
+            directory = ModelDirectory(str(path.relative_to(output.path.resolve())), path, base.trust_remote_code)
             subjects.append(Subject(trial.name, directory, "candidate"))
     title = f"{name}: a sweep of {len(sweep.trials)} trials"
     evaluation = Evaluation(subjects, base.evaluate, tasks, output.journal / "evaluation", show, title=title)
     for trial, why in failed.items():
         evaluation.warn(f"trial {trial} failed and is not in this report: {why}")
-    report = measured(evaluation, output.path)
-    for model in report.candidates:
-        pair = [m for m in report.models if m.role == "baseline" or m.name == model.name]
-        write_card(report.model_copy(update={"models": pair}), checkpoints[model.name], original)
-    return report
+
+    def cards(report: ReportData) -> None:
+        for model in report.candidates:
+            pair = [m for m in report.models if m.role == "baseline" or m.name == model.name]
+            alone = report.model_copy(update={"models": pair})
+            write_card(alone.model_copy(update={"verdict": verdict(alone)}), checkpoints[model.name], original)
+
+    return measured(evaluation, output.path, cards)

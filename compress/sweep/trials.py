@@ -12,8 +12,11 @@ from typing import Any
 from pydantic import Field, ValidationError, model_validator
 
 from ..errors import SmeltError
+from ..output import digest
 from ..recipe import Recipe, RecipeModel
 from ..recipe_file import read_document, validated
+
+_SHARED = ("model", "revision", "trust_remote_code", "output", "evaluate", "extends", "sweep")
 
 
 class Resources(RecipeModel):
@@ -38,6 +41,9 @@ class SweepSettings(RecipeModel):
     def _has_trials(self) -> SweepSettings:
         if not self.grid and not self.trials:
             raise ValueError("nothing varies; give grid or trials")
+        fixed = next((key for each in (self.grid, *self.trials) for key in each if key.split(".")[0] in _SHARED), None)
+        if fixed:
+            raise ValueError(f"{fixed} cannot vary: all trials are of one model, measured together; make another sweep")
         empty = next((key for key, values in self.grid.items() if not values), None)
         if empty:
             raise ValueError(f"grid.{empty} has no value; give at least one")
@@ -103,21 +109,35 @@ class Sweep:
         )
         trials: dict[str, Trial] = {}
         problems = []
-        for changes in [*varied, *settings.trials]:
-            name = _name(changes)
-            if name in trials:
-                raise SmeltError(f"{file}: two trials set the same, {name}; keep one")
+        all_changes = [*varied, *settings.trials]
+        twice = next((each for i, each in enumerate(all_changes) if each in all_changes[:i]), None)
+        if twice is not None:
+            raise SmeltError(f"{file}: two trials set the same, {_name(twice)}; keep one")
+        names = [_name(changes) for changes in all_changes]
+        for changes, short in zip(all_changes, names, strict=True):
+            name = short if names.count(short) == 1 else f"{short}-{digest(changes)[:6]}"
             texts = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
             texts += [f"output={json.dumps(str(Path(base.output) / 'trials' / name))}", "evaluate=false"]
             try:
                 again = read_document(file, [*(overrides or []), *texts])
                 again.data.pop("sweep")
-                trials[name] = Trial(name, validated(again, file))
+                trials[name] = Trial(name, _placed(validated(again, file)))
             except SmeltError as error:
                 problems += [f"trial {name}: {line}" for line in str(error).split("\n")]
         if problems:
             raise SmeltError("\n".join(problems))
         return cls(base, settings, list(trials.values()))
+
+
+def _placed(recipe: Recipe) -> Recipe:
+    """With the paths of directories and files written out, as processes that begin elsewhere understand them."""
+    changes: dict[str, Any] = {"output": str(Path(recipe.output).expanduser().resolve())}
+    if not recipe.model.startswith("builtin:") and Path(recipe.model).expanduser().is_dir():
+        changes["model"] = str(Path(recipe.model).expanduser().resolve())
+    source = Path(recipe.calibrate.source).expanduser()
+    if source.is_file():
+        changes["calibrate"] = recipe.calibrate.model_copy(update={"source": str(source.resolve())})
+    return recipe.model_copy(update=changes)
 
 
 def _is_excluded(chosen: dict[str, Any], exclude: list[dict[str, Any]]) -> bool:
@@ -133,6 +153,8 @@ def _name(changes: dict[str, Any]) -> str:
 def _value(field: str, value: Any) -> str:
     if isinstance(value, dict):
         return "-".join(_value("" if key in ("method", "scheme") else key, inner) for key, inner in value.items())
+    if isinstance(value, (list, str)) and not value:
+        return f"{field.replace('_', '')}none"
     if isinstance(value, list):
         return "-".join(_value("", inner) for inner in value)
     text = "default" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -44,6 +44,7 @@ def machine() -> Machine:
     """Two cores of a server."""
     return Machine(
         processor="AMD EPYC 9V74 80-Core Processor",
+        threads=2,
         cores=2,
         memory_bytes=16_400_000_000,
         system="Linux 6.8",
@@ -71,6 +72,7 @@ def text(perplexity: float, interval: bool = True) -> Text:
         bits_per_byte=math.log2(perplexity) / 4.31,
         nll=[each * (1 + 0.05 * math.sin(i)) for i in range(64)],
         bytes=[2202 + i % 7 for i in range(64)],
+        source_sha256="ef" * 32,
         text_sha256="5d" * 32,
         computed_by="Smelt's runtime, in bfloat16",
     )

@@ -45,6 +45,12 @@ def test_the_hub_reads_the_card_and_finds_what_it_needs(card_of: Callable[..., t
     assert recipe["steps"][0]["quantize"]["scheme"] == "W4A16"
 
 
+def test_a_long_pattern_is_no_path(recipe: Callable[..., Recipe]) -> None:
+    pattern = "re:" + "|".join(f"model.layers.{i}.mlp.down_proj" for i in range(40))
+    result = run(recipe("builtin:smelt-6m", group_size=64, ignore=["lm_head", pattern]))
+    assert pattern in (result.checkpoint / "README.md").read_text()
+
+
 def test_paths_of_this_machine_stay_out(card_of: Callable[..., tuple[ModelCard, str]], tmp_path: Path) -> None:
     card, text = card_of()
     assert str(tmp_path) not in text

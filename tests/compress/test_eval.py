@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from ..tiny import SMELT_6M
 
 TEXT_ONLY = Evaluate(windows=4, length=64, samples=0)
-SPEED = SpeedSettings(prompt=16, generate=8, concurrency=[2], repeats=3)
+SPEED = SpeedSettings(prompt=16, generate=8, concurrency=[2], repeats=6)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_everything_asked_for_is_measured(measured: tuple[ReportData, Path], w4:
         assert speed is not None
         assert speed.interleaved
         assert [load.concurrency for load in speed.loads] == [2]
-        assert len(speed.decode_rate.values) == 3
+        assert len(speed.decode_rate.values) == 6
         assert speed.first_token.median > 0
         assert sum(part.seconds for part in speed.decode_time) < 1
         assert "Smelt's" in json.dumps(speed.kernels) or "F.linear" in json.dumps(speed.kernels)
@@ -138,7 +138,7 @@ def test_models_that_do_not_fit_together_are_timed_one_after_another(
     w4: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("smelt.compress.evaluation.speed.available_memory", lambda: 0)
-    settings = TEXT_ONLY.model_copy(update={"speed": SPEED})
+    settings = TEXT_ONLY.model_copy(update={"speed": SPEED.model_copy(update={"repeats": 1})})
     report = evaluate([w4], baseline="builtin:smelt-6m", settings=settings, output=tmp_path / "out")
     against = report.candidates[0].against
     assert against is not None
@@ -173,11 +173,7 @@ def test_another_tokenizer_is_compared_by_bytes(tiny: Callable[..., Path], tmp_p
 
 
 def test_a_model_that_gives_nan_is_named_and_the_rest_is_kept(w4: Path, tmp_path: Path) -> None:
-    broken = shutil.copytree(SMELT_6M, tmp_path / "broken")
-    model = AutoModelForCausalLM.from_pretrained(broken)
-    with torch.no_grad():
-        model.model.norm.weight.fill_(float("nan"))
-    model.save_pretrained(broken)
+    broken = _copy(tmp_path / "broken", lambda model: model.model.norm.weight.fill_(float("nan")))
     with pytest.raises(SmeltError, match="broken gives NaN on the builtin evaluation text"):
         evaluate([w4, broken], baseline="builtin:smelt-6m", settings=TEXT_ONLY, output=tmp_path / "out")
     report = load(tmp_path / "out")
@@ -185,6 +181,86 @@ def test_a_model_that_gives_nan_is_named_and_the_rest_is_kept(w4: Path, tmp_path
     assert report.missing == ["the text read by broken"]
     assert report.candidates[0].text is not None
     assert "artial" in (tmp_path / "out/report.html").read_text()
+
+
+def test_a_broken_model_with_huge_logits_is_reported_not_an_error(tmp_path: Path) -> None:
+    broken = _copy(tmp_path / "huge", lambda model: model.model.norm.weight.mul_(1e5))
+    report = evaluate([broken], baseline="builtin:smelt-6m", settings=TEXT_ONLY, output=tmp_path / "out")
+    text = report.candidates[0].text
+    assert text is not None
+    assert text.perplexity > 1e100
+    assert load(tmp_path / "out").candidates[0].text == text
+
+
+def test_a_change_in_the_middle_of_a_file_or_in_the_tokenizer_is_noticed(tmp_path: Path) -> None:
+    model = _copy(tmp_path / "mine", lambda _: None)
+
+    def measured() -> float:
+        text = evaluate([model], settings=TEXT_ONLY, output=tmp_path / "out").models[0].text
+        assert text is not None
+        return text.perplexity
+
+    before = measured()
+    weights = model / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 100_000] = bytes(100_000)
+    weights.write_bytes(data)
+    changed = measured()
+    assert changed != before
+    tasks = Evaluate(windows=2, length=32, samples=0, tasks=["smelt_last_word"], limit=5)
+    first = evaluate([model], settings=tasks, output=tmp_path / "out").models[0].tasks
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"] = tokenizer["model"]["merges"][: len(tokenizer["model"]["merges"]) // 8]
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert evaluate([model], settings=tasks, output=tmp_path / "out").models[0].tasks != first
+
+
+def test_an_earlier_report_is_not_taken_for_that_of_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def task(metric: str, text: str) -> Evaluate:
+        (tmp_path / "data.jsonl").write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": "more"}) + "\n")
+        (tmp_path / "mine.yaml").write_text(
+            f"task: mine\ndataset_path: json\ndataset_kwargs: {{data_files: {tmp_path}/data.jsonl}}\n"
+            "output_type: loglikelihood_rolling\ntest_split: train\ndoc_to_text: ''\ndoc_to_target: text\n"
+            f"metric_list: [{{metric: {metric}}}]\n"
+        )
+        return Evaluate(windows=2, length=32, samples=0, tasks=[str(tmp_path / "mine.yaml")])
+
+    good = evaluate(["builtin:smelt-6m"], settings=task("bits_per_byte", "a text"), output=tmp_path / "out")
+    assert [result.items for result in good.models[0].tasks] == [2]
+    other = evaluate(["builtin:smelt-6m"], settings=task("bits_per_byte", "another"), output=tmp_path / "out")
+    assert other.models[0].tasks[0].value != good.models[0].tasks[0].value, "the data changed"
+    with pytest.raises(
+        SmeltError, match=r"mine\.yaml: lm-eval has no metric 'bits_per_bite'; did you mean bits_per_byte"
+    ):
+        evaluate(["builtin:smelt-6m"], settings=task("bits_per_bite", "a text"), output=tmp_path / "out")
+    broken = task("bits_per_byte", "a third").model_copy(update={"fewshot": 1})
+    monkeypatch.setattr("lm_eval.evaluator.evaluate", lambda **_: {}["no such thing"])
+    with pytest.raises(
+        SmeltError, match=r"mine answered by builtin:smelt-6m: the task failed \(KeyError: 'no such thing'\)"
+    ):
+        evaluate(["builtin:smelt-6m"], settings=broken, output=tmp_path / "out")
+    report = load(tmp_path / "out")
+    assert report.status == "partial"
+    assert report.missing == ["mine answered by builtin:smelt-6m"]
+
+
+def test_a_tokenizer_of_another_model_is_told(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    path = tiny(vocab_size=256)
+    AutoTokenizer.from_pretrained(SMELT_6M).save_pretrained(path)
+    with pytest.raises(SmeltError, match=r"its tokenizer makes token .* but the model has only 256"):
+        evaluate([path], settings=TEXT_ONLY, output=tmp_path / "out")
+
+
+def test_different_texts_are_not_compared(measured: tuple[ReportData, Path], w4: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("Quite another text, which says the same thing again. " * 200)
+    settings = TEXT_ONLY.model_copy(update={"text": str(tmp_path / "other.txt")})
+    report = evaluate([w4], baseline=measured[1], settings=settings, output=tmp_path / "out")
+    against = report.candidates[0].against
+    assert against is not None
+    assert against.perplexity is None
+    assert against.bits_per_byte is None
+    assert any("neither perplexity nor bits per byte is compared" in sentence for sentence in report.warnings)
 
 
 def test_an_interrupted_evaluation_is_partial_and_continues(
@@ -376,6 +452,16 @@ def test_the_command_prints_a_summary_and_gates_decide_its_status(w4: Path, tmp_
     fallen = subprocess.run([*command, "--fail-if", "size>-90%"], capture_output=True, text=True, check=False)
     assert fallen.returncode == 1
     assert "smelt: gate size>-90% fell:" in fallen.stderr
+
+
+def _copy(path: Path, change: Callable[[Any], object]) -> Path:
+    """smelt-6m with something changed."""
+    shutil.copytree(SMELT_6M, path)
+    model = AutoModelForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        change(model)
+    model.save_pretrained(path)
+    return path
 
 
 def _builtin_windows(count: int, length: int) -> torch.Tensor:

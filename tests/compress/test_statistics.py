@@ -10,6 +10,7 @@ from scipy import stats
 from smelt.compress.evaluation.statistics import (
     excludes,
     mean_interval,
+    median_interval,
     resampled_interval,
     share_interval,
     sign_test,
@@ -34,6 +35,20 @@ def test_the_interval_of_a_share_is_wilsons(hits: int, count: int) -> None:
 def test_flipped_answers_are_tested_as_mcnemar_does(gained: int, lost: int) -> None:
     expected = stats.binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
     assert sign_test(gained, lost) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("count", [6, 7, 10, 40])
+def test_the_interval_of_a_median_is_the_sign_tests(count: int) -> None:
+    draw = random.Random(count)
+    values = [draw.gauss(1, 1) for _ in range(count)]
+    low, high = median_interval(values) or (0.0, 0.0)
+    below, above = sorted(values).index(low), count - 1 - sorted(values).index(high)
+    assert below == above
+    assert stats.binomtest(below, count).pvalue <= 0.05 < stats.binomtest(below + 1, count).pvalue
+
+
+def test_few_rounds_claim_nothing_about_a_median() -> None:
+    assert median_interval([1.1, 1.2, 1.1, 1.15, 1.12]) is None
 
 
 def test_intervals_hold_about_as_often_as_they_say() -> None:
@@ -65,6 +80,7 @@ def test_too_little_has_no_interval_and_no_significance() -> None:
     assert mean_interval([0.5]) is None
     assert share_interval(0, 0) is None
     assert resampled_interval([1.0], sum) is None
+    assert resampled_interval([1.0, 2000.0], lambda part: math.exp(max(part))) is None
     assert excludes(None, 1.0) is None
     assert excludes((0.9, 1.1), 1.0) is False
     assert excludes((1.01, 1.1), 1.0) is True

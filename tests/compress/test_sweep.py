@@ -64,6 +64,13 @@ def test_every_combination_is_a_trial_and_so_are_those_listed(sweep_file: Callab
     assert len({trial.recipe.output for trial in sweep.trials}) == 4
 
 
+def test_every_trial_has_a_name_of_its_own(sweep_file: Callable[..., Path]) -> None:
+    grid = {"steps.0.quantize.ignore": [[], ["lm_head"], ["lm-head"]]}
+    names = [trial.name for trial in Sweep.load(sweep_file(grid=grid)).trials]
+    assert len(set(names)) == 3
+    assert names[0] == "ignorenone"
+
+
 @pytest.mark.parametrize(
     ("sweep", "sentence"),
     [
@@ -71,6 +78,7 @@ def test_every_combination_is_a_trial_and_so_are_those_listed(sweep_file: Callab
         ({"grid": {SCHEME: []}}, "has no value; give at least one"),
         ({"gird": {}}, "sweep.gird: Extra inputs are not permitted"),
         ({"grid": {SCHEME: ["W4A61", "W8A61"]}}, r"(?s)trial W4A61: .*unknown scheme.*\ntrial W8A61: .*unknown scheme"),
+        ({"grid": {"model": ["builtin:smelt-6m", "other"]}}, "model cannot vary"),
         ({"grid": {"steps.7.quantize.scheme": ["W4A16"]}}, "the recipe has no steps.7"),
         ({"trials": [{"seed": 1}, {"seed": 1}]}, "two trials set the same, seed1"),
     ],
@@ -163,8 +171,8 @@ def test_the_text_that_the_model_writes_is_written_once(
     result = run_sweep(Sweep.load(sweep_file(top, grid={SCHEME: ["W8A16", "W4A16"]})))
     assert len(count) == 1
     assert result.report is None
-    digests = [json.loads((path / "smelt.json").read_text())["data"]["sha256"] for path in result.checkpoints.values()]
-    assert digests[0] == digests[1]
+    shared = [json.loads((path / "smelt.json").read_text())["data"]["sha256"] for path in result.checkpoints.values()]
+    assert shared[0] == shared[1]
 
 
 def test_ray_runs_the_same_trials_to_the_same_bytes(sweep_file: Callable[..., Path], tmp_path: Path) -> None:

@@ -83,6 +83,14 @@ def test_a_whole_context_length_can_be_scored_and_no_more() -> None:
         engine.score([([99999], [1])])
 
 
+def test_what_does_not_fit_into_the_cache_is_refused(tiny: Callable[..., Path]) -> None:
+    path = tiny()
+    engine = Engine(path, quiet=True, block_size=4, kv_cache_bytes=5 * _block_bytes(path, 4))
+    assert len(engine.score([([1] * 10, [2] * 11)])[0]) == 11
+    with pytest.raises(RuntimeProblem, match="may grow to 21 tokens, which need 6 cache blocks, and there are 5"):
+        engine.score([([1] * 10, [2] * 12)])
+
+
 def test_prompt_logprobs_are_told_once_when_a_prompt_is_computed_again(tiny: Callable[..., Path]) -> None:
     path = tiny()
     alone = Engine(path, quiet=True)
