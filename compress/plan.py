@@ -13,7 +13,7 @@ from . import steps as step_kinds
 from .activations import BATCH_TOKENS
 from .corpus import TextSource, Windows, calibration_windows, evaluation_windows
 from .errors import Problem, SmeltError
-from .evaluation.problems import length_problems, text_problems
+from .evaluation.problems import length_problems, task_problems, text_problems
 from .evaluation.tasks import Tasks
 from .evaluation.text import LOGIT_TOKENS
 from .model_directory import find_model
@@ -107,6 +107,7 @@ class Plan:
                     calibration = _read_windows(recipe, model)
                     if recipe.evaluate and recipe.evaluate.tasks:
                         tasks = Tasks.find(recipe.evaluate.tasks)
+                        problems += task_problems(tasks, [found])
                 except SmeltError as error:
                     problems += [Problem("data", line) for line in str(error).split("\n")]
         return cls(recipe, model, steps, problems, cost, calibration, tasks)

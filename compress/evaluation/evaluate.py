@@ -11,7 +11,7 @@ from ..progress import Progress
 from ..recipe import Evaluate
 from ..reporting.files import load, save
 from .measure import Evaluation
-from .problems import length_problems, text_problems
+from .problems import length_problems, task_problems, text_problems
 from .result import ModelResult, ReportData
 from .subject import Subject, subjects
 from .tasks import Tasks
@@ -58,6 +58,8 @@ def evaluate(
     )
     raise_problems(text_problems(asked, "") + length_problems(asked, [subject.directory for subject in found], ""))
     tasks = Tasks.find(asked.tasks) if asked.tasks else None
+    if tasks is not None:
+        raise_problems(task_problems(tasks, [subject.directory for subject in found], ""))
     show = Progress(progress)
     if kept is not None and kept.name in (subject.name for subject in found):
         kept = kept.model_copy(update={"name": f"{kept.name} (kept)"})

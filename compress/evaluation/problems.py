@@ -7,12 +7,31 @@ from collections.abc import Sequence
 from ..errors import Problem
 from ..model_directory import ModelDirectory
 from ..recipe import Evaluate
+from .tasks import Tasks
 
 
 def text_problems(settings: Evaluate, where: str = "evaluate.") -> list[Problem]:
     """What is wrong with the text, as far as can be told without reading it."""
     sentence = settings.source().problem()
     return [Problem(f"{where}text", sentence)] if sentence else []
+
+
+def task_problems(tasks: Tasks, models: Sequence[ModelDirectory], where: str = "evaluate.") -> list[Problem]:
+    """Tasks that leave a model no room for a prompt."""
+    problems = []
+    for name in tasks.loaded:
+        most = tasks.longest_answer(name)
+        for model in models:
+            context = model.config_data().get("max_position_embeddings")
+            if most is not None and isinstance(context, int) and most >= context:
+                problems.append(
+                    Problem(
+                        f"{where}tasks",
+                        f"{name} generates up to {most} tokens, and {model.name} was made for {context}; set max_gen_toks in"
+                        " the task's generation_kwargs",
+                    )
+                )
+    return problems
 
 
 def length_problems(settings: Evaluate, models: Sequence[ModelDirectory], where: str = "evaluate.") -> list[Problem]:

@@ -82,6 +82,16 @@ class Tasks:
                 return str(group_name)
         return None
 
+    def longest_answer(self, name: str) -> int | None:
+        """The most tokens that a task has generated; None if it only scores."""
+        from lm_eval.models.utils import normalize_gen_kwargs
+
+        task = self.loaded[name]
+        if task.OUTPUT_TYPE != "generate_until":
+            return None
+        settings: Any = normalize_gen_kwargs(dict(task.get_config("generation_kwargs") or {}))
+        return int(settings["max_gen_toks"])
+
     def of_groups(self, results: list[TaskResult]) -> list[TaskResult]:
         """The groups' own values, from those of their tasks.
 

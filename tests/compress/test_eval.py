@@ -394,6 +394,18 @@ def test_data_that_is_missing_is_named_with_where_to_get_it(tmp_path: Path) -> N
     assert "'smelt_last_wort' is no task of lm-eval, and no YAML file; did you mean smelt_last_word" in unknown
 
 
+def test_a_task_that_leaves_no_room_for_a_prompt_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "long.yaml"
+    path.write_text(
+        "task: long\ndataset_path: json\ndataset_kwargs: {data_files: data.jsonl}\noutput_type: generate_until\n"
+        "test_split: train\ndoc_to_text: text\ndoc_to_target: text\ngeneration_kwargs: {max_gen_toks: 2000}\n"
+        "metric_list: [{metric: exact_match}]\n".replace("data.jsonl", str(tmp_path / "data.jsonl"))
+    )
+    (tmp_path / "data.jsonl").write_text('{"text": "words"}\n')
+    with pytest.raises(SmeltError, match="long generates up to 2000 tokens, and builtin:smelt-6m was made for 1024"):
+        evaluate(["builtin:smelt-6m"], settings=Evaluate(tasks=[str(path)]), output=tmp_path / "out")
+
+
 def test_checkpoints_that_are_not_there_are_all_told(tmp_path: Path) -> None:
     with pytest.raises(SmeltError, match=r"(?s)\./one: there is no such directory.*\./two: there is no such directory"):
         evaluate(["./one", "./two"], output=tmp_path / "out")
