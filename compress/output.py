@@ -161,7 +161,7 @@ class Output:
     def _clear(self) -> None:
         for name in ("checkpoint", "checkpoint.partial"):
             shutil.rmtree(self.path / name, ignore_errors=True)
-        for name in ("report.json", "report.md", "report.html"):
+        for name in ("report.json", "report.md", "report.html", "pareto.svg"):
             (self.path / name).unlink(missing_ok=True)
         for entry in self.journal.iterdir():
             if entry.name not in (_MARK, "lock"):  # the mark is replaced, never absent: it says whose directory this is

@@ -5,6 +5,8 @@ from __future__ import annotations
 from ...runtime.machine import human_bytes
 from .result import Machine, Speed
 
+# What a processor's caches may hold of weights.
+_CACHED = 32_000_000
 # Within so much of the prediction there is nothing to explain.
 _CLOSE = 0.07
 
@@ -17,6 +19,8 @@ def reasons(baseline: Speed, model: Speed, machine: Machine) -> list[str]:
         machine: whose bandwidth and products the limits come from.
     """
     found = [_decoding(baseline, model)]
+    if model.decode_bytes_per_token < _CACHED:
+        found.append("Weights this small partly stay in the processor's caches, which are faster than memory.")
     if baseline.prefill_of_limit is not None and model.prefill_of_limit is not None:
         found.append(_prompts(baseline, model, machine))
     return found

@@ -1,4 +1,4 @@
-"""A report's files: ``report.json``, ``report.md`` and ``report.html``, all of the same numbers."""
+"""A report's files: ``report.json``, ``report.md``, ``report.html`` and ``pareto.svg``, all of the same numbers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from ..evaluation.result import SCHEMA, ReportData
 from ..safetensors_file import write_text
 from .markdown import markdown
 from .page import page
+from .pareto import pareto_svg
 
-NAMES = ("report.json", "report.md", "report.html")
+PLOT = "pareto.svg"
 
 
 def save(report: ReportData, directory: Path) -> None:
     """Write all files, ``report.json`` last: its presence says that the others are there."""
+    plot = pareto_svg(report)
+    if plot is None:
+        (directory / PLOT).unlink(missing_ok=True)
+    else:
+        write_text(directory / PLOT, plot)
     write_text(directory / "report.html", page(report))
-    write_text(directory / "report.md", markdown(report))
+    write_text(directory / "report.md", markdown(report, PLOT if plot else None))
     write_text(directory / "report.json", json.dumps(report.as_data(), indent=2) + "\n")
 
 

@@ -23,12 +23,19 @@ from .wording import (
 _SHOWN_LAYERS = 20
 
 
-def markdown(report: ReportData) -> str:
-    """The whole report."""
+def markdown(report: ReportData, plot: str | None = None) -> str:
+    """The whole report.
+
+    Args:
+        report: what to tell.
+        plot: the file of the plot, beside this one.
+    """
     out = [f"# {_plain(report.title)}", "", f"**{_plain(report.verdict)}**", ""]
     if report.status == "partial":
         out += [f"> Partial: {', '.join(map(_plain, report.missing))} not measured.", ""]
     out += _overview(report)
+    if plot is not None:
+        out += [f"![Accuracy against speed]({plot})", ""]
     for section in (_text, _tasks, _speed, _reasons, _layers, _samples, _notes, _recipes, _origin):
         out += section(report)
     return "\n".join(out).rstrip() + "\n"

@@ -91,7 +91,13 @@ def test_everything_asked_for_is_measured(measured: tuple[ReportData, Path], w4:
     assert against.decode.interval is not None
     assert against.reasons
     assert report.machine.read_bytes_per_second
-    assert {path.name for path in output.iterdir()} == {"journal", "report.html", "report.json", "report.md"}
+    assert {path.name for path in output.iterdir()} == {
+        "journal",
+        "pareto.svg",
+        "report.html",
+        "report.json",
+        "report.md",
+    }
 
 
 def test_flipped_answers_are_those_of_the_items(measured: tuple[ReportData, Path]) -> None:
@@ -108,7 +114,10 @@ def test_saved_reports_say_the_same(measured: tuple[ReportData, Path]) -> None:
     report, output = measured
     assert load(output) == report
     assert report.verdict in (output / "report.html").read_text()
-    assert "W4A16" in (output / "report.md").read_text()
+    told = (output / "report.md").read_text()
+    assert "W4A16" in told
+    assert "](pareto.svg)" in told
+    assert "<svg" in (output / "pareto.svg").read_text()
 
 
 def test_what_is_measured_is_not_measured_again(
