@@ -156,7 +156,9 @@ class Evaluation:
                 self._read_alone(first, excerpt, readings)
                 others = [s for s in others if s is not first]
             for subject in others:
-                own = self._cut(subject, like=None if self._same_tokens(first, subject, excerpt) else excerpt)
+                own = self._cut(subject)
+                if own.windows.fingerprint != excerpt.windows.fingerprint:
+                    own = self._cut(subject, like=excerpt)
                 if baseline is not None and own.windows.fingerprint == excerpt.windows.fingerprint:
                     self._read_beside(baseline, subject, own, readings)
                     continue
@@ -180,9 +182,6 @@ class Evaluation:
                 " another model"
             )
         return excerpt
-
-    def _same_tokens(self, one: Subject, other: Subject, excerpt: Excerpt) -> bool:
-        return self._cut(other).windows.fingerprint == excerpt.windows.fingerprint
 
     def _read_alone(self, subject: Subject, excerpt: Excerpt, readings: _Readings) -> None:
         def measure() -> dict[str, Any]:
@@ -210,7 +209,7 @@ class Evaluation:
                 "divergence": apart,
             }
 
-        key = self._key("text", subject, excerpt) | {"baseline": baseline.fingerprint}
+        key = self._key("text", subject, excerpt) | {"baseline": [baseline.fingerprint, baseline.companions]}
         found = self._journal.keep(key, measure)
         self._have(("text", baseline.name), text=Text.model_validate(found["baseline"]))
         self._have(("text", subject.name), text=Text.model_validate(found["model"]))
