@@ -1,4 +1,4 @@
-"""The command line: ``smelt run``, ``eval``, ``sweep``, ``compare``, ``inspect``, ``chat``, ``bench`` and ``schema``."""
+"""The command line: ``smelt run``, ``eval``, ``sweep``, ``compare``, ``inspect``, ``chat``, ``bench``, ``kernels`` and ``schema``."""
 
 from __future__ import annotations
 
@@ -454,6 +454,57 @@ def schema(
 
     print(json.dumps(report_schema() if report else recipe_schema(), indent=2))
     return 0
+
+
+kernels = typer.Typer(
+    no_args_is_help=True, help="The GPU kernels: compile them for machines that are not here, or tune them."
+)
+app.add_typer(kernels, name="kernels")
+
+
+@kernels.command()
+@_told
+def check(
+    target: Annotated[
+        list[str] | None, typer.Option(help="sm_80, sm_90, sm_100 or gfx942; all if none. Repeatable.")
+    ] = None,
+    kernel: Annotated[list[str] | None, typer.Option(help="A kernel's name; all if none. Repeatable.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+) -> int:
+    """Compile every shipped kernel, without a GPU, and read its machine code.
+
+    Prints registers, spills, shared memory, occupancy, 16-byte loads and tensor-core instructions; fails if
+    one spills, takes more shared memory than there is, reads weights narrowly or multiplies without tensor cores.
+
+    Examples:
+
+        smelt kernels check
+
+        smelt kernels check --target sm_90 --kernel linear_codes
+    """
+    from .kernels_command import check as check_kernels
+
+    return check_kernels(target or [], kernel or [], as_json)
+
+
+@kernels.command()
+@_told
+def tune(
+    form: Annotated[
+        list[str] | None,
+        typer.Option(help="int2, int3, int4, int8, float4, float8, sparse4, bytes-int8 or bytes-e4m3. Repeatable."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Where to, instead of this device's shipped file.")] = None,
+) -> int:
+    """Time tiles on this machine's GPU, and keep the fastest in its device's file.
+
+    Examples:
+
+        smelt kernels tune --form int4
+    """
+    from .kernels_command import tune as tune_kernels
+
+    return tune_kernels(form or [], output)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,92 @@
+"""``smelt kernels``: what the GPU kernels became for machines that are not here, and tiles for one that is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from .errors import SmeltError
+
+
+def check(targets: Sequence[str], kernels: Sequence[str], as_json: bool) -> int:
+    """Compile, print a table, and fail if anything shipped does not hold what it should.
+
+    Raises:
+        SmeltError: a name is not known, or Triton is not here.
+    """
+    _needs_triton()
+    from ..runtime.kernels.check import Compiled
+    from ..runtime.kernels.check import check as compile_all
+    from ..runtime.kernels.registry import KERNELS
+    from ..runtime.kernels.targets import TARGETS
+
+    _known("target", targets, list(TARGETS))
+    _known("kernel", kernels, [kernel.name for kernel in KERNELS])
+    found: list[Compiled] = []
+    for one in compile_all(targets or list(TARGETS), kernels):
+        found.append(one)
+        if not as_json:
+            if len(found) == 1 or found[-2].target != one.target:
+                print(_HEAD.format(one.target))
+            print(_line(one), flush=True)
+    faulty = [one for one in found if one.faults]
+    if as_json:
+        print(json.dumps([asdict(one) for one in found], indent=1))
+    else:
+        print(f"\n{len(found)} kernels compiled, {len(faulty)} with faults; nothing of this ran on a GPU")
+    for one in faulty:
+        print(f"smelt: {one.target}, {one.kernel}, {one.build}: {'; '.join(one.faults)}", file=sys.stderr)
+    return 1 if faulty else 0
+
+
+def tune(forms: Sequence[str], output: Path | None) -> int:
+    """Time tiles on this machine's GPU and keep the fastest.
+
+    Raises:
+        SmeltError: a name is not known, or there is no GPU.
+    """
+    _needs_triton()
+    from ..runtime.kernels.packing import FORMATS
+    from ..runtime.kernels.tune import tune as time_all
+    from ..runtime.kernels.tune import work, write
+
+    _known("format", forms, [*FORMATS, "bytes-int8", "bytes-e4m3"])
+    try:
+        found = list(time_all(work(forms or ["int4", "int8", "bytes-int8", "bytes-e4m3"]), print))
+    except RuntimeError as error:
+        raise SmeltError(str(error)) from None
+    print(f"\n{write(found, output)}: {len(found)} shapes")
+    return 0
+
+
+_HEAD = (
+    "\n{:<9}"
+    + f"{'':60}{'registers':>10}{'spills':>8}{'shared':>8}{'occupancy':>11}{'16-byte loads':>15}{'tensor cores':>14}"
+)
+
+
+def _line(one: object) -> str:
+    from ..runtime.kernels.check import Compiled
+
+    assert isinstance(one, Compiled)
+    marks = "  <- " + "; ".join(one.faults) if one.faults else ""
+    return (
+        f"{one.kernel:<14} {one.build:<54}{one.registers:>10}{one.spills:>8}{one.shared:>8}{one.occupancy:>11.0%}"
+        f"{one.wide_loads:>15}{one.matrix:>14}{marks}"
+    )
+
+
+def _known(what: str, given: Sequence[str], known: list[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise SmeltError(f"unknown {what} {name!r}; known: {', '.join(known)}")
+
+
+def _needs_triton() -> None:
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        raise SmeltError("the GPU kernels need triton, which is made for Linux alone; pip install triton") from None

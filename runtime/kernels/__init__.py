@@ -1,0 +1,1 @@
+"""Triton kernels, one file a kernel, and the harness that checks them without a GPU. Needs torch and triton alone."""

@@ -1,0 +1,145 @@
+"""A matrix of codes, packed for :mod:`linear_codes`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .packing import FORMATS, ROWS, interleaved, kernel_group, pack, pack_scales
+
+
+@dataclass(frozen=True)
+class CodesWeight:
+    """A packed matrix, or one for each expert.
+
+    Attributes:
+        rows, columns: of the matrix.
+        form: which of :data:`FORMATS`.
+        codes, more: fragments; ``more`` is the second plane of formats that have two.
+        kind, group, scale_type: of the scales of groups; kind ``none`` if there are none.
+        scales: their words.
+        row_scales: float32, one for each row; None if there are none.
+        bias: one for each row, in the rows' packed order.
+        gate: ``none``, or the activation of a gate whose rows come first, with its inputs after it.
+        experts: how many there are; 0 for a plain matrix.
+    """
+
+    rows: int
+    columns: int
+    form: str
+    codes: Tensor
+    more: Tensor | None
+    kind: str
+    group: int
+    scale_type: torch.dtype
+    scales: Tensor | None
+    row_scales: Tensor | None
+    bias: Tensor | None
+    gate: str
+    experts: int
+
+    @property
+    def filled(self) -> int:
+        """Rows, filled up to whole tiles."""
+        return -(-self.rows // ROWS) * ROWS
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers come out for each row of inputs."""
+        return self.rows if self.gate == "none" else self.rows // 2
+
+    @property
+    def nbytes(self) -> int:
+        """What a product by it reads, of one expert."""
+        parts = [t for t in (self.codes, self.more, self.scales, self.row_scales, self.bias) if t is not None]
+        return sum(part.nbytes for part in parts) // max(self.experts, 1)
+
+    def copied(self) -> CodesWeight:
+        """The same numbers in other memory."""
+        return replace(self, codes=self.codes.clone(), more=None if self.more is None else self.more.clone())
+
+
+def prepare(
+    codes: Tensor,
+    form: str,
+    *,
+    scale: Tensor | None = None,
+    zero: Tensor | None = None,
+    row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    gate: str = "none",
+) -> CodesWeight:
+    """Pack a matrix for :func:`linear_codes`.
+
+    Args:
+        codes: ``[rows, columns]``: signed integers, or the bits of floats.
+        form: one of :data:`FORMATS`.
+        scale: ``[rows, groups]``; see :func:`pack_scales`.
+        zero: ``[rows, groups]``; None if symmetric.
+        row_scale: ``[rows]``, multiplied besides.
+        bias: ``[rows]``.
+        gate: ``silu`` or ``gelu_tanh`` if the first half of the rows is a gate for the second.
+
+    Raises:
+        ValueError: the kernel cannot take this.
+    """
+    rows, columns = codes.shape
+    if zero is not None and form == "sparse4":
+        raise ValueError("2:4 sparse weights with zero-points are not known: a pruned weight would not be zero")
+    if gate != "none":
+        order = interleaved(rows).to(codes.device)
+        codes = codes[order]
+        scale, zero, row_scale, bias = (
+            None if part is None else part[order] for part in (scale, zero, row_scale, bias)
+        )
+    if codes.numel() * FORMATS[form].bits // 16 >= 1 << 31:
+        raise ValueError(f"a weight of {rows} by {columns} has more words than 32 bits can count")
+    planes = pack(codes, form)
+    kind, group, words, scale_type = "none", 128, None, torch.float32
+    if scale is not None:
+        if columns % scale.shape[1]:
+            raise ValueError(f"{columns} columns do not divide into {scale.shape[1]} groups")
+        whole = columns // scale.shape[1]
+        if form == "sparse4" and whole % 64:
+            raise ValueError(f"2:4 sparse weights in groups of {whole}; the kernel takes multiples of 64")
+        kind, words = pack_scales(scale, zero, whole)
+        group, scale_type = kernel_group(whole) or 0, scale.dtype
+    filled = -(-rows // ROWS) * ROWS
+    if row_scale is not None:
+        row_scale = torch.nn.functional.pad(row_scale.float().flatten(), (0, filled - rows)).contiguous()
+    return CodesWeight(
+        rows,
+        columns,
+        form,
+        planes[0],
+        planes[1] if len(planes) > 1 else None,
+        kind,
+        group,
+        scale_type,
+        words,
+        row_scale,
+        None if bias is None else bias.contiguous(),
+        gate,
+        0,
+    )
+
+
+def of_experts(weights: list[CodesWeight]) -> CodesWeight:
+    """Matrices of the same kind as one that has them all."""
+    first = weights[0]
+    alike = ("rows", "columns", "form", "kind", "group", "scale_type", "gate")
+    if any(getattr(w, name) != getattr(first, name) for w in weights for name in alike):
+        raise ValueError("experts are stored differently from each other")
+
+    def all_of(name: str) -> Tensor | None:
+        parts = [getattr(w, name) for w in weights]
+        return None if parts[0] is None else torch.stack(parts)
+
+    codes = all_of("codes")
+    assert codes is not None
+    changed = {name: all_of(name) for name in ("more", "scales", "row_scales")}
+    if first.bias is not None:
+        raise ValueError("experts with biases are not known")
+    return replace(first, codes=codes, experts=len(weights), **changed)

@@ -1,0 +1,97 @@
+"""A kernel's launch as a value: it can be run, or compiled for a machine that is not here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+TYPES = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e4m3fnuz: "fp8e4b8",
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything that one launch needs.
+
+    Attributes:
+        function: the Triton function.
+        arguments: by name; tensors, integers, or None for what is not there.
+        constants: compile-time arguments.
+        grid: programs.
+        warps: of a program.
+        stages: how many iterations' loads are in flight.
+    """
+
+    function: Any
+    arguments: dict[str, Tensor | int | None]
+    constants: dict[str, Any]
+    grid: tuple[int, ...]
+    warps: int
+    stages: int
+
+    def run(self) -> None:
+        """Launch it where its tensors are."""
+        self.function[self.grid](**self.arguments, **self.constants, num_warps=self.warps, num_stages=self.stages)
+
+    def warm(self) -> None:
+        """Compile it for the current device, without tensors; others' launches then find it in Triton's cache."""
+        shapes = {name: value.dtype if isinstance(value, Tensor) else value for name, value in self.arguments.items()}
+        options = {"num_warps": self.warps, "num_stages": self.stages}
+        self.function.warmup(**shapes, **self.constants, grid=self.grid, **options)
+
+    def source(self, backend: str) -> Any:
+        """What Triton compiles ahead of time, specialized as a launch would be: integers that are one, or multiples of 16."""
+        from triton.compiler import ASTSource
+
+        signature: dict[str, str] = {}
+        constants = dict(self.constants)
+        if "ASM" in constants:
+            constants["ASM"] = backend == "cuda"
+        attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+        for place, parameter in enumerate(self.function.params):
+            name, general = parameter.name, parameter.do_not_specialize
+            value = self.arguments.get(name)
+            if name in constants or value is None or (isinstance(value, int) and value == 1 and not general):
+                signature[name] = "constexpr"
+                constants.setdefault(name, value)
+                continue
+            signature[name] = f"*{TYPES[value.dtype]}" if isinstance(value, Tensor) else _integer_type(value)
+            if isinstance(value, Tensor) or (value % 16 == 0 and not general):
+                attributes[(place,)] = [["tt.divisibility", 16]]
+        return ASTSource(self.function, signature=signature, constexprs=constants, attrs=attributes)
+
+
+def interpreted() -> bool:
+    """Whether Triton runs kernels in its interpreter, on a CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def takes_ptx(device: torch.device) -> bool:
+    """Whether a kernel's PTX can run there; ``meta`` stands for a machine with it, when something is compiled."""
+    return not interpreted() and torch.version.hip is None and device.type in ("cuda", "meta")
+
+
+def multiplied_as(dtype: torch.dtype) -> tl.dtype:
+    """The type of a kernel's products. Triton's interpreter multiplies bfloat16 as if its bits were integers: float32 there."""
+    if dtype == torch.bfloat16:
+        return tl.float32 if interpreted() else tl.bfloat16
+    return tl.float16
+
+
+def _integer_type(value: int) -> str:
+    return "i32" if -(1 << 31) <= value < 1 << 31 else "i64"

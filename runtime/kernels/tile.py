@@ -1,0 +1,205 @@
+"""How launches are cut up: shipped as a file for each device, looked up by the nearest shape, never tuned on a request."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .targets import Target, target_of
+
+_SHIPPED = Path(__file__).parent / "configs"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a launch is cut up.
+
+    Attributes:
+        outputs: of the weight's rows, a program's.
+        rows: of the inputs.
+        step: columns that an iteration reads.
+        split: programs that share a tile's columns; 0 for as many as fill the device.
+        warps: of a program.
+        stages: iterations whose loads are in flight, and the one that is computed.
+        fold: multiply weights by their scales, instead of each group's sum.
+    """
+
+    outputs: int
+    rows: int
+    step: int
+    split: int
+    warps: int
+    stages: int
+    fold: bool
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a tile is looked up for.
+
+    Attributes:
+        rows: of the inputs.
+        outputs, columns: of the weight.
+        group: columns that share a scale.
+        bits: of a weight.
+    """
+
+    rows: int
+    outputs: int
+    columns: int
+    group: int
+    bits: int
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles of one device.
+
+    Attributes:
+        told: what they are for and whether they were measured, for people.
+        target: the device.
+        entries: for each kernel and format, shapes with their tiles.
+    """
+
+    told: str
+    target: Target
+    entries: dict[str, list[tuple[Shape, Tile]]]
+
+    def find(self, kernel: str, form: str, shape: Shape, block: int) -> Tile:
+        """The tile of the nearest shape, made to fit the device's shared memory.
+
+        Rows count most: a tile with fewer rows than there are reads the weight several times, one with
+        more computes for nothing.
+
+        Args:
+            kernel, form: what it is for.
+            shape: of the product.
+            block: columns that the format unpacks together, the fewest that an iteration can read.
+
+        Raises:
+            KeyError: there is none for this kernel.
+        """
+        known = self.entries.get(f"{kernel}/{form}") or self.entries[kernel]
+        tile = min(known, key=lambda entry: _distance(entry[0], shape))[1]
+        tile = replace(tile, step=max(tile.step, block))
+        while _shared(tile, shape) > self.target.shared and (smaller := _smaller(tile, block)) != tile:
+            tile = smaller
+        if tile.split:
+            return tile
+        tiles = -(-shape.rows // tile.rows) * -(-shape.outputs // tile.outputs)
+        return replace(tile, split=_split(tiles, -(-shape.columns // tile.step), self.target.units))
+
+
+@cache
+def tiles_of(device: torch.device) -> Tiles:
+    """The device's own tiles if it was measured, otherwise those of its kind.
+
+    Raises:
+        ValueError: no kernel is made for it.
+    """
+    target = target_of(device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    path = _SHIPPED / file_name(name)
+    return read(path if name and path.exists() else _SHIPPED / f"{target.name}.json", target)
+
+
+def tiles_of_target(target: Target) -> Tiles:
+    """The tiles of a kind of devices, for compiling without one."""
+    return read(_SHIPPED / f"{target.name}.json", target)
+
+
+def file_name(device: str) -> str:
+    """Where a device's own tiles are kept."""
+    return "-".join("".join(c if c.isalnum() else " " for c in device).split()).lower() + ".json"
+
+
+def read(path: Path, target: Target) -> Tiles:
+    """Tiles from a file.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    try:
+        found = json.loads(path.read_text())
+        entries = {
+            kernel: [(Shape(**entry["shape"]), Tile(**entry["tile"])) for entry in listed]
+            for kernel, listed in found["tiles"].items()
+        }
+        return Tiles(found["told"], target, entries)
+    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: these are no tiles ({error})") from error
+
+
+def text(told: str, entries: dict[str, list[tuple[Shape, Tile]]], facts: dict[str, Any] | None = None) -> str:
+    """A file's text; ``facts`` says how they were measured."""
+    tiles = {
+        kernel: [{"shape": vars(shape), "tile": vars(tile)} for shape, tile in listed]
+        for kernel, listed in entries.items()
+    }
+    lines = json.dumps({"told": told, "measured": facts, "tiles": tiles}, indent=1).splitlines()
+    # One line a tile keeps a file of hundreds readable.
+    return _on_one_line(lines) + "\n"
+
+
+def _on_one_line(lines: list[str]) -> str:
+    kept, entry = [], None
+    for line in lines:
+        depth = len(line) - len(line.lstrip())
+        if depth == 3 and line.strip() == "{":
+            entry = line
+        elif entry is not None:
+            entry += line.strip() + (" " if line.rstrip().endswith((",", ":")) else "")
+            if depth == 3:
+                kept.append(entry)
+                entry = None
+        else:
+            kept.append(line)
+    return "\n".join(line.rstrip() for line in kept)
+
+
+def _distance(known: Shape, wanted: Shape) -> float:
+    def apart(a: int, b: int) -> float:
+        return abs(math.log2(max(a, 1) / max(b, 1)))
+
+    rows = apart(known.rows, wanted.rows)
+    return (
+        8 * rows
+        + apart(known.outputs, wanted.outputs)
+        + apart(known.columns, wanted.columns)
+        + 0.5 * apart(known.group, wanted.group)
+        + 0.5 * apart(known.bits, wanted.bits)
+    )
+
+
+def _smaller(tile: Tile, block: int) -> Tile:
+    """The tile with the least harmful change that takes less shared memory."""
+    if tile.stages > 2:
+        return replace(tile, stages=tile.stages - 1)
+    if tile.rows > 16:
+        return replace(tile, rows=tile.rows // 2)
+    return replace(tile, step=max(tile.step // 2, block))
+
+
+def _shared(tile: Tile, shape: Shape) -> int:
+    """About the shared memory that a program takes: what its stages load."""
+    return tile.stages * tile.step * (tile.outputs * shape.bits // 8 + 2 * tile.rows)
+
+
+def _split(tiles: int, steps: int, units: int) -> int:
+    """How many programs should share a tile, so that no unit waits long for others: the waves and steps that are full."""
+    together = 4 * units  # programs on a unit at once, enough for the loads in flight that memory needs
+
+    def filled(split: int) -> float:
+        programs = tiles * split
+        waves = programs / (-(-programs // together) * together)
+        return waves * steps / (split * -(-steps // split))
+
+    all_filled = [filled(split) for split in range(1, min(steps, 16) + 1)]
+    # Each part more is another sum to write and to read.
+    return next(split for split, share in enumerate(all_filled, 1) if share >= 0.85 * max(all_filled))

@@ -1,0 +1,84 @@
+"""What the compiler makes of the shipped kernels, for four kinds of GPUs that are not here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+
+
+def smelt(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "smelt.compress.cli", "kernels", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> list[dict[str, Any]]:
+    done = smelt("check", "--json")
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def test_all_shipped_kernels_compile_clean_for_all_targets(compiled: list[dict[str, Any]]) -> None:
+    assert {one["target"] for one in compiled} == {"sm_80", "sm_90", "sm_100", "gfx942"}
+    for one in compiled:
+        assert one["faults"] == [], one
+        assert one["registers"] > 16, one
+        assert one["spills"] == 0, one
+        assert one["wide_loads"] > 0, one
+        assert 0 < one["occupancy"] <= 1, one
+        if one["kernel"].startswith("linear"):
+            assert one["matrix"] > 0, one
+
+
+BAD = """
+from dataclasses import replace
+import torch
+from smelt.runtime.kernels.check import compile_build
+from smelt.runtime.kernels.linear_codes import CodesCase
+from smelt.runtime.kernels.quantize_rows import KERNEL
+from smelt.runtime.kernels.targets import TARGETS
+from smelt.runtime.kernels.tile import Tile
+
+def told(case, target, **changes):
+    print("; ".join(compile_build("", replace(case.build(), **changes), TARGETS[target]).faults))
+
+case = CodesCase("int4", 64, 4096, 4096, 128, torch.bfloat16)
+if __name__ == "__main__":
+    told(replace(case, tile=Tile(128, 128, 256, 2, 8, 5, True)), "sm_90")
+    told(replace(case, tile=Tile(64, 128, 64, 2, 1, 3, True)), "sm_90")
+    told(replace(case, tile=Tile(64, 16, 64, 2, 8, 3, False)), "sm_90")
+    told(replace(case, tile=Tile(96, 16, 64, 2, 4, 3, False)), "sm_90")
+    print("; ".join(compile_build("", replace(KERNEL.builds[0], matrix=True), TARGETS["sm_80"]).faults))
+"""
+
+
+def test_each_gate_falls() -> None:
+    done = subprocess.run([sys.executable, "-c", BAD], capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    shared, spilled, narrow, broken, plain = done.stdout.splitlines()
+    assert "shared memory, the limit is 232448" in shared
+    assert "registers spilled" in spilled
+    assert "codes is read 8 bytes a thread, not 16" in narrow
+    assert "does not compile" in broken
+    assert "no tensor cores" in plain
+
+
+@pytest.mark.parametrize(("option", "name"), [("--target", "sm_70"), ("--kernel", "attention")])
+def test_unknown_names_are_told(option: str, name: str) -> None:
+    done = smelt("check", option, name)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"smelt: unknown {option[2:]} '{name}'; known: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_tuning_without_a_gpu_says_so() -> None:
+    done = smelt("tune", "--form", "int4")
+    assert done.returncode == 1
+    assert done.stderr == "smelt: tiles are tuned on a GPU, and this machine has none; the shipped ones serve without\n"

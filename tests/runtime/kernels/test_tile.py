@@ -1,0 +1,86 @@
+"""Which tile is looked up for which product."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from smelt.runtime.kernels.packing import FORMATS
+from smelt.runtime.kernels.targets import TARGETS
+from smelt.runtime.kernels.tile import Shape, Tile, Tiles, file_name, read, text, tiles_of, tiles_of_target
+
+FEW, MANY = Tile(64, 16, 256, 0, 4, 3, False), Tile(128, 128, 64, 1, 8, 4, True)
+WIDE = Tile(64, 16, 128, 3, 4, 3, False)
+SHAPE = Shape(1, 4096, 4096, 128, 4)
+TILES = Tiles(
+    "",
+    TARGETS["sm_90"],
+    {
+        "linear": [(SHAPE, FEW), (replace(SHAPE, outputs=131072), WIDE), (replace(SHAPE, rows=512), MANY)],
+        "linear/int3": [(SHAPE, WIDE)],
+    },
+)
+
+
+def test_rows_count_most() -> None:
+    assert TILES.find("linear", "int4", replace(SHAPE, rows=900, outputs=131072), 64) == MANY
+    assert TILES.find("linear", "int4", replace(SHAPE, rows=2, outputs=131072), 64) == WIDE
+
+
+def test_a_format_has_tiles_of_its_own() -> None:
+    assert TILES.find("linear", "int3", replace(SHAPE, rows=512), 128) == WIDE
+
+
+def test_an_iteration_reads_at_least_what_is_unpacked_together_and_fits() -> None:
+    found = TILES.find("linear", "int4", replace(SHAPE, rows=512, bits=3), 256)
+    assert found.step == 256
+    assert found.stages * 256 * (128 * 3 // 8 + 2 * found.rows) <= TARGETS["sm_90"].shared
+
+
+@pytest.mark.parametrize("target", TARGETS.values(), ids=lambda target: target.name)
+@pytest.mark.parametrize("rows", [1, 3, 16, 17, 100, 512, 5000])
+def test_shipped_tiles_serve_every_format_at_any_size(target: object, rows: int) -> None:
+    tiles = tiles_of_target(target)  # pyright: ignore[reportArgumentType]
+    for form in FORMATS.values():
+        for outputs, columns in ((128, 256), (4096, 14336), (128256, 4096)):
+            tile = tiles.find("linear_codes", form.name, Shape(rows, outputs, columns, 128, form.bits), form.block)
+            assert 1 <= tile.split <= -(-columns // tile.step)
+            assert tile.rows >= min(16, rows)
+            assert tile.stages * tile.step * (tile.outputs * form.bits // 8 + 2 * tile.rows) <= tiles.target.shared
+
+
+def test_small_products_are_split_until_the_device_is_full() -> None:
+    tiles = tiles_of_target(TARGETS["sm_90"])
+    tile = tiles.find("linear_codes", "int4", SHAPE, 64)
+    programs = 4096 // tile.outputs * tile.split
+    assert 0.75 * 4 * 132 <= programs <= 4 * 132
+    wide = tiles.find("linear_codes", "int4", replace(SHAPE, outputs=128256), 64)
+    assert wide.split == 1
+
+
+def test_a_file_reads_back(tmp_path: Path) -> None:
+    path = tmp_path / file_name("NVIDIA H100 80GB HBM3")
+    assert path.name == "nvidia-h100-80gb-hbm3.json"
+    path.write_text(text("told", TILES.entries, {"device": "x"}))
+    assert read(path, TARGETS["sm_90"]) == replace(TILES, told="told")
+    assert json.loads(path.read_text())["measured"] == {"device": "x"}
+
+
+@pytest.mark.parametrize("broken", ["{", "{}", '{"told": "", "tiles": {"linear": [{"shape": {}, "tile": {}}]}}'])
+def test_a_broken_file_is_told(tmp_path: Path, broken: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(broken)
+    with pytest.raises(ValueError, match=r"x\.json: these are no tiles"):
+        read(path, TARGETS["sm_90"])
+
+
+def test_the_interpreter_has_tiles() -> None:
+    assert tiles_of(torch.device("cpu")).target.name == "sm_90"
+
+
+def test_untuned_tiles_say_so() -> None:
+    for target in TARGETS.values():
+        assert "never measured" in tiles_of_target(target).told
