@@ -354,6 +354,7 @@ def chat(
     max_length: Annotated[int | None, typer.Option(help="The longest conversation, in tokens.")] = None,
     kv_dtype: Annotated[str, typer.Option(help="How keys and values are kept: auto, int8 or fp8.")] = "auto",
     native: Annotated[bool, typer.Option(help="Use Smelt's compiled CPU kernels, or torch's operators.")] = True,
+    device: Annotated[str, typer.Option(help="cpu, or cuda, which has not been run on a GPU yet.")] = "cpu",
 ) -> int:
     """Talk with a checkpoint. /reset forgets the conversation, /quit leaves.
 
@@ -365,7 +366,14 @@ def chat(
     from ..runtime.chat import Chat, converse
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    engine = Engine(_directory_of(checkpoint), max_length=max_length, max_sequences=1, kv_dtype=kv_dtype, native=native)
+    engine = Engine(
+        _directory_of(checkpoint),
+        max_length=max_length,
+        max_sequences=1,
+        kv_dtype=kv_dtype,
+        native=native,
+        device=device,
+    )
     limit = min(max_tokens, max(1, engine.max_length // 2))
     converse(
         Chat(engine, replace(params, max_tokens=limit), system), input, lambda text: print(text, end="", flush=True)

@@ -50,15 +50,16 @@ def tune(forms: Sequence[str], output: Path | None) -> int:
     """
     _needs_triton()
     from ..runtime.kernels.packing import FORMATS
+    from ..runtime.kernels.tune import restoring_pays_from, work, write
     from ..runtime.kernels.tune import tune as time_all
-    from ..runtime.kernels.tune import work, write
 
     _known("format", forms, [*FORMATS, "bytes-int8", "bytes-e4m3"])
     try:
         found = list(time_all(work(forms or ["int4", "int8", "bytes-int8", "bytes-e4m3"]), print))
+        rows = restoring_pays_from(found, print)
     except RuntimeError as error:
         raise SmeltError(str(error)) from None
-    print(f"\n{write(found, output)}: {len(found)} shapes")
+    print(f"\n{write(found, rows, output)}: {len(found)} shapes")
     return 0
 
 

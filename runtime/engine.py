@@ -55,6 +55,7 @@ class Engine:
             each head and position.
         native: use Smelt's compiled CPU kernels, in bfloat16; without, torch's operators.
         exact_inputs: keep the inputs of weight-only formats in bfloat16, also for many rows, where int8 is faster.
+        device: ``cpu``, or ``cuda`` for a GPU with linears on Triton kernels; which has not been run on one yet.
         quiet: print nothing.
 
     Raises:
@@ -79,6 +80,7 @@ class Engine:
         kv_dtype: str = "auto",
         native: bool = True,
         exact_inputs: bool = False,
+        device: str = "cpu",
         quiet: bool = False,
     ) -> None:
         _check_options(max_sequences, token_budget, block_size, memory_utilization, kv_dtype)
@@ -88,6 +90,7 @@ class Engine:
             dtype=dtype,
             native=native,
             exact_inputs=exact_inputs,
+            device=device,
             trust_remote_code=trust_remote_code,
             told=self._told,
         )
@@ -108,7 +111,13 @@ class Engine:
         )
         self._told(self.reservation.sentence())
         store = PagedKeysValues(
-            len(spec.layers), spec.key_value_heads, spec.head_size, self.reservation.blocks, block_size, kept
+            len(spec.layers),
+            spec.key_value_heads,
+            spec.head_size,
+            self.reservation.blocks,
+            block_size,
+            kept,
+            self.model.device,
         )
         self.cache = BlockCache(self.reservation.blocks, block_size, share_prefixes=share_prefixes)
         self.scheduler = Scheduler(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -68,6 +69,8 @@ class TorchExecutor:
     def __init__(self, model: Model, store: PagedKeysValues, ends: frozenset[int], seed: int) -> None:
         self.model: RunsBatches = model
         self._store = store
+        # What a step makes is made where the model is; a CPU is where torch makes things anyway.
+        self._device = nullcontext() if model.device.type == "cpu" else model.device
         self._ends = ends
         self._seed = seed
 
@@ -76,7 +79,9 @@ class TorchExecutor:
         """Copy blocks, compute the plan's tokens, choose the next ones."""
         self._store.copy(plan.copies)
         runs = [_run(chunk) for chunk in plan.chunks]
-        logits = self.model(Batch(runs, self._store.block_size), self._store)
+        with self._device:
+            # Tokens are chosen on the CPU.
+            logits = self.model(Batch(runs, self._store.block_size), self._store).cpu()
         seen = self.model.survey(logits)
         result = StepResult()
         rows: list[int] = []

@@ -38,12 +38,22 @@ class PagedKeysValues:
         blocks: how many blocks.
         block_size: positions in a block.
         dtype: of what is stored; int8 and float8_e4m3fn have a scale for each head and position.
+        device: where.
 
     Attributes:
         handles: what kernels know its layers by; theirs to fill.
     """
 
-    def __init__(self, layers: int, heads: int, size: int, blocks: int, block_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        layers: int,
+        heads: int,
+        size: int,
+        blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
+    ) -> None:
         if size % 2:
             raise RuntimeProblem(
                 f"the model's heads have {size} numbers; the cache keeps pairs, so only even sizes fit"
@@ -51,11 +61,11 @@ class PagedKeysValues:
         self.block_size = block_size
         self.dtype = dtype
         self.handles: dict[Any, Any] = {}
-        self._keys = zeros_in_large_pages((layers, blocks, heads, size // 2, block_size, 2), dtype)
-        self._values = zeros_in_large_pages((layers, blocks, heads, -(-block_size // 2), size, 2), dtype)
+        self._keys = zeros_in_large_pages((layers, blocks, heads, size // 2, block_size, 2), dtype, device)
+        self._values = zeros_in_large_pages((layers, blocks, heads, -(-block_size // 2), size, 2), dtype, device)
         scaled = dtype in _LARGEST
-        self._key_scales = torch.zeros(layers, blocks, heads, block_size) if scaled else None
-        self._value_scales = torch.zeros(layers, blocks, heads, block_size) if scaled else None
+        self._key_scales = torch.zeros(layers, blocks, heads, block_size, device=device) if scaled else None
+        self._value_scales = torch.zeros(layers, blocks, heads, block_size, device=device) if scaled else None
 
     @staticmethod
     def block_bytes(layers: int, heads: int, size: int, block_size: int, dtype: torch.dtype) -> int:

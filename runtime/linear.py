@@ -37,9 +37,11 @@ class Linear(Protocol):
 class DenseLinear:
     """torch's own linear, on values restored as the model was loaded."""
 
-    def __init__(self, matrix: Matrix, bias: Tensor | None, dtype: torch.dtype) -> None:
-        self._weight = matrix.dense(dtype).contiguous()
-        self._bias = None if bias is None else bias.to(dtype)
+    def __init__(
+        self, matrix: Matrix, bias: Tensor | None, dtype: torch.dtype, device: torch.device | None = None
+    ) -> None:
+        self._weight = matrix.dense(dtype).contiguous().to(device)
+        self._bias = None if bias is None else bias.to(device, dtype)
         self._inputs = matrix.inputs
         self._explanation = f"{str(dtype).removeprefix('torch.')} F.linear{restored_from(matrix, dtype)}"
         self.nbytes = self._weight.nbytes

@@ -24,6 +24,7 @@ def load_model(
     native: bool = True,
     exact_inputs: bool = False,
     trust_remote_code: bool = False,
+    device: str = "cpu",
     told: Callable[[str], object],
 ) -> tuple[Checkpoint, Model]:
     """Read a checkpoint's weights for the fastest operators that this machine has.
@@ -34,6 +35,7 @@ def load_model(
         native: use Smelt's compiled CPU kernels, in bfloat16.
         exact_inputs: keep the inputs of weight-only formats in bfloat16 for any number of rows.
         trust_remote_code: run the checkpoint's own Python.
+        device: ``cpu``, or a GPU as torch names it.
         told: hears what a person should know.
 
     Returns:
@@ -44,11 +46,39 @@ def load_model(
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise RuntimeProblem(f"dtype is {dtype!r}; it must be auto, {', '.join(DTYPES)}")
+    where = _device(device)
     opened = Checkpoint(checkpoint, trust_remote_code=trust_remote_code)
     computing = opened.dtype if dtype == "auto" else DTYPES[dtype]
-    compiled = kernels(told) if native and computing == torch.bfloat16 else None
-    operators = Operators(computing) if compiled is None else NativeOperators(compiled, exact_inputs)
     try:
-        return opened, Model(opened, operators)
+        return opened, Model(opened, _operators(computing, where, native, exact_inputs, told))
     finally:
         opened.close()
+
+
+def _operators(
+    dtype: torch.dtype, device: torch.device, native: bool, exact_inputs: bool, told: Callable[[str], object]
+) -> Operators:
+    if device.type != "cpu":
+        from .gpu import GpuOperators
+
+        try:
+            return GpuOperators(dtype, device)
+        except ValueError as error:
+            told(f"{error}; torch's operators compute")
+            return Operators(dtype, device)
+    compiled = kernels(told) if native and dtype == torch.bfloat16 else None
+    return Operators(dtype) if compiled is None else NativeOperators(compiled, exact_inputs)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise RuntimeProblem(f"device is {name!r}; it must be cpu or cuda, or one GPU such as cuda:1")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise RuntimeProblem(
+            f"device is {name!r}, but torch sees {torch.cuda.device_count() or 'no'} GPUs here; use cpu"
+        )
+    return device

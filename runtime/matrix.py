@@ -11,6 +11,62 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class FloatCodes:
+    """The bits of a weight of 4- or 8-bit floats, for kernels that multiply them as they are stored.
+
+    Attributes:
+        codes: e4m3 ``[rows, columns]``, or two e2m1 numbers a byte ``[rows, columns / 2]``, the low four bits first.
+        scale: ``[rows / height, groups]``; e8m0 is its bits as uint8.
+        height: rows that share a scale.
+        factor: float32 ``[rows]``, multiplied besides; None for ones.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    height: int = 1
+    factor: Tensor | None = None
+
+    def rows(self, index: Tensor) -> FloatCodes:
+        """The same with rows chosen and ordered."""
+        factor, each = None if self.factor is None else self.factor[index], self.by_row().scale
+        codes, scale = bits(self.codes)[index].view(self.codes.dtype), bits(each)[index].view(each.dtype)
+        return FloatCodes(codes, scale, 1, factor)
+
+    def by_row(self) -> FloatCodes:
+        """The same with scales of its own for each row."""
+        scale = bits(self.scale).repeat_interleave(self.height, 0)[: self.codes.shape[0]].view(self.scale.dtype)
+        return FloatCodes(self.codes, scale, 1, self.factor)
+
+    @staticmethod
+    def stacked(parts: Sequence[FloatCodes | None]) -> FloatCodes | None:
+        """Several as one; None if they are not alike."""
+        known = [part for part in parts if part is not None]
+        if not known or len(known) < len(parts):
+            return None
+        if any(part.codes.shape[0] % part.height for part in known):
+            known = [part.by_row() for part in known]
+        first = known[0]
+        alike = all(
+            p.codes.dtype == first.codes.dtype
+            and p.scale.dtype == first.scale.dtype
+            and p.scale.shape[1] == first.scale.shape[1]
+            and p.height == first.height
+            and (p.factor is None) == (first.factor is None)
+            for p in known
+        )
+        if not alike:
+            return None
+        factor = None if first.factor is None else torch.cat([p.factor for p in known if p.factor is not None])
+        codes, scale = (torch.cat([bits(t) for t in ts]) for ts in ([p.codes for p in known], [p.scale for p in known]))
+        return FloatCodes(codes.view(first.codes.dtype), scale.view(first.scale.dtype), first.height, factor)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The same memory as bytes where torch cannot stack or order the type itself."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+
+
+@dataclass(frozen=True)
 class Matrix:
     """A weight ``[rows, columns]``: its values, or integer codes with scales.
 
@@ -22,6 +78,7 @@ class Matrix:
         zero: ``[rows, groups]``, subtracted from codes; None if symmetric.
         inputs: how the layer's inputs are rounded at run time; None if they are not.
         order: which input each column of ``values`` is for; None if they stand in the inputs' order.
+        floats: the bits of 4- and 8-bit floats, of which ``values`` has the restored numbers.
     """
 
     values: Tensor
@@ -31,6 +88,7 @@ class Matrix:
     zero: Tensor | None = None
     inputs: QuantizationArgs | None = None
     order: Tensor | None = None
+    floats: FloatCodes | None = None
 
     @classmethod
     def plain(cls, values: Tensor, inputs: QuantizationArgs | None = None, format: str | None = None) -> Matrix:
@@ -54,6 +112,7 @@ class Matrix:
             values=self.values[index],
             scale=None if self.scale is None else self.scale[index],
             zero=None if self.zero is None else self.zero[index],
+            floats=None if self.floats is None else self.floats.rows(index),
         )
 
     def dense(self, dtype: torch.dtype) -> Tensor:
@@ -88,4 +147,5 @@ def stacked(parts: Sequence[Matrix], dtype: torch.dtype) -> Matrix:
         values=torch.cat([p.values for p in parts]),
         scale=None if first.scale is None else torch.cat([p.scale for p in parts if p.scale is not None]),
         zero=None if first.zero is None else torch.cat([p.zero for p in parts if p.zero is not None]),
+        floats=FloatCodes.stacked([p.floats for p in parts]),
     )

@@ -16,7 +16,7 @@ from .errors import RuntimeProblem
 from .keys_values import PagedKeysValues
 from .linear import Linear
 from .matrix import Matrix, stacked
-from .operators import Heads, LayerParts, Operators, Rowwise
+from .operators import Experts, Heads, LayerParts, Operators, Rowwise
 from .pages import in_large_pages
 from .rope import Rotations
 
@@ -27,6 +27,7 @@ class Model:
     Attributes:
         spec: what it is.
         dtype: what it computes in.
+        device: where.
         head: from the last layer to logits.
         survey: looks logits over.
     """
@@ -36,6 +37,7 @@ class Model:
     ) -> None:
         self.spec = spec_of(checkpoint.config)
         self.dtype = dtype = operators.dtype
+        self.device = operators.device
         self.survey = operators.survey
         load = _Loader(checkpoint, self.spec, operators)
         names = self.spec.names
@@ -49,7 +51,8 @@ class Model:
                 progress(i + 1, len(self.spec.layers))
         self._stack = operators.stack([layer.parts for layer in self._layers])
         if self.spec.tied or not checkpoint.has_matrix(names.head):
-            self._embedding = in_large_pages(self._embedding)  # so that the head need not copy it
+            if self.device.type == "cpu":
+                self._embedding = in_large_pages(self._embedding)  # so that the head need not copy it
             head = operators.linear(Matrix.plain(self._embedding), None)
         else:
             head = load.linear(names.head)
@@ -58,7 +61,7 @@ class Model:
         self._rotations = Rotations(self.spec.ropes, dtype)
         scale = self.spec.embedding_scale
         # In the model's own type, as transformers multiplies.
-        self._embedding_scale = None if scale is None else torch.tensor(scale).to(dtype)
+        self._embedding_scale = None if scale is None else torch.tensor(scale, device=self.device).to(dtype)
 
     @torch.inference_mode()
     def __call__(self, batch: Batch, store: PagedKeysValues) -> Tensor:
@@ -154,7 +157,7 @@ class _Loader:
             raise RuntimeProblem(
                 f"{self.checkpoint.path}: {name} has the shape {list(found.shape)}, the config says {list(shape)}"
             )
-        return found.to(self.dtype)
+        return found.to(self.operators.device, self.dtype)
 
     def matrix(self, name: str) -> Matrix:
         found = self.checkpoint.matrix(name)
@@ -164,6 +167,13 @@ class _Loader:
 
     def linear(self, *names: str, rows: Tensor | None = None, shape: tuple[int, int] | None = None) -> Linear:
         """One linear of some matrices stacked."""
+        matrix, bias = self.stack(*names, rows=rows, shape=shape)
+        return self.operators.linear(matrix, bias)
+
+    def stack(
+        self, *names: str, rows: Tensor | None = None, shape: tuple[int, int] | None = None
+    ) -> tuple[Matrix, Tensor | None]:
+        """Some matrices stacked, and their biases."""
         matrix = stacked([self.matrix(name) for name in names], self.dtype)
         if shape is not None and matrix.shape != shape:
             raise RuntimeProblem(
@@ -176,7 +186,7 @@ class _Loader:
             bias = torch.cat([torch.zeros(sizes[i]) if b is None else b for i, b in enumerate(biases)])
         if rows is not None:
             matrix, bias = matrix.rows(rows), None if bias is None else bias[rows]
-        return self.operators.linear(matrix, bias)
+        return matrix, bias
 
     def norm(self, name: str | None) -> Rowwise:
         """A normalization; none at all for no name."""
@@ -185,13 +195,14 @@ class _Loader:
         eps = self.spec.eps
         weight = self.checkpoint.optional(f"{name}.weight")
         if self.spec.norm == "layer":
-            scale = None if weight is None else weight.to(self.dtype)
+            device = self.operators.device
+            scale = None if weight is None else weight.to(device, self.dtype)
             shift = self.checkpoint.optional(f"{name}.bias")
-            shift = None if shift is None else shift.to(self.dtype)
+            shift = None if shift is None else shift.to(device, self.dtype)
             return lambda hidden: functional.layer_norm(hidden, (hidden.shape[-1],), scale, shift, eps)
         if weight is None:
             raise RuntimeProblem(f"{self.checkpoint.path}: the checkpoint lacks {name}.weight")
-        wide = weight.float()
+        wide = weight.to(self.operators.device).float()
         if self.spec.norm == "rms+1":
             return self.operators.rms_norm(1.0 + wide, eps, rounds_first=False)
         # OLMo 2 multiplies before it rounds.
@@ -308,11 +319,14 @@ class _Layer:
 
 
 class _GatedFeedForward:
-    def __init__(self, gate_up: Linear, down: Linear, gate: Rowwise) -> None:
+    """Without ``gate``, ``gate_up`` gives its product already."""
+
+    def __init__(self, gate_up: Linear, down: Linear, gate: Rowwise | None) -> None:
         self.gate_up, self.down, self._gate = gate_up, down, gate
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        return self.down(self._gate(self.gate_up(hidden)))
+        inner = self.gate_up(hidden)
+        return self.down(inner if self._gate is None else self._gate(inner))
 
     def linears(self) -> dict[str, Linear]:
         return {"gate, up": self.gate_up, "down": self.down}
@@ -330,11 +344,18 @@ class _PlainFeedForward:
 
 
 def _feed_forward(load: _Loader, spec: DecoderSpec, prefix: str) -> _GatedFeedForward | _PlainFeedForward:
-    up = load.linear(*(prefix + name for name in spec.names.gate_up))
+    up = load.stack(*(prefix + name for name in spec.names.gate_up))
     down = load.linear(prefix + spec.names.down)
     if spec.gated:
-        return _GatedFeedForward(up, down, load.operators.gate(spec.activation))
-    return _PlainFeedForward(up, down, ACT2FN[spec.activation])
+        return _gated(load, up, down, load.operators.gate(spec.activation))
+    return _PlainFeedForward(load.operators.linear(*up), down, ACT2FN[spec.activation])
+
+
+def _gated(load: _Loader, up: tuple[Matrix, Tensor | None], down: Linear, gate: Rowwise) -> _GatedFeedForward:
+    fused = load.operators.gated(*up, load.spec.activation)
+    if fused is not None:
+        return _GatedFeedForward(fused, down, None)
+    return _GatedFeedForward(load.operators.linear(*up), down, gate)
 
 
 class _Experts:
@@ -346,7 +367,7 @@ class _Experts:
         self._router = load.tensor(f"{router}.weight", (spec.experts, spec.hidden))
         self._per_token, self._normalized = spec.experts_per_token, spec.normalized_experts
         gate = load.operators.gate(spec.activation)
-        self._experts = []
+        named = []
         for e in range(spec.experts):
             pairs = {
                 gate: (gate, up)
@@ -354,20 +375,37 @@ class _Experts:
             }
             gate_up = pairs[load.first_of(tuple(pairs))]
             down = load.first_of(tuple(prefix + name.format(e=e) for name in names.expert_down))
-            self._experts.append(_GatedFeedForward(load.linear(*gate_up), load.linear(down), gate))
+            named.append((gate_up, down))
+        self._together = self._grouped(load, named) if load.operators.groups_experts else None
+        self._experts: list[_GatedFeedForward] = []
+        if self._together is None:
+            self._experts = [_gated(load, load.stack(*up), load.linear(down), gate) for up, down in named]
 
     def __call__(self, hidden: Tensor) -> Tensor:
         shares, chosen = functional.linear(hidden, self._router).float().softmax(-1).topk(self._per_token, dim=-1)
         if self._normalized:
             shares = shares / shares.sum(-1, keepdim=True)
         shares = shares.to(hidden.dtype)
+        if self._together is not None:
+            return self._together(hidden, chosen, shares)
         out = torch.zeros_like(hidden)
         for e in chosen.unique().tolist():
             tokens, place = torch.where(chosen == e)
             out.index_add_(0, tokens, self._experts[e](hidden[tokens]) * shares[tokens, place, None])
         return out
 
+    @staticmethod
+    def _grouped(load: _Loader, named: list[tuple[tuple[str, str], str]]) -> Experts | None:
+        """All experts as one, if they have no biases."""
+        parts = [(load.stack(*up), load.stack(down)) for up, down in named]
+        if any(bias is not None for both in parts for _, bias in both):
+            return None
+        first, second = ([both[i][0] for both in parts] for i in range(2))
+        return load.operators.experts(first, second, load.spec.activation)
+
     def linears(self) -> dict[str, Linear]:
+        if self._together is not None:
+            return self._together.linears()
         return {
             f"expert {e} {role}": m for e, expert in enumerate(self._experts) for role, m in expert.linears().items()
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -82,6 +82,18 @@ class LayerParts:
     rope: str | None
 
 
+class Experts(Protocol):
+    """The feed-forward parts of all experts at once."""
+
+    def __call__(self, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """``hidden [tokens, hidden]`` by each token's ``chosen`` experts, added up by its ``shares``."""
+        ...
+
+    def linears(self) -> dict[str, Linear]:
+        """Each expert's parts, by what they do."""
+        ...
+
+
 class Stack(Protocol):
     """All layers at once, for some kinds of steps."""
 
@@ -99,16 +111,31 @@ class Operators:
 
     Args:
         dtype: what is computed in.
+        device: where.
+
+    Attributes:
+        groups_experts: whether :meth:`experts` is worth having all experts' weights at hand at once.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    groups_experts = False
+
+    def __init__(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
         self.dtype = dtype
+        self.device = device or torch.device("cpu")
 
     def linear(self, matrix: Matrix, bias: Tensor | None) -> Linear:
         """The fastest way that is known to multiply by ``matrix``."""
         if Int8Linear.takes(matrix, self.dtype):
             return Int8Linear(matrix, bias, self.dtype)
-        return DenseLinear(matrix, bias, self.dtype)
+        return DenseLinear(matrix, bias, self.dtype, self.device)
+
+    def gated(self, matrix: Matrix, bias: Tensor | None, activation: str) -> Linear | None:
+        """A gate and its inputs, stacked, as one linear that gives their product; None if there is no such."""
+        return None
+
+    def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], activation: str) -> Experts | None:
+        """All experts' feed-forward parts as one; None if there is no faster way than one after another."""
+        return None
 
     def rms_norm(self, weight: Tensor, eps: float, rounds_first: bool) -> Rowwise:
         """Divide by the root mean square of the last dimension, and multiply by a float32 weight.

@@ -16,8 +16,13 @@ from torch import Tensor
 _PAGE = 2 << 20
 
 
-def zeros_in_large_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Like ``torch.zeros``; memory is taken as it is written to. Small tensors, and systems without large pages, get plain ones."""
+def zeros_in_large_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """Like ``torch.zeros``; memory is taken as it is written to.
+
+    Small tensors, other devices, and systems without large pages get plain ones.
+    """
+    if device is not None and device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
     count = math.prod(shape) * dtype.itemsize
     if count < _PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(shape, dtype=dtype)

@@ -64,7 +64,7 @@ def reserve(
     activations = token_budget * widest * 8 * 4 + max_sequences * spec.vocabulary * 4 * 3 + attending + gathered
     block = PagedKeysValues.block_bytes(len(spec.layers), spec.key_value_heads, spec.head_size, block_size, kv_dtype)
     most = max_sequences * -(-max_length // block_size)
-    free = available_memory()
+    free = available_memory() if model.device.type == "cpu" else torch.cuda.mem_get_info(model.device)[0]
     allowed = kv_cache_bytes if kv_cache_bytes is not None else int(free * memory_utilization) - activations
     blocks = min(most, max(0, allowed) // block)
     if blocks == 0 or blocks * block > free - activations:

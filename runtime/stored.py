@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
-from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme
+from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 from pydantic import ValidationError
 from torch import Tensor
 
 from .errors import RuntimeProblem
-from .matrix import Matrix
+from .matrix import FloatCodes, Matrix
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
@@ -115,7 +115,8 @@ class _CompressedTensors:
         compressor = BaseCompressor.get_value_from_registry(str(getattr(form, "value", form)))
         values = compressor.decompress(dict(stored), scheme)["weight"]
         assert values is not None
-        return Matrix.plain(values, inputs, f"{args.type}{args.num_bits}, {args.strategy}")
+        plain = Matrix.plain(values, inputs, f"{args.type}{args.num_bits}, {args.strategy}")
+        return replace(plain, floats=_float_codes(stored, args, values.shape[0], values.shape[1]))
 
     def _scheme(self, name: str) -> QuantizationScheme:
         best: QuantizationScheme | None = None
@@ -129,6 +130,23 @@ class _CompressedTensors:
         if best is None:
             raise RuntimeProblem(f"{name}: is stored quantized, but no group of quantization_config names it")
         return best
+
+
+def _float_codes(stored: dict[str, Tensor], args: QuantizationArgs, rows: int, columns: int) -> FloatCodes | None:
+    """The bits that kernels multiply; None for layouts that none knows."""
+    codes, scale = stored.get("weight_packed", stored.get("weight")), stored["weight_scale"]
+    if codes is None or args.type != "float" or codes.dtype not in (torch.float8_e4m3fn, torch.uint8):
+        return None
+    if codes.dtype == torch.uint8 and (args.num_bits != 4 or codes.shape != (rows, columns // 2)):
+        return None
+    height, width = args.block_structure or (1, columns)
+    if args.strategy == "tensor" or scale.numel() == 1:
+        scale = scale.reshape(1, 1).expand(rows, 1).contiguous()
+    if scale.dim() != 2 or scale.shape[0] != -(-rows // height) or columns % scale.shape[1] or columns % width:
+        return None
+    total = stored.get("weight_global_scale")
+    factor = None if total is None else (1.0 / total.float().reshape(1)).expand(rows).contiguous()
+    return FloatCodes(codes, scale, height, factor)
 
 
 class _Gptq:

@@ -109,7 +109,7 @@ def compile_build(kernel: str, build: Build, target: Target) -> Compiled:
         faults.append(f"{shared} bytes of shared memory, the limit is {target.shared}")
     if build.matrix and not matrix:
         faults.append("no tensor cores")
-    if not wide:
+    if build.streamed and not wide:
         faults.append("no 16-byte loads")
     faults += _narrow(found.asm["ttgir"], launch, build.streamed)
     occupancy = _occupancy(registers, shared, launch.warps, target)
@@ -184,6 +184,7 @@ def _element(tensor: Any) -> str:
 
     names = {
         torch.int8: "i8",
+        torch.uint8: "i8",
         torch.int16: "i16",
         torch.float8_e4m3fn: "f8E4M3FN",
         torch.float8_e4m3fnuz: "f8E4M3FNUZ",

@@ -38,6 +38,7 @@ class Case:
         tolerance: how far outputs may be from float64, relative to their size.
         large: only for a GPU; the interpreter would take minutes.
         targets: names of those that it is for; empty for all.
+        launch: the same on ``meta``, to be compiled before.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Case:
     tolerance: float
     large: bool = False
     targets: tuple[str, ...] = ()
+    launch: Callable[[Target], Launch] | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def moved(value: Any, device: torch.device) -> Any:
 
 def problem(case: Case, device: torch.device, seed: int) -> str | None:
     """Run a case twice; say what is wrong, or None."""
-    trial = case.prepare(device, torch.Generator().manual_seed(seed))
+    trial = case.prepare(device, torch.Generator(device).manual_seed(seed))
     first, second = trial.compute(), trial.compute()
     if not torch.equal(first.view(torch.uint8), second.view(torch.uint8)):
         return "two runs with the same inputs gave different bits"

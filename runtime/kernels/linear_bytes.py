@@ -352,6 +352,14 @@ def linear_bytes(
     return out
 
 
+def multiply(codes: Tensor, scales: Tensor, weight: BytesWeight, tile: Tile, dtype: torch.dtype) -> Tensor:
+    """Inputs that :func:`quantize_rows` rounded, times the weight, in ``dtype``."""
+    out = torch.empty(codes.shape[0], weight.outputs, dtype=dtype, device=codes.device)
+    if codes.shape[0]:
+        launch(codes, scales, weight, tile, out, workspace(out.device)).run()
+    return out
+
+
 def reference(
     x: Tensor,
     codes: Tensor,
@@ -438,17 +446,20 @@ class BytesCase:
         """What both :func:`prepare` and :func:`reference` take."""
         shape = (self.outputs, self.columns)
         if self.code == torch.int8:
-            codes, size = torch.randint(-128, 128, shape, generator=draw, dtype=torch.int8), 74.0 * self.columns**0.5
+            codes, size = (
+                torch.randint(-128, 128, shape, generator=draw, device=draw.device, dtype=torch.int8),
+                74.0 * self.columns**0.5,
+            )
         else:
-            codes, size = torch.randn(shape, generator=draw).to(self.code), self.columns**0.5
+            codes, size = torch.randn(shape, generator=draw, device=draw.device).to(self.code), self.columns**0.5
         found: dict[str, Any] = {"codes": codes, "gate": self.gate}
         if self.blocks:
             across = (-(-self.outputs // CHUNK), -(-self.columns // CHUNK))
-            found["block_scale"] = (torch.rand(across, generator=draw) + 0.5) / size
+            found["block_scale"] = (torch.rand(across, generator=draw, device=draw.device) + 0.5) / size
         else:
-            found["row_scale"] = (torch.rand(self.outputs, generator=draw) + 0.5) / size
+            found["row_scale"] = (torch.rand(self.outputs, generator=draw, device=draw.device) + 0.5) / size
         if self.bias:
-            found["bias"] = torch.randn(self.outputs, generator=draw).to(self.dtype)
+            found["bias"] = torch.randn(self.outputs, generator=draw, device=draw.device).to(self.dtype)
         return found
 
     def tile_on(self, tiles: Tiles) -> Tile:
@@ -457,10 +468,14 @@ class BytesCase:
 
     def trial(self, device: torch.device, draw: torch.Generator) -> Trial:
         tile = self.tile_on(tiles_of(device))
-        x = torch.randn(self.rows, self.columns, generator=draw).to(self.dtype).to(device)
+        x = torch.randn(self.rows, self.columns, generator=draw, device=draw.device).to(self.dtype).to(device)
         given = moved(self.weight(draw), device)
         weight = prepare(**given)
-        residual = torch.randn(self.rows, weight.outputs, generator=draw).to(self.dtype) if self.residual else None
+        residual = (
+            torch.randn(self.rows, weight.outputs, generator=draw, device=draw.device).to(self.dtype)
+            if self.residual
+            else None
+        )
         residual = moved(residual, device)
         expected = reference(x, **given, residual=residual)
 
@@ -473,8 +488,8 @@ class BytesCase:
     def trial_of_experts(self, device: torch.device, draw: torch.Generator) -> Trial:
         """Each token went to two of the experts, and each slot has inputs of its own."""
         tile = self.tile_on(tiles_of(device))
-        chosen = torch.rand(self.rows, self.experts, generator=draw).argsort(-1)[:, :2]
-        x = torch.randn(2 * self.rows, self.columns, generator=draw).to(self.dtype).to(device)
+        chosen = torch.rand(self.rows, self.experts, generator=draw, device=draw.device).argsort(-1)[:, :2]
+        x = torch.randn(2 * self.rows, self.columns, generator=draw, device=draw.device).to(self.dtype).to(device)
         given = [moved(self.weight(draw), device) for _ in range(self.experts)]
         weight = of_experts([prepare(**one) for one in given])
         routing = route(chosen.to(device), self.experts, tile.rows, by_slot=True)
@@ -489,7 +504,7 @@ class BytesCase:
 
     def case(self, large: bool = False) -> Case:
         prepare_trial = self.trial_of_experts if self.experts else self.trial
-        return Case(self.name, prepare_trial, TOLERANCE[self.dtype], large, TARGETS_OF[self.code])
+        return Case(self.name, prepare_trial, TOLERANCE[self.dtype], large, TARGETS_OF[self.code], self.launch)
 
     def launch(self, target: Target) -> Launch:
         """On ``meta``, to be compiled. What is in the weight does not matter, so a small one stands for it."""

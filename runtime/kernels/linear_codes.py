@@ -49,7 +49,7 @@ def _scale_of(word, part, KIND: tl.constexpr, SCALE_TYPE: tl.constexpr):
 
 
 @triton.jit
-def _pieces(
+def pieces_of(
     codes, more, block, rows, n0, BN: tl.constexpr, FORMAT: tl.constexpr, HALF: tl.constexpr, ASM: tl.constexpr
 ):
     """A block's weights, as a tuple of ``[BN, 16]``; ``rows`` are all that the matrix is filled up to."""
@@ -82,7 +82,7 @@ def _pieces(
 
 
 @triton.jit
-def _scaled(
+def scaled(
     piece,
     word,
     part,
@@ -185,7 +185,7 @@ def _linear_codes(
         word = tl.zeros([BN], tl.int32)
         part = tl.zeros([BN, BM], tl.float32)
         for b in tl.static_range(STEP // BLOCK):
-            pieces = _pieces(codes, more, step * (STEP // BLOCK) + b, FILLED, n0, BN, FORMAT, HALF, ASM)
+            pieces = pieces_of(codes, more, step * (STEP // BLOCK) + b, FILLED, n0, BN, FORMAT, HALF, ASM)
             for s in tl.static_range(BLOCK // 64):
                 k = k0 + b * BLOCK + s * 64
                 columns = k + tl.arange(0, 64)
@@ -203,16 +203,16 @@ def _linear_codes(
                         word = tl.load(scales + (k // COVERS) * FILLED + n)
                     at = first % COVERS // G if WHOLE else k % COVERS // G
                     if FOLD or KIND == "zero":
-                        a = _scaled(a, word, at, KIND, SCALE_TYPE, HALF, FOLD, ASM)
+                        a = scaled(a, word, at, KIND, SCALE_TYPE, HALF, FOLD, ASM)
                         if WITHIN == 16:
                             word = tl.load(scales + (k // 16 + 1) * FILLED + n)
-                        p = _scaled(p, word, at + 16 // G, KIND, SCALE_TYPE, HALF, FOLD, ASM)
+                        p = scaled(p, word, at + 16 // G, KIND, SCALE_TYPE, HALF, FOLD, ASM)
                         if WITHIN <= 32:
                             word = tl.load(scales + ((k + 32) // COVERS) * FILLED + n)
-                        c = _scaled(c, word, (at + 32 // G) % SHARE, KIND, SCALE_TYPE, HALF, FOLD, ASM)
+                        c = scaled(c, word, (at + 32 // G) % SHARE, KIND, SCALE_TYPE, HALF, FOLD, ASM)
                         if WITHIN == 16:
                             word = tl.load(scales + (k // 16 + 3) * FILLED + n)
-                        d = _scaled(d, word, (at + 48 // G) % SHARE, KIND, SCALE_TYPE, HALF, FOLD, ASM)
+                        d = scaled(d, word, (at + 48 // G) % SHARE, KIND, SCALE_TYPE, HALF, FOLD, ASM)
                     weights = unpack.side_by_side(a, p, c, d)
                     if FOLD:
                         acc = tl.dot(weights, tl.trans(inputs), acc)
@@ -429,15 +429,15 @@ class CodesCase:
         """Codes, and their values."""
         shape = (self.outputs, self.columns)
         if self.form == "float4":
-            codes = torch.randint(0, 16, shape, generator=draw)
-            return codes, torch.tensor(_E2M1)[codes]
+            codes = torch.randint(0, 16, shape, generator=draw, device=draw.device)
+            return codes, torch.tensor(_E2M1, device=draw.device)[codes]
         if self.form == "float8":
-            values = torch.randn(shape, generator=draw).mul(3).to(torch.float8_e4m3fn)
+            values = torch.randn(shape, generator=draw, device=draw.device).mul(3).to(torch.float8_e4m3fn)
             return values.view(torch.uint8), values
         bits = 4 if self.form == "sparse4" else FORMATS[self.form].bits
-        codes = torch.randint(-(1 << (bits - 1)), 1 << (bits - 1), shape, generator=draw)
+        codes = torch.randint(-(1 << (bits - 1)), 1 << (bits - 1), shape, generator=draw, device=draw.device)
         if self.form == "sparse4":
-            kept = torch.rand(self.outputs, self.columns // 4, 4, generator=draw).argsort(-1) < 2
+            kept = torch.rand(self.outputs, self.columns // 4, 4, generator=draw, device=draw.device).argsort(-1) < 2
             codes = codes * kept.view(shape)
         return codes, codes
 
@@ -448,13 +448,13 @@ class CodesCase:
         packed: dict[str, Any] = {"codes": codes, "form": self.form, "gate": self.gate}
         plain: dict[str, Any] = {"codes": values, "gate": self.gate}
         groups = self.columns // self.group if self.group else 0
-        spread = (torch.rand(self.outputs, max(groups, 1), generator=draw) + 0.5) / size
+        spread = (torch.rand(self.outputs, max(groups, 1), generator=draw, device=draw.device) + 0.5) / size
         if self.scale == "e8m0":
-            bits = torch.randint(-2, 3, spread.shape, generator=draw) + 127 - round(math.log2(size))
+            bits = torch.randint(-2, 3, spread.shape, generator=draw, device=draw.device) + 127 - round(math.log2(size))
             packed["scale"], plain["scale"] = bits.to(torch.uint8), torch.exp2(bits.double() - 127)
         elif self.scale == "e4m3":
             packed["scale"] = plain["scale"] = (spread * size * 8).to(torch.float8_e4m3fn)
-            packed["row_scale"] = plain["row_scale"] = torch.full((self.outputs,), 0.125 / size)
+            packed["row_scale"] = plain["row_scale"] = torch.full((self.outputs,), 0.125 / size, device=draw.device)
         elif groups:
             kind = torch.float32 if self.scale == "full" else self.dtype
             packed["scale"] = plain["scale"] = spread.to(kind)
@@ -462,9 +462,13 @@ class CodesCase:
             packed["row_scale"] = plain["row_scale"] = spread.flatten()
         if self.zero:
             half = 1 << (FORMATS[self.form].bits - 1)
-            packed["zero"] = plain["zero"] = torch.randint(-half, half, (self.outputs, groups), generator=draw)
+            packed["zero"] = plain["zero"] = torch.randint(
+                -half, half, (self.outputs, groups), generator=draw, device=draw.device
+            )
         if self.bias:
-            packed["bias"] = plain["bias"] = torch.randn(self.outputs, generator=draw).to(self.dtype)
+            packed["bias"] = plain["bias"] = torch.randn(self.outputs, generator=draw, device=draw.device).to(
+                self.dtype
+            )
         return packed, plain
 
     def tile_on(self, tiles: Tiles) -> Tile:
@@ -473,10 +477,14 @@ class CodesCase:
 
     def trial(self, device: torch.device, draw: torch.Generator) -> Trial:
         tile = self.tile_on(tiles_of(device))
-        x = torch.randn(self.rows, self.columns, generator=draw).to(self.dtype)
+        x = torch.randn(self.rows, self.columns, generator=draw, device=draw.device).to(self.dtype)
         packed, plain = self.weight(draw)
         weight = prepare(**moved(packed, device))
-        residual = torch.randn(self.rows, weight.outputs, generator=draw).to(self.dtype) if self.residual else None
+        residual = (
+            torch.randn(self.rows, weight.outputs, generator=draw, device=draw.device).to(self.dtype)
+            if self.residual
+            else None
+        )
         inputs = moved({"x": x, "residual": residual}, device)
         expected = reference(**inputs, **moved(plain, device))
 
@@ -489,10 +497,10 @@ class CodesCase:
     def trial_of_experts(self, device: torch.device, draw: torch.Generator) -> Trial:
         """Each token goes to two of the experts, whose outputs are scaled by its shares."""
         tile = self.tile_on(tiles_of(device))
-        x = torch.randn(self.rows, self.columns, generator=draw).to(self.dtype).to(device)
+        x = torch.randn(self.rows, self.columns, generator=draw, device=draw.device).to(self.dtype).to(device)
         both = [self.weight(draw) for _ in range(self.experts)]
-        chosen = torch.rand(self.rows, self.experts, generator=draw).argsort(-1)[:, :2]
-        shares = torch.rand(self.rows, 2, generator=draw)
+        chosen = torch.rand(self.rows, self.experts, generator=draw, device=draw.device).argsort(-1)[:, :2]
+        shares = torch.rand(self.rows, 2, generator=draw, device=draw.device)
         weight = of_experts([prepare(**moved(packed, device)) for packed, _ in both])
         routing = route(chosen.to(device), self.experts, tile.rows, shares=shares.to(device))
         each = [reference(x, **moved(plain, device)) for _, plain in both]
@@ -507,7 +515,7 @@ class CodesCase:
 
     def case(self, large: bool = False) -> Case:
         prepare_trial = self.trial_of_experts if self.experts else self.trial
-        return Case(self.name, prepare_trial, TOLERANCE[self.dtype], large)
+        return Case(self.name, prepare_trial, TOLERANCE[self.dtype], large, launch=self.launch)
 
     def launch(self, target: Target) -> Launch:
         """On ``meta``, to be compiled. What is in the weight does not matter, so a small one stands for it."""

@@ -148,7 +148,7 @@ def _case(rows: int, columns: int, code: torch.dtype, by_block: bool, dtype: tor
     """Codes must be exactly those of the reference, and with them the scales."""
 
     def prepare(device: torch.device, draw: torch.Generator) -> Trial:
-        x = torch.randn(rows, columns, generator=draw)
+        x = torch.randn(rows, columns, generator=draw, device=draw.device)
         x[0] = 0  # a row of zeros has a scale, too
         x = x.to(dtype).to(device)
         expected = torch.cat([part.double().flatten() for part in reference(x, code, by_block=by_block)])

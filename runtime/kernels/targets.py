@@ -21,6 +21,7 @@ class Target:
         registers: 32-bit registers of a unit's share that a warp's lanes are given from.
         warps: that a unit holds at most.
         matrix: how its tensor cores' instructions begin.
+        float8: the 8-bit floats that they multiply; None if they do not.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Target:
     registers: int
     warps: int
     matrix: tuple[str, ...]
+    float8: torch.dtype | None
 
     def of_triton(self) -> Any:
         """Triton's own description."""
@@ -44,11 +46,25 @@ class Target:
 TARGETS = {
     target.name: target
     for target in (
-        Target("sm_80", "cuda", 80, 32, 108, 166912, 167936, 65536, 64, ("HMMA", "IMMA")),
-        Target("sm_90", "cuda", 90, 32, 132, 232448, 233472, 65536, 64, ("HGMMA", "IGMMA", "QGMMA")),
+        Target("sm_80", "cuda", 80, 32, 108, 166912, 167936, 65536, 64, ("HMMA", "IMMA"), None),
+        Target(
+            "sm_90", "cuda", 90, 32, 132, 232448, 233472, 65536, 64, ("HGMMA", "IGMMA", "QGMMA"), torch.float8_e4m3fn
+        ),
         # Blackwell's fifth-generation tensor cores know no int8; that goes to the older instructions.
-        Target("sm_100", "cuda", 100, 32, 148, 232448, 233472, 65536, 64, ("UTCHMMA", "UTCQMMA", "IMMA")),
-        Target("gfx942", "hip", "gfx942", 64, 304, 65536, 65536, 131072, 32, ("v_mfma",)),
+        Target(
+            "sm_100",
+            "cuda",
+            100,
+            32,
+            148,
+            232448,
+            233472,
+            65536,
+            64,
+            ("UTCHMMA", "UTCQMMA", "IMMA"),
+            torch.float8_e4m3fn,
+        ),
+        Target("gfx942", "hip", "gfx942", 64, 304, 65536, 65536, 131072, 32, ("v_mfma",), torch.float8_e4m3fnuz),
     )
 }
 

@@ -65,11 +65,13 @@ class Tiles:
         told: what they are for and whether they were measured, for people.
         target: the device.
         entries: for each kernel and format, shapes with their tiles.
+        restore_rows: from how many rows on weights are restored for a plain product; 0 for never.
     """
 
     told: str
     target: Target
     entries: dict[str, list[tuple[Shape, Tile]]]
+    restore_rows: int = 0
 
     def find(self, kernel: str, form: str, shape: Shape, block: int) -> Tile:
         """The tile of the nearest shape, made to fit the device's shared memory.
@@ -131,18 +133,22 @@ def read(path: Path, target: Target) -> Tiles:
             kernel: [(Shape(**entry["shape"]), Tile(**entry["tile"])) for entry in listed]
             for kernel, listed in found["tiles"].items()
         }
-        return Tiles(found["told"], target, entries)
+        return Tiles(found["told"], target, entries, int(found["restore_rows"]))
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: these are no tiles ({error})") from error
 
 
-def text(told: str, entries: dict[str, list[tuple[Shape, Tile]]], facts: dict[str, Any] | None = None) -> str:
+def text(
+    told: str, entries: dict[str, list[tuple[Shape, Tile]]], restore_rows: int, facts: dict[str, Any] | None = None
+) -> str:
     """A file's text; ``facts`` says how they were measured."""
     tiles = {
         kernel: [{"shape": vars(shape), "tile": vars(tile)} for shape, tile in listed]
         for kernel, listed in entries.items()
     }
-    lines = json.dumps({"told": told, "measured": facts, "tiles": tiles}, indent=1).splitlines()
+    lines = json.dumps(
+        {"told": told, "measured": facts, "restore_rows": restore_rows, "tiles": tiles}, indent=1
+    ).splitlines()
     # One line a tile keeps a file of hundreds readable.
     return _on_one_line(lines) + "\n"
 

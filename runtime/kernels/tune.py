@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 import triton
+from torch.nn import functional
 
 from . import linear_bytes, linear_codes
 from .linear_bytes import BytesCase
 from .linear_codes import CodesCase
+from .restore_codes import restore_codes
 from .targets import target_of
 from .tile import Shape, Tile, file_name, text
 from .timing import copies_needed, seconds
@@ -125,11 +127,35 @@ def precompile(cases: Sequence[Tunable], told: Callable[[str], object]) -> None:
         list(pool.map(_warm, distinct, chunksize=8))
 
 
-def write(found: Sequence[Found], path: Path | None = None) -> Path:
+def restoring_pays_from(found: Sequence[Found], told: Callable[[str], object]) -> int:
+    """From how many rows on restoring int4 weights for torch's product is faster than multiplying them; 0 for never.
+
+    Args:
+        found: from :func:`tune`; what it found for int4 is compared.
+        told: hears of progress.
+    """
+    device = torch.device("cuda")
+    four = [one for one in found if one.kernel == "linear_codes/int4" and one.shape.rows >= 128]
+    pays: list[int] = []
+    for one in sorted(four, key=lambda one: -one.shape.rows):
+        case = CodesCase("int4", one.shape.rows, one.shape.outputs, one.shape.columns, 128, torch.bfloat16)
+        weight = case.packed(device)
+        x = torch.randn(case.rows, case.columns, dtype=torch.bfloat16, device=device)
+        out = torch.empty(case.outputs, case.columns, dtype=torch.bfloat16, device=device)
+        taken = seconds([lambda x=x, w=weight, out=out: functional.linear(x, restore_codes(w, x.dtype, out))] * 4)
+        told(f"{case.name}: {taken * 1e6:.1f} us restored, {one.seconds * 1e6:.1f} us as codes")
+        if taken < one.seconds:
+            pays.append(one.shape.rows)
+    losing = [one.shape.rows for one in four if one.shape.rows not in pays]
+    return min((rows for rows in pays if rows > max(losing, default=0)), default=0)
+
+
+def write(found: Sequence[Found], restore_rows: int, path: Path | None = None) -> Path:
     """Keep what was found as this device's tiles.
 
     Args:
         found: from :func:`tune`.
+        restore_rows: from :func:`restoring_pays_from`.
         path: where to; the shipped place if there is none.
     """
     device = torch.cuda.get_device_name()
@@ -143,7 +169,7 @@ def write(found: Sequence[Found], path: Path | None = None) -> Path:
     facts: dict[str, Any] = {"device": device, "torch": torch.__version__, "triton": triton.__version__}
     path = path or Path(__file__).parent / "configs" / file_name(device)
     partial = path.with_suffix(".partial")
-    partial.write_text(text(f"{device}; measured by smelt kernels tune", entries, facts))
+    partial.write_text(text(f"{device}; measured by smelt kernels tune", entries, restore_rows, facts))
     return partial.replace(path)
 
 

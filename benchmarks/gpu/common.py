@@ -1,0 +1,96 @@
+"""What both parts share: the device, options, and where results go."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user chose.
+
+    Attributes:
+        quick: a tenth of the work, to see whether it runs.
+        output: a folder.
+    """
+
+    quick: bool
+    output: Path
+
+
+def options(what: str) -> Options:
+    """Read the command line; end with a sentence if there is no GPU."""
+    parser = argparse.ArgumentParser(description=what)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the work, to see whether it runs")
+    parser.add_argument("--output", type=Path, default=REPOSITORY / "benchmarks" / "results")
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks/gpu needs a GPU, and torch sees none here")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        sys.exit("TRITON_INTERPRET is set; unset it to run on the GPU")
+    given.output.mkdir(parents=True, exist_ok=True)
+    return Options(given.quick, given.output)
+
+
+def facts() -> dict[str, Any]:
+    """The device and versions that results were taken with."""
+    device = torch.cuda.get_device_properties(0)
+    commit = subprocess.run(
+        ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return {
+        "device": device.name,
+        "units": device.multi_processor_count,
+        "memory_gb": round(device.total_memory / 1e9, 1),
+        "cache_mb": round(device.L2_cache_size / 1e6, 1),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "cuda": torch.version.cuda or torch.version.hip,
+        "python": sys.version.split()[0],
+        "commit": commit,
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def save(folder: Path, part: str, results: Any) -> Path:
+    """Write ``gpu_PART_DEVICE.json`` as a whole."""
+    from smelt.runtime.kernels.tile import file_name
+
+    path = folder / f"gpu_{part}_{file_name(torch.cuda.get_device_name())}"
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({"command": "benchmarks/gpu/run.sh", **facts(), "results": results}, indent=1) + "\n")
+    return partial.replace(path)
+
+
+def precompile(which: Sequence[tuple[str, int]]) -> None:
+    """Compile cases, by kernel and place in its list, on all processors; launches then find them in Triton's cache."""
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        list(pool.map(_warm, which, chunksize=2))
+
+
+def _warm(which: tuple[str, int]) -> None:
+    from smelt.runtime.kernels.registry import KERNELS
+    from smelt.runtime.kernels.targets import target_of
+
+    case = next(kernel for kernel in KERNELS if kernel.name == which[0]).cases[which[1]]
+    # What does not compile says so when it is launched.
+    with suppress(Exception):
+        assert case.launch is not None
+        case.launch(target_of(torch.device("cuda"))).warm()

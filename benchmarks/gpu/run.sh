@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Every kernel on this machine's GPU: first whether it is right, then how fast it is beside torch's own and gemlite's.
+# Needs torch and triton and this repository; nothing has to be installed. Options: --quick for a tenth of the shapes,
+# --output FOLDER for the results (benchmarks/results).
+set -euo pipefail
+root="$(cd "$(dirname "$0")/../.." && pwd)"
+# The repository is the package smelt.
+link="$(mktemp -d)"
+trap 'rm -rf "$link"' EXIT
+ln -s "$root" "$link/smelt"
+export PYTHONPATH="$link:$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+python="${PYTHON:-python3}"
+status=0
+"$python" -m benchmarks.gpu.correctness "$@" || status=$?
+# Times of wrong kernels are still worth a look, but the script fails.
+"$python" -m benchmarks.gpu.speed "$@" || status=$?
+exit "$status"

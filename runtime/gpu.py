@@ -1,0 +1,126 @@
+"""A decoder's parts on a GPU: linears on the Triton kernels; what they do not know is left to torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .kernels import linear_bytes, linear_codes
+from .kernels.codes_weight import of_experts as codes_of_experts
+from .kernels.linear_bytes import of_experts as bytes_of_experts
+from .kernels.linears import FUSED_ROWS, BytesLinear, PackedLinear, on_kernels
+from .kernels.routing import route
+from .kernels.tile import tiles_of
+from .linear import DenseLinear, Linear
+from .matrix import Matrix
+from .operators import Experts, Operators
+
+# As models name them, and as kernels do.
+GATES = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+
+
+class GpuOperators(Operators):
+    """Like :class:`Operators`, with linears on the kernels.
+
+    Args:
+        dtype: what is computed in.
+        device: the GPU; a CPU where Triton's interpreter stands for one.
+    """
+
+    groups_experts = True
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(dtype, device)
+        self._tiles = tiles_of(device)
+
+    def linear(self, matrix: Matrix, bias: Tensor | None) -> Linear:
+        found = on_kernels(matrix, bias, self.dtype, self.device, self._tiles)
+        return found or DenseLinear(matrix, bias, self.dtype, self.device)
+
+    def gated(self, matrix: Matrix, bias: Tensor | None, activation: str) -> Linear | None:
+        if activation not in GATES:
+            return None
+        return on_kernels(matrix, bias, self.dtype, self.device, self._tiles, GATES[activation])
+
+    def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], activation: str) -> Experts | None:
+        if activation not in GATES:
+            return None
+        first = [on_kernels(m, None, self.dtype, self.device, self._tiles, GATES[activation]) for m in gate_up]
+        second = [on_kernels(m, None, self.dtype, self.device, self._tiles) for m in down]
+        inner, outer = _Grouped.of(first), _Grouped.of(second)
+        return None if inner is None or outer is None else _GpuExperts(inner, outer)
+
+
+class _Grouped:
+    """One linear of all experts."""
+
+    def __init__(self, parts: Sequence[PackedLinear | BytesLinear]) -> None:
+        first = parts[0]
+        if isinstance(first, PackedLinear):
+            self._packed, self._bytes = codes_of_experts([p.weight for p in parts if isinstance(p, PackedLinear)]), None
+        else:
+            self._packed, self._bytes = None, bytes_of_experts([p.weight for p in parts if isinstance(p, BytesLinear)])
+        self._first = first
+        self.parts = [_Expert(part.numel, part.nbytes, part.columns, part.explain()) for part in parts]
+        # The packed codes of all are one copy now; the first's tiles serve.
+        first.weight = self._packed or self._bytes  # pyright: ignore[reportAttributeAccessIssue]
+
+    @classmethod
+    def of(cls, parts: Sequence[PackedLinear | BytesLinear | None]) -> _Grouped | None:
+        """None if some are not on kernels, or not alike, or read their inputs in another order."""
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts) or any(type(part) is not type(known[0]) for part in known):
+            return None
+        if any(isinstance(part, PackedLinear) and part.reorders for part in known):
+            return None
+        try:
+            return cls(known)
+        except ValueError:
+            return None
+
+    def __call__(self, x: Tensor, chosen: Tensor, *, by_slot: bool, shares: Tensor | None = None) -> Tensor:
+        """``x`` of each token, or of each slot, by each slot's expert."""
+        experts = len(self.parts)
+        # About as many rows as an expert gets.
+        tile = self._first.tile(max(1, chosen.numel() // experts))
+        routing = route(chosen, experts, tile.rows, by_slot=by_slot, shares=shares)
+        if self._packed is not None:
+            return linear_codes.linear_codes(x, self._packed, tile, routing=routing)
+        assert self._bytes is not None
+        return linear_bytes.linear_bytes(x, self._bytes, tile, fused=x.shape[0] <= FUSED_ROWS, routing=routing)
+
+
+class _Expert:
+    """What is told of one expert's part."""
+
+    def __init__(self, numel: int, nbytes: int, columns: int, explanation: str) -> None:
+        self.numel, self.nbytes, self.columns = numel, nbytes, columns
+        self._explanation = f"{explanation}, all experts in one launch"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        raise NotImplementedError("an expert is computed together with the others")
+
+    def explain(self) -> str:
+        return self._explanation
+
+
+class _GpuExperts:
+    """Feed-forward parts of all experts in two launches."""
+
+    def __init__(self, gate_up: _Grouped, down: _Grouped) -> None:
+        self._gate_up, self._down = gate_up, down
+
+    def __call__(self, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        inner = self._gate_up(hidden.contiguous(), chosen, by_slot=False)
+        outer = self._down(inner, chosen, by_slot=True, shares=shares)
+        return outer.view(*chosen.shape, -1).sum(1)
+
+    def linears(self) -> dict[str, Linear]:
+        parts = zip(self._gate_up.parts, self._down.parts, strict=True)
+        return {
+            f"expert {e} {role}": part
+            for e, two in enumerate(parts)
+            for role, part in zip(("gate, up", "down"), two, strict=True)
+        }

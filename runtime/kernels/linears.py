@@ -1,0 +1,230 @@
+"""Linears on the Triton kernels; what computes a step is chosen by its rows."""
+
+from __future__ import annotations
+
+import torch
+from compressed_tensors.quantization import QuantizationArgs
+from torch import Tensor
+from torch.nn import functional
+
+from ...quant.activations import is_int8_by_token, rounded_inputs
+from ..matrix import FloatCodes, Matrix
+from . import linear_bytes, linear_codes
+from .codes_weight import CodesWeight
+from .codes_weight import prepare as prepare_codes
+from .linear_bytes import CHUNK, BytesWeight
+from .linear_bytes import prepare as prepare_bytes
+from .packing import FORMATS, kernel_group
+from .quantize_rows import NAMES
+from .restore_codes import restore_codes
+from .tile import Shape, Tile, Tiles
+
+# Up to here each program rounds a step's inputs itself; from there on that is a launch of its own.
+FUSED_ROWS = 16
+HALVES = (torch.float16, torch.bfloat16)
+
+
+class PackedLinear:
+    """Codes of 2 to 8 bits or small floats, multiplied by inputs of 16 bits.
+
+    Args:
+        weight: packed, on the device.
+        matrix: what it was made of.
+        dtype: of inputs and outputs.
+        tiles: of the device.
+    """
+
+    def __init__(self, weight: CodesWeight, matrix: Matrix, dtype: torch.dtype, tiles: Tiles) -> None:
+        self.weight = weight
+        self._inputs, self._dtype, self._tiles = matrix.inputs, dtype, tiles
+        self._order = None if matrix.order is None else matrix.order.to(weight.codes.device)
+        self._by_rows: dict[int, Tile] = {}
+        self.numel = weight.rows * weight.columns
+        self.nbytes = weight.nbytes
+        self.columns = weight.columns
+        rounded = f", inputs rounded to {matrix.inputs.type}{matrix.inputs.num_bits}" if matrix.inputs else ""
+        gated = f", then {weight.gate} of the gate" if weight.gate != "none" else ""
+        many = f"; from {tiles.restore_rows} rows on restored, then F.linear" if tiles.restore_rows else ""
+        self._explanation = (
+            f"Triton linear_codes, {matrix.format} weights, {str(dtype).removeprefix('torch.')} inputs{rounded}{gated}{many}"
+            f" (tiles for {tiles.told})"
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._order is not None:
+            x = x.index_select(1, self._order)
+        if self._inputs is not None:
+            x = rounded_inputs(x, self._inputs)
+        x = x.contiguous()
+        if self._tiles.restore_rows and x.shape[0] >= self._tiles.restore_rows:
+            return self._restored(x)
+        return linear_codes.linear_codes(x, self.weight, self.tile(x.shape[0]))
+
+    def tile(self, rows: int) -> Tile:
+        """How a step of so many rows is cut up."""
+        if rows not in self._by_rows:
+            form, weight = FORMATS[self.weight.form], self.weight
+            group = weight.group if weight.kind != "none" else weight.columns
+            shape = Shape(rows, weight.rows, weight.columns, group, form.bits)
+            self._by_rows[rows] = self._tiles.find("linear_codes", form.name, shape, form.block)
+        return self._by_rows[rows]
+
+    def explain(self) -> str:
+        return self._explanation
+
+    @property
+    def reorders(self) -> bool:
+        """Whether inputs are put into another order, or rounded, before they are multiplied."""
+        return self._order is not None or self._inputs is not None
+
+    def _restored(self, x: Tensor) -> Tensor:
+        found = functional.linear(x, restore_codes(self.weight, self._dtype), self.weight.bias)
+        if self.weight.gate == "none":
+            return found
+        # Eight rows of the gate lie before eight of its inputs.
+        gate, up = found.unflatten(1, (-1, 2, 8)).unbind(2)
+        approximate = functional.gelu(gate, approximate="tanh") if self.weight.gate == "gelu_tanh" else None
+        return ((functional.silu(gate) if approximate is None else approximate) * up).flatten(1)
+
+
+class BytesLinear:
+    """8-bit weights by inputs that are rounded to 8 bits as they come.
+
+    Args:
+        weight: packed, on the device.
+        matrix: what it was made of.
+        tiles: of the device.
+    """
+
+    def __init__(self, weight: BytesWeight, matrix: Matrix, tiles: Tiles) -> None:
+        self.weight = weight
+        self._tiles = tiles
+        self._by_rows: dict[int, Tile] = {}
+        self.numel = weight.rows * weight.columns
+        self.nbytes = weight.nbytes
+        self.columns = weight.columns
+        each = "128 of them" if weight.block_scales is not None else "token"
+        gated = f", then {weight.gate} of the gate" if weight.gate != "none" else ""
+        self._explanation = (
+            f"Triton linear_bytes, {matrix.format} weights, {NAMES[weight.codes.dtype]} inputs by {each}{gated}; more than"
+            f" {FUSED_ROWS} rows are rounded by a launch of their own (tiles for {tiles.told})"
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        return linear_bytes.linear_bytes(x.contiguous(), self.weight, self.tile(rows), fused=rows <= FUSED_ROWS)
+
+    def tile(self, rows: int) -> Tile:
+        """How a step of so many rows is cut up."""
+        if rows not in self._by_rows:
+            weight = self.weight
+            group = CHUNK if weight.block_scales is not None else weight.columns
+            shape = Shape(rows, weight.rows, weight.columns, group, 8)
+            self._by_rows[rows] = self._tiles.find("linear_bytes", NAMES[weight.codes.dtype], shape, CHUNK)
+        return self._by_rows[rows]
+
+    def explain(self) -> str:
+        return self._explanation
+
+
+def on_kernels(
+    matrix: Matrix, bias: Tensor | None, dtype: torch.dtype, device: torch.device, tiles: Tiles, gate: str = "none"
+) -> PackedLinear | BytesLinear | None:
+    """A linear on the kernels, or None if none takes it.
+
+    Args:
+        matrix: the weight.
+        bias: its bias.
+        dtype: of inputs and outputs.
+        device: where it is computed.
+        tiles: of the device.
+        gate: the activation of a gate whose rows come first; None is given where that cannot be fused.
+    """
+    if dtype not in HALVES or (gate != "none" and matrix.shape[0] % 16):
+        return None
+    if gate != "none" and matrix.inputs is not None and matrix.inputs.strategy == "group":
+        return None  # rows of a gate and of its inputs do not share a block's scale
+    bias = None if bias is None else bias.to(device, dtype)
+    eight = _bytes_weight(matrix, bias, device, tiles, gate)
+    if eight is not None:
+        return BytesLinear(eight, matrix, tiles)
+    codes = _codes_weight(matrix, bias, dtype, device, gate)
+    return None if codes is None else PackedLinear(codes, matrix, dtype, tiles)
+
+
+def _bytes_weight(
+    matrix: Matrix, bias: Tensor | None, device: torch.device, tiles: Tiles, gate: str
+) -> BytesWeight | None:
+    """For weights and inputs of 8 bits that the device multiplies as such."""
+    inputs, floats = matrix.inputs, matrix.floats
+    if inputs is None or matrix.order is not None:
+        return None
+    if matrix.scale is not None:
+        if matrix.bits != 8 or matrix.scale.shape[1] != 1 or matrix.zero is not None or not is_int8_by_token(inputs):
+            return None
+        return prepare_bytes(matrix.values.to(device), row_scale=matrix.scale.to(device), bias=bias, gate=gate)
+    code = tiles.target.float8
+    if floats is None or floats.codes.dtype != torch.float8_e4m3fn or code is None or not _is_e4m3(inputs):
+        return None
+    codes, twice = floats.codes.to(device), 1.0
+    if code == torch.float8_e4m3fnuz:
+        # The same bits are half as much there, and what would be -0 is no number.
+        bits = codes.view(torch.uint8)
+        codes, twice = torch.where(bits == 128, 0, bits).to(torch.uint8).view(code), 2.0
+    scale = floats.scale.to(device).float() * twice
+    if inputs.strategy == "token" and floats.height == 1 and scale.shape[1] == 1:
+        return prepare_bytes(codes, row_scale=scale, bias=bias, gate=gate)
+    blocks = inputs.strategy == "group" and inputs.group_size == CHUNK and floats.height == CHUNK
+    if blocks and gate == "none" and scale.shape[1] == -(-matrix.shape[1] // CHUNK):
+        return prepare_bytes(codes, block_scale=scale, bias=bias)
+    return None
+
+
+def _codes_weight(
+    matrix: Matrix, bias: Tensor | None, dtype: torch.dtype, device: torch.device, gate: str
+) -> CodesWeight | None:
+    """For weights that are multiplied by inputs of 16 bits."""
+    if matrix.floats is not None:
+        return _of_floats(matrix.floats, bias, dtype, device, gate)
+    scale, zero = matrix.scale, matrix.zero
+    if scale is None or not 2 <= matrix.bits <= 8:
+        return None
+    form = f"int{matrix.bits if matrix.bits <= 4 else 8}"
+    codes = matrix.values.to(device)
+    if scale.shape[1] == 1 and zero is None:
+        return prepare_codes(codes, form, row_scale=scale.to(device), bias=bias, gate=gate)
+    if kernel_group(matrix.group) is None or (zero is not None and scale.dtype not in HALVES):
+        return None
+    return prepare_codes(
+        codes, form, scale=scale.to(device), zero=None if zero is None else zero.to(device), bias=bias, gate=gate
+    )
+
+
+def _of_floats(
+    floats: FloatCodes, bias: Tensor | None, dtype: torch.dtype, device: torch.device, gate: str
+) -> CodesWeight | None:
+    floats = floats.by_row()
+    scale, factor = floats.scale.to(device), floats.factor
+    factor = None if factor is None else factor.to(device)
+    if floats.codes.dtype == torch.float8_e4m3fn:
+        codes = floats.codes.to(device)
+        columns, bits = codes.shape[1], codes.view(torch.uint8)
+        if scale.shape[1] == 1:
+            return prepare_codes(bits, "float8", row_scale=scale, bias=bias, gate=gate)
+        if kernel_group(columns // scale.shape[1]) is None:
+            return None
+        return prepare_codes(bits, "float8", scale=scale, row_scale=factor, bias=bias, gate=gate)
+    if dtype == torch.float16 and scale.dtype == torch.uint8:
+        # float16 has fewer exponents than e8m0.
+        least, most = int(scale.min()) - 127, int(scale.max()) - 127
+        if least < -14 or most > 12:
+            return None
+    packed = floats.codes.to(device)
+    codes = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)
+    if kernel_group(codes.shape[1] // scale.shape[1]) is None:
+        return None
+    return prepare_codes(codes, "float4", scale=scale, row_scale=factor, bias=bias, gate=gate)
+
+
+def _is_e4m3(inputs: QuantizationArgs) -> bool:
+    return inputs.num_bits == 8 and inputs.type == "float" and inputs.symmetric is True

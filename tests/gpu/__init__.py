@@ -1,0 +1,1 @@
+"""What needs a GPU; everything here skips without one."""

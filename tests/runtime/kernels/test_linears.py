@@ -1,0 +1,181 @@
+"""A decoder whose linears are Triton kernels, in the interpreter, beside the plain one that is tested against transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from compressed_tensors.quantization import QuantizationArgs
+from smelt.compress import Recipe, run
+from smelt.quant.activations import rounded_inputs
+from smelt.quant.scheme import SUPPORTED
+from smelt.runtime.checkpoint import Checkpoint
+from smelt.runtime.gpu import GpuOperators
+from smelt.runtime.kernels.linears import BytesLinear, PackedLinear, on_kernels
+from smelt.runtime.kernels.tile import tiles_of
+from smelt.runtime.matrix import Matrix
+from smelt.runtime.model import Model
+from smelt.runtime.operators import Operators
+
+from ..drive import logits_in_pieces
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+CPU = torch.device("cpu")
+PROMPT = torch.randint(4, 4096, (40,), generator=torch.Generator().manual_seed(0)).tolist()
+PIECES = [[(0, 38)], [(0, 1)], [(0, 1)]]
+DRAW = torch.Generator().manual_seed(3)
+SIZE = {"hidden_size": 256, "intermediate_size": 256, "num_key_value_heads": 4, "num_hidden_layers": 1}
+TOLD = {
+    "W8A8": "int8 inputs by token",
+    "FP8_DYNAMIC": "e4m3 inputs by token",
+    "FP8_BLOCK": "e4m3 inputs by 128 of them",
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "scheme"),
+    [
+        *(("llama", scheme) for scheme in SUPPORTED),
+        ("mixtral", "W4A16"),
+        ("mixtral", "FP8_DYNAMIC"),
+        ("gemma2", "W4A16"),
+    ],
+)
+def test_a_checkpoint_computes_what_it_does_without_kernels(
+    architecture: str, scheme: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]
+) -> None:
+    group = {"group_size": 64} if scheme.endswith("A16") and scheme[0] == "W" and scheme != "W8A16" else {}
+    path = tiny(architecture, torch.bfloat16, **SIZE)
+    made = run(recipe(path, {"evaluate": False}, scheme=scheme, **group, rounding="nearest"), progress=False)
+    expected = logits_in_pieces(made.checkpoint, [PROMPT], PIECES, Operators(torch.float32))[0]
+    operators = GpuOperators(torch.float16, CPU)
+    found = logits_in_pieces(made.checkpoint, [PROMPT], PIECES, operators)[0]
+    # Inputs that are rounded once more become other codes now and then, which a random model magnifies; the next test
+    # compares what each linear makes of the same inputs.
+    allowed = 0.1 if scheme in TOLD else 1e-2
+    assert (found - expected).norm() <= allowed * expected.norm()
+    told = {role: linear.explain() for role, linear in Model(Checkpoint(made.checkpoint), operators).linears().items()}
+    assert told.pop("head").startswith("float16 F.linear")
+    for role, explanation in told.items():
+        assert explanation.startswith("Triton linear_"), role
+        assert TOLD.get(scheme, "float16 inputs") in explanation
+        assert ("of the gate" in explanation) == (role.endswith("gate, up") and scheme != "FP8_BLOCK")
+        assert ("in one launch" in explanation) == (architecture == "mixtral" and "expert" in role)
+
+
+@pytest.mark.parametrize("scheme", TOLD)
+def test_inputs_are_rounded_as_the_scheme_says(
+    scheme: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]
+) -> None:
+    path = tiny("llama", torch.bfloat16, **SIZE)
+    made = run(recipe(path, {"evaluate": False}, scheme=scheme, rounding="nearest"), progress=False)
+    plain = Model(Checkpoint(made.checkpoint), Operators(torch.float32)).linears()
+    for role, linear in Model(Checkpoint(made.checkpoint), GpuOperators(torch.float16, CPU)).linears().items():
+        for rows in (2, 19):
+            x = torch.randn(rows, linear.columns, generator=DRAW).half()
+            expected = plain[role](x.float())
+            if "of the gate" in linear.explain():
+                gate, up = expected.chunk(2, 1)
+                expected = torch.nn.functional.silu(gate) * up
+            # compressed-tensors restores floats in their scales' bfloat16.
+            assert (linear(x).float() - expected).norm() <= (2e-3 if scheme == "W8A8" else 6e-3) * expected.norm(), role
+
+
+def _matrix(rows: int, columns: int, bits: int, groups: int, zero: bool = False) -> Matrix:
+    half = 1 << (bits - 1)
+    codes = torch.randint(-half, half, (rows, columns), generator=DRAW).to(torch.int8)
+    scale = (torch.rand(rows, groups, generator=DRAW) + 0.5).half() / 64
+    zeros = torch.randint(-half, half, (rows, groups), generator=DRAW).to(torch.int8) if zero else None
+    return Matrix(codes, f"int{bits}", bits, scale, zeros)
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        _matrix(80, 256, 4, 4),
+        _matrix(80, 256, 4, 4, zero=True),
+        _matrix(80, 256, 4, 1, zero=True),
+        _matrix(80, 256, 3, 1),
+        _matrix(80, 256, 6, 2),
+        replace(_matrix(80, 256, 4, 4), order=torch.randperm(256, generator=DRAW)),
+        replace(_matrix(80, 256, 4, 4), inputs=QuantizationArgs(num_bits=8, strategy="token", dynamic=True)),
+    ],
+    ids=["int4", "zeros", "zeros by row", "int3 by row", "int6", "activation order", "int8 inputs"],
+)
+@pytest.mark.parametrize("many", [False, True])
+def test_codes_are_multiplied_as_their_values_are(matrix: Matrix, many: bool) -> None:
+    tiles = replace(tiles_of(CPU), restore_rows=4)
+    bias = torch.randn(80, generator=DRAW)
+    linear = on_kernels(matrix, bias, torch.float16, CPU, tiles)
+    assert isinstance(linear, PackedLinear)
+    x = torch.randn(5 if many else 3, 256, generator=DRAW).half()
+    # Rounding is defined in the inputs' own type.
+    inputs = x if matrix.inputs is None else rounded_inputs(x, matrix.inputs)
+    expected = Operators(torch.float32).linear(replace(matrix, inputs=None), bias)(inputs.float())
+    assert (linear(x).float() - expected).norm() <= 2e-3 * expected.norm()
+    assert "from 4 rows on restored" in linear.explain()
+
+
+@pytest.mark.parametrize("rows", [3, 5])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_a_gate_is_applied_in_the_same_launch(rows: int, activation: str) -> None:
+    matrix, tiles = _matrix(96, 128, 4, 2), replace(tiles_of(CPU), restore_rows=4)
+    linear = on_kernels(matrix, None, torch.float16, CPU, tiles, activation)
+    assert linear is not None
+    x = torch.randn(rows, 128, generator=DRAW).half()
+    gate, up = (x.double() @ matrix.dense(torch.float64).T).chunk(2, 1)
+    approximate = torch.nn.functional.gelu(gate, approximate="tanh")
+    expected = (torch.nn.functional.silu(gate) if activation == "silu" else approximate) * up
+    assert (linear(x).double() - expected).norm() <= 3e-3 * expected.norm()
+
+
+def test_int8_by_token_is_multiplied_as_int8() -> None:
+    matrix = replace(_matrix(80, 256, 8, 1), inputs=QuantizationArgs(num_bits=8, strategy="token", dynamic=True))
+    linear = on_kernels(matrix, None, torch.float16, CPU, tiles_of(CPU))
+    assert isinstance(linear, BytesLinear)
+    for rows in (1, 20):
+        x = torch.randn(rows, 256, generator=DRAW).half()
+        expected = Operators(torch.float32).linear(matrix, None)(x.float())
+        assert (linear(x).float() - expected).norm() <= 2e-3 * expected.norm()
+
+
+def test_what_no_kernel_takes_is_left_to_torch() -> None:
+    tiles = tiles_of(CPU)
+    assert on_kernels(Matrix.plain(torch.randn(16, 32)), None, torch.float16, CPU, tiles) is None
+    assert on_kernels(_matrix(16, 256, 4, 4), None, torch.float32, CPU, tiles) is None
+    assert on_kernels(_matrix(16, 264, 4, 33), None, torch.float16, CPU, tiles) is None  # groups of 8
+    assert on_kernels(_matrix(24, 256, 4, 4), None, torch.float16, CPU, tiles, "silu") is None
+
+
+def test_tensor_cores_without_8_bit_floats_multiply_them_as_16_bit_ones() -> None:
+    from smelt.runtime.kernels.targets import TARGETS
+    from smelt.runtime.matrix import FloatCodes
+
+    values = torch.randn(64, 256, generator=DRAW).to(torch.float8_e4m3fn)
+    inputs = QuantizationArgs(num_bits=8, type="float", strategy="token", dynamic=True)
+    scale = torch.rand(64, 1, generator=DRAW).bfloat16()
+    matrix = replace(Matrix.plain(values.bfloat16() * scale, inputs), floats=FloatCodes(values, scale))
+    tiles = replace(tiles_of(CPU), target=TARGETS["sm_80"])
+    linear = on_kernels(matrix, None, torch.float16, CPU, tiles)
+    assert isinstance(linear, PackedLinear)
+    x = torch.randn(2, 256, generator=DRAW).half()
+    expected = Operators(torch.float32).linear(matrix, None)(x.float())
+    assert (linear(x).float() - expected).norm() <= 1e-2 * expected.norm()
+    assert "inputs rounded to float8" in linear.explain()
+
+
+def test_blocks_that_do_not_fill_their_rows_are_multiplied_row_by_row(
+    tiny: Callable[..., Path], recipe: Callable[..., Recipe]
+) -> None:
+    # Keys and values have 64 rows each, so a block of 128 would hold both.
+    path = tiny("llama", torch.bfloat16, **SIZE | {"num_key_value_heads": 2})
+    made = run(recipe(path, {"evaluate": False}, scheme="FP8_BLOCK", rounding="nearest"), progress=False)
+    role = "layer 0 query, key, value"
+    plain = Model(Checkpoint(made.checkpoint), Operators(torch.float16)).linears()[role]
+    linear = Model(Checkpoint(made.checkpoint), GpuOperators(torch.float16, CPU)).linears()[role]
+    assert isinstance(linear, PackedLinear)
+    x = torch.randn(3, 256, generator=DRAW).half()
+    assert (linear(x) - plain(x)).float().norm() <= 6e-3 * plain(x).float().norm()
