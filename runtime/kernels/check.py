@@ -24,6 +24,9 @@ from .registry import KERNELS
 from .targets import TARGETS, Target
 
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,6}\*/\s+(?:@!?U?P\d+ )?([A-Z][A-Z0-9_.]*)", re.MULTILINE)
+_JUMP = re.compile(
+    r"^\s+/\*([0-9a-f]{4,6})\*/\s+(?:@!?U?P\d+ )?BRA(?:\.\w+)* (?:!?U?P\d+, )?`?\(?(?:0x)?([0-9a-f]+)\b", re.MULTILINE
+)
 _LOADS = re.compile(r"(?:tt\.load|async_copy_global_to_local|buffer_load\w*)\b[^\n]*")
 _LAYOUT = re.compile(r"^(#\w+) = #ttg\.blocked<\{sizePerThread = \[([\d, ]+)\]", re.MULTILINE)
 _BYTES = {"i8": 1, "f8E4M3FN": 1, "f8E4M3FNUZ": 1, "i16": 2, "f16": 2, "bf16": 2, "i32": 4, "f32": 4}
@@ -41,6 +44,7 @@ class Compiled:
         occupancy: the share of a unit's warps that can be there at once.
         wide_loads: instructions that load 16 bytes a thread.
         matrix: instructions for tensor cores.
+        loop: instructions of the longest loop, which each thread runs for an iteration; 0 on AMD, where they are not counted.
         faults: which gates it fails, in words.
     """
 
@@ -53,6 +57,7 @@ class Compiled:
     occupancy: float
     wide_loads: int
     matrix: int
+    loop: int
     faults: tuple[str, ...]
 
 
@@ -97,10 +102,11 @@ def compile_build(kernel: str, build: Build, target: Target) -> Compiled:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         first = (str(cause).strip() or type(cause).__name__).splitlines()[-1][:200]
-        return Compiled(kernel, build.name, target.name, 0, 0, 0, 0.0, 0, 0, (f"does not compile: {first}",))
-    registers, spills, counts = _amd(found) if target.backend == "hip" else _nvidia(found)
+        return Compiled(kernel, build.name, target.name, 0, 0, 0, 0.0, 0, 0, 0, (f"does not compile: {first}",))
+    registers, spills, counts, loop = _amd(found) if target.backend == "hip" else _nvidia(found)
     shared = found.metadata.shared
-    matrix = sum(n for name, n in counts.items() if name.startswith(target.matrix))
+    claimed = target.matrix if build.wide else target.matrix + target.narrow
+    matrix = sum(n for name, n in counts.items() if name.startswith(claimed))
     wide = sum(n for name, n in counts.items() if _is_wide(name))
     faults = []
     if spills:
@@ -108,12 +114,14 @@ def compile_build(kernel: str, build: Build, target: Target) -> Compiled:
     if shared > target.shared:
         faults.append(f"{shared} bytes of shared memory, the limit is {target.shared}")
     if build.matrix and not matrix:
-        faults.append("no tensor cores")
+        faults.append(f"no {' or '.join(claimed)}, so no tensor cores")
     if build.streamed and not wide:
         faults.append("no 16-byte loads")
     faults += _narrow(found.asm["ttgir"], launch, build.streamed)
     occupancy = _occupancy(registers, shared, launch.warps, target)
-    return Compiled(kernel, build.name, target.name, registers, spills, shared, occupancy, wide, matrix, tuple(faults))
+    return Compiled(
+        kernel, build.name, target.name, registers, spills, shared, occupancy, wide, matrix, loop, tuple(faults)
+    )
 
 
 def compiled(launch: Launch, target: Target) -> Any:
@@ -130,8 +138,8 @@ def _compile_named(which: tuple[str, str, str]) -> Compiled:
     return compile_build(name, next(b for b in kernel.builds if b.name == build_name), TARGETS[target])
 
 
-def _nvidia(found: Any) -> tuple[int, int, Counter[str]]:
-    """Registers, spills and instructions, from the machine code itself."""
+def _nvidia(found: Any) -> tuple[int, int, Counter[str], int]:
+    """Registers, spills, instructions and those of the longest loop, from the machine code itself."""
     from triton import knobs
 
     with tempfile.TemporaryDirectory() as folder:
@@ -143,14 +151,17 @@ def _nvidia(found: Any) -> tuple[int, int, Counter[str]]:
     counts = Counter(_INSTRUCTION.findall(code))
     registers = int(re.search(r"REG:(\d+)", usage)[1])  # pyright: ignore[reportOptionalSubscript]
     spills = sum(n for name, n in counts.items() if name.split(".")[0] in ("LDL", "STL"))
-    return registers, spills, counts
+    # A branch to before itself closes a loop; an instruction takes 16 bytes.
+    jumps = ((int(at, 16), int(to, 16)) for at, to in _JUMP.findall(code))
+    return registers, spills, counts, max(((at - to) // 16 + 1 for at, to in jumps if to < at), default=0)
 
 
-def _amd(found: Any) -> tuple[int, int, Counter[str]]:
+def _amd(found: Any) -> tuple[int, int, Counter[str], int]:
     text = found.asm["amdgcn"]
     facts = dict(re.findall(r"\.(vgpr_count|vgpr_spill_count|sgpr_spill_count):\s+(\d+)", text))
     spills = int(facts["vgpr_spill_count"]) + int(facts["sgpr_spill_count"])
-    return int(facts["vgpr_count"]), spills, Counter(re.findall(r"^\s+([a-z][a-z_0-9]+)\s", text, re.MULTILINE))
+    counts = Counter(re.findall(r"^\s+([a-z][a-z_0-9]+)\s", text, re.MULTILINE))
+    return int(facts["vgpr_count"]), spills, counts, 0
 
 
 def _is_wide(instruction: str) -> bool:

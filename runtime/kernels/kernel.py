@@ -57,6 +57,7 @@ class Build:
         name: for people.
         launch: for a target's shipped tiles.
         matrix: whether it must use tensor cores.
+        wide: whether they must be those of the target's own generation.
         streamed: arguments that must be read 16 bytes a thread.
         targets: names of those that it is for; empty for all.
     """
@@ -65,6 +66,7 @@ class Build:
     launch: Callable[[Target], Launch]
     matrix: bool
     streamed: tuple[str, ...]
+    wide: bool = False
     targets: tuple[str, ...] = ()
 
 

@@ -527,7 +527,14 @@ class BytesCase:
         return launch(x, scales, weight, tile, out, Workspace(meta), residual=residual, routing=routing)
 
     def build(self) -> Build:
-        return Build(self.name, self.launch, matrix=True, streamed=("weight",), targets=TARGETS_OF[self.code])
+        return Build(
+            self.name,
+            self.launch,
+            matrix=True,
+            streamed=("weight",),
+            wide=self.rows >= 64,
+            targets=TARGETS_OF[self.code],
+        )
 
 
 _I8, _F8, _Z8, _B = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.bfloat16

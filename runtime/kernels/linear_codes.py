@@ -39,7 +39,8 @@ def _scale_of(word, part, KIND: tl.constexpr, SCALE_TYPE: tl.constexpr):
     elif KIND == "e8m0":
         return (((word >> (part * 8)) & 0xFF) << 23).to(tl.float32, bitcast=True)
     elif KIND == "e4m3":
-        return unpack.e4m3_to_float32((word >> (part * 8)) & 0xFF)
+        # Scales are not negative, and 2^120 makes up for the difference of the exponents' biases.
+        return (((word >> (part * 8)) & 0xFF) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
     else:
         bits = word if KIND == "zero" else word >> (part * 16)
         if SCALE_TYPE == tl.bfloat16:
@@ -540,7 +541,7 @@ class CodesCase:
 
     def build(self) -> Build:
         planes = ("codes", "more") if self.form in ("int3", "sparse4") else ("codes",)
-        return Build(self.name, self.launch, matrix=True, streamed=planes)
+        return Build(self.name, self.launch, matrix=True, streamed=planes, wide=self.rows >= 64)
 
 
 def _repeated(part: Tensor, rows: int) -> Tensor:
@@ -555,6 +556,7 @@ _DECODE, _PREFILL = Tile(64, 16, 256, 2, 4, 3, False), Tile(128, 32, 64, 3, 4, 3
 _SMALL = [
     CodesCase("int4", 1, 96, 512, 128, tile=_DECODE),
     CodesCase("int4", 3, 80, 320, 64, _B, tile=_DECODE),
+    CodesCase("int4", 9, 80, 512, 128, tile=replace(_DECODE, rows=8)),
     CodesCase("int4", 16, 200, 512, 128, tile=replace(_DECODE, outputs=128, split=5)),
     CodesCase("int4", 17, 64, 256, 32, tile=_DECODE),
     CodesCase("int4", 33, 80, 272, 16, tile=_PREFILL),

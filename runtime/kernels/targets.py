@@ -21,6 +21,7 @@ class Target:
         registers: 32-bit registers of a unit's share that a warp's lanes are given from.
         warps: that a unit holds at most.
         matrix: how its tensor cores' instructions begin.
+        narrow: how those begin that an older generation had; good enough where a product has few rows.
         float8: the 8-bit floats that they multiply; None if they do not.
     """
 
@@ -34,6 +35,7 @@ class Target:
     registers: int
     warps: int
     matrix: tuple[str, ...]
+    narrow: tuple[str, ...]
     float8: torch.dtype | None
 
     def of_triton(self) -> Any:
@@ -43,30 +45,17 @@ class Target:
         return GPUTarget(self.backend, self.arch, self.lanes)
 
 
-TARGETS = {
-    target.name: target
-    for target in (
-        Target("sm_80", "cuda", 80, 32, 108, 166912, 167936, 65536, 64, ("HMMA", "IMMA"), None),
-        Target(
-            "sm_90", "cuda", 90, 32, 132, 232448, 233472, 65536, 64, ("HGMMA", "IGMMA", "QGMMA"), torch.float8_e4m3fn
-        ),
-        # Blackwell's fifth-generation tensor cores know no int8; that goes to the older instructions.
-        Target(
-            "sm_100",
-            "cuda",
-            100,
-            32,
-            148,
-            232448,
-            233472,
-            65536,
-            64,
-            ("UTCHMMA", "UTCQMMA", "IMMA"),
-            torch.float8_e4m3fn,
-        ),
-        Target("gfx942", "hip", "gfx942", 64, 304, 65536, 65536, 131072, 32, ("v_mfma",), torch.float8_e4m3fnuz),
-    )
-}
+_E4M3, _E4M3FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
+_ALL = (
+    Target("sm_80", "cuda", 80, 32, 108, 166912, 167936, 65536, 64, ("HMMA", "IMMA"), (), None),
+    Target(
+        "sm_90", "cuda", 90, 32, 132, 232448, 233472, 65536, 64, ("HGMMA", "IGMMA", "QGMMA"), ("HMMA", "IMMA"), _E4M3
+    ),
+    # Blackwell's fifth-generation tensor cores know no int8; that goes to the older instructions.
+    Target("sm_100", "cuda", 100, 32, 148, 232448, 233472, 65536, 64, ("UTCHMMA", "UTCQMMA", "IMMA"), ("HMMA",), _E4M3),
+    Target("gfx942", "hip", "gfx942", 64, 304, 65536, 65536, 131072, 32, ("v_mfma",), (), _E4M3FNUZ),
+)
+TARGETS = {target.name: target for target in _ALL}
 
 
 def target_of(device: torch.device) -> Target:

@@ -100,7 +100,7 @@ def tune(cases: Sequence[Tunable], told: Callable[[str], object]) -> Iterator[Fo
 def candidates(case: Tunable) -> list[Tile]:
     """Tiles that may be fast for a case; those that ask for too much memory are left out."""
     rows = case.rows
-    heights = [height for height in (16, 32, 64, 128, 256) if height <= max(16, triton.next_power_of_2(rows))][-2:]
+    heights = [height for height in (8, 16, 32, 64, 128, 256) if height <= max(8, triton.next_power_of_2(rows))][-2:]
     steps = (64, 128, 256) if isinstance(case, CodesCase) else (128,)
     found = []
     for height in heights:

@@ -48,7 +48,7 @@ def test_shipped_tiles_serve_every_format_at_any_size(target: object, rows: int)
         for outputs, columns in ((128, 256), (4096, 14336), (128256, 4096)):
             tile = tiles.find("linear_codes", form.name, Shape(rows, outputs, columns, 128, form.bits), form.block)
             assert 1 <= tile.split <= -(-columns // tile.step)
-            assert tile.rows >= min(16, rows)
+            assert tile.rows >= min(8, rows)
             assert tile.stages * tile.step * (tile.outputs * form.bits // 8 + 2 * tile.rows) <= tiles.target.shared
 
 
