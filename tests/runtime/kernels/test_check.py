@@ -32,9 +32,9 @@ def test_all_shipped_kernels_compile_clean_for_all_targets(compiled: list[dict[s
         assert one["faults"] == [], one
         assert one["registers"] > 16, one
         assert one["spills"] == 0, one
-        assert one["wide_loads"] > 0, one
         assert 0 < one["occupancy"] <= 1, one
         if one["kernel"].startswith("linear"):
+            assert one["wide_loads"] > 0, one
             assert one["matrix"] > 0, one
 
 
@@ -67,7 +67,7 @@ def test_each_gate_falls() -> None:
     assert "registers spilled" in spilled
     assert "codes is read 8 bytes a thread, not 16" in narrow
     assert "does not compile" in broken
-    assert "no tensor cores" in plain
+    assert "no HMMA or IMMA, so no tensor cores" in plain
 
 
 @pytest.mark.parametrize(("option", "name"), [("--target", "sm_70"), ("--kernel", "attention")])

@@ -142,6 +142,16 @@ def test_int8_by_token_is_multiplied_as_int8() -> None:
         assert (linear(x).float() - expected).norm() <= 2e-3 * expected.norm()
 
 
+def test_a_quantized_head_is_a_linear_like_others(tiny: Callable[..., Path], recipe: Callable[..., Recipe]) -> None:
+    path = tiny("llama", torch.bfloat16, **SIZE)
+    made = run(recipe(path, {"evaluate": False}, ignore=[], rounding="nearest"), progress=False)
+    expected = logits_in_pieces(made.checkpoint, [PROMPT], [[(0, 40)]], Operators(torch.float32))[0]
+    operators = GpuOperators(torch.float16, CPU)
+    found = logits_in_pieces(made.checkpoint, [PROMPT], [[(0, 40)]], operators)[0]
+    assert (found - expected).norm() <= 1e-2 * expected.norm()
+    assert "linear_codes, int4 g128" in Model(Checkpoint(made.checkpoint), operators).head.linear.explain()
+
+
 def test_what_no_kernel_takes_is_left_to_torch() -> None:
     tiles = tiles_of(CPU)
     assert on_kernels(Matrix.plain(torch.randn(16, 32)), None, torch.float16, CPU, tiles) is None
