@@ -25,7 +25,7 @@ from ..drive import logits_in_pieces
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 CPU = torch.device("cpu")
 PROMPT = torch.randint(4, 4096, (40,), generator=torch.Generator().manual_seed(0)).tolist()
-PIECES = [[(0, 38)], [(0, 1)], [(0, 1)]]
+PIECES = [[(0, 39)], [(0, 1)]]
 DRAW = torch.Generator().manual_seed(3)
 SIZE = {"hidden_size": 256, "intermediate_size": 256, "num_key_value_heads": 4, "num_hidden_layers": 1}
 TOLD = {
@@ -38,10 +38,10 @@ TOLD = {
 @pytest.mark.parametrize(
     ("architecture", "scheme"),
     [
-        *(("llama", scheme) for scheme in SUPPORTED),
+        *(("llama", scheme) for scheme in SUPPORTED if scheme not in ("W8A16", "W2A16")),
         ("mixtral", "W4A16"),
         ("mixtral", "FP8_DYNAMIC"),
-        ("gemma2", "W4A16"),
+        ("gemma2", "W8A16"),
     ],
 )
 def test_a_checkpoint_computes_what_it_does_without_kernels(
