@@ -65,7 +65,7 @@ def tune(forms: Sequence[str], output: Path | None) -> int:
 
 _HEAD = (
     "\n{:<9}"
-    + f"{'':60}{'registers':>10}{'spills':>8}{'shared':>8}{'occupancy':>11}{'16-byte loads':>15}{'tensor cores':>14}{'loop':>7}"
+    + f"{'':60}{'registers':>10}{'spills':>8}{'shared':>8}{'occupancy':>11}{'16-byte loads':>15}{'tensor cores':>34}{'loop':>7}"
 )
 
 
@@ -73,10 +73,11 @@ def _line(one: object) -> str:
     from ..runtime.kernels.check import Compiled
 
     assert isinstance(one, Compiled)
+    tensor_cores = f"{one.matrix} {'/'.join(one.kinds)}" if one.matrix else "none"
     marks = "  <- " + "; ".join(one.faults) if one.faults else ""
     return (
         f"{one.kernel:<14} {one.build:<54}{one.registers:>10}{one.spills:>8}{one.shared:>8}{one.occupancy:>11.0%}"
-        f"{one.wide_loads:>15}{one.matrix:>14}{one.loop:>7}{marks}"
+        f"{one.wide_loads:>15}{tensor_cores:>34}{one.loop or '-':>7}{marks}"
     )
 
 

@@ -44,6 +44,7 @@ class Compiled:
         occupancy: the share of a unit's warps that can be there at once.
         wide_loads: instructions that load 16 bytes a thread.
         matrix: instructions for tensor cores.
+        kinds: which ones.
         loop: instructions of the longest loop, which each thread runs for an iteration; 0 on AMD, where they are not counted.
         faults: which gates it fails, in words.
     """
@@ -57,6 +58,7 @@ class Compiled:
     occupancy: float
     wide_loads: int
     matrix: int
+    kinds: tuple[str, ...]
     loop: int
     faults: tuple[str, ...]
 
@@ -102,11 +104,12 @@ def compile_build(kernel: str, build: Build, target: Target) -> Compiled:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         first = (str(cause).strip() or type(cause).__name__).splitlines()[-1][:200]
-        return Compiled(kernel, build.name, target.name, 0, 0, 0, 0.0, 0, 0, 0, (f"does not compile: {first}",))
+        return Compiled(kernel, build.name, target.name, 0, 0, 0, 0.0, 0, 0, (), 0, (f"does not compile: {first}",))
     registers, spills, counts, loop = _amd(found) if target.backend == "hip" else _nvidia(found)
     shared = found.metadata.shared
     claimed = target.matrix if build.wide else target.matrix + target.narrow
     matrix = sum(n for name, n in counts.items() if name.startswith(claimed))
+    kinds = tuple(sorted({name.split(".")[0] for name in counts if name.startswith(claimed)}))
     wide = sum(n for name, n in counts.items() if _is_wide(name))
     faults = []
     if spills:
@@ -120,7 +123,7 @@ def compile_build(kernel: str, build: Build, target: Target) -> Compiled:
     faults += _narrow(found.asm["ttgir"], launch, build.streamed)
     occupancy = _occupancy(registers, shared, launch.warps, target)
     return Compiled(
-        kernel, build.name, target.name, registers, spills, shared, occupancy, wide, matrix, loop, tuple(faults)
+        kernel, build.name, target.name, registers, spills, shared, occupancy, wide, matrix, kinds, loop, tuple(faults)
     )
 
 
