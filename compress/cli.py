@@ -502,17 +502,21 @@ def tune(
         list[str] | None,
         typer.Option(help="int2, int3, int4, int8, float4, float8, sparse4, bytes-int8 or bytes-e4m3. Repeatable."),
     ] = None,
+    rows: Annotated[
+        list[int] | None, typer.Option(help="Rows of inputs; 1 to 2048 if none. Repeatable.", min=1)
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="Begin no shape after so long.", min=0)] = 8,
     output: Annotated[Path | None, typer.Option(help="Where to, instead of this device's shipped file.")] = None,
 ) -> int:
-    """Time tiles on this machine's GPU, and keep the fastest in its device's file.
+    """Time tiles on this machine's GPU, and keep the fastest in its device's file, over those that it has.
 
     Examples:
 
-        smelt kernels tune --form int4
+        smelt kernels tune --form int4 --rows 1 --rows 16
     """
     from .kernels_command import tune as tune_kernels
 
-    return tune_kernels(form or [], output)
+    return tune_kernels(form or [], rows or [], minutes, output)
 
 
 if __name__ == "__main__":

@@ -42,25 +42,30 @@ def check(targets: Sequence[str], kernels: Sequence[str], as_json: bool) -> int:
     return 1 if faulty else 0
 
 
-def tune(forms: Sequence[str], output: Path | None) -> int:
-    """Time tiles on this machine's GPU and keep the fastest.
+def tune(forms: Sequence[str], rows: Sequence[int], minutes: float, output: Path | None) -> int:
+    """Time tiles on this machine's GPU and keep the fastest, after each shape.
 
     Raises:
-        SmeltError: a name is not known, or there is no GPU.
+        SmeltError: a name is not known, there is no GPU, or nothing can be written.
     """
     _needs_triton()
+    from ..runtime.kernels import tune as tuning
     from ..runtime.kernels.packing import FORMATS
-    from ..runtime.kernels.tune import restoring_pays_from, work, write
-    from ..runtime.kernels.tune import tune as time_all
 
     _known("format", forms, [*FORMATS, "bytes-int8", "bytes-e4m3"])
     try:
-        found = list(time_all(work(forms or ["int4", "int8", "bytes-int8", "bytes-e4m3"]), print))
-        rows = restoring_pays_from(found, print)
-    except RuntimeError as error:
+        tuning.require_gpu()
+        path = output or tuning.destination()
+        found: list[tuning.Found] = []
+        for one in tuning.tune(tuning.work(forms or tuning.FORMS, rows=rows or tuning.ROWS), 60 * minutes, print):
+            found.append(one)
+            tuning.write(found, None, path)
+        if found:
+            tuning.write(found, tuning.restoring_pays_from(found, print), path)
+    except tuning.NotHere as error:
         raise SmeltError(str(error)) from None
-    print(f"\n{write(found, rows, output)}: {len(found)} shapes")
-    return 0
+    print(f"\n{path}: {len(found)} shapes" if found else "\nnothing was found in time")
+    return 0 if found else 1
 
 
 _HEAD = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -70,7 +70,7 @@ class TorchExecutor:
         self.model: RunsBatches = model
         self._store = store
         # What a step makes is made where the model is; a CPU is where torch makes things anyway.
-        self._device = nullcontext() if model.device.type == "cpu" else model.device
+        self._device = nullcontext() if model.device.type == "cpu" else _On(model.device)
         self._ends = ends
         self._seed = seed
 
@@ -111,6 +111,23 @@ class TorchExecutor:
             found = sample(logits, seen, rows, sampled, self._ends, self._seed)
             result.tokens = dict(zip(sampled, found, strict=True))
         return result
+
+
+class _On:
+    """Makes tensors, and launches kernels, on a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> None:
+        stack = ExitStack()
+        stack.enter_context(torch.cuda.device(self._device))
+        stack.enter_context(self._device)
+        self._entered.append(stack)
+
+    def __exit__(self, *error: object) -> None:
+        self._entered.pop().close()
 
 
 def _run(chunk: Chunk) -> Run:

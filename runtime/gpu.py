@@ -11,7 +11,7 @@ from .kernels import linear_bytes, linear_codes
 from .kernels.codes_weight import of_experts as codes_of_experts
 from .kernels.linear_bytes import of_experts as bytes_of_experts
 from .kernels.linears import FUSED_ROWS, BytesLinear, PackedLinear, on_kernels
-from .kernels.routing import route
+from .kernels.routing import most_blocks, route
 from .kernels.tile import tiles_of
 from .linear import DenseLinear, Linear
 from .matrix import Matrix
@@ -82,9 +82,11 @@ class _Grouped:
 
     def __call__(self, x: Tensor, chosen: Tensor, *, by_slot: bool, shares: Tensor | None = None) -> Tensor:
         """``x`` of each token, or of each slot, by each slot's expert."""
-        experts = len(self.parts)
+        experts, slots = len(self.parts), chosen.numel()
         # About as many rows as an expert gets.
-        tile = self._first.tile(max(1, chosen.numel() // experts))
+        rows = max(1, slots // experts)
+        height = self._first.tile(rows).rows
+        tile = self._first.tile(rows, most_blocks(slots, experts, height))
         routing = route(chosen, experts, tile.rows, by_slot=by_slot, shares=shares)
         if self._packed is not None:
             return linear_codes.linear_codes(x, self._packed, tile, routing=routing)

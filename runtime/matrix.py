@@ -97,6 +97,11 @@ class Matrix:
         return cls(values, name, 8 * values.element_size(), inputs=inputs)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it is given by its values alone."""
+        return self.scale is None and self.floats is None
+
+    @property
     def shape(self) -> tuple[int, int]:
         return self.values.shape[0], self.values.shape[1]
 

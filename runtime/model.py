@@ -344,18 +344,18 @@ class _PlainFeedForward:
 
 
 def _feed_forward(load: _Loader, spec: DecoderSpec, prefix: str) -> _GatedFeedForward | _PlainFeedForward:
-    up = load.stack(*(prefix + name for name in spec.names.gate_up))
-    down = load.linear(prefix + spec.names.down)
+    up = tuple(prefix + name for name in spec.names.gate_up)
     if spec.gated:
-        return _gated(load, up, down, load.operators.gate(spec.activation))
-    return _PlainFeedForward(load.operators.linear(*up), down, ACT2FN[spec.activation])
+        return _gated(load, up, prefix + spec.names.down, load.operators.gate(spec.activation))
+    return _PlainFeedForward(load.linear(*up), load.linear(prefix + spec.names.down), ACT2FN[spec.activation])
 
 
-def _gated(load: _Loader, up: tuple[Matrix, Tensor | None], down: Linear, gate: Rowwise) -> _GatedFeedForward:
-    fused = load.operators.gated(*up, load.spec.activation)
-    if fused is not None:
-        return _GatedFeedForward(fused, down, None)
-    return _GatedFeedForward(load.operators.linear(*up), down, gate)
+def _gated(load: _Loader, gate_up: tuple[str, ...], down: str, gate: Rowwise) -> _GatedFeedForward:
+    stored = load.stack(*gate_up)
+    fused = load.operators.gated(*stored, load.spec.activation)
+    first = fused or load.operators.linear(*stored)
+    del stored  # so that it is not held while the other is packed
+    return _GatedFeedForward(first, load.linear(down), None if fused else gate)
 
 
 class _Experts:
@@ -379,7 +379,7 @@ class _Experts:
         self._together = self._grouped(load, named) if load.operators.groups_experts else None
         self._experts: list[_GatedFeedForward] = []
         if self._together is None:
-            self._experts = [_gated(load, load.stack(*up), load.linear(down), gate) for up, down in named]
+            self._experts = [_gated(load, up, down, gate) for up, down in named]
 
     def __call__(self, hidden: Tensor) -> Tensor:
         shares, chosen = functional.linear(hidden, self._router).float().softmax(-1).topk(self._per_token, dim=-1)
@@ -396,7 +396,9 @@ class _Experts:
 
     @staticmethod
     def _grouped(load: _Loader, named: list[tuple[tuple[str, str], str]]) -> Experts | None:
-        """All experts as one, if they have no biases."""
+        """All experts as one, if they are quantized and have no biases."""
+        if load.matrix(named[0][1]).is_plain:
+            return None
         parts = [(load.stack(*up), load.stack(down)) for up, down in named]
         if any(bias is not None for both in parts for _, bias in both):
             return None

@@ -125,7 +125,7 @@ class Operators:
 
     def linear(self, matrix: Matrix, bias: Tensor | None) -> Linear:
         """The fastest way that is known to multiply by ``matrix``."""
-        if Int8Linear.takes(matrix, self.dtype):
+        if self.device.type == "cpu" and Int8Linear.takes(matrix, self.dtype):
             return Int8Linear(matrix, bias, self.dtype)
         return DenseLinear(matrix, bias, self.dtype, self.device)
 

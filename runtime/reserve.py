@@ -11,6 +11,8 @@ from .keys_values import PagedKeysValues
 from .machine import available_memory, human_bytes
 from .model import Model
 
+_SUMS = 64 << 20
+
 
 @dataclass(frozen=True)
 class Reservation:
@@ -64,7 +66,13 @@ def reserve(
     activations = token_budget * widest * 8 * 4 + max_sequences * spec.vocabulary * 4 * 3 + attending + gathered
     block = PagedKeysValues.block_bytes(len(spec.layers), spec.key_value_heads, spec.head_size, block_size, kv_dtype)
     most = max_sequences * -(-max_length // block_size)
-    free = available_memory() if model.device.type == "cpu" else torch.cuda.mem_get_info(model.device)[0]
+    if model.device.type == "cpu":
+        free = available_memory()
+    else:
+        # What loading left in torch's own hands is free, too. A wide linear may be restored, and programs leave sums.
+        torch.cuda.empty_cache()
+        free = torch.cuda.mem_get_info(model.device)[0]
+        activations += max(linear.numel for linear in model.linears().values()) * model.dtype.itemsize + _SUMS
     allowed = kv_cache_bytes if kv_cache_bytes is not None else int(free * memory_utilization) - activations
     blocks = min(most, max(0, allowed) // block)
     if blocks == 0 or blocks * block > free - activations:

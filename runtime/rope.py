@@ -98,7 +98,7 @@ class Rotations:
             if rope.kind in _BY_LENGTH:
                 pieces = [(count, *self._frequencies(name, rope.variant(length))) for count, length in lengths]
                 frequencies = torch.cat([f.expand(count, -1) for count, f, _ in pieces])
-                scale = torch.cat([torch.full((count, 1, 1), s) for count, _, s in pieces])
+                scale = torch.cat([torch.full((count, 1, 1), s, device=positions.device) for count, _, s in pieces])
                 found[name] = self._turns(positions, frequencies, scale)
             else:
                 cosines, sines = self._table(name, highest)
@@ -114,7 +114,7 @@ class Rotations:
         return known
 
     def _turns(self, positions: Tensor, frequencies: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
-        angles = (positions[:, None].float() * frequencies).unsqueeze(1)
+        angles = (positions[:, None].float() * frequencies.to(positions.device)).unsqueeze(1)
         return (angles.cos() * scale).to(self._dtype), (angles.sin() * scale).to(self._dtype)
 
     def _frequencies(self, name: str, variant: int) -> tuple[Tensor, float]:

@@ -7,12 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +48,6 @@ def options(what: str) -> Options:
 def facts() -> dict[str, Any]:
     """The device and versions that results were taken with."""
     device = torch.cuda.get_device_properties(0)
-    commit = subprocess.run(
-        ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     return {
         "device": device.name,
         "units": device.multi_processor_count,
@@ -64,33 +57,40 @@ def facts() -> dict[str, Any]:
         "triton": triton.__version__,
         "cuda": torch.version.cuda or torch.version.hip,
         "python": sys.version.split()[0],
-        "commit": commit,
+        "commit": _commit(),
         "date": datetime.now(UTC).date().isoformat(),
     }
+
+
+def _commit() -> str:
+    try:
+        command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""  # without git, or outside a clone
 
 
 def save(folder: Path, part: str, results: Any) -> Path:
     """Write ``gpu_PART_DEVICE.json`` as a whole."""
     from smelt.runtime.kernels.tile import file_name
 
-    path = folder / f"gpu_{part}_{file_name(torch.cuda.get_device_name())}"
+    known = facts()
+    path = folder / f"gpu_{part}_{file_name(known['device'])}"
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({"command": "benchmarks/gpu/run.sh", **facts(), "results": results}, indent=1) + "\n")
+    partial.write_text(json.dumps({"command": "benchmarks/gpu/run.sh", **known, "results": results}, indent=1) + "\n")
     return partial.replace(path)
 
 
-def precompile(which: Sequence[tuple[str, int]]) -> None:
-    """Compile cases, by kernel and place in its list, on all processors; launches then find them in Triton's cache."""
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        list(pool.map(_warm, which, chunksize=2))
+def one_line(error: Exception) -> str:
+    """What went wrong, shortened."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"[:200]
 
 
-def _warm(which: tuple[str, int]) -> None:
-    from smelt.runtime.kernels.registry import KERNELS
-    from smelt.runtime.kernels.targets import target_of
-
-    case = next(kernel for kernel in KERNELS if kernel.name == which[0]).cases[which[1]]
-    # What does not compile says so when it is launched.
-    with suppress(Exception):
-        assert case.launch is not None
-        case.launch(target_of(torch.device("cuda"))).warm()
+def device_lives() -> bool:
+    """Whether the device still computes; after an illegal access it never does again in this process."""
+    try:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    except Exception:
+        return False
+    return True

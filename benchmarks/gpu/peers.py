@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from smelt.runtime.kernels.quantize_rows import divided_by
 from torch import Tensor
 from torch.nn import functional
 
@@ -51,7 +52,7 @@ def gemlite_int4(x: Tensor, outputs: int, copies: int) -> Calls:
 def torch_fp8(x: Tensor, outputs: int, copies: int) -> Calls:
     """torch's e4m3 product with a scale a row and a scale an output, its inputs rounded before."""
     columns = x.shape[1]
-    scale = x.float().abs().amax(1, keepdim=True) / F8_LIMIT
+    scale = divided_by(x.float().abs().amax(1, keepdim=True), F8_LIMIT)
     codes = (x.float() / scale).to(torch.float8_e4m3fn)
     weights = [_weight(outputs, columns).to(torch.float8_e4m3fn).t() for _ in range(copies)]
     scales = torch.rand(1, outputs, device="cuda")

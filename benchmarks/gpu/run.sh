@@ -11,7 +11,8 @@ ln -s "$root" "$link/smelt"
 export PYTHONPATH="$link:$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 python="${PYTHON:-python3}"
 status=0
-"$python" -m benchmarks.gpu.correctness "$@" || status=$?
+# Each part keeps to its time by itself; this is for one that hangs.
+timeout 285 "$python" -m benchmarks.gpu.correctness "$@" || status=$?
 # Times of wrong kernels are still worth a look, but the script fails.
-"$python" -m benchmarks.gpu.speed "$@" || status=$?
+timeout 255 "$python" -m benchmarks.gpu.speed "$@" || status=$?
 exit "$status"

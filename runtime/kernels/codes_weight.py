@@ -58,7 +58,8 @@ class CodesWeight:
 
     def copied(self) -> CodesWeight:
         """The same numbers in other memory."""
-        return replace(self, codes=self.codes.clone(), more=None if self.more is None else self.more.clone())
+        parts = {name: getattr(self, name) for name in ("codes", "more", "scales", "row_scales", "bias")}
+        return replace(self, **{name: None if part is None else part.clone() for name, part in parts.items()})
 
 
 def prepare(

@@ -14,7 +14,7 @@ def sum_of_parts(acc, parts, arrived, tile, part, slot, valid, n, M, FILLED, spl
         The sum, and whether this program has it.
     """
     tl.store(parts + (part * M + slot).to(tl.int64)[None, :] * FILLED + n[:, None], acc, mask=valid[None, :])
-    # All threads' stores come before the one that counts.
+    # On NVIDIA's GPUs all threads' stores come before the one that counts; on AMD's tiles are not shared.
     tl.debug_barrier()
     last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == split - 1
     if last:

@@ -23,6 +23,10 @@ TYPES = {
     torch.float8_e4m3fnuz: "fp8e4b8",
 }
 
+# Arguments for whose values Triton makes no variants: a step's number of rows changes all the time, and must not make it
+# compile again.
+GENERAL = ("M", "row_tiles", "split")
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -50,7 +54,12 @@ class Launch:
 
     def warm(self) -> None:
         """Compile it for the current device, without tensors; others' launches then find it in Triton's cache."""
-        shapes = {name: value.dtype if isinstance(value, Tensor) else value for name, value in self.arguments.items()}
+        from triton.runtime.jit import MockTensor
+
+        shapes = {
+            name: MockTensor(value.dtype) if isinstance(value, Tensor) else value
+            for name, value in self.arguments.items()
+        }
         options = {"num_warps": self.warps, "num_stages": self.stages}
         self.function.warmup(**shapes, **self.constants, grid=self.grid, **options)
 
@@ -64,7 +73,8 @@ class Launch:
             constants["ASM"] = backend == "cuda"
         attributes: dict[tuple[int, ...], list[list[Any]]] = {}
         for place, parameter in enumerate(self.function.params):
-            name, general = parameter.name, parameter.do_not_specialize
+            name = parameter.name
+            general = name in GENERAL
             value = self.arguments.get(name)
             if name in constants or value is None or (isinstance(value, int) and value == 1 and not general):
                 signature[name] = "constexpr"

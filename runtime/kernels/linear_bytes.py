@@ -18,19 +18,18 @@ from torch.nn import functional
 
 from .finish import store_outputs, sum_of_parts
 from .kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
-from .launch import Launch, interpreted
+from .launch import GENERAL, Launch, interpreted
 from .packing import ROWS, interleaved
-from .quantize_rows import LARGEST, NAMES, TARGETS_OF, divided, quantize_rows, rounded
+from .quantize_rows import LARGEST, NAMES, TARGETS_OF, divided_by, larger, quantize_rows, rounded, scale_of
 from .routing import Routing, route
 from .targets import Target
 from .tile import Shape, Tile, Tiles, tiles_of, tiles_of_target
-from .workspace import Workspace, workspace
+from .workspace import Workspace, parts_allowed, workspace
 
 CHUNK = 128  # columns that lie together in a row of the packed weight, and a block of scales
 
 
-# A step's number of rows changes all the time, and must not make Triton compile again.
-@triton.jit(do_not_specialize=["M", "row_tiles", "split"])
+@triton.jit(do_not_specialize=GENERAL)
 def _linear_bytes(
     x,
     x_scales,
@@ -101,8 +100,8 @@ def _linear_bytes(
             columns = step * 128 + inner
             mask = valid[:, None] if EVEN else valid[:, None] & (columns < K)[None, :]
             seen = tl.load(x_rows + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-            largest = tl.maximum(largest, tl.abs(seen))
-        scale = divided(tl.max(largest, 1), LIMIT)
+            largest = larger(largest, seen)
+        scale = scale_of(largest, 1, LIMIT)
     elif not BLOCKS:
         scale = tl.load(x_scales + x_row, mask=valid, other=0.0)
     each = tl.cdiv(chunks, split)
@@ -115,7 +114,7 @@ def _linear_bytes(
         if FUSED:
             wide = codes.to(tl.float32)
             if BLOCKS:
-                scale = divided(tl.max(tl.abs(wide), 1), LIMIT)
+                scale = scale_of(tl.abs(wide), 1, LIMIT)
             codes = rounded(wide, scale[:, None], CODE, LIMIT, SOFT)
         elif BLOCKS:
             scale = tl.load(x_scales + x_row * chunks + step, mask=valid, other=0.0)
@@ -182,7 +181,8 @@ class BytesWeight:
 
     def copied(self) -> BytesWeight:
         """The same numbers in other memory."""
-        return replace(self, codes=self.codes.clone())
+        parts = {name: getattr(self, name) for name in ("codes", "row_scales", "block_scales", "bias")}
+        return replace(self, **{name: None if part is None else part.clone() for name, part in parts.items()})
 
 
 def prepare(
@@ -271,7 +271,7 @@ def launch(
     row_tiles = -(-rows // tile.rows) if routing is None else routing.block_expert.shape[0]
     tiles = row_tiles * (weight.filled // tile.outputs)
     chunks = -(-weight.columns // CHUNK)
-    split = min(tile.split, chunks)
+    split = parts_allowed(tile.split, chunks)
     parts, arrived = (None, None)
     if split > 1:
         parts, arrived = space.reserve(split * rows * weight.filled, tiles)
@@ -381,7 +381,7 @@ def reference(
         across = block_scale.double().repeat_interleave(CHUNK, 0)[: codes.shape[0]]
         values = values * across.repeat_interleave(CHUNK, 1)[:, : codes.shape[1]]
         grouped = functional.pad(wide, (0, -x.shape[1] % CHUNK)).unflatten(1, (-1, CHUNK))
-    scale = grouped.abs().amax(-1, keepdim=True) / limit
+    scale = divided_by(grouped.abs().amax(-1, keepdim=True), limit)
     scale = torch.where(scale == 0, 1.0, scale)
     found = grouped / scale
     found = found.round().clamp(-128, 127) if codes.dtype == torch.int8 else found.clamp(-limit, limit).to(codes.dtype)
@@ -429,6 +429,11 @@ class BytesCase:
         return 8
 
     @property
+    def block(self) -> int:
+        """Columns that are unpacked together."""
+        return CHUNK
+
+    @property
     def key(self) -> str:
         """What its tiles are listed under."""
         return f"linear_bytes/{NAMES[self.code]}"
@@ -440,7 +445,7 @@ class BytesCase:
 
     def packed(self, device: torch.device) -> BytesWeight:
         """A weight to be timed."""
-        return prepare(**moved(self.weight(torch.Generator().manual_seed(0)), device))
+        return prepare(**self.weight(torch.Generator(device).manual_seed(0)))
 
     def weight(self, draw: torch.Generator) -> dict[str, Any]:
         """What both :func:`prepare` and :func:`reference` take."""

@@ -23,12 +23,12 @@ from . import unpack
 from .codes_weight import CodesWeight, of_experts, prepare
 from .finish import store_outputs, sum_of_parts
 from .kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
-from .launch import Launch, multiplied_as, takes_ptx
+from .launch import GENERAL, Launch, multiplied_as, takes_ptx
 from .packing import FORMATS, SCALES
 from .routing import Routing, route
 from .targets import Target
 from .tile import Shape, Tile, Tiles, tiles_of, tiles_of_target
-from .workspace import Workspace, workspace
+from .workspace import Workspace, parts_allowed, workspace
 
 
 @triton.jit
@@ -101,8 +101,7 @@ def scaled(
     return piece
 
 
-# A step's number of rows changes all the time, and must not make Triton compile again.
-@triton.jit(do_not_specialize=["M", "row_tiles", "split"])
+@triton.jit(do_not_specialize=GENERAL)
 def _linear_codes(
     x,
     codes,
@@ -253,7 +252,7 @@ def launch(
     rows = x.shape[0] if routing is None else routing.total
     row_tiles = -(-rows // tile.rows) if routing is None else routing.block_expert.shape[0]
     tiles = row_tiles * (weight.filled // tile.outputs)
-    split = min(tile.split, -(-weight.columns // step))
+    split = parts_allowed(tile.split, -(-weight.columns // step))
     parts, arrived = (None, None)
     if split > 1:
         parts, arrived = space.reserve(split * rows * weight.filled, tiles)
@@ -409,6 +408,11 @@ class CodesCase:
         return FORMATS[self.form].bits
 
     @property
+    def block(self) -> int:
+        """Columns that are unpacked together."""
+        return FORMATS[self.form].block
+
+    @property
     def key(self) -> str:
         """What its tiles are listed under."""
         return f"linear_codes/{self.form}"
@@ -420,11 +424,11 @@ class CodesCase:
 
     def packed(self, device: torch.device) -> CodesWeight:
         """A weight of small random codes, many times repeated: enough to be timed, at any size."""
-        few = replace(self, outputs=256).weight(torch.Generator().manual_seed(0))[0]
-        whole = {
+        few = replace(self, outputs=256).weight(torch.Generator(device).manual_seed(0))[0]
+        whole: dict[str, Any] = {
             name: _repeated(part, self.outputs) if isinstance(part, Tensor) else part for name, part in few.items()
         }
-        return prepare(**moved(whole, device))
+        return prepare(**whole)
 
     def codes(self, draw: torch.Generator) -> tuple[Tensor, Tensor]:
         """Codes, and their values."""
@@ -521,7 +525,7 @@ class CodesCase:
     def launch(self, target: Target) -> Launch:
         """On ``meta``, to be compiled. What is in the weight does not matter, so a small one stands for it."""
         draw, meta = torch.Generator().manual_seed(0), torch.device("meta")
-        small = replace(self, outputs=16, columns=512)
+        small = replace(self, outputs=16, columns=8 * (self.group or 64))
         weight = prepare(**small.weight(draw)[0])
         if self.experts:
             weight = of_experts([weight] * self.experts)

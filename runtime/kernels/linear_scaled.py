@@ -16,13 +16,13 @@ from torch import Tensor
 
 from .finish import store_outputs, sum_of_parts
 from .kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
-from .launch import Launch, interpreted
+from .launch import GENERAL, Launch, interpreted
 from .packing import ROWS
 from .quantize_rows import rounded
 from .targets import Target
 from .tile import Shape, Tile, Tiles, tiles_of, tiles_of_target
 from .unpack import e4m3_to_float32
-from .workspace import Workspace, workspace
+from .workspace import Workspace, parts_allowed, workspace
 
 GROUP = 32
 _STEP = 128  # columns of an iteration, and those that a row's bytes lie together for
@@ -50,8 +50,7 @@ def _soft_dot(weights, w_scales, codes, x_scales, acc, BN: tl.constexpr, BM: tl.
     return tl.dot(left, tl.trans(right), acc)
 
 
-# A step's number of rows changes all the time, and must not make Triton compile again.
-@triton.jit(do_not_specialize=["M", "row_tiles", "split"])
+@triton.jit(do_not_specialize=GENERAL)
 def _linear_scaled(
     x,
     weight,
@@ -95,6 +94,8 @@ def _linear_scaled(
         # The power of two that brings a group's largest number into e4m3's last binade.
         largest = tl.max(tl.abs(wide), 2).to(tl.int32, bitcast=True)
         x_scales = tl.minimum(tl.maximum((largest >> 23) - 8, 0), 254)
+        # What is infinite or no number gives e8m0's NaN.
+        x_scales = tl.where((largest >> 23) == 255, 255, x_scales)
         # Of exponents too small for float32's normal numbers everything is 0 anyway.
         power = (tl.maximum(x_scales, 1) << 23).to(tl.float32, bitcast=True)
         codes = tl.reshape(rounded(wide, power[:, :, None], tl.float8e4nv, 448.0, SOFT), [BM, 128])
@@ -167,7 +168,7 @@ def launch(
     rows, steps = x.shape[0], weight.codes.shape[0]
     row_tiles = -(-rows // tile.rows)
     tiles = row_tiles * (weight.filled // tile.outputs)
-    split = min(tile.split, steps)
+    split = parts_allowed(tile.split, steps)
     parts, arrived = space.reserve(split * rows * weight.filled, tiles) if split > 1 else (None, None)
     constants: dict[str, Any] = {
         "PARTED": split > 1,

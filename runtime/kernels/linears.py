@@ -38,7 +38,7 @@ class PackedLinear:
         self.weight = weight
         self._inputs, self._dtype, self._tiles = matrix.inputs, dtype, tiles
         self._order = None if matrix.order is None else matrix.order.to(weight.codes.device)
-        self._by_rows: dict[int, Tile] = {}
+        self._by_rows: dict[tuple[int, int], Tile] = {}
         self.numel = weight.rows * weight.columns
         self.nbytes = weight.nbytes
         self.columns = weight.columns
@@ -51,6 +51,8 @@ class PackedLinear:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
+        if not x.shape[0]:
+            return x.new_empty(0, self.weight.outputs)
         if self._order is not None:
             x = x.index_select(1, self._order)
         if self._inputs is not None:
@@ -60,14 +62,15 @@ class PackedLinear:
             return self._restored(x)
         return linear_codes.linear_codes(x, self.weight, self.tile(x.shape[0]))
 
-    def tile(self, rows: int) -> Tile:
-        """How a step of so many rows is cut up."""
-        if rows not in self._by_rows:
+    def tile(self, rows: int, row_tiles: int = 0) -> Tile:
+        """How a step of so many rows is cut up; ``row_tiles`` are those of all experts."""
+        if (rows, row_tiles) not in self._by_rows:
             form, weight = FORMATS[self.weight.form], self.weight
             group = weight.group if weight.kind != "none" else weight.columns
             shape = Shape(rows, weight.rows, weight.columns, group, form.bits)
-            self._by_rows[rows] = self._tiles.find("linear_codes", form.name, shape, form.block)
-        return self._by_rows[rows]
+            found = self._tiles.find("linear_codes", form.name, shape, form.block, row_tiles)
+            self._by_rows[rows, row_tiles] = found
+        return self._by_rows[rows, row_tiles]
 
     def explain(self) -> str:
         return self._explanation
@@ -99,7 +102,7 @@ class BytesLinear:
     def __init__(self, weight: BytesWeight, matrix: Matrix, tiles: Tiles) -> None:
         self.weight = weight
         self._tiles = tiles
-        self._by_rows: dict[int, Tile] = {}
+        self._by_rows: dict[tuple[int, int], Tile] = {}
         self.numel = weight.rows * weight.columns
         self.nbytes = weight.nbytes
         self.columns = weight.columns
@@ -112,16 +115,19 @@ class BytesLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
+        if not rows:
+            return x.new_empty(0, self.weight.outputs)
         return linear_bytes.linear_bytes(x.contiguous(), self.weight, self.tile(rows), fused=rows <= FUSED_ROWS)
 
-    def tile(self, rows: int) -> Tile:
-        """How a step of so many rows is cut up."""
-        if rows not in self._by_rows:
+    def tile(self, rows: int, row_tiles: int = 0) -> Tile:
+        """How a step of so many rows is cut up; ``row_tiles`` are those of all experts."""
+        if (rows, row_tiles) not in self._by_rows:
             weight = self.weight
             group = CHUNK if weight.block_scales is not None else weight.columns
             shape = Shape(rows, weight.rows, weight.columns, group, 8)
-            self._by_rows[rows] = self._tiles.find("linear_bytes", NAMES[weight.codes.dtype], shape, CHUNK)
-        return self._by_rows[rows]
+            found = self._tiles.find("linear_bytes", NAMES[weight.codes.dtype], shape, CHUNK, row_tiles)
+            self._by_rows[rows, row_tiles] = found
+        return self._by_rows[rows, row_tiles]
 
     def explain(self) -> str:
         return self._explanation

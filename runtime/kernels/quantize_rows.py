@@ -25,10 +25,18 @@ _TILE = 2048  # 16 bytes for each thread of four warps, of 32 or of 64
 
 
 @triton.jit
-def divided(largest, LIMIT: tl.constexpr):
-    """The scale of numbers up to ``largest``; 1 for zeros."""
+def larger(largest, values):
+    """The larger magnitude of each, and NaN where there is one."""
+    return tl.maximum(largest, tl.abs(values), propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def scale_of(magnitudes, AXIS: tl.constexpr, LIMIT: tl.constexpr):
+    """The scale of numbers of these magnitudes along an axis: 1 for zeros, NaN if one is infinite or no number."""
+    largest = tl.max(magnitudes, AXIS)
     scale = tl.div_rn(largest, tl.full(largest.shape, LIMIT, tl.float32))
-    return tl.where(scale == 0.0, 1.0, scale)
+    # A maximum of many drops what is no number; a sum keeps it, and whoever looks at the outputs must see it.
+    return tl.where(scale == 0.0, 1.0, scale) + tl.sum(magnitudes * 0.0, AXIS)
 
 
 @triton.jit
@@ -83,7 +91,7 @@ def _quantize_rows(
             columns = start + inner
             values = tl.load(x + row * x_stride + columns, mask=columns < K, other=0.0).to(tl.float32)
             by_block = tl.reshape(values, [TILE // 128, 128])
-            scale = divided(tl.max(tl.abs(by_block), 1), LIMIT)
+            scale = scale_of(tl.abs(by_block), 1, LIMIT)
             found = rounded(by_block, scale[:, None], CODE, LIMIT, SOFT)
             tl.store(codes + row * K + columns, tl.reshape(found, [TILE]), mask=columns < K)
             block = start // 128 + which
@@ -93,8 +101,8 @@ def _quantize_rows(
         for start in range(0, K, TILE):
             columns = start + inner
             values = tl.load(x + row * x_stride + columns, mask=columns < K, other=0.0).to(tl.float32)
-            largest = tl.maximum(largest, tl.abs(values))
-        scale = divided(tl.max(largest, 0), LIMIT)
+            largest = larger(largest, values)
+        scale = scale_of(largest, 0, LIMIT)
         tl.store(scales + row, scale)
         for start in range(0, K, TILE):
             columns = start + inner
@@ -133,11 +141,16 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, *, by_block: bool = False) -> t
     return codes, scales
 
 
+def divided_by(values: Tensor, limit: float) -> Tensor:
+    """Rounded once: by a Python number torch multiplies with its rounded reciprocal on a GPU."""
+    return values / torch.tensor(limit, device=values.device)
+
+
 def reference(x: Tensor, dtype: torch.dtype, *, by_block: bool = False) -> tuple[Tensor, Tensor]:
     """What :func:`quantize_rows` computes, in plain torch."""
     wide = x.float()
     grouped = torch.nn.functional.pad(wide, (0, -x.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK)) if by_block else wide
-    scale = grouped.abs().amax(-1, keepdim=True) / LARGEST[dtype]
+    scale = divided_by(grouped.abs().amax(-1, keepdim=True), LARGEST[dtype])
     scale = torch.where(scale == 0, 1.0, scale)
     found = grouped / scale
     found = found.round().clamp(-128, 127) if dtype == torch.int8 else found.clamp(-LARGEST[dtype], LARGEST[dtype])

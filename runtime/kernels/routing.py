@@ -29,6 +29,11 @@ class Routing:
     shares: Tensor | None
 
 
+def most_blocks(slots: int, experts: int, rows: int) -> int:
+    """The most blocks of ``rows`` that so many slots can fill: how many they do is not known without waiting."""
+    return min(slots, experts) + slots // rows
+
+
 def route(chosen: Tensor, experts: int, rows: int, *, by_slot: bool = False, shares: Tensor | None = None) -> Routing:
     """Blocks of ``rows`` slots, each of one expert.
 
@@ -47,8 +52,7 @@ def route(chosen: Tensor, experts: int, rows: int, *, by_slot: bool = False, sha
         0, flat.to(torch.int64), torch.ones(total, dtype=torch.int64, device=device)
     )
     blocks = (counts + rows - 1) // rows
-    # Their number is not known here without waiting; this is the most that there can be.
-    most = min(total, experts) + total // rows
+    most = most_blocks(total, experts, rows)
     first_block = blocks.cumsum(0) - blocks
     first_slot = counts.cumsum(0) - counts
     owner = flat[order].to(torch.int64)

@@ -23,6 +23,7 @@ class Target:
         matrix: how its tensor cores' instructions begin.
         narrow: how those begin that an older generation had; good enough where a product has few rows.
         float8: the 8-bit floats that they multiply; None if they do not.
+        splits: whether programs may share a tile's columns.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Target:
     matrix: tuple[str, ...]
     narrow: tuple[str, ...]
     float8: torch.dtype | None
+    splits: bool = True
 
     def of_triton(self) -> Any:
         """Triton's own description."""
@@ -53,7 +55,8 @@ _ALL = (
     ),
     # Blackwell's fifth-generation tensor cores know no int8; that goes to the older instructions.
     Target("sm_100", "cuda", 100, 32, 148, 232448, 233472, 65536, 64, ("UTCHMMA", "UTCQMMA", "IMMA"), ("HMMA",), _E4M3),
-    Target("gfx942", "hip", "gfx942", 64, 304, 65536, 65536, 131072, 32, ("v_mfma",), (), _E4M3FNUZ),
+    # Its barrier does not wait for other waves' stores to arrive, so that the last program might miss some (Triton 3.7.1).
+    Target("gfx942", "hip", "gfx942", 64, 304, 65536, 65536, 131072, 32, ("v_mfma",), (), _E4M3FNUZ, splits=False),
 )
 TARGETS = {target.name: target for target in _ALL}
 

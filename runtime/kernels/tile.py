@@ -73,7 +73,7 @@ class Tiles:
     entries: dict[str, list[tuple[Shape, Tile]]]
     restore_rows: int = 0
 
-    def find(self, kernel: str, form: str, shape: Shape, block: int) -> Tile:
+    def find(self, kernel: str, form: str, shape: Shape, block: int, row_tiles: int = 0) -> Tile:
         """The tile of the nearest shape, made to fit the device's shared memory.
 
         Rows count most: a tile with fewer rows than there are reads the weight several times, one with
@@ -83,6 +83,7 @@ class Tiles:
             kernel, form: what it is for.
             shape: of the product.
             block: columns that the format unpacks together, the fewest that an iteration can read.
+            row_tiles: how many tiles of rows there are, if not as many as hold the shape's rows.
 
         Raises:
             KeyError: there is none for this kernel.
@@ -92,10 +93,15 @@ class Tiles:
         tile = replace(tile, step=max(tile.step, block))
         while _shared(tile, shape) > self.target.shared and (smaller := _smaller(tile, block)) != tile:
             tile = smaller
+        if not self.target.splits:
+            return replace(tile, split=1)
         if tile.split:
             return tile
-        tiles = -(-shape.rows // tile.rows) * -(-shape.outputs // tile.outputs)
-        return replace(tile, split=_split(tiles, -(-shape.columns // tile.step), self.target.units))
+        row_tiles = row_tiles or -(-shape.rows // tile.rows)
+        tiles = row_tiles * -(-shape.outputs // tile.outputs)
+        # Sums of many rows are large, so that fewer programs may leave theirs.
+        most = 4 * self.target.units * (2 if tile.rows <= 32 else 1)
+        return replace(tile, split=_split(tiles, -(-shape.columns // tile.step), self.target.units, most))
 
 
 @cache
@@ -197,7 +203,7 @@ def _shared(tile: Tile, shape: Shape) -> int:
     return tile.stages * tile.step * (tile.outputs * shape.bits // 8 + 2 * tile.rows)
 
 
-def _split(tiles: int, steps: int, units: int) -> int:
+def _split(tiles: int, steps: int, units: int, most: int) -> int:
     """How many programs should share a tile, so that no unit waits long for others: the waves and steps that are full."""
     together = 4 * units  # programs on a unit at once, enough for the loads in flight that memory needs
 
@@ -206,6 +212,6 @@ def _split(tiles: int, steps: int, units: int) -> int:
         waves = programs / (-(-programs // together) * together)
         return waves * steps / (split * -(-steps // split))
 
-    all_filled = [filled(split) for split in range(1, min(steps, 16) + 1)]
+    all_filled = [filled(split) for split in range(1, max(1, min(steps, 16, most // tiles)) + 1)]
     # Each part more is another sum to write and to read.
     return next(split for split, share in enumerate(all_filled, 1) if share >= 0.85 * max(all_filled))

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 from torch.nn import functional
 
 from . import linear_bytes, linear_codes
 from .linear_bytes import BytesCase
 from .linear_codes import CodesCase
+from .precompile import identity, precompile
 from .restore_codes import restore_codes
 from .targets import target_of
-from .tile import Shape, Tile, file_name, text
+from .tile import Shape, Tile, Tiles, file_name, text, tiles_of
 from .timing import copies_needed, seconds
 
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096))  # outputs and columns of Llama-3-8B
-ROWS = (1, 4, 16, 32, 64, 128, 512, 2048)
+ROWS = (1, 16, 512, 64, 4, 32, 2048, 128)  # the most telling first, should time run out
+FORMS = ("int4", "bytes-e4m3", "bytes-int8", "int8")
 Tunable = CodesCase | BytesCase
 
 
@@ -47,130 +48,220 @@ class Found:
     tried: int
 
 
+class NotHere(Exception):  # noqa: N818 - it is told, not debugged
+    """There is no GPU to tune on, or its file cannot be written."""
+
+
 def work(forms: Sequence[str], shapes: Sequence[tuple[int, int]] = SHAPES, rows: Sequence[int] = ROWS) -> list[Tunable]:
-    """What is to be tuned: each format at each shape.
+    """What is to be tuned: each format at each shape, rows by rows.
 
     Args:
         forms: of :data:`FORMATS`, or ``bytes-int8``, ``bytes-e4m3``.
         shapes: outputs and columns.
         rows: of inputs.
     """
-    found: list[Tunable] = []
-    for form in forms:
-        for outputs, columns in shapes:
-            for count in rows:
-                found.append(_case(form, count, outputs, columns))
-    return found
+    return [_case(form, count, *size) for count in rows for form in forms for size in shapes]
 
 
-def tune(cases: Sequence[Tunable], told: Callable[[str], object]) -> Iterator[Found]:
-    """Time candidates of each case on this machine's GPU.
+def tune(cases: Sequence[Tunable], limit_s: float, told: Callable[[str], object]) -> Iterator[Found]:
+    """Time candidates of each case on this machine's GPU, until time is up.
 
     Args:
-        cases: from :func:`work`.
+        cases: from :func:`work`; later ones may not be reached.
+        limit_s: no case is begun after so long.
         told: hears of progress.
 
     Raises:
-        RuntimeError: there is no GPU.
+        NotHere: there is no GPU.
+    """
+    require_gpu()
+    device, start = torch.device("cuda"), time.monotonic()
+    rows = list(dict.fromkeys(case.rows for case in cases))
+    for count in rows:
+        those = [case for case in cases if case.rows == count]
+        if time.monotonic() - start > limit_s:
+            told(f"{count} rows: not reached in {limit_s:.0f} s")
+            continue
+        _precompile(those, told)
+        for case in those:
+            if time.monotonic() - start > limit_s:
+                told(f"{case.name}: not reached in {limit_s:.0f} s")
+                continue
+            best = _fastest(case, device, told)
+            torch.cuda.empty_cache()
+            if best is not None:
+                told(f"{case.name}: {best.seconds * 1e6:.1f} us with {best.tile}")
+                yield best
+
+
+def require_gpu() -> None:
+    """Say so if there is none.
+
+    Raises:
+        NotHere: there is no GPU.
     """
     if not torch.cuda.is_available():
-        raise RuntimeError("tiles are tuned on a GPU, and this machine has none; the shipped ones serve without")
-    device = torch.device("cuda")
-    precompile([replace(case, tile=tile) for case in cases for tile in candidates(case)], told)
-    for case in cases:
-        best, fastest, tried = None, float("inf"), 0
-        calls = _calls(case, device)
-        for tile in candidates(case):
-            try:
-                time = seconds([lambda call=call, tile=tile: call(tile) for call in calls])
-            except (triton.OutOfResources, RuntimeError) as error:
-                if "out of memory" in str(error).lower() or isinstance(error, triton.OutOfResources):
-                    continue
-                raise
-            tried += 1
-            if time < fastest:
-                best, fastest = tile, time
-        if best is None:
-            told(f"{case.name}: no tile fits")
-            continue
-        told(f"{case.name}: {fastest * 1e6:.1f} us with {best}")
-        yield Found(case.key, case.shape, best, fastest, tried)
+        raise NotHere("tiles are tuned on a GPU, and this machine has none; the shipped ones serve without")
 
 
 def candidates(case: Tunable) -> list[Tile]:
     """Tiles that may be fast for a case; those that ask for too much memory are left out."""
-    rows = case.rows
-    heights = [height for height in (8, 16, 32, 64, 128, 256) if height <= max(8, triton.next_power_of_2(rows))][-2:]
-    steps = (64, 128, 256) if isinstance(case, CodesCase) else (128,)
-    found = []
-    for height in heights:
-        for outputs in (64, 128):
-            for step in steps:
-                for warps in (4, 8):
-                    for stages in (2, 3, 4, 5):
-                        for fold in (False, True) if isinstance(case, CodesCase) and height >= 32 else (False,):
-                            for split in (1, 2, 4, 8) if rows <= 64 else (1,):
-                                found.append(Tile(outputs, height, step, split, warps, stages, fold))
-    limit = target_of(torch.device("cuda")).shared
-    return [
-        tile for tile in found if tile.stages * tile.step * (tile.outputs * case.bits // 8 + 2 * tile.rows) <= limit
-    ]
+    rows, codes = case.rows, isinstance(case, CodesCase)
+    found: list[Tile] = []
+    if rows <= 16:
+        heights = [8, 16] if rows <= 8 else [16]
+        steps = (256, 128) if codes else (128,)
+        for height in heights:
+            for outputs, warps in ((64, 4), (128, 4), (128, 8)):
+                for step in steps:
+                    for stages in (3, 4):
+                        found += [
+                            Tile(outputs, height, step, split, warps, stages, False) for split in (1, 2, 4, 8, 16)
+                        ]
+    else:
+        height = min(128, 1 << (rows - 1).bit_length())
+        for tall in [height] if rows < 256 else [128, 256]:
+            for outputs, warps in ((128, 4), (128, 8), (64, 4)):
+                for step in (64, 128) if codes else (128,):
+                    for stages in (3, 4):
+                        for fold in (True, False) if codes and tall <= 64 else (codes,):
+                            found.append(Tile(outputs, tall, step, 0, warps, stages, fold))
+    limit, least = target_of(torch.device("cuda")).shared, case.block
+    fitting = [replace(tile, step=max(tile.step, least)) for tile in found]
+    fitting = [t for t in fitting if t.stages * t.step * (t.outputs * case.bits // 8 + 2 * t.rows) <= limit]
+    return list(dict.fromkeys(fitting))
 
 
-def precompile(cases: Sequence[Tunable], told: Callable[[str], object]) -> None:
-    """Compile on all processors what will be timed, so that the GPU does not wait for it."""
-    distinct = {
-        replace(case, tile=replace(case.tile, split=min(case.tile.split, 2))): None for case in cases if case.tile
-    }
-    told(f"compiling {len(distinct)} variants")
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        list(pool.map(_warm, distinct, chunksize=8))
-
-
-def restoring_pays_from(found: Sequence[Found], told: Callable[[str], object]) -> int:
-    """From how many rows on restoring int4 weights for torch's product is faster than multiplying them; 0 for never.
+def restoring_pays_from(found: Sequence[Found], told: Callable[[str], object]) -> int | None:
+    """From how many rows on restoring int4 weights for torch's product is faster than multiplying them, over all shapes.
 
     Args:
         found: from :func:`tune`; what it found for int4 is compared.
         told: hears of progress.
+
+    Returns:
+        0 for never; None if nothing could be compared.
     """
     device = torch.device("cuda")
     four = [one for one in found if one.kernel == "linear_codes/int4" and one.shape.rows >= 128]
-    pays: list[int] = []
-    for one in sorted(four, key=lambda one: -one.shape.rows):
+    codes: dict[int, float] = {}
+    restored: dict[int, float] = {}
+    for one in four:
         case = CodesCase("int4", one.shape.rows, one.shape.outputs, one.shape.columns, 128, torch.bfloat16)
         weight = case.packed(device)
         x = torch.randn(case.rows, case.columns, dtype=torch.bfloat16, device=device)
         out = torch.empty(case.outputs, case.columns, dtype=torch.bfloat16, device=device)
         taken = seconds([lambda x=x, w=weight, out=out: functional.linear(x, restore_codes(w, x.dtype, out))] * 4)
         told(f"{case.name}: {taken * 1e6:.1f} us restored, {one.seconds * 1e6:.1f} us as codes")
-        if taken < one.seconds:
-            pays.append(one.shape.rows)
-    losing = [one.shape.rows for one in four if one.shape.rows not in pays]
-    return min((rows for rows in pays if rows > max(losing, default=0)), default=0)
+        codes[case.rows] = codes.get(case.rows, 0) + one.seconds
+        restored[case.rows] = restored.get(case.rows, 0) + taken
+        del weight, x, out
+    return pays_from(codes, restored)
 
 
-def write(found: Sequence[Found], restore_rows: int, path: Path | None = None) -> Path:
-    """Keep what was found as this device's tiles.
+def pays_from(codes: dict[int, float], restored: dict[int, float]) -> int | None:
+    """The least rows from which on restoring takes less time at all larger ones; 0 if it never does, None for nothing known."""
+    pays = 0
+    for rows in sorted(codes, reverse=True):
+        if restored[rows] >= codes[rows]:
+            break
+        pays = rows
+    return pays if codes else None
+
+
+def write(found: Sequence[Found], restore_rows: int | None, path: Path | None = None) -> Path:
+    """Keep what was found as this device's tiles, over those that it had.
 
     Args:
         found: from :func:`tune`.
-        restore_rows: from :func:`restoring_pays_from`.
+        restore_rows: from :func:`restoring_pays_from`; None leaves what was known.
         path: where to; the shipped place if there is none.
+
+    Raises:
+        NotHere: the file cannot be written.
     """
     device = torch.cuda.get_device_name()
-    entries: dict[str, list[tuple[Shape, Tile]]] = {}
-    for one in found:
-        entries.setdefault(one.kernel, []).append((one.shape, one.tile))
-    general = {key.split("/")[0] for key in entries}
-    for kernel in general:
-        # Formats that were not tuned take those of the most common one.
-        entries.setdefault(kernel, next(tiles for key, tiles in entries.items() if key.startswith(f"{kernel}/")))
+    before = tiles_of(torch.device("cuda"))
     facts: dict[str, Any] = {"device": device, "torch": torch.__version__, "triton": triton.__version__}
-    path = path or Path(__file__).parent / "configs" / file_name(device)
-    partial = path.with_suffix(".partial")
-    partial.write_text(text(f"{device}; measured by smelt kernels tune", entries, restore_rows, facts))
-    return partial.replace(path)
+    facts["tuned"] = sorted({one.kernel for one in found})
+    told = f"{device}; {', '.join(facts['tuned'])} measured by smelt kernels tune, others not"
+    rows = before.restore_rows if restore_rows is None else restore_rows
+    path = path or destination()
+    try:
+        partial = path.with_suffix(".partial")
+        partial.write_text(text(told, overlaid(before, found), rows, facts))
+        return partial.replace(path)
+    except OSError as error:
+        raise NotHere(f"{path} cannot be written ({error.strerror}); choose another place with --output") from None
+
+
+def destination() -> Path:
+    """Where this device's tiles are kept.
+
+    Raises:
+        NotHere: nothing can be written there.
+    """
+    path = Path(__file__).parent / "configs" / file_name(torch.cuda.get_device_name())
+    if not os.access(path.parent, os.W_OK):
+        raise NotHere(f"{path.parent} cannot be written; choose another place with --output")
+    return path
+
+
+def overlaid(before: Tiles, found: Sequence[Found]) -> dict[str, list[tuple[Shape, Tile]]]:
+    """Known tiles with new ones in place of those for the same shape; a format's first ones start from its kernel's."""
+    entries = {key: list(listed) for key, listed in before.entries.items()}
+    for one in found:
+        listed = entries.get(one.kernel) or entries.get(one.kernel.split("/")[0], [])
+        entries[one.kernel] = [entry for entry in listed if entry[0] != one.shape] + [(one.shape, one.tile)]
+    return entries
+
+
+def _fastest(case: Tunable, device: torch.device, told: Callable[[str], object]) -> Found | None:
+    """The fastest candidate that computes what the shipped tile does."""
+    calls, first, best, tried = _calls(case, device), None, None, 0
+    shipped = case.tile_on(tiles_of(device))
+    expected = calls[0](shipped).float()
+    for tile in dict.fromkeys([shipped, *candidates(case)]):
+        try:
+            got = calls[0](tile).float()
+            if float((got - expected).norm()) > 2e-2 * float(expected.norm()):
+                told(f"{case.name}: {tile} computes something else, and is left out")
+                continue
+            # One look first; what is far behind is not timed well.
+            once = seconds([lambda call=call, tile=tile: call(tile) for call in calls], replays=1)
+            if first is not None and once > 1.5 * first:
+                continue
+            taken = seconds([lambda call=call, tile=tile: call(tile) for call in calls], replays=5)
+        except Exception as error:
+            if not _device_lives():
+                told(f"{case.name}: {tile} stopped the device ({error})")
+                return None
+            continue  # it does not compile, or asks for too much
+        tried += 1
+        first = taken if first is None else min(first, taken)
+        if best is None or taken < best.seconds:
+            best = Found(case.key, case.shape, tile, taken, tried)
+    return None if best is None else replace(best, tried=tried)
+
+
+def _device_lives() -> bool:
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return False
+    return True
+
+
+def _precompile(cases: Sequence[Tunable], told: Callable[[str], object]) -> None:
+    """Compile what is to be timed, each kind once."""
+    target = target_of(torch.device("cuda"))
+    distinct: dict[Any, Tunable] = {}
+    for case in cases:
+        for tile in candidates(case):
+            one = replace(case, tile=tile)
+            distinct.setdefault(identity(one.launch(target)), one)
+    told(f"compiling {len(distinct)} variants for {cases[0].rows} rows")
+    precompile([case.launch for case in distinct.values()], told)
 
 
 def _case(form: str, rows: int, outputs: int, columns: int) -> Tunable:
@@ -181,13 +272,7 @@ def _case(form: str, rows: int, outputs: int, columns: int) -> Tunable:
     return CodesCase(form, rows, outputs, columns, group, torch.bfloat16, scale)
 
 
-def _warm(case: Tunable) -> None:
-    # What does not compile says so when it is timed.
-    with suppress(Exception):
-        case.launch(target_of(torch.device("cuda"))).warm()
-
-
-def _calls(case: Tunable, device: torch.device) -> list[Callable[[Tile], object]]:
+def _calls(case: Tunable, device: torch.device) -> list[Callable[[Tile], Tensor]]:
     """The case's product on several copies of its weight."""
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(case.rows, case.columns, generator=draw).to(case.dtype).to(device)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Workspace:
-    """Grows when a larger launch is prepared, never while one runs in a captured graph.
+    """Grows when a larger launch is prepared, and keeps what it had: a captured graph may still write there.
 
     Attributes:
         parts: float32 for partial sums; what it holds means nothing between launches.
@@ -16,23 +16,37 @@ class Workspace:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._outgrown: list[Tensor] = []
         self.parts = torch.empty(0, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(0, dtype=torch.int32, device=device)
 
     def reserve(self, parts: int, tiles: int) -> tuple[Tensor, Tensor]:
         """At least so many partial sums and counters."""
         if self.parts.numel() < parts:
-            self._must_not_be_captured()
-            self.parts = torch.empty(parts, dtype=torch.float32, device=self._device)
+            self.parts = self._grown(self.parts, torch.empty(_rounded(parts), dtype=torch.float32, device=self._device))
         if self.arrived.numel() < tiles:
-            self._must_not_be_captured()
-            self.arrived = torch.zeros(tiles, dtype=torch.int32, device=self._device)
+            self.arrived = self._grown(
+                self.arrived, torch.zeros(_rounded(tiles), dtype=torch.int32, device=self._device)
+            )
         return self.parts, self.arrived
 
-    def _must_not_be_captured(self) -> None:
-        # A captured graph would keep the old memory's address, and a later launch would free that.
+    def _grown(self, before: Tensor, after: Tensor) -> Tensor:
+        # While a graph is captured memory comes from the graph's own, and zeros would be written at its replays only.
         if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("a workspace was too small while a CUDA graph was captured; run the step once before")
+        if before.numel():
+            self._outgrown.append(before)
+        return after
+
+
+def parts_allowed(split: int, steps: int) -> int:
+    """How many programs may share a tile's columns: no more than there are iterations; on AMD's GPUs one (see targets.py)."""
+    return 1 if torch.version.hip is not None else min(split, steps)
+
+
+def _rounded(count: int) -> int:
+    """The next power of two, so that all that was outgrown is less than what is used."""
+    return 1 << max(count - 1, 0).bit_length()
 
 
 _OF_DEVICE: dict[torch.device, Workspace] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,16 +33,28 @@ def test_a_case_agrees_with_float64_and_repeats_its_bits(case: Case) -> None:
     assert problem(case, device, int(torch.randint(1 << 30, ()).item())) is None
 
 
-@pytest.mark.parametrize("scheme", ["W4A16", "W8A8", "NVFP4A16"])
+@pytest.mark.parametrize(
+    ("architecture", "scheme", "changes"),
+    [
+        ("llama", "W4A16", {}),
+        ("llama", "W8A8", {}),
+        ("llama", "FP8_DYNAMIC", {}),
+        ("llama", "NVFP4A16", {}),
+        ("llama", "W4A16", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}),
+        ("gemma2", "W8A16", {}),
+        ("mixtral", "W4A16", {}),
+    ],
+)
 def test_the_engine_generates_what_it_does_on_a_cpu(
-    scheme: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]
+    architecture: str, scheme: str, changes: dict[str, Any], tiny: Callable[..., Path], recipe: Callable[..., Recipe]
 ) -> None:
-    path = tiny("llama", torch.bfloat16, hidden_size=256, intermediate_size=256)
+    path = tiny(architecture, torch.bfloat16, hidden_size=256, intermediate_size=256, **changes)
     made = run(recipe(path, {"evaluate": False}, scheme=scheme, rounding="nearest"), progress=False)
     params = SamplingParams(max_tokens=8, temperature=0, logprobs=20)
-    prompts = [[5, 6, 7], list(range(10, 50))]
-    expected = Engine(made.checkpoint, dtype="float32", quiet=True).generate(prompts, params)
-    found = Engine(made.checkpoint, dtype="bfloat16", device="cuda", quiet=True).generate(prompts, params)
+    prompts = [[5, 6, 7], list(range(10, 110))]  # the second in pieces
+    options = {"token_budget": 64, "quiet": True}
+    expected = Engine(made.checkpoint, dtype="float32", **options).generate(prompts, params)
+    found = Engine(made.checkpoint, dtype="bfloat16", device="cuda", **options).generate(prompts, params)
     for one, other in zip(found, expected, strict=True):
         # A random model's choices are close to each other, so that later tokens may differ; the first one's likelihood does not.
         token = other.completions[0].tokens[0]

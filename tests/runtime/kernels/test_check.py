@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+ENVIRONMENT["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def smelt(*arguments: str) -> subprocess.CompletedProcess[str]:

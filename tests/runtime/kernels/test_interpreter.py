@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from smelt.runtime.kernels.kernel import Case, Trial, problem
+from smelt.runtime.kernels.linear_bytes import BytesCase, linear_bytes
 from smelt.runtime.kernels.registry import KERNELS
+from smelt.runtime.kernels.tile import Tile
+
+from .interpreter import interpreted
 
 CPU = torch.device("cpu")
 # The interpreter does not know AMD's own 8-bit float.
@@ -17,11 +21,27 @@ CASES = [
 ]
 
 
+@interpreted
 @pytest.mark.parametrize(("kernel", "case"), CASES)
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 def test_a_case_agrees_with_float64_on_fresh_inputs(kernel: str, case: Case) -> None:
     seed = int(torch.randint(1 << 30, ()).item())
     assert problem(case, CPU, seed) is None, f"seed {seed}"
+
+
+@interpreted
+@pytest.mark.parametrize("code", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_inputs_that_are_no_numbers_give_none(code: torch.dtype, blocks: bool, fused: bool, broken: float) -> None:
+    """Rounding must not make numbers of them: the engine ends such a request instead of going on."""
+    case = BytesCase(code, 3, 64, 256, blocks)
+    weight, x = case.packed(CPU), torch.randn(3, 256).half()
+    x[1, 200] = broken
+    found = linear_bytes(x, weight, Tile(64, 16, 128, 2, 4, 3, False), fused=fused)
+    assert found.isfinite().all(1).tolist() == [True, False, True]
 
 
 def _trial(compute: list[torch.Tensor], expected: torch.Tensor) -> Case:

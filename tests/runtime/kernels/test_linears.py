@@ -21,8 +21,9 @@ from smelt.runtime.model import Model
 from smelt.runtime.operators import Operators
 
 from ..drive import logits_in_pieces
+from .interpreter import interpreted
 
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+pytestmark = [interpreted, pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")]
 CPU = torch.device("cpu")
 PROMPT = torch.randint(4, 4096, (40,), generator=torch.Generator().manual_seed(0)).tolist()
 PIECES = [[(0, 39)], [(0, 1)]]
@@ -189,3 +190,11 @@ def test_blocks_that_do_not_fill_their_rows_are_multiplied_row_by_row(
     assert isinstance(linear, PackedLinear)
     x = torch.randn(3, 256, generator=DRAW).half()
     assert (linear(x) - plain(x)).float().norm() <= 6e-3 * plain(x).float().norm()
+
+
+@pytest.mark.parametrize("inputs", [None, QuantizationArgs(num_bits=8, strategy="token", dynamic=True)])
+def test_a_step_may_need_no_rows(inputs: QuantizationArgs | None) -> None:
+    """A piece of a prompt that is not its last asks the head for nothing."""
+    linear = on_kernels(replace(_matrix(80, 256, 8, 1), inputs=inputs), None, torch.float16, CPU, tiles_of(CPU))
+    assert linear is not None
+    assert linear(torch.empty(0, 256).half()).shape == (0, 80)

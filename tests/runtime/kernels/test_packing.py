@@ -15,6 +15,9 @@ from smelt.runtime.kernels.linear_codes import CodesCase
 from smelt.runtime.kernels.packing import FORMATS
 from smelt.runtime.kernels.tile import Tile
 
+from .interpreter import interpreted
+
+pytestmark = interpreted
 DRAW = torch.Generator().manual_seed(0)
 F = torch.float16
 
