@@ -63,7 +63,7 @@ class _Grouped:
         else:
             self._packed, self._bytes = None, bytes_of_experts([p.weight for p in parts if isinstance(p, BytesLinear)])
         self._first = first
-        self.parts = [_Expert(part.numel, part.nbytes, part.columns, part.explain()) for part in parts]
+        self.parts = [_Expert(part.numel, part.nbytes, part.columns, part.kernel) for part in parts]
         # The packed codes of all are one copy now; the first's tiles serve.
         first.weight = self._packed or self._bytes  # pyright: ignore[reportAttributeAccessIssue]
 

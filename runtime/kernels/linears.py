@@ -14,7 +14,7 @@ from .codes_weight import CodesWeight
 from .codes_weight import prepare as prepare_codes
 from .linear_bytes import CHUNK, BytesWeight
 from .linear_bytes import prepare as prepare_bytes
-from .packing import FORMATS, kernel_group
+from .packing import FORMATS, is_two_of_four, kernel_group
 from .quantize_rows import NAMES
 from .restore_codes import restore_codes
 from .tile import Shape, Tile, Tiles
@@ -32,6 +32,10 @@ class PackedLinear:
         matrix: what it was made of.
         dtype: of inputs and outputs.
         tiles: of the device.
+
+    Attributes:
+        weight: packed.
+        kernel: what multiplies it, for people.
     """
 
     def __init__(self, weight: CodesWeight, matrix: Matrix, dtype: torch.dtype, tiles: Tiles) -> None:
@@ -45,10 +49,10 @@ class PackedLinear:
         rounded = f", inputs rounded to {matrix.inputs.type}{matrix.inputs.num_bits}" if matrix.inputs else ""
         gated = f", then {weight.gate} of the gate" if weight.gate != "none" else ""
         many = f"; from {tiles.restore_rows} rows on restored, then F.linear" if tiles.restore_rows else ""
-        self._explanation = (
-            f"Triton linear_codes, {matrix.format} weights, {str(dtype).removeprefix('torch.')} inputs{rounded}{gated}{many}"
-            f" (tiles for {tiles.told})"
-        )
+        name = str(dtype).removeprefix("torch.")
+        sparse = ", 2:4 sparse" if weight.form == "sparse4" else ""
+        self.kernel = f"Triton linear_codes, {matrix.format} weights{sparse}, {name} inputs{rounded}{gated}"
+        self._explanation = f"{self.kernel}{many} (tiles for {tiles.told})"
 
     def __call__(self, x: Tensor) -> Tensor:
         if not x.shape[0]:
@@ -97,6 +101,10 @@ class BytesLinear:
         weight: packed, on the device.
         matrix: what it was made of.
         tiles: of the device.
+
+    Attributes:
+        weight: packed.
+        kernel: what multiplies it, for people.
     """
 
     def __init__(self, weight: BytesWeight, matrix: Matrix, tiles: Tiles) -> None:
@@ -108,10 +116,11 @@ class BytesLinear:
         self.columns = weight.columns
         each = "128 of them" if weight.block_scales is not None else "token"
         gated = f", then {weight.gate} of the gate" if weight.gate != "none" else ""
-        self._explanation = (
+        self.kernel = (
             f"Triton linear_bytes, {matrix.format} weights, {NAMES[weight.codes.dtype]} inputs by {each}{gated}; more than"
-            f" {FUSED_ROWS} rows are rounded by a launch of their own (tiles for {tiles.told})"
+            f" {FUSED_ROWS} rows are rounded by a launch of their own"
         )
+        self._explanation = f"{self.kernel} (tiles for {tiles.told})"
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
@@ -197,6 +206,8 @@ def _codes_weight(
         return None
     form = f"int{matrix.bits if matrix.bits <= 4 else 8}"
     codes = matrix.values.to(device)
+    if form == "int4" and zero is None and (scale.shape[1] == 1 or matrix.group % 64 == 0) and is_two_of_four(codes):
+        form = "sparse4"
     if scale.shape[1] == 1 and zero is None:
         return prepare_codes(codes, form, row_scale=scale.to(device), bias=bias, gate=gate)
     if kernel_group(matrix.group) is None or (zero is not None and scale.dtype not in HALVES):

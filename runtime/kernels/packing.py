@@ -172,12 +172,17 @@ def _small_floats(codes: Tensor) -> Tensor:
     return ((pieces >> 3 & 1) << signs[:, None] | (pieces & 7) << rests[:, None]).sum(2)
 
 
+def is_two_of_four(codes: Tensor) -> bool:
+    """Whether of every four neighbours in a row at least two are zero."""
+    return codes.shape[1] % 4 == 0 and int((codes.unflatten(1, (-1, 4)) != 0).sum(2, dtype=torch.uint8).max()) <= 2
+
+
 def _two_of_four(codes: Tensor) -> tuple[Tensor, Tensor]:
     """Words of values and of places. Of a group's four weights each is in another piece, so columns are ordered for it."""
     rows = codes.shape[0]
     groups = codes.view(rows, -1, 4)
     kept = groups != 0
-    if int(kept.sum(2).max()) > 2:
+    if not is_two_of_four(codes):
         raise ValueError("a weight is not 2:4 sparse: some four neighbours have more than two that are not zero")
     # Zeros fill up groups with fewer than two.
     order = torch.sort(kept.to(torch.int8), dim=2, descending=True, stable=True).indices[:, :, :2].sort(2).values

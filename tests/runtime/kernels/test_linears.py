@@ -64,7 +64,8 @@ def test_a_checkpoint_computes_what_it_does_without_kernels(
         assert explanation.startswith("Triton linear_"), role
         assert TOLD.get(scheme, "float16 inputs") in explanation
         assert ("of the gate" in explanation) == (role.endswith("gate, up") and scheme != "FP8_BLOCK")
-        assert ("in one launch" in explanation) == (architecture == "mixtral" and "expert" in role)
+        assert ("all experts in one launch" in explanation) == ("expert" in role)
+        assert ("restored" in explanation) == (scheme not in TOLD and "expert" not in role)
 
 
 @pytest.mark.parametrize("scheme", TOLD)
@@ -118,6 +119,28 @@ def test_codes_are_multiplied_as_their_values_are(matrix: Matrix, many: bool) ->
     expected = Operators(torch.float32).linear(replace(matrix, inputs=None), bias)(inputs.float())
     assert (linear(x).float() - expected).norm() <= 2e-3 * expected.norm()
     assert "from 4 rows on restored" in linear.explain()
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_weights_of_which_two_of_four_are_zero_are_read_as_such(groups: int) -> None:
+    matrix, tiles = _matrix(80, 256, 4, groups), tiles_of(CPU)
+    dense = on_kernels(matrix, None, torch.float16, CPU, tiles)
+    kept = torch.rand(80, 64, 4, generator=DRAW).argsort(-1) < 2
+    pruned = replace(matrix, values=matrix.values * kept.view(80, 256))
+    linear = on_kernels(pruned, None, torch.float16, CPU, tiles)
+    assert isinstance(linear, PackedLinear)
+    assert dense is not None
+    assert "2:4 sparse" in linear.explain()
+    assert "2:4 sparse" not in dense.explain()
+    scales = 128 * groups * 2 if groups > 1 else 128 * 4  # a scale a row is kept in float32
+    assert linear.nbytes - scales == 0.75 * (dense.nbytes - scales)
+    x = torch.randn(3, 256, generator=DRAW).half()
+    expected = Operators(torch.float32).linear(pruned, None)(x.float())
+    assert (linear(x).float() - expected).norm() <= 2e-3 * expected.norm()
+    # A row of four that has three is not such a weight.
+    values = pruned.values.clone()
+    values[7, :4] = torch.tensor([1, 2, 3, 0])
+    assert "2:4" not in str(on_kernels(replace(pruned, values=values), None, torch.float16, CPU, tiles).explain())  # pyright: ignore
 
 
 @pytest.mark.parametrize("rows", [3, 5])
