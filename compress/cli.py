@@ -477,6 +477,9 @@ def check(
         list[str] | None, typer.Option(help="sm_80, sm_90, sm_100 or gfx942; all if none. Repeatable.")
     ] = None,
     kernel: Annotated[list[str] | None, typer.Option(help="A kernel's name; all if none. Repeatable.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Each kernel, format, tile and option once, not in all combinations.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> int:
     """Compile every shipped kernel, without a GPU, and read its machine code.
@@ -492,7 +495,7 @@ def check(
     """
     from .kernels_command import check as check_kernels
 
-    return check_kernels(target or [], kernel or [], as_json)
+    return check_kernels(target or [], kernel or [], quick, as_json)
 
 
 @kernels.command()

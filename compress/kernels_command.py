@@ -11,7 +11,7 @@ from pathlib import Path
 from .errors import SmeltError
 
 
-def check(targets: Sequence[str], kernels: Sequence[str], as_json: bool) -> int:
+def check(targets: Sequence[str], kernels: Sequence[str], quick: bool, as_json: bool) -> int:
     """Compile, print a table, and fail if anything shipped does not hold what it should.
 
     Raises:
@@ -26,7 +26,7 @@ def check(targets: Sequence[str], kernels: Sequence[str], as_json: bool) -> int:
     _known("target", targets, list(TARGETS))
     _known("kernel", kernels, [kernel.name for kernel in KERNELS])
     found: list[Compiled] = []
-    for one in compile_all(targets or list(TARGETS), kernels):
+    for one in compile_all(targets or list(TARGETS), kernels, rare=not quick):
         found.append(one)
         if not as_json:
             if len(found) == 1 or found[-2].target != one.target:

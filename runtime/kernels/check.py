@@ -63,12 +63,13 @@ class Compiled:
     faults: tuple[str, ...]
 
 
-def check(targets: Sequence[str], kernels: Sequence[str] = ()) -> Iterator[Compiled]:
+def check(targets: Sequence[str], kernels: Sequence[str] = (), *, rare: bool = True) -> Iterator[Compiled]:
     """Compile all builds for some targets, on all processors; results come as they are done, in order.
 
     Args:
         targets: names of :data:`TARGETS`.
         kernels: names of kernels; empty for all.
+        rare: also builds whose format, tile and options others show.
 
     Raises:
         KeyError: a name is not known.
@@ -79,7 +80,7 @@ def check(targets: Sequence[str], kernels: Sequence[str] = ()) -> Iterator[Compi
         for kernel in KERNELS
         if not kernels or kernel.name in kernels
         for build in kernel.builds
-        if not build.targets or TARGETS[target].name in build.targets
+        if (rare or not build.rare) and (not build.targets or target in build.targets)
     ]
     # Triton in the interpreter compiles nothing, and a process decides that once.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}

@@ -60,6 +60,7 @@ class Build:
         wide: whether they must be those of the target's own generation.
         streamed: arguments that must be read 16 bytes a thread.
         targets: names of those that it is for; empty for all.
+        rare: whether other builds show the same format, tile and options, only not together.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Build:
     streamed: tuple[str, ...]
     wide: bool = False
     targets: tuple[str, ...] = ()
+    rare: bool = False
 
 
 @dataclass(frozen=True)
