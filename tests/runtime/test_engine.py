@@ -370,7 +370,15 @@ def test_a_cache_that_does_not_fit_is_refused_with_arithmetic(small: tuple[PreTr
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("max_sequences", 0), ("block_size", 0), ("memory_utilization", 1.5), ("dtype", "int3")]
+    ("option", "value"),
+    [
+        ("max_sequences", 0),
+        ("block_size", 0),
+        ("memory_utilization", 1.5),
+        ("dtype", "int3"),
+        ("device", "tpu"),
+        ("device", "cuda:77"),
+    ],
 )
 def test_options_out_of_range_are_refused(option: str, value: Any, small: tuple[PreTrainedModel, Path]) -> None:
     with pytest.raises(RuntimeProblem, match=f"{option} is"):
