@@ -13,10 +13,11 @@ from .architectures import DecoderSpec, LayerSpec, spec_of
 from .batch import Batch
 from .checkpoint import Checkpoint
 from .errors import RuntimeProblem
+from .heads import Heads
 from .keys_values import PagedKeysValues
 from .linear import Linear
 from .matrix import Matrix, stacked
-from .operators import Experts, Heads, LayerParts, Operators, Rowwise
+from .operators import Experts, LayerParts, Operators, Rowwise
 from .pages import in_large_pages
 from .rope import Rotations
 

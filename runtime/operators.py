@@ -13,6 +13,7 @@ from transformers.activations import ACT2FN
 from .attention import attend
 from .batch import Batch
 from .cpu import Int8Linear
+from .heads import Heads
 from .keys_values import PagedKeysValues
 from .linear import DenseLinear, Linear
 from .matrix import Matrix
@@ -21,26 +22,6 @@ from .sampling import Survey, survey
 
 Rowwise = Callable[[Tensor], Tensor]
 Rotation = tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class Heads:
-    """The attention of one layer.
-
-    Attributes:
-        queries, shared: how many query heads and key-value heads.
-        size: of a head.
-        scale: what scores are multiplied by.
-        window: how many positions back a token sees, itself included; None for all.
-        cap: a soft cap on scores.
-    """
-
-    queries: int
-    shared: int
-    size: int
-    scale: float
-    window: int | None
-    cap: float | None
 
 
 class Attention(Protocol):

@@ -162,8 +162,9 @@ def _nvidia(found: Any) -> tuple[int, int, Counter[str], int]:
 
 def _amd(found: Any) -> tuple[int, int, Counter[str], int]:
     text = found.asm["amdgcn"]
-    facts = dict(re.findall(r"\.(vgpr_count|vgpr_spill_count|sgpr_spill_count):\s+(\d+)", text))
-    spills = int(facts["vgpr_spill_count"]) + int(facts["sgpr_spill_count"])
+    facts = dict(re.findall(r"\.(vgpr_count|vgpr_spill_count|private_segment_fixed_size):\s+(\d+)", text))
+    # Scalars that find no register go to lanes of vector registers; what goes to memory needs a segment there.
+    spills = max(int(facts["vgpr_spill_count"]), int(facts["private_segment_fixed_size"]) // 4)
     counts = Counter(re.findall(r"^\s+([a-z][a-z_0-9]+)\s", text, re.MULTILINE))
     return int(facts["vgpr_count"]), spills, counts, 0
 
@@ -184,7 +185,7 @@ def _narrow(ttgir: str, launch: Launch, streamed: tuple[str, ...]) -> list[str]:
         for element, layout in re.findall(r"x!tt\.ptr<(\w+)>, (#\w+)>", line):
             if element in wanted and layout in per_thread:
                 seen[element] = max(seen.get(element, 0), per_thread[layout] * _BYTES[element])
-        for element, layout in re.findall(r"-> tensor<[\dx]+x(\w+), (#\w+)>", line):
+        for element, layout in re.findall(r"(?:->|:) tensor<[\dx]+x(\w+), (#\w+)>", line):
             if element in wanted and layout in per_thread:
                 seen[element] = max(seen.get(element, 0), per_thread[layout] * _BYTES[element])
     return [

@@ -25,7 +25,7 @@ TYPES = {
 
 # Arguments for whose values Triton makes no variants: a step's number of rows changes all the time, and must not make it
 # compile again.
-GENERAL = ("M", "row_tiles", "split")
+GENERAL = ("M", "row_tiles", "split", "sequences", "programs", "tables_stride", "scratch_stride", "items")
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from ..heads import Heads
 from ..keys_values import PagedKeysValues
-from ..operators import Heads
 
 LARGEST_HEAD = 512  # attention_runs.cpp packs 16 positions of a head at a time in its own memory
 _KINDS = {torch.bfloat16: 0, torch.int8: 1, torch.float8_e4m3fn: 2}

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch
+from ..heads import Heads
 from ..keys_values import PagedKeysValues
 from ..linear import Linear, restored_from
 from ..matrix import Matrix
-from ..operators import Attention, Heads, LayerParts, Operators, Rotation, Rowwise, Stack
+from ..operators import Attention, LayerParts, Operators, Rotation, Rowwise, Stack
 from ..sampling import Survey
 from .cache import LARGEST_HEAD, layer_handle
 from .library import processor_features

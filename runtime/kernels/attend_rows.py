@@ -1,0 +1,203 @@
+"""The FLAT dataflow of attention: a tile of rows of scores is computed whole, then its softmax, then what it attends to.
+
+The three are fused for each tile of queries, as in FLAT (Kao and others, 2021, row granularity): the tile's scores stay
+close by, here in scratch memory small enough for the second-level cache, and no sum is ever rescaled, since the highest
+score of a row is known before its softmax begins. Flash attention (:mod:`attend_prompts`) keeps no scores at all, and
+rescales. Same inputs, same outputs; which one is faster is a matter of measurement.
+"""
+
+# Triton's functions are not typed as what they are inside of one.
+# pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..heads import Heads
+from .attend_prompts import PromptTile, attention_constants, prompt_tile, tile_of_queries, work_of
+from .attention_case import AttentionCase, attention_cases
+from .cached import LayerCache, padded, rows_of
+from .flash import CHANGING, Runs, attended, scores_of
+from .kernel import Build, Kernel
+from .launch import Launch
+from .targets import Target, target_of
+from .workspace import Workspace, workspace
+
+
+@triton.jit(do_not_specialize=CHANGING)
+def _attend_rows(
+    queries,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    rows,
+    counts,
+    stops,
+    tables,
+    work,
+    out,
+    scratch,
+    tables_stride,
+    scratch_stride,
+    items,
+    QUERIES: tl.constexpr,
+    SHARED: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    DOT: tl.constexpr,
+    ASM: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    SCALE: tl.constexpr,
+    CAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    row = tl.arange(0, BM)
+    inner = tl.arange(0, BN)
+    mine = scratch + tl.program_id(0).to(tl.int64) * BM * scratch_stride
+    # A program's scratch serves one tile after another, so that few of them are in use at once.
+    for both in range(tl.program_id(0), items * SHARED, tl.num_programs(0)):
+        item = both // SHARED
+        head = both % SHARED
+        if tl.load(work + 2 * item) >= 0:
+            query, position, to, inside, sequence, stop, begin, last = tile_of_queries(
+                queries, work, item, rows, counts, stops, head, QUERIES, GROUP, D, DP, DOT, BM
+            )
+            table = tables + sequence.to(tl.int64) * tables_stride
+            first = 0
+            if WINDOW > 0:
+                first = tl.maximum(begin - WINDOW + 1, 0) // BN * BN
+            highest = tl.full([BM], float("-inf"), tl.float32)
+            for start in tl.range(first, last, BN, num_stages=STAGES):
+                at = rows_of(table, start, stop, head, SHARED, BLOCK, BN)
+                scores = scores_of(
+                    query, position, start, stop, at, keys, key_scales, True, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW
+                )  # fmt: skip
+                highest = tl.maximum(highest, tl.max(scores, 1))
+                tl.store(mine + row[:, None] * scratch_stride + (start + inner)[None, :], scores)
+            # The second pass reads what other threads of this program wrote.
+            tl.debug_barrier()
+            total = tl.zeros([BM], tl.float32)
+            acc = tl.zeros([BM, DP], tl.float32)
+            highest = tl.where(highest == float("-inf"), 0.0, highest)
+            for start in tl.range(first, last, BN, num_stages=STAGES):
+                at = rows_of(table, start, stop, head, SHARED, BLOCK, BN)
+                scores = tl.load(mine + row[:, None] * scratch_stride + (start + inner)[None, :])
+                shares = tl.exp2(scores - highest[:, None])
+                total += tl.sum(shares, 1)
+                acc += attended(shares, start, stop, at, values, value_scales, True, KIND, D, DP, DOT, ASM, BN)
+            tl.debug_barrier()
+            tl.store(out + to, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
+def row_tile(target: Target, heads: Heads, dtype: torch.dtype, kind: str) -> PromptTile:
+    """Few rows, so that all programs' scores fit in the second-level cache."""
+    found = prompt_tile(target, heads, dtype, kind)
+    small = min(found.queries, 64 if padded(heads.size) <= 128 else 32)
+    queries = max(small, 1 << (heads.group - 1).bit_length())
+    positions = min(found.positions, 64 if kind == "plain" else 32)
+    return replace(found, queries=queries, positions=positions, warps=4 if padded(heads.size) <= 128 else 8)
+
+
+def launch(
+    queries: Tensor,
+    heads: Heads,
+    cache: LayerCache,
+    runs: Runs,
+    work: Tensor,
+    out: Tensor,
+    tile: PromptTile,
+    target: Target,
+    space: Workspace,
+    longest: int,
+) -> Launch:
+    """One step's, ready to run."""
+    programs = min(target.units, work.shape[0] * heads.shared)
+    stride = -(-longest // tile.positions) * tile.positions
+    scratch, _ = space.reserve(programs * tile.queries * stride, 1)
+    arguments: dict[str, Tensor | int | None] = {
+        "queries": queries,
+        "work": work,
+        "out": out,
+        "scratch": scratch,
+        "scratch_stride": stride,
+        "items": work.shape[0],
+        **cache.arguments(),
+        **runs.arguments(),
+    }
+    constants = {
+        **attention_constants(queries.dtype, heads, cache),
+        "BM": tile.queries,
+        "BN": tile.positions,
+        "STAGES": tile.stages,
+    }
+    return Launch(_attend_rows, arguments, constants, (programs,), tile.warps, tile.stages)
+
+
+def attend_rows(
+    queries: Tensor,
+    heads: Heads,
+    cache: LayerCache,
+    runs: Runs,
+    work: Tensor,
+    out: Tensor,
+    tile: PromptTile | None = None,
+    *,
+    longest: int | None = None,
+) -> Tensor:
+    """What :func:`attend_prompts` computes, by FLAT's dataflow.
+
+    Args:
+        queries, heads, cache, runs, work, out, tile: as there.
+        longest: positions of the longest sequence; by default as many as the tables have room for.
+    """
+    target = target_of(queries.device)
+    tile = tile or row_tile(target, heads, queries.dtype, cache.kind)
+    longest = longest or runs.tables.shape[1] * cache.block
+    if work.shape[0]:
+        launch(queries, heads, cache, runs, work, out, tile, target, workspace(queries.device), longest).run()
+    return out
+
+
+def _case(case: AttentionCase) -> AttentionCase:
+    tile = PromptTile(16, 16, 4, 1)
+
+    def compute(queries: Tensor, cache: LayerCache, runs: Runs, out: Tensor) -> None:
+        counts, stops = runs.counts.tolist(), runs.stops.tolist()
+        work = torch.tensor([*work_of(counts, stops, tile.tokens(case.heads.group)), (-1, 0)], dtype=torch.int32)
+        attend_rows(queries, case.heads, cache, runs, work.to(queries.device), out, tile, longest=max(stops))
+
+    return replace(case, note=", by rows").computed_by(compute)
+
+
+def _build(size: int, kind: str) -> Build:
+    heads, dtype = Heads(32, 8, size, size**-0.5, None, None), torch.bfloat16
+    case = AttentionCase(heads, kind, dtype, 16, ((512, 512),), ", by rows")
+
+    def on_meta(target: Target) -> Launch:
+        queries, cache, runs, out = case.on_meta()
+        work = torch.empty(64, 2, dtype=torch.int32, device="meta")
+        tile, space = row_tile(target, heads, dtype, kind), Workspace(torch.device("meta"))
+        return launch(queries, heads, cache, runs, work, out, tile, target, space, 4096)
+
+    # A barrier does not make one wave's stores visible to another on AMD's GPUs.
+    targets = tuple(name for name in (case.targets or ("sm_80", "sm_90", "sm_100")) if name != "gfx942")
+    return Build(case.name, on_meta, matrix=True, streamed=("keys",) if kind != "int4" else (), targets=targets)
+
+
+_NVIDIA = ("sm_80", "sm_90", "sm_100")
+KERNEL = Kernel(
+    "attend_rows",
+    [replace(_case(case).case(), targets=case.targets or _NVIDIA) for case in attention_cases(singles=False)[:5]]
+    + [replace(_case(case).case(), targets=_NVIDIA) for case in attention_cases(singles=False) if case.kind == "int4"],
+    [_build(64, "plain"), _build(128, "plain"), _build(256, "plain"), _build(128, "int8"), _build(128, "float8")],
+)
