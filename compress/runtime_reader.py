@@ -7,9 +7,8 @@ from pathlib import Path
 from torch import Tensor
 
 from ..runtime.batch import Batch, Run
-from ..runtime.keys_values import PagedKeysValues
 from ..runtime.loading import load_model
-from ..runtime.model import Head, Model
+from ..runtime.model import Head
 from .activations import ActivationStore
 from .progress import Progress
 
@@ -44,7 +43,7 @@ class RuntimeReader:
         try:
             batches = list(store.batches())
             most = max(batch.stop - batch.start for batch in batches)
-            cache = _cache(model, most * -(-length // _BLOCK))
+            cache = model.keys_values(most * -(-length // _BLOCK), _BLOCK, model.dtype)
             for batch in progress.track(batches, description):
                 read = model.hidden(_whole_windows(tokens[batch].tolist()), cache)
                 store.write(batch, read.view(-1, length, model.spec.hidden))
@@ -65,11 +64,6 @@ class _WindowHead:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return self._head(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
-
-
-def _cache(model: Model, blocks: int) -> PagedKeysValues:
-    spec = model.spec
-    return PagedKeysValues(len(spec.layers), spec.key_value_heads, spec.head_size, blocks, _BLOCK, model.dtype)
 
 
 def _whole_windows(windows: list[list[int]]) -> Batch:

@@ -7,12 +7,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from .batch import Batch, Singles
-from .keys_values import PagedKeysValues
+from .keys_values import KeysValues
 
 
 def attend(
     queries: Tensor,
-    store: PagedKeysValues,
+    store: KeysValues,
     layer: int,
     scale: float,
     window: int | None,
@@ -61,7 +61,7 @@ def _mask(start: int, stop: int, window: int | None) -> Tensor:
 
 def _singles(
     queries: Tensor,
-    store: PagedKeysValues,
+    store: KeysValues,
     layer: int,
     scale: float,
     window: int | None,

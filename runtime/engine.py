@@ -17,8 +17,8 @@ from .beam import advance
 from .cache import BlockCache
 from .checkpoint import Checkpoint
 from .errors import RuntimeProblem
-from .executor import StepResult, TorchExecutor
-from .keys_values import PagedKeysValues
+from .executor import Executor, Flight, StepResult, TorchExecutor
+from .keys_values import KeysValues
 from .loading import load_model
 from .output import RequestOutput
 from .params import SamplingParams
@@ -110,26 +110,40 @@ class Engine:
             kv_dtype=kept,
         )
         self._told(self.reservation.sentence())
-        store = PagedKeysValues(
-            len(spec.layers),
-            spec.key_value_heads,
-            spec.head_size,
-            self.reservation.blocks,
-            block_size,
-            kept,
-            self.model.device,
-        )
+        store = self.model.keys_values(self.reservation.blocks, block_size, kept)
         self.cache = BlockCache(self.reservation.blocks, block_size, share_prefixes=share_prefixes)
         self.scheduler = Scheduler(
             self.cache, token_budget=token_budget, max_sequences=max_sequences, static=static_batching
         )
-        self.executor = TorchExecutor(self.model, store, self.ends, seed)
+        self.executor = self._executor(store, seed, max_sequences, token_budget)
+        self._flight: tuple[StepPlan, Flight] | None = None
+        self._awaited: set[str] = set()  # requests whose tokens must be seen before the next step is made
         self._requests: dict[str, Request] = {}
         self._sinks: dict[str, Sink] = {}
         self._names = itertools.count()
         self._lock = threading.RLock()
         self._wake = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
+
+    def _executor(self, store: KeysValues, seed: int, max_sequences: int, token_budget: int) -> Executor:
+        fusions = getattr(self.model.operators, "fusions", None)
+        if fusions is None or not fusions.sampling:
+            return TorchExecutor(self.model, store, self.ends, seed)
+        from .gpu.executor import GpuExecutor
+
+        found = GpuExecutor(
+            self.model,
+            store,
+            self.ends,
+            seed,
+            max_sequences=max_sequences,
+            token_budget=token_budget,
+            max_length=self.max_length,
+            graphs=fusions.graphs,
+        )
+        if self.model.device.type == "cuda":
+            found.warm_up(self._told)
+        return found
 
     def generate(
         self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | SequenceOf[SamplingParams] | None = None
@@ -231,22 +245,27 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Compute one step. Returns the state of every request that got on."""
         with self._lock:
-            plan = self.scheduler.schedule()
-            if not plan.chunks:
-                if (
-                    self.scheduler.has_work
-                ):  # requests are checked to fit, so this would be our mistake; better than for ever
-                    self._fail_all("no step can be made for this request")
-                    raise RuntimeProblem(
-                        "nothing that waits can run in the cache; this is a bug in Smelt, please report it"
-                    )
-                return []
+            flight, changed, started = self._flight, [], None
             try:
-                result = self.executor.execute(plan)
+                # A step may begin before the one before it has given its tokens, if nobody needs to see them in between.
+                if self._awaited:
+                    changed += self._land()
+                started = self._started(self.scheduler.schedule())
+                changed += self._land()
+                self._flight = started
+                if started is not None and started[1].settled:
+                    changed += self._land()
             except Exception:
+                self._flight = None
                 self._fail_all("the engine failed while computing this request's step")
                 raise
-            changed = self._commit(plan, result)
+            if flight is None and started is None and self.scheduler.has_work:
+                # Requests are checked to fit, so this would be our mistake; better than for ever.
+                self._fail_all("no step can be made for this request")
+                raise RuntimeProblem(
+                    "nothing that waits can run in the cache; this is a bug in Smelt, please report it"
+                )
+            changed = list({request.id: request for request in changed}.values())
             outputs = [RequestOutput.of(request) for request in changed]
             for output in outputs:
                 sink = self._sinks.get(output.id)
@@ -374,16 +393,34 @@ class Engine:
         if request.id in self._requests:
             raise RuntimeProblem(f"a request named {request.id!r} is running already; choose another id")
         self._requests[request.id] = request
+        if not self.executor.runs_ahead(request):
+            self._awaited.add(request.id)
         if sink is not None:
             self._sinks[request.id] = sink
         self.scheduler.add(request.sequences[0])
 
+    def _started(self, plan: StepPlan) -> tuple[StepPlan, Flight] | None:
+        """Start a step; None if there is nothing in it."""
+        if not plan.chunks:
+            return None
+        self.scheduler.started(plan)
+        return plan, self.executor.launch(plan)
+
+    def _land(self) -> list[Request]:
+        """Wait for the step that was started, and note what it found; returns the requests that got on."""
+        if self._flight is None:
+            return []
+        (plan, flight), self._flight = self._flight, None
+        return self._commit(plan, flight.result())
+
     def _commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
         """Note what a step found; returns the requests that got on."""
-        self.scheduler.computed(plan)
+        self.scheduler.done(plan)
         changed: dict[str, Request] = {}
         for sequence in result.broken:
             request = sequence.request
+            if sequence.finish is not None:
+                continue  # it ended while this step was on its way
             request.error = "the model's logits are not numbers; the checkpoint or its quantization is broken"
             self._end_all(request, "error")
             changed[request.id] = request
@@ -472,6 +509,7 @@ class Engine:
 
     def _forget(self, id: str) -> None:
         self._requests.pop(id, None)
+        self._awaited.discard(id)
         self._sinks.pop(id, None)
 
     def _keep_running(self) -> None:

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from .batch import Batch, Run
 from .beam import continuations
-from .keys_values import PagedKeysValues
+from .keys_values import KeysValues
 from .model import Model
 from .sampling import Sampled, Survey, sample, top_logprobs
 from .scheduler import Chunk, StepPlan
-from .sequence import Candidate, Sequence, TokenLogprobs, TokenScore
+from .sequence import Candidate, Request, Sequence, TokenLogprobs, TokenScore
 
 
 @dataclass
@@ -38,19 +38,58 @@ class StepResult:
     broken: list[Sequence] = field(default_factory=list)
 
 
-class Executor(Protocol):
-    """Carries out plans: with a model, or with a clock in the simulator."""
-
-    def execute(self, plan: StepPlan) -> StepResult: ...
-
-
 class RunsBatches(Protocol):
     """What the executor needs of a model."""
 
     @property
     def survey(self) -> Callable[[Tensor], Survey]: ...
 
-    def __call__(self, batch: Batch, store: PagedKeysValues) -> Tensor: ...
+    def __call__(self, batch: Batch, store: KeysValues) -> Tensor: ...
+
+
+class Flight(Protocol):
+    """A step that was started.
+
+    Attributes:
+        settled: whether it is done already, so that nothing is won by starting the next one before asking for its result.
+    """
+
+    @property
+    def settled(self) -> bool: ...
+
+    def result(self) -> StepResult:
+        """What it found; waits for it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Landed:
+    """A step that was carried out at once."""
+
+    found: StepResult
+    settled: bool = True
+
+    def result(self) -> StepResult:
+        """What it found."""
+        return self.found
+
+
+class Executor(Protocol):
+    """Carries out plans: with a model, or with a clock in the simulator.
+
+    Attributes:
+        model: what computes; a profile puts a clock around it.
+    """
+
+    model: RunsBatches
+
+    def launch(self, plan: StepPlan) -> Flight:
+        """Start a step."""
+        ...
+
+    def runs_ahead(self, request: Request) -> bool:
+        """Whether steps with this request may be started before the ones before them have given their tokens."""
+        ...
 
 
 class TorchExecutor:
@@ -66,13 +105,21 @@ class TorchExecutor:
         model: what computes; a profile puts a clock around it.
     """
 
-    def __init__(self, model: Model, store: PagedKeysValues, ends: frozenset[int], seed: int) -> None:
+    def __init__(self, model: Model, store: KeysValues, ends: frozenset[int], seed: int) -> None:
         self.model: RunsBatches = model
         self._store = store
         # What a step makes is made where the model is; a CPU is where torch makes things anyway.
         self._device = nullcontext() if model.device.type == "cpu" else _On(model.device)
         self._ends = ends
         self._seed = seed
+
+    def launch(self, plan: StepPlan) -> Flight:
+        """Carry out a step."""
+        return Landed(self.execute(plan))
+
+    def runs_ahead(self, request: Request) -> bool:
+        """Never."""
+        return False
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:

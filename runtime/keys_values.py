@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,36 @@ from .errors import RuntimeProblem
 from .pages import zeros_in_large_pages
 
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+
+
+class KeysValues(Protocol):
+    """A paged cache of keys and values, however it lies in memory.
+
+    Attributes:
+        block_size: positions in a block.
+        dtype: of what is stored.
+        handles: what kernels know its layers by; theirs to fill.
+    """
+
+    block_size: int
+    dtype: torch.dtype
+    handles: dict[Any, Any]
+
+    def layer(self, index: int) -> Any:
+        """One layer's part, as its kernels know it."""
+        ...
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store ``[tokens, heads, size]`` at ``slots``: a block's number times its size, and the place inside."""
+        ...
+
+    def read(self, layer: int, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[..., heads, positions, size]`` of blocks ``[..., count]``, in ``dtype``."""
+        ...
+
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole blocks, ``(from, to)``."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from .architectures import DecoderSpec, LayerSpec, spec_of
 from .batch import Batch
 from .checkpoint import Checkpoint
 from .errors import RuntimeProblem
+from .feed_forward import FeedForward, GatedFeedForward, PlainFeedForward, RoutedFeedForward
 from .heads import Heads
-from .keys_values import PagedKeysValues
+from .keys_values import KeysValues
 from .linear import Linear
 from .matrix import Matrix, stacked
 from .operators import Experts, LayerParts, Operators, Rowwise
@@ -27,16 +28,20 @@ class Model:
 
     Attributes:
         spec: what it is.
+        operators: what it computes with.
         dtype: what it computes in.
         device: where.
         head: from the last layer to logits.
         survey: looks logits over.
+        stack: all layers at once, if there is a way.
+        rotations: its rotary positions.
     """
 
     def __init__(
         self, checkpoint: Checkpoint, operators: Operators, progress: Callable[[int, int], None] | None = None
     ) -> None:
         self.spec = spec_of(checkpoint.config)
+        self.operators = operators
         self.dtype = dtype = operators.dtype
         self.device = operators.device
         self.survey = operators.survey
@@ -50,7 +55,7 @@ class Model:
             self._layers.append(_Layer(load, self.spec, layer, i))
             if progress:
                 progress(i + 1, len(self.spec.layers))
-        self._stack = operators.stack([layer.parts for layer in self._layers])
+        self.stack = operators.stack([layer.parts for layer in self._layers])
         if self.spec.tied or not checkpoint.has_matrix(names.head):
             if self.device.type == "cpu":
                 self._embedding = in_large_pages(self._embedding)  # so that the head need not copy it
@@ -59,42 +64,55 @@ class Model:
             head = load.linear(names.head)
         project_out = load.linear(names.project_out) if names.project_out else None
         self.head = Head(load.norm(names.final_norm), project_out, head, self.spec.logit_cap)
-        self._rotations = Rotations(self.spec.ropes, dtype)
+        self.rotations = Rotations(self.spec.ropes, dtype)
         scale = self.spec.embedding_scale
         # In the model's own type, as transformers multiplies.
         self._embedding_scale = None if scale is None else torch.tensor(scale, device=self.device).to(dtype)
 
     @torch.inference_mode()
-    def __call__(self, batch: Batch, store: PagedKeysValues) -> Tensor:
+    def __call__(self, batch: Batch, store: KeysValues) -> Tensor:
         """Logits ``[wanted, vocabulary]`` of a step's tokens; their keys and values go to ``store``."""
         hidden = self.hidden(batch, store)
         return self.head(hidden if len(batch.wanted) == len(batch.tokens) else hidden[batch.wanted])
 
     @torch.inference_mode()
-    def hidden(self, batch: Batch, store: PagedKeysValues) -> Tensor:
+    def hidden(self, batch: Batch, store: KeysValues) -> Tensor:
         """What the last layer makes of a step's tokens, ``[tokens, hidden]``; :attr:`head` makes logits of it."""
-        hidden = functional.embedding(batch.tokens, self._embedding)
+        hidden = self.embed(batch.tokens, batch.positions)
+        rotations = self.rotations.of(batch.positions, batch.lengths)
+        if self.stack is not None and self.stack.takes(batch):
+            return self.stack(hidden, rotations, store, batch)
+        for i, layer in enumerate(self._layers):
+            hidden = layer(hidden, rotations, store, i, batch)
+        return hidden
+
+    @torch.inference_mode()
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """What the first layer reads."""
+        hidden = functional.embedding(tokens, self._embedding)
         if self._embedding_scale is not None:
             hidden = hidden * self._embedding_scale
         if self._project_in is not None:
             hidden = self._project_in(hidden)
         if self._positions is not None:
-            hidden = hidden + functional.embedding(batch.positions + self.spec.position_offset, self._positions)
-        rotations = self._rotations.of(batch.positions, batch.lengths)
-        if self._stack is not None and self._stack.takes(batch):
-            return self._stack(hidden, rotations, store, batch)
-        for i, layer in enumerate(self._layers):
-            hidden = layer(hidden, rotations, store, i, batch)
+            hidden = hidden + functional.embedding(positions + self.spec.position_offset, self._positions)
         return hidden
+
+    def keys_values(self, blocks: int, block_size: int, kept: torch.dtype) -> KeysValues:
+        """An empty cache for this model."""
+        spec = self.spec
+        return self.operators.keys_values(
+            len(spec.layers), spec.key_value_heads, spec.head_size, blocks, block_size, kept
+        )
 
     @property
     def cache_variants(self) -> bool:
         """Whether equal tokens may have different keys, because rotation depends on how long a sequence may grow."""
-        return self._rotations.by_length
+        return self.rotations.by_length
 
     def variant(self, length: int) -> tuple[int, ...]:
         """What distinguishes the keys of sequences that may grow to ``length``."""
-        return tuple(self._rotations.variants(length).values())
+        return tuple(self.rotations.variants(length).values())
 
     def linears(self) -> dict[str, Linear]:
         """Every linear, by what it does."""
@@ -197,10 +215,12 @@ class _Loader:
         weight = self.checkpoint.optional(f"{name}.weight")
         if self.spec.norm == "layer":
             device = self.operators.device
-            scale = None if weight is None else weight.to(device, self.dtype)
             shift = self.checkpoint.optional(f"{name}.bias")
-            shift = None if shift is None else shift.to(device, self.dtype)
-            return lambda hidden: functional.layer_norm(hidden, (hidden.shape[-1],), scale, shift, eps)
+            return self.operators.layer_norm(
+                None if weight is None else weight.to(device, self.dtype),
+                None if shift is None else shift.to(device, self.dtype),
+                eps,
+            )
         if weight is None:
             raise RuntimeProblem(f"{self.checkpoint.path}: the checkpoint lacks {name}.weight")
         wide = weight.to(self.operators.device).float()
@@ -244,14 +264,14 @@ class _Layer:
         self._after_attention = load.norm(at(names.after_attention))
         self._before_mlp = load.norm(at(names.before_mlp))
         self._after_mlp = load.norm(at(names.after_mlp))
-        self._mlp = _Experts(load, spec, prefix) if layer.sparse else _feed_forward(load, spec, prefix)
+        self._mlp = _experts(load, spec, prefix) if layer.sparse else _feed_forward(load, spec, prefix)
         self.parts = self._parts()
 
     def __call__(
         self,
         hidden: Tensor,
         rotations: dict[str, tuple[Tensor, Tensor]],
-        store: PagedKeysValues,
+        store: KeysValues,
         index: int,
         batch: Batch,
     ) -> Tensor:
@@ -271,7 +291,7 @@ class _Layer:
         self,
         hidden: Tensor,
         rotations: dict[str, tuple[Tensor, Tensor]],
-        store: PagedKeysValues,
+        store: KeysValues,
         index: int,
         batch: Batch,
     ) -> Tensor:
@@ -292,12 +312,11 @@ class _Layer:
         ]
         return torch.cat([*by_head, values], dim=-1)
 
-    def _parts(self) -> LayerParts | None:
-        """What the layer is made of, if it is of the common kind."""
-        if self._spec.order != "sequential" or not isinstance(self._mlp, _GatedFeedForward):
-            return None
+    def _parts(self) -> LayerParts:
+        """What the layer is made of."""
         names = self._spec.names
         return LayerParts(
+            self._spec.order,
             {
                 "before_attention": self._before_attention if names.before_attention else None,
                 "query_norm": self._query_norm,
@@ -308,9 +327,9 @@ class _Layer:
             },
             self._query_key_value,
             self._out,
-            self._mlp.gate_up,
-            self._mlp.down,
+            self._mlp,
             self._heads,
+            self._spec.query_key_norm == "whole",
             self._spec.activation,
             self._layer.rope,
         )
@@ -319,96 +338,53 @@ class _Layer:
         return {"query, key, value": self._query_key_value, "attention out": self._out, **self._mlp.linears()}
 
 
-class _GatedFeedForward:
-    """Without ``gate``, ``gate_up`` gives its product already."""
-
-    def __init__(self, gate_up: Linear, down: Linear, gate: Rowwise | None) -> None:
-        self.gate_up, self.down, self._gate = gate_up, down, gate
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        inner = self.gate_up(hidden)
-        return self.down(inner if self._gate is None else self._gate(inner))
-
-    def linears(self) -> dict[str, Linear]:
-        return {"gate, up": self.gate_up, "down": self.down}
-
-
-class _PlainFeedForward:
-    def __init__(self, up: Linear, down: Linear, activation: Rowwise) -> None:
-        self._up, self._down, self._activation = up, down, activation
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        return self._down(self._activation(self._up(hidden)))
-
-    def linears(self) -> dict[str, Linear]:
-        return {"up": self._up, "down": self._down}
-
-
-def _feed_forward(load: _Loader, spec: DecoderSpec, prefix: str) -> _GatedFeedForward | _PlainFeedForward:
+def _feed_forward(load: _Loader, spec: DecoderSpec, prefix: str) -> FeedForward:
     up = tuple(prefix + name for name in spec.names.gate_up)
     if spec.gated:
         return _gated(load, up, prefix + spec.names.down, load.operators.gate(spec.activation))
-    return _PlainFeedForward(load.linear(*up), load.linear(prefix + spec.names.down), ACT2FN[spec.activation])
+    stored = load.stack(*up)
+    fused = load.operators.activated(*stored, spec.activation)
+    activation = None if fused else ACT2FN[spec.activation]
+    return PlainFeedForward(fused or load.operators.linear(*stored), load.linear(prefix + spec.names.down), activation)
 
 
-def _gated(load: _Loader, gate_up: tuple[str, ...], down: str, gate: Rowwise) -> _GatedFeedForward:
+def _gated(load: _Loader, gate_up: tuple[str, ...], down: str, gate: Rowwise) -> GatedFeedForward:
     stored = load.stack(*gate_up)
     fused = load.operators.gated(*stored, load.spec.activation)
     first = fused or load.operators.linear(*stored)
     del stored  # so that it is not held while the other is packed
-    return _GatedFeedForward(first, load.linear(down), None if fused else gate)
+    return GatedFeedForward(first, load.linear(down), None if fused else gate)
 
 
-class _Experts:
-    """A mixture of experts: a router sends each token to a few of many feed-forward parts."""
-
-    def __init__(self, load: _Loader, spec: DecoderSpec, prefix: str) -> None:
-        names = spec.names
-        router = load.first_of(tuple(prefix + name for name in names.router))
-        self._router = load.tensor(f"{router}.weight", (spec.experts, spec.hidden))
-        self._per_token, self._normalized = spec.experts_per_token, spec.normalized_experts
-        gate = load.operators.gate(spec.activation)
-        named = []
-        for e in range(spec.experts):
-            pairs = {
-                gate: (gate, up)
-                for gate, up in (tuple(prefix + n.format(e=e) for n in pair) for pair in names.expert_gate_up)
-            }
-            gate_up = pairs[load.first_of(tuple(pairs))]
-            down = load.first_of(tuple(prefix + name.format(e=e) for name in names.expert_down))
-            named.append((gate_up, down))
-        self._together = self._grouped(load, named) if load.operators.groups_experts else None
-        self._experts: list[_GatedFeedForward] = []
-        if self._together is None:
-            self._experts = [_gated(load, up, down, gate) for up, down in named]
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        shares, chosen = functional.linear(hidden, self._router).float().softmax(-1).topk(self._per_token, dim=-1)
-        if self._normalized:
-            shares = shares / shares.sum(-1, keepdim=True)
-        shares = shares.to(hidden.dtype)
-        if self._together is not None:
-            return self._together(hidden, chosen, shares)
-        out = torch.zeros_like(hidden)
-        for e in chosen.unique().tolist():
-            tokens, place = torch.where(chosen == e)
-            out.index_add_(0, tokens, self._experts[e](hidden[tokens]) * shares[tokens, place, None])
-        return out
-
-    @staticmethod
-    def _grouped(load: _Loader, named: list[tuple[tuple[str, str], str]]) -> Experts | None:
-        """All experts as one, if they are quantized and have no biases."""
-        if load.matrix(named[0][1]).is_plain:
-            return None
-        parts = [(load.stack(*up), load.stack(down)) for up, down in named]
-        if any(bias is not None for both in parts for _, bias in both):
-            return None
-        first, second = ([both[i][0] for both in parts] for i in range(2))
-        return load.operators.experts(first, second, load.spec.activation)
-
-    def linears(self) -> dict[str, Linear]:
-        if self._together is not None:
-            return self._together.linears()
-        return {
-            f"expert {e} {role}": m for e, expert in enumerate(self._experts) for role, m in expert.linears().items()
+def _experts(load: _Loader, spec: DecoderSpec, prefix: str) -> FeedForward:
+    names = spec.names
+    router = load.first_of(tuple(prefix + name for name in names.router))
+    gate = load.operators.gate(spec.activation)
+    named = []
+    for e in range(spec.experts):
+        pairs = {
+            gate: (gate, up)
+            for gate, up in (tuple(prefix + n.format(e=e) for n in pair) for pair in names.expert_gate_up)
         }
+        gate_up = pairs[load.first_of(tuple(pairs))]
+        down = load.first_of(tuple(prefix + name.format(e=e) for name in names.expert_down))
+        named.append((gate_up, down))
+    together = _grouped(load, named) if load.operators.groups_experts else None
+    return RoutedFeedForward(
+        load.tensor(f"{router}.weight", (spec.experts, spec.hidden)),
+        spec.experts_per_token,
+        spec.normalized_experts,
+        together,
+        [] if together is not None else [_gated(load, up, down, gate) for up, down in named],
+    )
+
+
+def _grouped(load: _Loader, named: list[tuple[tuple[str, str], str]]) -> Experts | None:
+    """All experts as one, if they are quantized and have no biases."""
+    if load.matrix(named[0][1]).is_plain:
+        return None
+    parts = [(load.stack(*up), load.stack(down)) for up, down in named]
+    if any(bias is not None for both in parts for _, bias in both):
+        return None
+    first, second = ([both[i][0] for both in parts] for i in range(2))
+    return load.operators.experts(first, second, load.spec.activation)

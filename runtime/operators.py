@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers.activations import ACT2FN
 
 from .attention import attend
 from .batch import Batch
 from .cpu import Int8Linear
 from .heads import Heads
-from .keys_values import PagedKeysValues
+from .keys_values import KeysValues, PagedKeysValues
 from .linear import DenseLinear, Linear
 from .matrix import Matrix
 from .rope import rotate
 from .sampling import Survey, survey
+
+if TYPE_CHECKING:
+    from .feed_forward import FeedForward
 
 Rowwise = Callable[[Tensor], Tensor]
 Rotation = tuple[Tensor, Tensor]
@@ -28,7 +32,7 @@ class Attention(Protocol):
     """Stores a step's keys and values, and attends."""
 
     def __call__(
-        self, projected: Tensor, rotation: Rotation | None, store: PagedKeysValues, layer: int, batch: Batch
+        self, projected: Tensor, rotation: Rotation | None, store: KeysValues, layer: int, batch: Batch
     ) -> Tensor:
         """From ``[tokens, (queries + 2 shared) x size]``, which may be overwritten, to ``[tokens, queries x size]``.
 
@@ -44,21 +48,24 @@ class Attention(Protocol):
 
 @dataclass(frozen=True)
 class LayerParts:
-    """A layer that norms what its parts read or give and adds it: attention, then a gated feed-forward part.
+    """What a layer is made of.
 
     Attributes:
+        order: how its parts are put together (see DecoderSpec).
         norms: ``before_attention``, ``query_norm``, ``key_norm``, ``after_attention``, ``before_mlp`` and ``after_mlp``;
             None for those it has not.
-        activation: of the gate.
+        whole_heads: whether queries and keys are normed as a whole, where they are.
+        activation: of the feed-forward part.
         rope: the name of its rotation; None if positions are not rotated.
     """
 
+    order: str
     norms: dict[str, Rowwise | None]
     query_key_value: Linear
     out: Linear
-    gate_up: Linear
-    down: Linear
+    feed_forward: FeedForward
     heads: Heads
+    whole_heads: bool
     activation: str
     rope: str | None
 
@@ -82,7 +89,7 @@ class Stack(Protocol):
         """Whether it can compute this step."""
         ...
 
-    def __call__(self, hidden: Tensor, rotations: dict[str, Rotation], store: PagedKeysValues, batch: Batch) -> Tensor:
+    def __call__(self, hidden: Tensor, rotations: dict[str, Rotation], store: KeysValues, batch: Batch) -> Tensor:
         """From embeddings ``[tokens, hidden]``, which may be overwritten, to what the last layer gives."""
         ...
 
@@ -114,6 +121,10 @@ class Operators:
         """A gate and its inputs, stacked, as one linear that gives their product; None if there is no such."""
         return None
 
+    def activated(self, matrix: Matrix, bias: Tensor | None, activation: str) -> Linear | None:
+        """A linear whose outputs are activated; None if there is no such."""
+        return None
+
     def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], activation: str) -> Experts | None:
         """All experts' feed-forward parts as one; None if there is no faster way than one after another."""
         return None
@@ -130,6 +141,10 @@ class Operators:
             narrow = weight.to(self.dtype)
             return lambda hidden: narrow * _normed(hidden, eps).to(hidden.dtype)
         return lambda hidden: (_normed(hidden, eps) * weight).to(hidden.dtype)
+
+    def layer_norm(self, weight: Tensor | None, bias: Tensor | None, eps: float) -> Rowwise:
+        """Take the mean away, divide by the deviation, multiply by the weight, add the bias."""
+        return lambda hidden: functional.layer_norm(hidden, (hidden.shape[-1],), weight, bias, eps)
 
     def gate(self, activation: str) -> Rowwise:
         """The first half of the last dimension, activated, times the second."""
@@ -149,13 +164,19 @@ class Operators:
         """What rows of logits say, for choosing tokens."""
         return survey(logits)
 
-    def stack(self, layers: list[LayerParts | None]) -> Stack | None:
-        """All layers at once, if there is a faster way for some steps than one part after another.
-
-        Args:
-            layers: None for those that are made otherwise.
-        """
+    def stack(self, layers: list[LayerParts]) -> Stack | None:
+        """All layers at once, if there is a faster way for some steps than one part after another."""
         return None
+
+    def keys_values(
+        self, layers: int, heads: int, size: int, blocks: int, block_size: int, kept: torch.dtype
+    ) -> KeysValues:
+        """An empty cache, as these operators want it; arguments as of :class:`PagedKeysValues`."""
+        return PagedKeysValues(layers, heads, size, blocks, block_size, kept, self.device)
+
+    def block_bytes(self, layers: int, heads: int, size: int, block_size: int, kept: torch.dtype) -> int:
+        """Memory of one of the cache's blocks, over all layers."""
+        return PagedKeysValues.block_bytes(layers, heads, size, block_size, kept)
 
 
 class _TorchAttention:
@@ -164,7 +185,7 @@ class _TorchAttention:
         self._widths = [heads.queries, heads.shared, heads.shared]
 
     def __call__(
-        self, projected: Tensor, rotation: Rotation | None, store: PagedKeysValues, layer: int, batch: Batch
+        self, projected: Tensor, rotation: Rotation | None, store: KeysValues, layer: int, batch: Batch
     ) -> Tensor:
         queries, keys, values = projected.unflatten(-1, (-1, self._heads.size)).split(self._widths, dim=1)
         if rotation is not None:

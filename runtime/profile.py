@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .batch import Batch
 from .engine import Engine
-from .keys_values import PagedKeysValues
+from .keys_values import KeysValues
 from .linear import Linear
 from .model import Model
 from .params import SamplingParams
@@ -72,16 +72,16 @@ class _Clock:
         engine, taken = self._engine, self._timed.taken
         ids = random_prompt(prompt, engine.model.spec.vocabulary, 50_000 + seed)
         name = engine.add_request(ids, SamplingParams(max_tokens=generate, temperature=0, ignore_eos=True))
-        execute = engine.executor.execute
+        launch = engine.executor.launch
         inside = [0.0]
 
         def timed(plan):  # type: ignore[no-untyped-def]
             begun = time.perf_counter()
-            result = execute(plan)
+            result = launch(plan)
             inside[0] = time.perf_counter() - begun
             return result
 
-        engine.executor.execute = timed  # type: ignore[method-assign]
+        engine.executor.launch = timed  # type: ignore[method-assign]
         found = []
         try:
             while engine.is_running(name):
@@ -99,7 +99,7 @@ class _Clock:
                 found.append((step, self._timed.tokens))
         finally:
             engine.abort(name)
-            engine.executor.execute = execute  # type: ignore[method-assign]
+            engine.executor.launch = launch  # type: ignore[method-assign]
         return found
 
 
@@ -114,7 +114,7 @@ class _TimedModel:
         return self._model.survey
 
     @torch.inference_mode()
-    def __call__(self, batch: Batch, store: PagedKeysValues) -> Tensor:
+    def __call__(self, batch: Batch, store: KeysValues) -> Tensor:
         begun = time.perf_counter()
         hidden = self._model.hidden(batch, store)
         between = time.perf_counter()

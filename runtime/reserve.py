@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from .errors import RuntimeProblem
-from .keys_values import PagedKeysValues
 from .machine import available_memory, human_bytes
 from .model import Model
 
@@ -64,7 +63,7 @@ def reserve(
     attending = token_budget * max_length * (8 * spec.heads if spec.score_cap else 5)
     gathered = 2 * max(max_length, 16384) * spec.key_value_heads * spec.head_size * model.dtype.itemsize
     activations = token_budget * widest * 8 * 4 + max_sequences * spec.vocabulary * 4 * 3 + attending + gathered
-    block = PagedKeysValues.block_bytes(len(spec.layers), spec.key_value_heads, spec.head_size, block_size, kv_dtype)
+    block = model.operators.block_bytes(len(spec.layers), spec.key_value_heads, spec.head_size, block_size, kv_dtype)
     most = max_sequences * -(-max_length // block_size)
     if model.device.type == "cpu":
         free = available_memory()

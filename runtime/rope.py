@@ -105,6 +105,11 @@ class Rotations:
                 found[name] = (cosines[positions], sines[positions])
         return found
 
+    def tables(self, length: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """By rope, those of all positions up to ``length``; for ropes that do not depend on it."""
+        positions = torch.arange(length)
+        return {name: self._turns(positions, *self._frequencies(name, 0)) for name in self._ropes}
+
     def _table(self, name: str, highest: int) -> tuple[Tensor, Tensor]:
         """Those of all positions up to ``highest`` and some more."""
         known = self._tables.get(name)

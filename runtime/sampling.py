@@ -128,14 +128,19 @@ def narrowed(row: Tensor, params: SamplingParams) -> Tensor:
     return row
 
 
+def sequence_seed(sequence: Sequence, seed: int) -> int:
+    """Of a sequence's noise; ``seed`` is the engine's, for requests without one of their own."""
+    own = seed if sequence.request.params.seed is None else sequence.request.params.seed
+    return (own + _SEED_STEP * sequence.index) % 2**63
+
+
 def _choose(row: Tensor, sequence: Sequence, ends: frozenset[int], seed: int) -> int:
     params = sequence.request.params
     row = changed_logits(row, sequence, ends)
     if params.temperature == 0:
         return int(row.argmax())
     if sequence.generator is None:
-        own = seed if params.seed is None else params.seed
-        sequence.generator = torch.Generator().manual_seed((own + _SEED_STEP * sequence.index) % 2**63)
+        sequence.generator = torch.Generator().manual_seed(sequence_seed(sequence, seed))
     shares = narrowed(row, params).softmax(-1)
     # The largest of shares over exponential noise is a sample of them, and takes as much noise whatever is narrowed.
     noise = torch.empty_like(shares).exponential_(generator=sequence.generator)

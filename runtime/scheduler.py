@@ -11,16 +11,16 @@ from .sequence import Request, Sequence
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens of one sequence to compute: ``count`` from position ``start`` on."""
+    """Tokens of one sequence to compute: ``count`` from position ``start`` on.
+
+    Attributes:
+        is_last: whether the sequence is computed to its end, so that its next token can be chosen.
+    """
 
     sequence: Sequence
     start: int
     count: int
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the sequence is computed to its end, so that its next token can be chosen."""
-        return self.start + self.count == len(self.sequence.tokens)
+    is_last: bool
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,20 @@ class Scheduler:
             self._admit(plan, self.token_budget)
         return plan
 
-    def computed(self, plan: StepPlan) -> None:
-        """Note that a plan was carried out."""
+    def started(self, plan: StepPlan) -> None:
+        """Note that a plan is being carried out: the next step may go on from what it will have found."""
         for chunk in plan.chunks:
             sequence = chunk.sequence
             sequence.computed = chunk.start + chunk.count
-            self.cache.publish(
-                sequence.blocks, sequence.keys, sequence.tokens, sequence.computed, sequence.request.salt
-            )
+            sequence.pending += chunk.is_last
+
+    def done(self, plan: StepPlan) -> None:
+        """Note that a plan was carried out; its tokens are appended after this."""
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            sequence.pending -= chunk.is_last
+            known = min(sequence.computed, len(sequence.tokens))
+            self.cache.publish(sequence.blocks, sequence.keys, sequence.tokens, known, sequence.request.salt)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let ``child`` run beside ``parent``, sharing what is computed."""
@@ -110,7 +116,7 @@ class Scheduler:
             if count == 0:
                 continue
             if self._make_room(sequence, sequence.computed + count, plan):
-                plan.chunks.append(Chunk(sequence, sequence.computed, count))
+                plan.chunks.append(Chunk(sequence, sequence.computed, count, count == sequence.remaining))
                 budget -= count
         return budget
 
@@ -138,8 +144,8 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
         for sequence in list(self.waiting):
-            if sequence.candidates is not None:
-                continue  # it has nothing to compute until its siblings have caught up
+            if sequence.candidates is not None or sequence.pending:
+                continue  # it has nothing to compute until its siblings, or its own last token, have come
             if budget == 0 or sum(map(_places, [*self.running, sequence])) > self.max_sequences:
                 return
             sequence.blocks, sequence.keys = self.cache.find(sequence.tokens, sequence.request.salt)
@@ -158,7 +164,7 @@ class Scheduler:
             plan.copies.extend(copies)
             self.waiting.remove(sequence)
             self.running.append(sequence)
-            plan.chunks.append(Chunk(sequence, sequence.computed, count))
+            plan.chunks.append(Chunk(sequence, sequence.computed, count, count == sequence.remaining))
             budget -= count
 
     def _give_way(self) -> bool:

@@ -47,6 +47,7 @@ class Sequence:
         index: which of the request's samples.
         tokens: the prompt and what was generated.
         computed: how many of them have keys and values in the cache.
+        pending: how many tokens of it are being chosen, and not yet among ``tokens``.
         blocks, keys: cache blocks, and the keys of those published or found.
         finish: why it ended: ``stop``, ``length``, ``abort`` or ``error``; None while it runs.
         total_logprob: sum of its generated tokens' log probabilities.
@@ -61,6 +62,7 @@ class Sequence:
         self.index = index
         self.tokens = tokens
         self.computed = 0
+        self.pending = 0
         self.blocks: list[int] = []
         self.keys: list[bytes] = []
         self.finish: str | None = None
@@ -90,8 +92,14 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens whose keys and values are still to be computed; none while siblings are waited for."""
-        return 0 if self.candidates is not None else len(self.tokens) - self.computed
+        """Tokens whose keys and values are still to be computed; none while siblings are waited for.
+
+        Those being chosen count, too, but for the last that the sequence may have, after which nothing is computed.
+        """
+        if self.candidates is not None:
+            return 0
+        length = len(self.tokens) + self.pending
+        return 0 if self.pending and length >= self.request.grows_to else length - self.computed
 
 
 @dataclass

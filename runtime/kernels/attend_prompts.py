@@ -166,6 +166,8 @@ def launch(
     queries: Tensor, heads: Heads, cache: LayerCache, runs: Runs, work: Tensor, out: Tensor, tile: PromptTile
 ) -> Launch:
     """One step's, ready to run."""
+    if not queries.is_contiguous():
+        raise ValueError("queries must follow one another")
     arguments: dict[str, Tensor | int | None] = {
         "queries": queries,
         "work": work,

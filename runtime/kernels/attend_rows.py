@@ -124,6 +124,8 @@ def launch(
     programs = min(target.units, work.shape[0] * heads.shared)
     stride = -(-longest // tile.positions) * tile.positions
     scratch, _ = space.reserve(programs * tile.queries * stride, 1)
+    if not queries.is_contiguous():
+        raise ValueError("queries must follow one another")
     arguments: dict[str, Tensor | int | None] = {
         "queries": queries,
         "work": work,

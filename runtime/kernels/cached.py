@@ -57,6 +57,12 @@ class LayerCache:
         """All of its memory."""
         return [part for part in (self.keys, self.values, self.key_scales, self.value_scales) if part is not None]
 
+    def blocks(self, first: int, last: int) -> LayerCache:
+        """Some of its blocks, in the same memory."""
+        names = ("keys", "values", "key_scales", "value_scales")
+        parts = {name: getattr(self, name) for name in names}
+        return replace(self, **{name: None if part is None else part[first:last] for name, part in parts.items()})
+
     def copied(self) -> LayerCache:
         """The same in other memory."""
         names = ("keys", "values", "key_scales", "value_scales")

@@ -206,6 +206,7 @@ def _element(tensor: Any) -> str:
         torch.float8_e4m3fnuz: "f8E4M3FNUZ",
         torch.bfloat16: "bf16",
         torch.float16: "f16",
+        torch.float32: "f32",
     }
     return names[tensor.dtype]
 

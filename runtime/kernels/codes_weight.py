@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from .finish import is_gated
 from .packing import FORMATS, ROWS, interleaved, kernel_group, pack, pack_scales
 
 
@@ -22,7 +23,7 @@ class CodesWeight:
         scales: their words.
         row_scales: float32, one for each row; None if there are none.
         bias: one for each row, in the rows' packed order.
-        gate: ``none``, or the activation of a gate whose rows come first, with its inputs after it.
+        gate: one of :data:`GATES` of :mod:`finish`; a gate's rows and those of its inputs lie 8 by 8.
         experts: how many there are; 0 for a plain matrix.
     """
 
@@ -48,7 +49,7 @@ class CodesWeight:
     @property
     def outputs(self) -> int:
         """How many numbers come out for each row of inputs."""
-        return self.rows if self.gate == "none" else self.rows // 2
+        return self.rows // 2 if is_gated(self.gate) else self.rows
 
     @property
     def nbytes(self) -> int:
@@ -81,7 +82,8 @@ def prepare(
         zero: ``[rows, groups]``; None if symmetric.
         row_scale: ``[rows]``, multiplied besides.
         bias: ``[rows]``.
-        gate: ``silu`` or ``gelu_tanh`` if the first half of the rows is a gate for the second.
+        gate: ``silu`` or ``gelu_tanh`` if the first half of the rows is a gate for the second; with ``alone_``
+            before it (also ``relu`` and ``gelu``), an activation of all rows.
 
     Raises:
         ValueError: the kernel cannot take this.
@@ -89,7 +91,7 @@ def prepare(
     rows, columns = codes.shape
     if zero is not None and form == "sparse4":
         raise ValueError("2:4 sparse weights with zero-points are not known: a pruned weight would not be zero")
-    if gate != "none":
+    if is_gated(gate):
         order = interleaved(rows).to(codes.device)
         codes = codes[order]
         scale, zero, row_scale, bias = (

@@ -1,9 +1,45 @@
-"""What every linear does once its sums are there: add the parts, then bias, gate, share and residual."""
+"""What every linear does once its sums are there: add the parts, then bias, gate or activation, share and residual."""
 
 from __future__ import annotations
 
+from functools import partial
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+
+_ACTIVATIONS = {
+    "relu": torch.relu,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
+_GATED = ("silu", "gelu_tanh")
+GATES = ("none", *_GATED, *(f"alone_{name}" for name in _ACTIVATIONS))
+
+
+def is_gated(gate: str) -> bool:
+    """Whether outputs are an activated gate's products with its inputs: half as many as the weight has rows.
+
+    Raises:
+        ValueError: it is none of :data:`GATES`.
+    """
+    if gate not in GATES:
+        raise ValueError(f"gate {gate!r} is not known; known: {', '.join(GATES)}")
+    return gate in _GATED
+
+
+def activated(sums: Tensor, gate: str) -> Tensor:
+    """What :func:`store_outputs` does to ``[rows, sums]``, in plain torch; all of a gate come before all its inputs."""
+    if gate == "none":
+        return sums
+    activate = _ACTIVATIONS[gate.removeprefix("alone_")]
+    if not is_gated(gate):
+        return activate(sums)
+    left, right = sums.chunk(2, dim=1)
+    return activate(left) * right
 
 
 @triton.jit
@@ -27,18 +63,28 @@ def sum_of_parts(acc, parts, arrived, tile, part, slot, valid, n, M, FILLED, spl
 
 
 @triton.jit
+def activation(values, GATE: tl.constexpr):
+    """float32 values of a gate, or of a plain feed-forward part, activated."""
+    if GATE == "silu" or GATE == "alone_silu":
+        return values * tl.sigmoid(values)
+    elif GATE == "gelu_tanh" or GATE == "alone_gelu_tanh":
+        # tanh(z) is 2 sigmoid(2z) - 1.
+        return values * tl.sigmoid(1.5957691216057308 * (values + 0.044715 * values * values * values))
+    elif GATE == "alone_gelu":
+        return 0.5 * values * (1.0 + tl.erf(values * 0.7071067811865476))
+    else:
+        tl.static_assert(GATE == "alone_relu", "an activation is not known")
+        return tl.maximum(values, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _gated(both, GATE: tl.constexpr):
     """From rows of a gate and of its inputs, 8 by 8, to their product."""
     BN: tl.constexpr = both.shape[0]
     BM: tl.constexpr = both.shape[1]
     # The two of a pair are in the same thread.
     gate, up = tl.split(tl.permute(tl.reshape(both, [BN // 16, 2, 8, BM]), [0, 2, 3, 1]))
-    if GATE == "silu":
-        gate = gate * tl.sigmoid(gate)
-    else:
-        # The tanh form of gelu: tanh(z) is 2 sigmoid(2z) - 1.
-        gate = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
-    return tl.reshape(gate * up, [BN // 2, BM])
+    return tl.reshape(activation(gate, GATE) * up, [BN // 2, BM])
 
 
 @triton.jit
@@ -52,14 +98,17 @@ def store_outputs(
     if bias is not None:
         acc += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     outputs = N
-    if GATE != "none":
+    if GATE == "silu" or GATE == "gelu_tanh":
         acc = _gated(acc, GATE)
         n = tile_n * (BN // 2) + tl.arange(0, BN // 2)
         outputs = N // 2
+    elif GATE != "none":
+        acc = activation(acc, GATE)
     to = slot.to(tl.int64)[None, :] * outputs + n[:, None]
     inside = valid[None, :] & (n < outputs)[:, None]
     if shares is not None:
         acc *= tl.load(shares + slot, mask=valid, other=0.0).to(tl.float32)[None, :]
     if residual is not None:
+        # It may be what is written to: no other program reads or writes this one's outputs.
         acc += tl.load(residual + to, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + to, acc.to(out.dtype.element_ty), mask=inside)

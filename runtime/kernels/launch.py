@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +51,10 @@ class Launch:
     stages: int
 
     def run(self) -> None:
-        """Launch it where its tensors are."""
+        """Launch it where its tensors are; or only note it, while launches are :func:`noted`."""
+        if _NOTES:
+            _NOTES[-1].append(self)
+            return
         self.function[self.grid](**self.arguments, **self.constants, num_warps=self.warps, num_stages=self.stages)
 
     def warm(self) -> None:
@@ -84,6 +89,20 @@ class Launch:
             if isinstance(value, Tensor) or (value % 16 == 0 and not general):
                 attributes[(place,)] = [["tt.divisibility", 16]]
         return ASTSource(self.function, signature=signature, constexprs=constants, attrs=attributes)
+
+
+_NOTES: list[list[Launch]] = []
+
+
+@contextmanager
+def noted() -> Iterator[list[Launch]]:
+    """Launch nothing inside; what would have been launched is in the list, and outputs hold whatever was in their memory."""
+    found: list[Launch] = []
+    _NOTES.append(found)
+    try:
+        yield found
+    finally:
+        _NOTES.remove(found)
 
 
 def interpreted() -> bool:

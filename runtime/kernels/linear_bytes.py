@@ -7,7 +7,6 @@ more, which costs less than another launch.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from .finish import store_outputs, sum_of_parts
+from .finish import activated, is_gated, store_outputs, sum_of_parts
 from .kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
 from .launch import GENERAL, Launch, interpreted
 from .packing import ROWS, interleaved
@@ -150,7 +149,7 @@ class BytesWeight:
         row_scales: float32, one for each row; None with blocks.
         block_scales: float32 ``[chunks, rows / 128]``; None without blocks.
         bias: one for each row, in the rows' packed order.
-        gate: ``none``, or the activation of a gate whose rows come first, with its inputs after it.
+        gate: one of :data:`GATES` of :mod:`finish`; a gate's rows and those of its inputs lie 8 by 8.
         experts: how many there are; 0 for a plain matrix.
     """
 
@@ -171,7 +170,7 @@ class BytesWeight:
     @property
     def outputs(self) -> int:
         """How many numbers come out for each row of inputs."""
-        return self.rows if self.gate == "none" else self.rows // 2
+        return self.rows // 2 if is_gated(self.gate) else self.rows
 
     @property
     def nbytes(self) -> int:
@@ -200,7 +199,8 @@ def prepare(
         row_scale: ``[rows]``.
         block_scale: ``[rows / 128, columns / 128]``, rounded up; instead of ``row_scale``.
         bias: ``[rows]``.
-        gate: ``silu`` or ``gelu_tanh`` if the first half of the rows is a gate for the second.
+        gate: ``silu`` or ``gelu_tanh`` if the first half of the rows is a gate for the second; with ``alone_``
+            before it (also ``relu`` and ``gelu``), an activation of all rows.
 
     Raises:
         ValueError: the kernel cannot take this.
@@ -210,7 +210,7 @@ def prepare(
         raise ValueError(f"a weight of {rows} by {columns} has more numbers than 32 bits can count")
     if (row_scale is None) == (block_scale is None):
         raise ValueError("a weight has scales by row or by block")
-    if gate != "none":
+    if is_gated(gate):
         order = interleaved(rows).to(codes.device)
         if block_scale is not None:
             # Rows of the gate lie beside those of its inputs, so that blocks of both become blocks of neither.
@@ -389,10 +389,7 @@ def reference(
     sums = inputs @ values.T
     if bias is not None:
         sums = sums + bias.double()
-    if gate != "none":
-        left, right = sums.chunk(2, dim=1)
-        activate = functional.silu if gate == "silu" else partial(functional.gelu, approximate="tanh")
-        sums = activate(left) * right
+    sums = activated(sums, gate)
     return sums if residual is None else sums + residual.double()
 
 
@@ -410,13 +407,14 @@ class BytesCase:
     gate: str = "none"
     bias: bool = False
     residual: bool = False
+    in_place: bool = False  # outputs are written over their residual
     tile: Tile | None = None  # None for the shipped one
     experts: int = 0
 
     @property
     def name(self) -> str:
         names = (NAMES[self.code], "by block" if self.blocks else "by row")
-        options = [name for name in ("fused", "bias", "residual") if getattr(self, name)]
+        options = [name for name in ("fused", "bias", "residual", "in_place") if getattr(self, name)]
         options += [self.gate] if self.gate != "none" else []
         options += [f"{self.experts} experts"] if self.experts else []
         kind = str(self.dtype).removeprefix("torch.")
@@ -485,8 +483,11 @@ class BytesCase:
         expected = reference(x, **given, residual=residual)
 
         def compute() -> Tensor:
-            out = poisoned(self.rows, weight.outputs, self.dtype, device)
-            return linear_bytes(x, weight, tile, fused=self.fused, out=out, residual=residual)
+            if self.in_place:
+                out = added = residual.clone()
+            else:
+                out, added = poisoned(self.rows, weight.outputs, self.dtype, device), residual
+            return linear_bytes(x, weight, tile, fused=self.fused, out=out, residual=added)
 
         return Trial(compute, expected, weight.nbytes)
 
@@ -562,6 +563,10 @@ _SMALL = [
         BytesCase(code, 5, 96, 300, gate="silu", bias=True, residual=True, tile=replace(_TILE, split=3))
         for code in _CODES
     ),
+    BytesCase(
+        _I8, 5, 72, 300, gate="alone_gelu_tanh", bias=True, residual=True, in_place=True, tile=replace(_TILE, split=3)
+    ),
+    BytesCase(_F8, 19, 96, 256, False, False, _B, "alone_silu", residual=True, in_place=True, tile=_TILE),
     BytesCase(_I8, 5, 96, 256, fused=False, gate="gelu_tanh", tile=replace(_TILE, split=1)),
     *(BytesCase(code, 5, 64, 256, fused=fused, experts=3, tile=_TILE) for code, fused in ((_I8, True), (_F8, False))),
     BytesCase(_F8, 5, 64, 256, blocks=True, experts=3, tile=_TILE),
@@ -586,6 +591,7 @@ _BUILDS = [
     *(BytesCase(code, 8, 2048, 4096, fused=False, dtype=_B, experts=8) for code in _CODES),
 ]
 _RARE_BUILDS = [
+    *(BytesCase(code, 1, 16384, 4096, dtype=_B, gate="alone_gelu", bias=True, residual=True) for code in _CODES),
     *(BytesCase(code, rows, 4096, 4096, True, rows <= 16, _B) for code in (_F8, _Z8) for rows in (16, 64)),
     *(BytesCase(code, 512, 28672, 4096, False, False, _B, gate="silu") for code in _CODES),
 ]

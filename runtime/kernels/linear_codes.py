@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional
 
 from . import unpack
 from .codes_weight import CodesWeight, of_experts, prepare
-from .finish import store_outputs, sum_of_parts
+from .finish import activated, store_outputs, sum_of_parts
 from .kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
 from .launch import GENERAL, Launch, multiplied_as, takes_ptx
 from .packing import FORMATS, SCALES
@@ -356,10 +354,7 @@ def reference(
     found = x.double() @ values.T
     if bias is not None:
         found = found + bias.double()
-    if gate != "none":
-        left, right = found.chunk(2, dim=1)
-        activate = functional.silu if gate == "silu" else partial(functional.gelu, approximate="tanh")
-        found = activate(left) * right
+    found = activated(found, gate)
     return found if residual is None else found + residual.double()
 
 
@@ -378,12 +373,13 @@ class CodesCase:
     gate: str = "none"
     bias: bool = False
     residual: bool = False
+    in_place: bool = False  # outputs are written over their residual
     tile: Tile | None = None  # None for the shipped one
     experts: int = 0
 
     @property
     def name(self) -> str:
-        options = [name for name in ("zero", "bias", "residual") if getattr(self, name)]
+        options = [name for name in ("zero", "bias", "residual", "in_place") if getattr(self, name)]
         group = f"g{self.group}" if self.group else "by row"
         kind = str(self.dtype).removeprefix("torch.")
         if self.gate != "none":
@@ -494,8 +490,11 @@ class CodesCase:
         expected = reference(**inputs, **moved(plain, device))
 
         def compute() -> Tensor:
-            out = poisoned(self.rows, weight.outputs, self.dtype, device)
-            return linear_codes(inputs["x"], weight, tile, out=out, residual=inputs["residual"])
+            if self.in_place:
+                out = added = inputs["residual"].clone()
+            else:
+                out, added = poisoned(self.rows, weight.outputs, self.dtype, device), inputs["residual"]
+            return linear_codes(inputs["x"], weight, tile, out=out, residual=added)
 
         return Trial(compute, expected, weight.nbytes)
 
@@ -576,6 +575,8 @@ _SMALL = [
     CodesCase("int4", 3, 96, 512, 128, gate="silu", bias=True, residual=True, tile=_DECODE),
     CodesCase("int4", 3, 160, 512, 128, _B, gate="gelu_tanh", tile=replace(_DECODE, split=1)),
     CodesCase("int4", 3, 70, 512, 128, bias=True, residual=True, tile=_DECODE),
+    CodesCase("int4", 3, 70, 512, 128, gate="alone_gelu", bias=True, residual=True, in_place=True, tile=_DECODE),
+    CodesCase("int4", 17, 80, 256, 128, _B, gate="alone_relu", residual=True, in_place=True, tile=_DECODE),
     CodesCase("int4", 5, 96, 512, 128, gate="silu", experts=4, tile=replace(_DECODE, split=1)),
     CodesCase("int8", 5, 64, 512, 128, tile=_DECODE),
     CodesCase("int8", 5, 72, 320, 0, _B, tile=_DECODE),
@@ -636,6 +637,10 @@ _BUILDS = [
     CodesCase("float8", 1, 4096, 4096, 0, _B),
 ]
 _RARE_BUILDS = [
+    *(
+        CodesCase("int4", 1, 16384, 4096, 128, _B, gate=gate, bias=True, residual=True)
+        for gate in ("alone_gelu", "alone_gelu_tanh")
+    ),
     CodesCase("int4", 512, 4096, 4096, 128, _F),
     CodesCase("int4", 512, 4096, 4096, 128, _B, zero=True),
     CodesCase("int4", 1, 4096, 4096, 64, _B),

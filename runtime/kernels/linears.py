@@ -2,26 +2,144 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, Protocol
+
 import torch
 from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor
 from torch.nn import functional
 
 from ...quant.activations import is_int8_by_token, rounded_inputs
+from ..linear import Linear, restored_from
 from ..matrix import FloatCodes, Matrix
 from . import linear_bytes, linear_codes
 from .codes_weight import CodesWeight
 from .codes_weight import prepare as prepare_codes
+from .finish import is_gated
+from .gate_rows import gate_rows
 from .linear_bytes import CHUNK, BytesWeight
 from .linear_bytes import prepare as prepare_bytes
+from .linear_dense import BLOCK as DENSE_BLOCK
+from .linear_dense import linear_dense
+from .linear_dense import prepare as prepare_dense
 from .packing import FORMATS, is_two_of_four, kernel_group
 from .quantize_rows import NAMES
 from .restore_codes import restore_codes
 from .tile import Shape, Tile, Tiles
+from .workspace import workspace
 
 # Up to here each program rounds a step's inputs itself; from there on that is a launch of its own.
 FUSED_ROWS = 16
 HALVES = (torch.float16, torch.bfloat16)
+DENSE_ROWS = 64
+
+
+class Rounded(NamedTuple):
+    """Inputs that were rounded to 8 bits before.
+
+    Attributes:
+        codes: ``[rows, columns]``.
+        scales: float32, by row or by 128 columns.
+        dtype: what they were rounded from.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    dtype: torch.dtype
+
+
+Inputs = Tensor | Rounded
+
+
+class GpuLinear(Linear, Protocol):
+    """A linear that may add what is there already, in the same launch, and may want its inputs rounded."""
+
+    def __call__(self, x: Inputs, residual: Tensor | None = None) -> Tensor:
+        """``x [rows, columns]`` to ``[rows, outputs]``; plus ``residual``, which is overwritten."""
+        ...
+
+    def wants(self, rows: int) -> tuple[torch.dtype, bool] | None:
+        """What inputs of so many rows should be rounded to before, and whether by 128 columns; None for not at all."""
+        ...
+
+    def adds(self, rows: int) -> bool:
+        """Whether a residual of so many rows is added in the same launch."""
+        ...
+
+
+class DenseGpuLinear:
+    """Plain numbers, or such as no kernel multiplies as they are stored: for few rows a kernel, for many torch's product.
+
+    Args:
+        matrix: the weight.
+        bias: its bias.
+        dtype: of inputs and outputs.
+        device: where.
+        tiles: of the device.
+        gate: what is done with the outputs (see finish.py).
+    """
+
+    def __init__(
+        self,
+        matrix: Matrix,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        device: torch.device,
+        tiles: Tiles,
+        gate: str = "none",
+    ) -> None:
+        weight = matrix.dense(dtype).to(device).contiguous()
+        bias = None if bias is None else bias.to(device, dtype)
+        self._inputs, self._tiles = matrix.inputs, tiles
+        self.numel, self.columns = weight.numel(), weight.shape[1]
+        # Columns that are no multiple of 16 numbers are read one number at a time.
+        self._few = DENSE_ROWS if dtype in HALVES and self.columns % 16 == 0 else 0
+        self._kept = prepare_dense(weight, bias, gate) if self._few else None
+        self._weight, self._bias, self._gate = weight, bias, gate
+        if self._kept is not None:
+            self._weight, self._bias = self._kept.weight, self._kept.bias
+        self.nbytes = self._weight.nbytes
+        name = str(dtype).removeprefix("torch.")
+        self._explanation = f"{name} F.linear{restored_from(matrix, dtype)}"
+        if self._few:
+            self._explanation = (
+                f"Triton linear_dense, {name}{restored_from(matrix, dtype)}{_told_of(gate)}; more than {DENSE_ROWS} rows by F.linear"
+                f" (tiles for {tiles.told})"
+            )
+        self._by_rows: dict[int, Tile] = {}
+
+    def __call__(self, x: Inputs, residual: Tensor | None = None) -> Tensor:
+        assert isinstance(x, Tensor)
+        if self._inputs is not None:
+            x = rounded_inputs(x, self._inputs)
+        if self._kept is not None and 0 < x.shape[0] <= self._few:
+            tile = self._tile(x.shape[0])
+            return linear_dense(x.contiguous(), self._kept, tile, out=residual, residual=residual)
+        if residual is not None and self.adds(x.shape[0]):
+            return residual.addmm_(x, self._weight.T)
+        found = functional.linear(x, self._weight, self._bias)
+        if self._gate != "none":
+            found = gate_rows(found, self._gate)
+        return found if residual is None else residual.add_(found)
+
+    def adds(self, rows: int) -> bool:
+        """By the kernel, or by torch's product of what has no bias."""
+        return rows <= self._few or (self._bias is None and self._gate == "none")
+
+    def wants(self, rows: int) -> tuple[torch.dtype, bool] | None:
+        """Nothing."""
+        return None
+
+    def explain(self) -> str:
+        """What computes it, for people."""
+        return self._explanation
+
+    def _tile(self, rows: int) -> Tile:
+        if rows not in self._by_rows:
+            assert self._kept is not None
+            shape = Shape(rows, self._kept.rows, self.columns, self.columns, 16)
+            self._by_rows[rows] = self._tiles.find("linear_dense", "half", shape, DENSE_BLOCK)
+        return self._by_rows[rows]
 
 
 class PackedLinear:
@@ -47,14 +165,15 @@ class PackedLinear:
         self.nbytes = weight.nbytes
         self.columns = weight.columns
         rounded = f", inputs rounded to {matrix.inputs.type}{matrix.inputs.num_bits}" if matrix.inputs else ""
-        gated = f", then {weight.gate} of the gate" if weight.gate != "none" else ""
+        gated = _told_of(weight.gate)
         many = f"; from {tiles.restore_rows} rows on restored, then F.linear" if tiles.restore_rows else ""
         name = str(dtype).removeprefix("torch.")
         sparse = ", 2:4 sparse" if weight.form == "sparse4" else ""
         self.kernel = f"Triton linear_codes, {matrix.format} weights{sparse}, {name} inputs{rounded}{gated}"
         self._explanation = f"{self.kernel}{many} (tiles for {tiles.told})"
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Inputs, residual: Tensor | None = None) -> Tensor:
+        assert isinstance(x, Tensor)
         if not x.shape[0]:
             return x.new_empty(0, self.weight.outputs)
         if self._order is not None:
@@ -63,8 +182,17 @@ class PackedLinear:
             x = rounded_inputs(x, self._inputs)
         x = x.contiguous()
         if self._tiles.restore_rows and x.shape[0] >= self._tiles.restore_rows:
-            return self._restored(x)
-        return linear_codes.linear_codes(x, self.weight, self.tile(x.shape[0]))
+            return self._restored(x, residual)
+        return linear_codes.linear_codes(x, self.weight, self.tile(x.shape[0]), out=residual, residual=residual)
+
+    def wants(self, rows: int) -> tuple[torch.dtype, bool] | None:
+        """Nothing."""
+        return None
+
+    def adds(self, rows: int) -> bool:
+        """By the kernel, or by torch's product of what has no bias."""
+        restored = self._tiles.restore_rows and rows >= self._tiles.restore_rows
+        return not restored or (self.weight.bias is None and self.weight.gate == "none")
 
     def tile(self, rows: int, row_tiles: int = 0) -> Tile:
         """How a step of so many rows is cut up; ``row_tiles`` are those of all experts."""
@@ -84,14 +212,14 @@ class PackedLinear:
         """Whether inputs are put into another order, or rounded, before they are multiplied."""
         return self._order is not None or self._inputs is not None
 
-    def _restored(self, x: Tensor) -> Tensor:
-        found = functional.linear(x, restore_codes(self.weight, self._dtype), self.weight.bias)
-        if self.weight.gate == "none":
-            return found
-        # Eight rows of the gate lie before eight of its inputs.
-        gate, up = found.unflatten(1, (-1, 2, 8)).unbind(2)
-        approximate = functional.gelu(gate, approximate="tanh") if self.weight.gate == "gelu_tanh" else None
-        return ((functional.silu(gate) if approximate is None else approximate) * up).flatten(1)
+    def _restored(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        weight = restore_codes(self.weight, self._dtype)
+        if residual is not None and self.adds(x.shape[0]):
+            return residual.addmm_(x, weight.T)
+        found = functional.linear(x, weight, self.weight.bias)
+        if self.weight.gate != "none":
+            found = gate_rows(found, self.weight.gate)
+        return found if residual is None else residual.add_(found)
 
 
 class BytesLinear:
@@ -115,18 +243,41 @@ class BytesLinear:
         self.nbytes = weight.nbytes
         self.columns = weight.columns
         each = "128 of them" if weight.block_scales is not None else "token"
-        gated = f", then {weight.gate} of the gate" if weight.gate != "none" else ""
+        gated = _told_of(weight.gate)
         self.kernel = (
             f"Triton linear_bytes, {matrix.format} weights, {NAMES[weight.codes.dtype]} inputs by {each}{gated}; more than"
             f" {FUSED_ROWS} rows are rounded by a launch of their own"
         )
         self._explanation = f"{self.kernel} (tiles for {tiles.told})"
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Inputs, residual: Tensor | None = None) -> Tensor:
+        if isinstance(x, Rounded):
+            rows = x.codes.shape[0]
+            out = residual
+            if out is None:
+                out = torch.empty(rows, self.weight.outputs, dtype=x.dtype, device=x.codes.device)
+            if rows:
+                space = workspace(x.codes.device)
+                one = linear_bytes.launch(
+                    x.codes, x.scales, self.weight, self.tile(rows), out, space, residual=residual
+                )
+                one.run()
+            return out
         rows = x.shape[0]
         if not rows:
             return x.new_empty(0, self.weight.outputs)
-        return linear_bytes.linear_bytes(x.contiguous(), self.weight, self.tile(rows), fused=rows <= FUSED_ROWS)
+        fused = rows <= FUSED_ROWS
+        return linear_bytes.linear_bytes(
+            x.contiguous(), self.weight, self.tile(rows), fused=fused, out=residual, residual=residual
+        )
+
+    def wants(self, rows: int) -> tuple[torch.dtype, bool] | None:
+        """Its own type, for more rows than it rounds itself."""
+        return None if rows <= FUSED_ROWS else (self.weight.codes.dtype, self.weight.block_scales is not None)
+
+    def adds(self, rows: int) -> bool:
+        """Always."""
+        return True
 
     def tile(self, rows: int, row_tiles: int = 0) -> Tile:
         """How a step of so many rows is cut up; ``row_tiles`` are those of all experts."""
@@ -142,6 +293,12 @@ class BytesLinear:
         return self._explanation
 
 
+def _told_of(gate: str) -> str:
+    if gate == "none":
+        return ""
+    return f", then {gate.removeprefix('alone_')}{' of the gate' if is_gated(gate) else ''}"
+
+
 def on_kernels(
     matrix: Matrix, bias: Tensor | None, dtype: torch.dtype, device: torch.device, tiles: Tiles, gate: str = "none"
 ) -> PackedLinear | BytesLinear | None:
@@ -155,9 +312,9 @@ def on_kernels(
         tiles: of the device.
         gate: the activation of a gate whose rows come first; None is given where that cannot be fused.
     """
-    if dtype not in HALVES or (gate != "none" and matrix.shape[0] % 16):
+    if dtype not in HALVES or (is_gated(gate) and matrix.shape[0] % 16):
         return None
-    if gate != "none" and matrix.inputs is not None and matrix.inputs.strategy == "group":
+    if is_gated(gate) and matrix.inputs is not None and matrix.inputs.strategy == "group":
         return None  # rows of a gate and of its inputs do not share a block's scale
     bias = None if bias is None else bias.to(device, dtype)
     eight = _bytes_weight(matrix, bias, device, tiles, gate)
@@ -190,8 +347,8 @@ def _bytes_weight(
     if inputs.strategy == "token" and floats.height == 1 and scale.shape[1] == 1:
         return prepare_bytes(codes, row_scale=scale, bias=bias, gate=gate)
     blocks = inputs.strategy == "group" and inputs.group_size == CHUNK and floats.height == CHUNK
-    if blocks and gate == "none" and scale.shape[1] == -(-matrix.shape[1] // CHUNK):
-        return prepare_bytes(codes, block_scale=scale, bias=bias)
+    if blocks and not is_gated(gate) and scale.shape[1] == -(-matrix.shape[1] // CHUNK):
+        return prepare_bytes(codes, block_scale=scale, bias=bias, gate=gate)
     return None
 
 

@@ -8,13 +8,16 @@ from . import (
     attend_prompts,
     attend_rows,
     attend_tokens,
+    gate_rows,
     linear_bytes,
     linear_codes,
+    linear_dense,
     linear_scaled,
     normalize_rows,
     quantize_rows,
     restore_codes,
     rotate_and_store,
+    sample_tokens,
 )
 from .kernel import Kernel
 
@@ -22,6 +25,8 @@ KERNELS: Sequence[Kernel] = (
     linear_codes.KERNEL,
     linear_bytes.KERNEL,
     linear_scaled.KERNEL,
+    linear_dense.KERNEL,
+    gate_rows.KERNEL,
     quantize_rows.KERNEL,
     restore_codes.KERNEL,
     normalize_rows.KERNEL,
@@ -29,4 +34,5 @@ KERNELS: Sequence[Kernel] = (
     attend_prompts.KERNEL,
     attend_rows.KERNEL,
     attend_tokens.KERNEL,
+    sample_tokens.KERNEL,
 )

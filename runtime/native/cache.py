@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from ..heads import Heads
-from ..keys_values import PagedKeysValues
+from ..keys_values import KeysValues
 
 LARGEST_HEAD = 512  # attention_runs.cpp packs 16 positions of a head at a time in its own memory
 _KINDS = {torch.bfloat16: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
 
 
-def layer_handle(kernels: ModuleType, store: PagedKeysValues, layer: int, heads: Heads) -> Any:
+def layer_handle(kernels: ModuleType, store: KeysValues, layer: int, heads: Heads) -> Any:
     """One layer of the cache, made once."""
     found = store.handles.get(layer)
     if found is None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..batch import Batch
 from ..heads import Heads
-from ..keys_values import PagedKeysValues
+from ..keys_values import KeysValues
 from ..linear import Linear, restored_from
 from ..matrix import Matrix
 from ..operators import Attention, LayerParts, Operators, Rotation, Rowwise, Stack
@@ -60,7 +60,7 @@ class NativeOperators(Operators):
         rows, size = logits.shape
         return Survey(*self._kernels.survey(logits.data_ptr(), rows, size, torch.get_num_threads()))
 
-    def stack(self, layers: list[LayerParts | None]) -> Stack | None:
+    def stack(self, layers: list[LayerParts]) -> Stack | None:
         return stack_of(self._kernels, layers)
 
 
@@ -70,7 +70,7 @@ class _NativeAttention:
         self._heads = heads
 
     def __call__(
-        self, projected: Tensor, rotation: Rotation | None, store: PagedKeysValues, layer: int, batch: Batch
+        self, projected: Tensor, rotation: Rotation | None, store: KeysValues, layer: int, batch: Batch
     ) -> Tensor:
         heads, threads = self._heads, torch.get_num_threads()
         tokens, width = projected.shape

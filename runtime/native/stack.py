@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch
-from ..keys_values import PagedKeysValues
+from ..feed_forward import GatedFeedForward
+from ..keys_values import KeysValues
 from ..operators import LayerParts, Rotation
 from .cache import LARGEST_HEAD, layer_handle
 from .linears import DENSE_ROWS, CodesLinear, NativeDenseLinear
@@ -29,7 +30,7 @@ class NativeStack:
         """Whether a step is of this kind; for more rows torch's product of bfloat16 is the faster one."""
         return not batch.longer and len(batch.runs) <= DENSE_ROWS
 
-    def __call__(self, hidden: Tensor, rotations: dict[str, Rotation], store: PagedKeysValues, batch: Batch) -> Tensor:
+    def __call__(self, hidden: Tensor, rotations: dict[str, Rotation], store: KeysValues, batch: Batch) -> Tensor:
         """From embeddings ``[tokens, hidden]``, which are overwritten, to what the last layer gives."""
         singles = batch.singles
         assert singles is not None
@@ -56,17 +57,19 @@ class NativeStack:
         return hidden
 
 
-def stack_of(kernels: ModuleType, layers: list[LayerParts | None]) -> NativeStack | None:
+def stack_of(kernels: ModuleType, layers: list[LayerParts]) -> NativeStack | None:
     """The layers as a stack; None if any part of them is not native."""
-    known = [parts for parts in layers if parts is not None and _is_native(parts)]
-    if len(known) < len(layers):
+    if not all(_is_native(parts) for parts in layers):
         return None
-    ropes = sorted({parts.rope for parts in known if parts.rope is not None})
-    return NativeStack(kernels, known, ropes)
+    ropes = sorted({parts.rope for parts in layers if parts.rope is not None})
+    return NativeStack(kernels, layers, ropes)
 
 
 def _is_native(parts: LayerParts) -> bool:
-    linears = (parts.query_key_value, parts.out, parts.gate_up, parts.down)
+    forward = parts.feed_forward
+    if parts.order != "sequential" or not isinstance(forward, GatedFeedForward):
+        return False
+    linears = (parts.query_key_value, parts.out, forward.gate_up, forward.down)
     return (
         all(
             isinstance(part, NativeDenseLinear) or (isinstance(part, CodesLinear) and part.reads_in_order)
@@ -79,13 +82,14 @@ def _is_native(parts: LayerParts) -> bool:
 
 
 def _layer(kernels: ModuleType, parts: LayerParts, ropes: list[str]) -> object:
-    heads = parts.heads
+    heads, forward = parts.heads, parts.feed_forward
+    assert isinstance(forward, GatedFeedForward)
     return kernels.Layer(
         **{name: None if norm is None else _handle(norm) for name, norm in parts.norms.items()},
         query_key_value=_handle(parts.query_key_value),
         out=_handle(parts.out),
-        gate_up=_handle(parts.gate_up),
-        down=_handle(parts.down),
+        gate_up=_handle(forward.gate_up),
+        down=_handle(forward.down),
         heads=heads.queries,
         window=heads.window or 0,
         scale=heads.scale,

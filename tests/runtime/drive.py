@@ -9,7 +9,6 @@ import torch
 from smelt.runtime import Engine
 from smelt.runtime.batch import Batch, Run
 from smelt.runtime.checkpoint import Checkpoint
-from smelt.runtime.keys_values import PagedKeysValues
 from smelt.runtime.model import Model
 from smelt.runtime.operators import Operators
 from torch import Tensor
@@ -23,16 +22,19 @@ def engine(path: Path, **options: Any) -> Engine:
 
 
 def logits_in_pieces(
-    path: Path, prompts: list[list[int]], steps: list[list[tuple[int, int]]], operators: Operators | None = None
+    path: Path,
+    prompts: list[list[int]],
+    steps: list[list[tuple[int, int]]],
+    operators: Operators | None = None,
+    kept: torch.dtype | None = None,
 ) -> list[Tensor]:
     """Each prompt's logits, computed as ``steps`` say: a step lists prompts and how many of their tokens it takes."""
     size = 8
     model = Model(Checkpoint(path), operators or Operators(torch.float32))
-    spec = model.spec
     needed = [-(-len(prompt) // size) for prompt in prompts]
     order = torch.randperm(sum(needed), generator=torch.Generator().manual_seed(0)).tolist()
     blocks = [[order.pop() for _ in range(count)] for count in needed]
-    store = PagedKeysValues(len(spec.layers), spec.key_value_heads, spec.head_size, sum(needed), size, model.dtype)
+    store = model.keys_values(sum(needed), size, kept or model.dtype)
     done = [0] * len(prompts)
     found: list[list[Tensor]] = [[] for _ in prompts]
     for step in steps:

@@ -7,42 +7,91 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .kernels import linear_bytes, linear_codes
-from .kernels.codes_weight import of_experts as codes_of_experts
-from .kernels.linear_bytes import of_experts as bytes_of_experts
-from .kernels.linears import FUSED_ROWS, BytesLinear, PackedLinear, on_kernels
-from .kernels.routing import most_blocks, route
-from .kernels.tile import tiles_of
-from .linear import DenseLinear, Linear
-from .matrix import Matrix
-from .operators import Experts, Operators
+from ..errors import RuntimeProblem
+from ..kernels import linear_bytes, linear_codes
+from ..kernels.codes_weight import of_experts as codes_of_experts
+from ..kernels.linear_bytes import of_experts as bytes_of_experts
+from ..kernels.linears import FUSED_ROWS, HALVES, BytesLinear, DenseGpuLinear, PackedLinear, on_kernels
+from ..kernels.normalize_rows import Norm
+from ..kernels.routing import most_blocks, route
+from ..kernels.tile import tiles_of
+from ..keys_values import KeysValues
+from ..linear import Linear
+from ..matrix import Matrix
+from ..operators import Experts, LayerParts, Operators, Rowwise, Stack
+from .cache import GpuKeysValues
+from .fusions import Fusions
+from .layers import GpuLayers
+from .norms import GpuNorm
 
-# As models name them, and as kernels do.
+# As models name them, and as kernels do: gates, and activations on their own.
 GATES = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+ALONE = {**GATES, "gelu": "gelu", "gelu_python": "gelu", "gelu_fast": "gelu_tanh", "relu": "relu"}
 
 
 class GpuOperators(Operators):
-    """Like :class:`Operators`, with linears on the kernels.
+    """Like :class:`Operators`, with linears, norms and attention on the kernels.
 
     Args:
         dtype: what is computed in.
         device: the GPU; a CPU where Triton's interpreter stands for one.
+        fusions: what is done together.
     """
 
     groups_experts = True
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, fusions: Fusions | None = None) -> None:
         super().__init__(dtype, device)
         self._tiles = tiles_of(device)
+        self.fusions = fusions or Fusions()
 
     def linear(self, matrix: Matrix, bias: Tensor | None) -> Linear:
-        found = on_kernels(matrix, bias, self.dtype, self.device, self._tiles)
-        return found or DenseLinear(matrix, bias, self.dtype, self.device)
+        return self._linear(matrix, bias, "none")
 
     def gated(self, matrix: Matrix, bias: Tensor | None, activation: str) -> Linear | None:
-        if activation not in GATES:
+        if activation not in GATES or not self.fusions.activation:
             return None
-        return on_kernels(matrix, bias, self.dtype, self.device, self._tiles, GATES[activation])
+        found = on_kernels(matrix, bias, self.dtype, self.device, self._tiles, GATES[activation])
+        if found is None and matrix.is_plain and matrix.shape[0] % 16 == 0 and self.dtype in HALVES:
+            return self._linear(matrix, bias, GATES[activation])
+        return found
+
+    def activated(self, matrix: Matrix, bias: Tensor | None, activation: str) -> Linear | None:
+        if activation not in ALONE or not self.fusions.activation or self.dtype not in HALVES:
+            return None
+        return self._linear(matrix, bias, f"alone_{ALONE[activation]}")
+
+    def _linear(self, matrix: Matrix, bias: Tensor | None, gate: str) -> Linear:
+        found = on_kernels(matrix, bias, self.dtype, self.device, self._tiles, gate)
+        return found or DenseGpuLinear(matrix, bias, self.dtype, self.device, self._tiles, gate)
+
+    def rms_norm(self, weight: Tensor, eps: float, rounds_first: bool) -> Rowwise:
+        plain = super().rms_norm(weight, eps, rounds_first)
+        return GpuNorm(Norm("rms", weight, None, eps, rounds_first), plain)
+
+    def layer_norm(self, weight: Tensor | None, bias: Tensor | None, eps: float) -> Rowwise:
+        plain = super().layer_norm(weight, bias, eps)
+        return GpuNorm(Norm("layer", weight, bias, eps, False), plain)
+
+    def stack(self, layers: list[LayerParts]) -> Stack | None:
+        return GpuLayers(layers, self.dtype, self._tiles.target, self.fusions)
+
+    def keys_values(
+        self, layers: int, heads: int, size: int, blocks: int, block_size: int, kept: torch.dtype
+    ) -> KeysValues:
+        return GpuKeysValues(layers, heads, size, blocks, block_size, self._kept(kept), self.device)
+
+    def block_bytes(self, layers: int, heads: int, size: int, block_size: int, kept: torch.dtype) -> int:
+        return GpuKeysValues.block_bytes(layers, heads, size, block_size, self._kept(kept))
+
+    def _kept(self, kept: torch.dtype) -> torch.dtype:
+        """8-bit floats as the device has them."""
+        own = self._tiles.target.float8
+        if kept != torch.float8_e4m3fn:
+            return kept
+        if own is None:
+            raise RuntimeProblem("this GPU knows no 8-bit floats; keep keys and values in int8")
+        return own
 
     def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], activation: str) -> Experts | None:
         if activation not in GATES:

@@ -1,0 +1,5 @@
+"""A decoder on a GPU."""
+
+from .operators import GpuOperators
+
+__all__ = ["GpuOperators"]

@@ -1,0 +1,119 @@
+"""The paged cache of keys and values on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels.cached import LIMITS, STORED, LayerCache, layer_cache, restored, rotation
+
+_KINDS = {torch.int8: "int8", torch.float8_e4m3fn: "float8", torch.float8_e4m3fnuz: "float8 fnuz", torch.int4: "int4"}  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def kind_of(kept: torch.dtype) -> str:
+    """What kernels call numbers that are kept so."""
+    return _KINDS.get(kept, "plain")
+
+
+class GpuKeysValues:
+    """Keys and values of all layers, in blocks, as the kernels read them.
+
+    Args:
+        layers, heads, size: the model's layers, key-value heads and head size.
+        blocks: how many blocks.
+        block_size: positions in a block.
+        kept: of what is stored; int4, int8 and 8-bit floats have a scale for each head and position.
+        device: where.
+
+    Attributes:
+        block_size, dtype, handles: see :class:`KeysValues`.
+    """
+
+    def __init__(
+        self, layers: int, heads: int, size: int, blocks: int, block_size: int, kept: torch.dtype, device: torch.device
+    ) -> None:
+        self.block_size = block_size
+        self.dtype = kept
+        self.handles: dict[Any, Any] = {}
+        # The layers lie one after another, so that a block of all of them is copied at once.
+        self._all = layer_cache(layers * blocks, heads, block_size, size, kind_of(kept), kept, device)
+        self._blocks = blocks
+        self._layers = [self._all.blocks(i * blocks, (i + 1) * blocks) for i in range(layers)]
+
+    @staticmethod
+    def block_bytes(layers: int, heads: int, size: int, block_size: int, kept: torch.dtype) -> int:
+        """Memory of one block, over all layers."""
+        one = layer_cache(1, heads, block_size, size, kind_of(kept), kept, "meta")
+        return layers * sum(part.nbytes for part in one.parts())
+
+    def layer(self, index: int) -> LayerCache:
+        """One layer's part."""
+        return self._layers[index]
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store ``[tokens, heads, size]`` at ``slots``, in plain torch; slots below 0 are none."""
+        part = self._layers[layer]
+        slots, keys, values = slots[slots >= 0].long(), keys[slots >= 0], values[slots >= 0]
+        if part.turned():
+            keys = (keys.double() @ rotation(part.size, part.turned(), keys.device)).to(keys.dtype)
+        blocks, inside = slots // self.block_size, slots % self.block_size
+        for codes, scales, found in (
+            (part.keys, part.key_scales, keys),
+            (part.values, part.value_scales, values),
+        ):
+            rounded, scale = _rounded(found, part.kind)
+            _bits(codes)[blocks, :, inside] = _bits(rounded if scales is not None else found.to(codes.dtype))
+            if scales is not None:
+                scales[blocks, :, inside] = scale
+
+    def read(self, layer: int, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[..., heads, positions, size]`` of blocks ``[..., count]``, in ``dtype``, in plain torch."""
+        part = self._layers[layer]
+        found = []
+        for codes, scales in ((part.keys, part.key_scales), (part.values, part.value_scales)):
+            taken = _bits(codes)[blocks.long()].view(codes.dtype)
+            wide = restored(taken, None if scales is None else scales[blocks.long()], part.kind)
+            found.append(wide.movedim(-3, -4).flatten(-3, -2))
+        if part.turned():
+            found[0] = found[0] @ rotation(part.size, part.turned(), blocks.device).T
+        return found[0].to(dtype), found[1].to(dtype)
+
+    def turned(self, layer: int, queries: Tensor) -> Tensor:
+        """Queries ``[..., size]`` as they meet the layer's keys in the kernels."""
+        part = self._layers[layer]
+        if not part.turned():
+            return queries
+        return (queries.double() @ rotation(part.size, part.turned(), queries.device)).to(queries.dtype)
+
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole blocks, ``(from, to)``."""
+        if not pairs:
+            return
+        each = torch.tensor(pairs, device=self._all.keys.device).T
+        first = torch.arange(len(self._layers), device=each.device).unsqueeze(1) * self._blocks
+        source, target = ((first + part).flatten() for part in each)
+        for part in self._all.parts():
+            _bits(part)[target] = _bits(part)[source]
+
+
+def _rounded(values: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """Codes of ``[..., size]`` and their scales ``[...]``."""
+    if kind == "plain":
+        return values, values
+    wide = values.float()
+    scales = wide.abs().amax(-1) / LIMITS[kind]
+    scales = torch.where(scales > 0, scales, 1)
+    found = wide / scales.unsqueeze(-1)
+    if kind == "int4":
+        whole = (found.round().clamp(-8, 7) + 8).to(torch.uint8).unflatten(-1, (-1, 2))
+        return whole[..., 0] | (whole[..., 1] << 4), scales
+    if kind == "int8":
+        return found.round().to(torch.int8), scales
+    return found.clamp(-LIMITS[kind], LIMITS[kind]).to(STORED[kind]), scales
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The same memory as bytes where torch cannot index the type itself."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

@@ -1,0 +1,294 @@
+"""All layers of a decoder on a GPU, in as few launches as their parts allow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attention import attend
+from ..batch import Batch
+from ..feed_forward import GatedFeedForward, PlainFeedForward, RoutedFeedForward
+from ..kernels.attend_prompts import attend_prompts, prompt_tile
+from ..kernels.attend_tokens import Storing, attend_tokens
+from ..kernels.linears import GpuLinear, Rounded
+from ..kernels.normalize_rows import Norm, normalize_rows
+from ..kernels.rotate_and_store import HeadNorms, Turns, rotate_and_store
+from ..kernels.targets import Target
+from ..operators import LayerParts, Rotation
+from ..rope import rotate
+from .cache import GpuKeysValues
+from .fusions import Fusions
+from .norms import GpuNorm
+from .step import GpuStep, step_of
+
+
+class GpuLayers:
+    """The layers, for every kind of step.
+
+    Args:
+        parts: of each layer, made of this folder's operators.
+        dtype: what is computed in.
+        target: of the device.
+        fusions: what is done together.
+
+    Attributes:
+        captures: whether no part of a step waits for the host, so that it can be captured.
+    """
+
+    def __init__(self, parts: list[LayerParts], dtype: torch.dtype, target: Target, fusions: Fusions) -> None:
+        self._layers = [_Layer(each, target, fusions) for each in parts]
+        self._fusions = fusions
+        self._tiles = {
+            kind: prompt_tile(target, parts[0].heads, dtype, kind).tokens(parts[0].heads.group)
+            for kind in ("plain", "int8", "int4")
+        }
+
+        self.captures = fusions.attention and not any(
+            isinstance(each.feed_forward, RoutedFeedForward) and each.feed_forward.waits for each in parts
+        )
+
+    def takes(self, batch: Batch) -> bool:
+        """Every step."""
+        return True
+
+    def __call__(self, hidden: Tensor, rotations: dict[str, Rotation], store: Any, batch: Batch) -> Tensor:
+        """From embeddings ``[tokens, hidden]``, which are overwritten, to what the last layer gives."""
+        return self.run(hidden, self.laid_out(rotations, store, batch), store)
+
+    def laid_out(self, rotations: dict[str, Rotation], store: GpuKeysValues, batch: Batch) -> GpuStep:
+        """A step's lists, on the device."""
+        return step_of(batch, rotations, self.tokens_of_tile(store))
+
+    def run(self, hidden: Tensor, step: GpuStep, store: GpuKeysValues) -> Tensor:
+        """The same for a step that is laid out already."""
+        stream = _Stream(hidden, self._fusions)
+        for i, layer in enumerate(self._layers):
+            layer.run(stream, step, store, i)
+        return stream.value()
+
+    def tokens_of_tile(self, store: GpuKeysValues) -> int:
+        """How many tokens a tile of attention takes."""
+        kind = store.layer(0).kind
+        return self._tiles["int8" if kind.startswith("float8") else kind]
+
+
+class _Stream:
+    """What the layers add to, with what is still to be added: the norm that follows does that, if it may."""
+
+    def __init__(self, hidden: Tensor, fusions: Fusions) -> None:
+        self._hidden = hidden
+        self._fusions = fusions
+        self._added: Tensor | None = None
+        self._before: GpuNorm | None = None
+
+    def value(self) -> Tensor:
+        """With everything added."""
+        if self._added is not None:
+            self._hidden = self._summed(None, None)[0]
+        return self._hidden
+
+    def normed(self, norm: GpuNorm | None, reader: GpuLinear | None) -> Tensor | Rounded:
+        """What a part reads; rounded, if the linear that reads it wants that."""
+        wanted = reader.wants(self._hidden.shape[0]) if reader is not None and self._fusions.rounding else None
+        if norm is None and self._added is None and wanted is None:
+            return self._hidden
+        self._hidden, found, scales = self._summed(norm, wanted)
+        if wanted is None:
+            return found
+        assert scales is not None
+        return Rounded(found, scales, self._hidden.dtype)
+
+    def take(self, linear: GpuLinear, x: Tensor, after: GpuNorm | None) -> None:
+        """Add what a linear makes of ``x``, normed by ``after``."""
+        if after is None and self._fusions.residual and linear.adds(x.shape[0]):
+            self._hidden = linear(self._read_by(linear, x), self.value())
+        else:
+            self.add(linear(self._read_by(linear, x)), after)
+
+    def add(self, found: Tensor, after: GpuNorm | None) -> None:
+        """Add it, normed by ``after``."""
+        self._hidden = self.value()
+        self._added, self._before = found, after
+
+    def replace(self, hidden: Tensor) -> None:
+        """Go on with this instead."""
+        self._hidden = hidden
+
+    def _read_by(self, linear: GpuLinear, x: Tensor) -> Tensor | Rounded:
+        wanted = linear.wants(x.shape[0])
+        if wanted is None:
+            return x
+        _, codes, scales = normalize_rows(x, code=wanted[0], by_block=wanted[1])
+        assert scales is not None
+        return Rounded(codes, scales, x.dtype)
+
+    def _summed(
+        self, norm: GpuNorm | None, wanted: tuple[torch.dtype, bool] | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        added, before = self._added, self._before
+        self._added = self._before = None
+        code, by_block = wanted or (None, False)
+        x, residual = (self._hidden, None) if added is None else (added, self._hidden)
+        if self._fusions.norm:
+            return normalize_rows(
+                x,
+                residual=residual,
+                before=_described(before),
+                norm=_described(norm),
+                sums=residual,
+                code=code,
+                by_block=by_block,
+            )
+        x = x if before is None else before.plainly(x)
+        sums = x if residual is None else residual + x
+        found = sums if norm is None else norm.plainly(sums)
+        if code is None:
+            return sums, found, None
+        return sums, *normalize_rows(found, code=code, by_block=by_block)[1:]
+
+
+def _described(norm: GpuNorm | None) -> Norm | None:
+    return None if norm is None else norm.norm
+
+
+class _Layer:
+    def __init__(self, parts: LayerParts, target: Target, fusions: Fusions) -> None:
+        self._order, self._forward = parts.order, parts.feed_forward
+        self._fusions = fusions
+        norms = {name: _checked(norm) for name, norm in parts.norms.items()}
+        self._before_attention, self._after_attention = norms["before_attention"], norms["after_attention"]
+        self._before_mlp, self._after_mlp = norms["before_mlp"], norms["after_mlp"]
+        self._query_key_value: Any = parts.query_key_value
+        self._out: Any = parts.out
+        self._attention = _Attention(parts, norms["query_norm"], norms["key_norm"], target, fusions)
+
+    def run(self, stream: _Stream, step: GpuStep, store: GpuKeysValues, index: int) -> None:
+        """Go on with the stream."""
+        if self._order == "after":
+            self._attend(stream, stream.normed(None, self._query_key_value), step, store, index, None)
+            stream.replace(_plain(stream.normed(self._before_attention, None)))
+            self._feed(stream, stream.normed(None, self._first), None)
+            stream.replace(_plain(stream.normed(self._before_mlp, None)))
+        elif self._order == "parallel":
+            read = stream.normed(self._before_attention, self._query_key_value)
+            forward = stream.normed(self._before_mlp, self._first)
+            self._attend(stream, read, step, store, index, None)
+            self._feed(stream, forward, None)
+        else:
+            read = stream.normed(self._before_attention, self._query_key_value)
+            self._attend(stream, read, step, store, index, self._after_attention)
+            self._feed(stream, stream.normed(self._before_mlp, self._first), self._after_mlp)
+
+    @property
+    def _first(self) -> Any:
+        """The linear that reads what the feed-forward part is given; None if others read it, too."""
+        forward = self._forward
+        if isinstance(forward, GatedFeedForward):
+            return forward.gate_up
+        return forward.up if isinstance(forward, PlainFeedForward) else None
+
+    def _attend(
+        self,
+        stream: _Stream,
+        x: Tensor | Rounded,
+        step: GpuStep,
+        store: GpuKeysValues,
+        index: int,
+        after: GpuNorm | None,
+    ) -> None:
+        stream.take(self._out, self._attention(self._query_key_value(x), step, store, index), after)
+
+    def _feed(self, stream: _Stream, x: Tensor | Rounded, after: GpuNorm | None) -> None:
+        forward = self._forward
+        if isinstance(forward, GatedFeedForward):
+            inner: Any = forward.gate_up
+            activate, outer = forward.gate, forward.down
+        elif isinstance(forward, PlainFeedForward):
+            inner, activate, outer = forward.up, forward.activation, forward.down
+        else:
+            stream.add(forward(_plain(x)), after)
+            return
+        found = inner(x)
+        stream.take(outer, found if activate is None else activate(found), after)  # pyright: ignore[reportArgumentType]
+
+
+class _Attention:
+    """Norms of queries and keys, rotary positions, the cache, and attention."""
+
+    def __init__(
+        self,
+        parts: LayerParts,
+        query_norm: GpuNorm | None,
+        key_norm: GpuNorm | None,
+        target: Target,
+        fusions: Fusions,
+    ) -> None:
+        self._heads, self._rope = parts.heads, parts.rope
+        self._fusions = fusions
+        # Where programs cannot see each other's stores, keys must be there before attention begins.
+        self._storing = fusions.storing and fusions.rotation and fusions.attention and target.splits
+        self._query_norm, self._key_norm, self._whole = query_norm, key_norm, parts.whole_heads
+        self._norms: HeadNorms | None = None
+        if query_norm is not None and key_norm is not None:
+            one, other = query_norm.norm, key_norm.norm
+            assert one.weight is not None
+            assert other.weight is not None
+            self._norms = HeadNorms(one.weight, other.weight, one.eps, parts.whole_heads, one.rounds_first)
+
+    def __call__(self, projected: Tensor, step: GpuStep, store: GpuKeysValues, index: int) -> Tensor:
+        heads, cache = self._heads, store.layer(index)
+        turns = None if self._rope is None else step.turns[self._rope]
+        out = torch.empty(
+            projected.shape[0], heads.queries * heads.size, dtype=projected.dtype, device=projected.device
+        )
+        if self._storing and step.work is None:
+            storing = Storing(self._norms, turns)
+            return attend_tokens(projected, heads, cache, step.runs, out, storing_too=storing)
+        if self._fusions.rotation:
+            queries = rotate_and_store(projected, heads, cache, step.slots, self._norms, turns)
+        else:
+            queries = self._rotated_plainly(projected, step, store, index, turns)
+        if not self._fusions.attention:
+            assert step.batch is not None, "attention in plain torch needs the step's lists"
+            found = attend(
+                queries.unflatten(1, (-1, heads.size)), store, index, heads.scale, heads.window, heads.cap, step.batch
+            )
+            return found.flatten(1)
+        if step.work is not None:
+            attend_prompts(queries, heads, cache, step.runs, step.work, out)
+        if step.singles:
+            attend_tokens(queries, heads, cache, step.runs, out)
+        return out
+
+    def _rotated_plainly(
+        self, projected: Tensor, step: GpuStep, store: GpuKeysValues, index: int, turns: Turns | None
+    ) -> Tensor:
+        heads = self._heads
+        widths = [heads.queries * heads.size, heads.shared * heads.size, heads.shared * heads.size]
+        queries, keys, values = projected.split(widths, dim=1)
+        if self._query_norm is not None and self._key_norm is not None:
+            by_head = not self._whole
+            queries, keys = (
+                norm.plainly(part.unflatten(1, (-1, heads.size)) if by_head else part).reshape(part.shape)
+                for norm, part in ((self._query_norm, queries), (self._key_norm, keys))
+            )
+        queries, keys, values = (part.unflatten(1, (-1, heads.size)) for part in (queries, keys, values))
+        if turns is not None:
+            cosines, sines = (part[turns.rows.long()].unsqueeze(1) for part in (turns.cosines, turns.sines))
+            queries, keys = rotate(queries, cosines, sines), rotate(keys, cosines, sines)
+        store.write(index, step.slots, keys, values)
+        if self._fusions.attention:
+            queries = store.turned(index, queries)
+        return queries.flatten(1).contiguous()
+
+
+def _checked(norm: object) -> GpuNorm | None:
+    assert norm is None or isinstance(norm, GpuNorm)
+    return norm
+
+
+def _plain(x: Tensor | Rounded) -> Tensor:
+    assert isinstance(x, Tensor)
+    return x

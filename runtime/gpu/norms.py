@@ -1,0 +1,23 @@
+"""A norm as an operator."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..kernels.normalize_rows import Norm, normalize_rows
+from ..operators import Rowwise
+
+
+class GpuNorm:
+    """Norms rows in one launch.
+
+    Args:
+        norm: which.
+        plainly: the same in plain torch.
+    """
+
+    def __init__(self, norm: Norm, plainly: Rowwise) -> None:
+        self.norm, self.plainly = norm, plainly
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return normalize_rows(hidden.flatten(0, -2), norm=self.norm)[1].view(hidden.shape)

@@ -1,0 +1,64 @@
+"""A step's tokens, laid out on the device for the kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..batch import Batch
+from ..kernels.attend_prompts import work_of
+from ..kernels.flash import Runs
+from ..kernels.rotate_and_store import Turns
+
+
+@dataclass(frozen=True)
+class GpuStep:
+    """Runs of tokens, of a few sequences each.
+
+    Attributes:
+        slots: int32 ``[tokens]``, where keys and values go; -1 for tokens that are none.
+        runs: whose tokens these are.
+        work: int32 ``[tiles, 2]``, the tiles of runs of several tokens; None if there is none.
+        singles: whether some run has a single token.
+        turns: rotary positions, by rope.
+        batch: the same as lists, where plain torch must compute it.
+    """
+
+    slots: Tensor
+    runs: Runs
+    work: Tensor | None
+    singles: bool
+    turns: dict[str, Turns]
+    batch: Batch | None = None
+
+
+def step_of(batch: Batch, rotations: dict[str, tuple[Tensor, Tensor]], tokens_of_tile: int) -> GpuStep:
+    """A step laid out anew, on torch's default device.
+
+    Args:
+        batch: its runs.
+        rotations: by rope, cosines and sines ``[tokens, 1, rotated / 2]``.
+        tokens_of_tile: how many tokens a tile of attention takes.
+    """
+    counts = [len(run.tokens) for run in batch.runs]
+    stops = [run.stop for run in batch.runs]
+    needed = [-(-stop // batch.block_size) for stop in stops]
+    longest = max(needed)
+    tables = [run.blocks[:n] + [0] * (longest - n) for run, n in zip(batch.runs, needed, strict=True)]
+    rows, many, last, table = (_integers(each) for each in (batch.starts[:-1], counts, stops, tables))
+    work = work_of(counts, stops, tokens_of_tile)
+    each = torch.arange(len(batch.tokens), dtype=torch.int32)
+    return GpuStep(
+        batch.slots.to(torch.int32),
+        Runs(rows, many, last, table),
+        _integers(work) if work else None,
+        any(count == 1 for count in counts),
+        {name: Turns(cosine.flatten(1), sine.flatten(1), each) for name, (cosine, sine) in rotations.items()},
+        batch,
+    )
+
+
+def _integers(values: list[int] | list[list[int]] | list[tuple[int, int]]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)

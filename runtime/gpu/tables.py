@@ -1,0 +1,151 @@
+"""What the device knows of the sequences that run: their tokens, how they choose, and a step's layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..kernels.attend_prompts import work_of
+from ..kernels.flash import Runs
+
+
+@dataclass(frozen=True)
+class Room:
+    """The most that a step may have.
+
+    Attributes:
+        tokens, sequences: of a step.
+        blocks: of a sequence.
+        tokens_of_tile: that a tile of attention takes.
+    """
+
+    tokens: int
+    sequences: int
+    blocks: int
+    tokens_of_tile: int
+
+    @property
+    def tiles(self) -> int:
+        """Of runs of several tokens."""
+        return self.tokens // self.tokens_of_tile + self.sequences
+
+
+@dataclass(frozen=True)
+class Part:
+    """Consecutive tokens of one sequence, which the device has already.
+
+    Attributes:
+        start, count: their positions.
+        blocks: of the sequence in the cache.
+        slot: of the sequence on the device.
+        chooses: whether they end what the sequence has, so that its next token is chosen.
+        fresh: whether its blocks are not those that the slot had before.
+    """
+
+    start: int
+    count: int
+    blocks: list[int]
+    slot: int
+    chooses: bool
+    fresh: bool
+
+    @property
+    def stop(self) -> int:
+        """The position after the last."""
+        return self.start + self.count
+
+
+class Layout:
+    """A step's lists as one tensor, so that they travel to the device at once, and lie where a graph expects them.
+
+    Args:
+        room: the most there may be.
+        device: where.
+
+    Attributes:
+        positions, owners, slots: of each token: its position, its sequence's slot and its place in the cache.
+        rows, counts, stops, tables: see :class:`Runs`.
+        work: tiles of attention.
+        wanted: int32, which token each sequence's next one is chosen after.
+        choosers, lengths: the slot that each wanted token's sequence has, and its tokens so far; -1 for none.
+    """
+
+    def __init__(self, room: Room, device: torch.device) -> None:
+        self.room = room
+        sizes = {
+            "positions": room.tokens,
+            "owners": room.tokens,
+            "slots": room.tokens,
+            "rows": room.sequences,
+            "counts": room.sequences,
+            "stops": room.sequences,
+            "wanted": room.sequences,
+            "choosers": room.sequences,
+            "lengths": room.sequences,
+            "work": 2 * room.tiles,
+            "tables": room.sequences * room.blocks,
+        }
+        pinned = device.type == "cuda"
+        total = sum(sizes.values())
+        # Two, since one may still be on its way while the next step is laid out.
+        self._hosts = [torch.zeros(total, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        self._device = torch.zeros(total, dtype=torch.int32, device=device)
+        self._places: dict[str, slice] = {}
+        first = 0
+        for name, size in sizes.items():
+            self._places[name] = slice(first, first + size)
+            first += size
+        self._turn = 0
+        self._known = torch.zeros(room.sequences, room.blocks, dtype=torch.int32)
+
+    def part(self, name: str, count: int | None = None) -> Tensor:
+        """A list on the device, or its beginning."""
+        found = self._device[self._places[name]]
+        if name == "tables":
+            found = found.view(-1, self.room.blocks)
+        elif name == "work":
+            found = found.view(-1, 2)
+        return found if count is None else found[:count]
+
+    def runs(self, count: int) -> Runs:
+        """The first runs."""
+        rows, counts, stops, tables = (self.part(name, count) for name in ("rows", "counts", "stops", "tables"))
+        return Runs(rows, counts, stops, tables)
+
+    def fill(self, parts: list[Part], block_size: int) -> None:
+        """Lay out a step and send it to the device.
+
+        Args:
+            parts: whose tokens these are.
+            block_size: positions in a block.
+        """
+        self._turn = 1 - self._turn
+        host = self._hosts[self._turn]
+        lists: dict[str, list[int]] = {name: [] for name in self._places if name not in ("tables", "work")}
+        tables = host[self._places["tables"]].view(-1, self.room.blocks)
+        row = 0
+        for i, part in enumerate(parts):
+            each, blocks = range(part.start, part.stop), part.blocks
+            lists["positions"].extend(each)
+            lists["owners"].extend([part.slot] * part.count)
+            lists["slots"].extend(blocks[p // block_size] * block_size + p % block_size for p in each)
+            lists["rows"].append(row)
+            row += part.count
+            lists["counts"].append(part.count)
+            lists["stops"].append(part.stop)
+            lists["wanted"].append(row - 1)
+            lists["choosers"].append(part.slot if part.chooses else -1)
+            lists["lengths"].append(part.stop)
+            # What lies before a part's own tokens is as it was.
+            first, last = 0 if part.fresh else part.start // block_size, -(-part.stop // block_size)
+            self._known[part.slot, first:last] = torch.tensor(blocks[first:last], dtype=torch.int32)
+            tables[i, :last] = self._known[part.slot, :last]
+        nothing = {"slots": -1, "choosers": -1, "work": -1}
+        work = work_of(lists["counts"], lists["stops"], self.room.tokens_of_tile)
+        for name, values in {**lists, "work": [number for tile in work for number in tile]}.items():
+            place = host[self._places[name]]
+            place[: len(values)] = torch.tensor(values, dtype=torch.int32)
+            place[len(values) :] = nothing.get(name, 0)
+        self._device.copy_(host, non_blocking=True)

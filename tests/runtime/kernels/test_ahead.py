@@ -1,0 +1,132 @@
+"""The engine on the GPU's kernels, in Triton's interpreter, its steps started before the ones before them have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from smelt.runtime import Engine, SamplingParams, loading
+from smelt.runtime.gpu import GpuOperators
+from smelt.runtime.gpu.executor import GpuExecutor
+
+from .interpreter import interpreted
+
+pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+DRAW = torch.Generator().manual_seed(0)
+PROMPTS = [torch.randint(4, 4096, (length,), generator=DRAW).tolist() for length in (5, 40, 1, 17, 9)]
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "block_size": 16,
+    "token_budget": 24,
+    "max_sequences": 4,
+    "max_length": 96,
+}
+
+
+@pytest.fixture
+def both(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Engine, Engine]]:
+    """The same engine on the CPU, and on the kernels."""
+
+    def build(architecture: str = "llama", **options: Any) -> tuple[Engine, Engine]:
+        path = tiny(architecture, num_hidden_layers=1)
+        given = {**OPTIONS, "quiet": True, **options}
+        plain = Engine(path, **given)
+        with monkeypatch.context() as patch:
+            patch.setattr(loading, "_operators", lambda dtype, *_: GpuOperators(dtype, torch.device("cpu")))
+            ahead = Engine(path, **given)
+        assert isinstance(ahead.executor, GpuExecutor)
+        return plain, ahead
+
+    return build
+
+
+def _greedy(**more: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 6, "temperature": 0, "ignore_eos": True, **more})
+
+
+def test_tokens_are_the_same_and_come_at_most_a_step_later(both: Callable[..., tuple[Engine, Engine]]) -> None:
+    """More prompts than may run, one longer than a step, penalties, biases, log probabilities, least lengths."""
+    plain, ahead = both()
+    params = [
+        _greedy(logprobs=2),
+        _greedy(repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.3),
+        _greedy(logit_bias={7: 50.0}, max_tokens=3),
+        _greedy(ignore_eos=False, min_tokens=4, stop_token_ids=list(range(4, 4096, 2))),
+        _greedy(logprobs=0),
+    ]
+    expected = plain.generate(PROMPTS, params)
+    steps = []
+    step = ahead.step
+    ahead.step = lambda: steps.append(outputs := step()) or outputs  # type: ignore[method-assign]
+    found = ahead.generate(PROMPTS, params)
+    for one, other in zip(found, expected, strict=True):
+        mine, theirs = one.completions[0], other.completions[0]
+        assert mine.tokens == theirs.tokens
+        assert mine.finish_reason == theirs.finish_reason
+        assert mine.total_logprob == pytest.approx(theirs.total_logprob, abs=1e-3)
+        assert (mine.logprobs is None) == (theirs.logprobs is None)
+        for these, those in zip(mine.logprobs or [], theirs.logprobs or [], strict=True):
+            assert these == pytest.approx(those, abs=1e-3)
+    assert steps[0] == []  # the first step was only started
+    assert ahead.cache.free == ahead.cache.blocks
+
+
+def test_requests_that_the_host_must_see_run_beside_others(both: Callable[..., tuple[Engine, Engine]]) -> None:
+    plain, ahead = both(token_budget=48)
+    params = [_greedy(), _greedy(n=2), _greedy(beam_width=2), _greedy(prompt_logprobs=1), _greedy(max_tokens=2)]
+    prompts = [prompt[:12] for prompt in PROMPTS]
+    for one, other in zip(ahead.generate(prompts, params), plain.generate(prompts, params), strict=True):
+        assert [c.tokens for c in one.completions] == [c.tokens for c in other.completions]
+
+
+def test_sequences_that_give_way_go_on_where_they_were(both: Callable[..., tuple[Engine, Engine]]) -> None:
+    """A cache too small for all: sequences are preempted while a token of theirs is still on its way."""
+    plain, ahead = both()
+    small = ahead.reservation.blocks
+    ahead.cache._empty = ahead.cache._empty[small - 5 :]  # five blocks of sixteen positions
+    ahead.cache.blocks = 5
+    params = _greedy(max_tokens=20)
+    prompts = [prompt[:14] for prompt in (PROMPTS[1], PROMPTS[3], PROMPTS[4])]
+    found = ahead.generate(prompts, params)
+    assert ahead.scheduler.preemptions > 0
+    assert [o.completions[0].tokens for o in found] == [
+        o.completions[0].tokens for o in plain.generate(prompts, params)
+    ]
+
+
+def test_an_abort_in_flight_harms_nobody(both: Callable[..., tuple[Engine, Engine]]) -> None:
+    plain, ahead = both()
+    first = ahead.add_request(PROMPTS[0], _greedy(max_tokens=30))
+    second = ahead.add_request(PROMPTS[4], _greedy())
+    for _ in range(3):
+        ahead.step()
+    ahead.abort(first)
+    third = ahead.add_request(PROMPTS[3], _greedy())
+    done = {}
+    while ahead.has_work:
+        done |= {output.id: output for output in ahead.step() if output.finished}
+    for name, prompt in ((second, PROMPTS[4]), (third, PROMPTS[3])):
+        assert done[name].completions[0].tokens == plain.generate([prompt], _greedy())[0].completions[0].tokens
+    assert ahead.cache.free == ahead.cache.blocks
+
+
+def test_logits_that_are_no_numbers_end_their_own_request(both: Callable[..., tuple[Engine, Engine]]) -> None:
+    plain, ahead = both("gpt2")
+    assert ahead.model._positions is not None
+    ahead.model._positions[30] = float("nan")  # whoever gets as far as this position
+    broken, sound = ahead.generate([PROMPTS[1][:28], PROMPTS[0]], _greedy())
+    assert "not numbers" in str(broken.error)
+    assert sound.completions[0].tokens == plain.generate([PROMPTS[0]], _greedy())[0].completions[0].tokens
+
+
+def test_a_seed_gives_the_same_tokens_in_any_company(both: Callable[..., tuple[Engine, Engine]]) -> None:
+    _, ahead = both()
+    drawn = SamplingParams(max_tokens=5, temperature=1.0, top_p=0.9, top_k=50, seed=3, ignore_eos=True)
+    alone = ahead.generate([PROMPTS[0]], drawn)[0].completions[0].tokens
+    beside = ahead.generate(PROMPTS[:3], [drawn, _greedy(), _greedy()])[0].completions[0].tokens
+    other = ahead.generate([PROMPTS[0]], SamplingParams(**{**drawn.__dict__, "seed": 4}))[0].completions[0].tokens
+    assert alone == beside
+    assert alone != other
