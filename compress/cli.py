@@ -352,7 +352,9 @@ def chat(
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes answers reproducible.")] = None,
     max_length: Annotated[int | None, typer.Option(help="The longest conversation, in tokens.")] = None,
-    kv_dtype: Annotated[str, typer.Option(help="How keys and values are kept: auto, int8 or fp8.")] = "auto",
+    kv_dtype: Annotated[
+        str, typer.Option(help="How keys and values are kept: auto, int8, fp8; on a GPU also int4.")
+    ] = "auto",
     native: Annotated[bool, typer.Option(help="Use Smelt's compiled CPU kernels, or torch's operators.")] = True,
     device: Annotated[str, typer.Option(help="cpu, or cuda, which has not been run on a GPU yet.")] = "cpu",
 ) -> int:
@@ -393,10 +395,19 @@ def bench(
     trace_requests: Annotated[int, typer.Option(help="How many of the trace's requests.", min=1)] = 32,
     static: Annotated[bool, typer.Option("--static", help="Batch statically: the baseline.")] = False,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    kv_dtype: Annotated[str, typer.Option(help="How keys and values are kept: auto, int8 or fp8.")] = "auto",
+    kv_dtype: Annotated[
+        str, typer.Option(help="How keys and values are kept: auto, int8, fp8; on a GPU also int4.")
+    ] = "auto",
     native: Annotated[bool, typer.Option(help="Use Smelt's compiled CPU kernels, or torch's operators.")] = True,
     exact_inputs: Annotated[
         bool, typer.Option("--exact-inputs", help="Never round the inputs of weight-only formats to int8.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="cpu, or cuda for a GPU with Triton kernels.")] = "cpu",
+    ablate: Annotated[
+        bool,
+        typer.Option(
+            "--ablate", help="What each fusion on a GPU buys: launches, bytes, and time where there is a GPU."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> int:
@@ -409,7 +420,11 @@ def bench(
         smelt bench ./my-llama --prompt 512 --output 64 --concurrency 1 --concurrency 8 --json
 
         smelt bench ./my-llama --trace AzureLLMInferenceTrace_conv.csv
+
+        smelt bench ./my-llama --ablate
     """
+    if ablate:
+        return _ablate(checkpoint, prompt, output, dtype, kv_dtype, as_json)
     from ..runtime import Engine
     from ..runtime.bench import measure, table
     from ..runtime.workload import read_trace
@@ -422,6 +437,7 @@ def bench(
         kv_dtype=kv_dtype,
         native=native,
         exact_inputs=exact_inputs,
+        device=device,
         static_batching=static,
         share_prefixes=False,
     )
@@ -433,6 +449,16 @@ def bench(
         requests=requests,
         trace=read_trace(trace, trace_requests, engine.max_length) if trace else None,
         told=Progress(True).say,
+    )
+    print(json.dumps({"checkpoint": checkpoint, **found.as_data()}, indent=2) if as_json else table(found))
+    return 0
+
+
+def _ablate(checkpoint: str, prompt: int, output: int, dtype: str, kv_dtype: str, as_json: bool) -> int:
+    from ..runtime.ablation import ablate, table
+
+    found = ablate(
+        _directory_of(checkpoint), prompt=prompt, output=output, dtype=dtype, kv_dtype=kv_dtype, told=Progress(True).say
     )
     print(json.dumps({"checkpoint": checkpoint, **found.as_data()}, indent=2) if as_json else table(found))
     return 0

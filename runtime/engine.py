@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,7 @@ from .errors import RuntimeProblem
 from .executor import Executor, Flight, StepResult, TorchExecutor
 from .keys_values import KeysValues
 from .loading import load_model
+from .model import Model
 from .output import RequestOutput
 from .params import SamplingParams
 from .reserve import Reservation, reserve
@@ -29,10 +30,17 @@ from .scoring import grouped
 from .sequence import Request, Sequence, TokenScore
 from .text import TextStream
 
+if TYPE_CHECKING:
+    from .gpu.fusions import Fusions
+
 Prompt = str | SequenceOf[int]
 Sink = Callable[[RequestOutput], object]
 
-_KV_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+_KV_DTYPES = {
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "int4": torch.int4,  # pyright: ignore[reportAttributeAccessIssue]
+}
 
 
 class Engine:
@@ -51,11 +59,12 @@ class Engine:
         static_batching: the baseline: a batch starts only when the one before has ended.
         seed: for requests that bring none.
         trust_remote_code: run the checkpoint's own Python; never unless asked for.
-        kv_dtype: how keys and values are kept: ``auto`` (what is computed in), ``int8`` or ``fp8``, with a scale for
-            each head and position.
+        kv_dtype: how keys and values are kept: ``auto`` (what is computed in), ``int8``, ``fp8`` or, on a GPU, ``int4``,
+            with a scale for each head and position; int4 keys are rotated, which spreads their outliers.
         native: use Smelt's compiled CPU kernels, in bfloat16; without, torch's operators.
         exact_inputs: keep the inputs of weight-only formats in bfloat16, also for many rows, where int8 is faster.
-        device: ``cpu``, or ``cuda`` for a GPU with linears on Triton kernels; which has not been run on one yet.
+        device: ``cpu``, or ``cuda`` for a GPU with all of a step on Triton kernels; which has not been run on one yet.
+        fusions: what is done together in one launch on a GPU; all by default.
         quiet: print nothing.
 
     Raises:
@@ -81,6 +90,7 @@ class Engine:
         native: bool = True,
         exact_inputs: bool = False,
         device: str = "cpu",
+        fusions: Fusions | None = None,
         quiet: bool = False,
     ) -> None:
         _check_options(max_sequences, token_budget, block_size, memory_utilization, kv_dtype)
@@ -91,6 +101,7 @@ class Engine:
             native=native,
             exact_inputs=exact_inputs,
             device=device,
+            fusions=fusions,
             trust_remote_code=trust_remote_code,
             told=self._told,
         )
@@ -99,6 +110,7 @@ class Engine:
         self.tokenizer = _tokenizer(opened.path, trust_remote_code)
         self.ends = _end_tokens(opened)
         kept = _KV_DTYPES.get(kv_dtype, self.model.dtype)
+        _check_cache(self.model, kept, block_size)
         self.reservation: Reservation = reserve(
             self.model,
             max_length=self.max_length,
@@ -538,6 +550,15 @@ def _check_options(max_sequences: int, token_budget: int, block_size: int, utili
         raise RuntimeProblem(f"memory_utilization is {utilization}; it must be above 0 and at most 1")
     if kv_dtype != "auto" and kv_dtype not in _KV_DTYPES:
         raise RuntimeProblem(f"kv_dtype is {kv_dtype!r}; it must be auto, {', '.join(_KV_DTYPES)}")
+
+
+def _check_cache(model: Model, kept: torch.dtype, block_size: int) -> None:
+    if not hasattr(model.operators, "fusions"):
+        if kept == _KV_DTYPES["int4"]:
+            raise RuntimeProblem("kv_dtype int4 is for GPUs with Smelt's kernels; use int8 or fp8 on this device")
+        return
+    if block_size % 16:
+        raise RuntimeProblem(f"block_size is {block_size}; on a GPU it must be a multiple of 16")
 
 
 def _tokenizer(path: Path, trust_remote_code: bool) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +14,9 @@ from .model import Model
 from .native.library import kernels
 from .native.operators import NativeOperators
 from .operators import Operators
+
+if TYPE_CHECKING:
+    from .gpu.fusions import Fusions
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -25,6 +29,7 @@ def load_model(
     exact_inputs: bool = False,
     trust_remote_code: bool = False,
     device: str = "cpu",
+    fusions: Fusions | None = None,
     told: Callable[[str], object],
 ) -> tuple[Checkpoint, Model]:
     """Read a checkpoint's weights for the fastest operators that this machine has.
@@ -36,6 +41,7 @@ def load_model(
         exact_inputs: keep the inputs of weight-only formats in bfloat16 for any number of rows.
         trust_remote_code: run the checkpoint's own Python.
         device: ``cpu``, or a GPU as torch names it.
+        fusions: what is done together on a GPU; all by default.
         told: hears what a person should know.
 
     Returns:
@@ -50,19 +56,24 @@ def load_model(
     opened = Checkpoint(checkpoint, trust_remote_code=trust_remote_code)
     computing = opened.dtype if dtype == "auto" else DTYPES[dtype]
     try:
-        return opened, Model(opened, _operators(computing, where, native, exact_inputs, told))
+        return opened, Model(opened, _operators(computing, where, native, exact_inputs, fusions, told))
     finally:
         opened.close()
 
 
 def _operators(
-    dtype: torch.dtype, device: torch.device, native: bool, exact_inputs: bool, told: Callable[[str], object]
+    dtype: torch.dtype,
+    device: torch.device,
+    native: bool,
+    exact_inputs: bool,
+    fusions: Fusions | None,
+    told: Callable[[str], object],
 ) -> Operators:
     if device.type != "cpu":
         from .gpu import GpuOperators
 
         try:
-            return GpuOperators(dtype, device)
+            return GpuOperators(dtype, device, fusions)
         except ValueError as error:
             told(f"{error}; torch's operators compute")
             return Operators(dtype, device)

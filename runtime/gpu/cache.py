@@ -37,10 +37,11 @@ class GpuKeysValues:
         self.block_size = block_size
         self.dtype = kept
         self.handles: dict[Any, Any] = {}
-        # The layers lie one after another, so that a block of all of them is copied at once.
-        self._all = layer_cache(layers * blocks, heads, block_size, size, kind_of(kept), kept, device)
-        self._blocks = blocks
-        self._layers = [self._all.blocks(i * blocks, (i + 1) * blocks) for i in range(layers)]
+        # The layers lie one after another, so that a block of all of them is copied at once. Each has one block more,
+        # where plain torch puts what goes nowhere.
+        each = self._each = blocks + 1
+        self._all = layer_cache(layers * each, heads, block_size, size, kind_of(kept), kept, device)
+        self._layers = [self._all.blocks(i * each, (i + 1) * each) for i in range(layers)]
 
     @staticmethod
     def block_bytes(layers: int, heads: int, size: int, block_size: int, kept: torch.dtype) -> int:
@@ -55,7 +56,7 @@ class GpuKeysValues:
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store ``[tokens, heads, size]`` at ``slots``, in plain torch; slots below 0 are none."""
         part = self._layers[layer]
-        slots, keys, values = slots[slots >= 0].long(), keys[slots >= 0], values[slots >= 0]
+        slots = torch.where(slots < 0, (self._each - 1) * self.block_size, slots).long()
         if part.turned():
             keys = (keys.double() @ rotation(part.size, part.turned(), keys.device)).to(keys.dtype)
         blocks, inside = slots // self.block_size, slots % self.block_size
@@ -92,7 +93,7 @@ class GpuKeysValues:
         if not pairs:
             return
         each = torch.tensor(pairs, device=self._all.keys.device).T
-        first = torch.arange(len(self._layers), device=each.device).unsqueeze(1) * self._blocks
+        first = torch.arange(len(self._layers), device=each.device).unsqueeze(1) * self._each
         source, target = ((first + part).flatten() for part in each)
         for part in self._all.parts():
             _bits(part)[target] = _bits(part)[source]

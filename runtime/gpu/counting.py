@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..batch import Batch, Run
@@ -88,15 +90,19 @@ class Counted:
         self.kinds[name] += 1
 
 
-def count(work: Callable[[], object], cache_bytes: Callable[[Launch], int] = lambda _: 0) -> Counted:
-    """Count what ``work`` launches, on CPU tensors; its outputs mean nothing.
+def count(
+    work: Callable[[], object], cache_bytes: Callable[[Launch], int] = lambda _: 0, *, computes: bool = False
+) -> Counted:
+    """Count what ``work`` launches, on CPU tensors that are not computed: whatever asked the host for a value would fail.
 
     Args:
         work: a step, or a part of one.
         cache_bytes: what a launch reads of the cache.
+        computes: let torch's operators compute, for work that asks for values.
     """
     found = Counted()
-    with noted() as launches, _TorchCalls(found):
+    mode = nullcontext() if computes else FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.inference_mode(), noted() as launches, mode, _TorchCalls(found):
         work()
     for one in launches:
         parts = {
@@ -143,7 +149,7 @@ def _count_layers(model: Model, runs: list[Run], block: int, sequences: int) -> 
     def cache_bytes(one: Launch) -> int:
         return of_cache if getattr(one.function, "__name__", "").strip("_").startswith("attend") else 0
 
-    return count(lambda: stack.run(hidden, step, store), cache_bytes)
+    return count(lambda: stack.run(hidden, step, store), cache_bytes, computes=not stack.captures)
 
 
 class _TorchCalls(TorchDispatchMode):

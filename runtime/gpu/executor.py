@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import RuntimeProblem
 from ..executor import Flight, Landed, StepResult, TorchExecutor
 from ..kernels.rotate_and_store import Turns
 from ..kernels.sample_tokens import Choices, choices, sample_tokens
@@ -348,9 +347,3 @@ def _edits(request: Request, ends: frozenset[int]) -> list[tuple[int, float, int
         until = len(request.prompt) + params.min_tokens
         found += [(token, float("-inf"), until) for token in sorted(stops)]
     return found
-
-
-def check_block_size(block_size: int) -> None:
-    """Raises a RuntimeProblem for blocks that the kernels cannot read."""
-    if block_size % 16:
-        raise RuntimeProblem(f"block_size is {block_size}; on a GPU it must be a multiple of 16")

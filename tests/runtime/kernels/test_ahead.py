@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from smelt.runtime import Engine, SamplingParams, loading
+from smelt.runtime import Engine, RuntimeProblem, SamplingParams, loading
 from smelt.runtime.gpu import GpuOperators
+from smelt.runtime.gpu.counting import count
 from smelt.runtime.gpu.executor import GpuExecutor
 
 from .interpreter import interpreted
@@ -130,3 +131,30 @@ def test_a_seed_gives_the_same_tokens_in_any_company(both: Callable[..., tuple[E
     other = ahead.generate([PROMPTS[0]], SamplingParams(**{**drawn.__dict__, "seed": 4}))[0].completions[0].tokens
     assert alone == beside
     assert alone != other
+
+
+def test_a_step_asks_the_host_for_nothing(both: Callable[..., tuple[Engine, Engine]]) -> None:
+    """It could not be captured otherwise. Tensors without values fail where somebody wants to see one."""
+    for architecture in ("llama", "gpt2", "gemma2"):
+        _, ahead = both(architecture)
+        executor = ahead.executor
+        assert isinstance(executor, GpuExecutor)
+        for tokens, mixed in ((4, False), (24, True)):
+            found = count(lambda executor=executor, tokens=tokens, mixed=mixed: executor._body(tokens, 4, mixed))
+            assert found.kinds["survey_chunks"] == found.kinds["choose_tokens"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [({"block_size": 8}, "block_size is 8; on a GPU it must be a multiple of 16")],
+)
+def test_options_that_the_kernels_cannot_take_are_told(
+    options: dict[str, Any], sentence: str, both: Callable[..., tuple[Engine, Engine]]
+) -> None:
+    with pytest.raises(RuntimeProblem, match=sentence):
+        both(**options)
+
+
+def test_int4_needs_the_kernels(tiny: Callable[..., Path], both: Callable[..., tuple[Engine, Engine]]) -> None:
+    with pytest.raises(RuntimeProblem, match="kv_dtype int4 is for GPUs"):
+        Engine(tiny("llama"), kv_dtype="int4", quiet=True)
