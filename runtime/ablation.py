@@ -120,7 +120,8 @@ def _add_choice(found: Counted, model: Model, fusions: Fusions) -> None:
         if fusions.sampling:
             sample_tokens(logits, one, one, of_slots)
         else:
-            logits.max(-1), logits.logsumexp(-1)
+            logits.max(-1)
+            logits.logsumexp(-1)
 
     more = count(work)
     found.launches += more.launches

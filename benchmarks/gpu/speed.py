@@ -14,7 +14,7 @@ from smelt.runtime.kernels.timing import copies_needed, copy_rate, matmul_rate, 
 from .common import device_lives, one_line, options, save
 from .plan import BF16, EIGHT, EIGHT_BEFORE, FOUR, GEMLITE4, SHAPES, SPARSE, TORCH4, TORCH8, Planned, plan
 
-LIMIT_S = 220  # of the nine minutes that both parts may take
+LIMIT_S = 165  # of the ten minutes that all parts may take
 
 
 @dataclass(frozen=True)

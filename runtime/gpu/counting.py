@@ -64,6 +64,7 @@ _FREE = frozenset(
         "lift_fresh",
         "item",
         "_local_scalar_dense",
+        "numpy_T",
         "zeros",
     ]
 )
