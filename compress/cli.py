@@ -403,6 +403,9 @@ def bench(
         bool, typer.Option("--exact-inputs", help="Never round the inputs of weight-only formats to int8.")
     ] = False,
     device: Annotated[str, typer.Option(help="cpu, or cuda for a GPU with Triton kernels.")] = "cpu",
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Let torch.compile lower the layers, instead of Smelt's own kernels.")
+    ] = False,
     ablate: Annotated[
         bool,
         typer.Option(
@@ -421,6 +424,8 @@ def bench(
 
         smelt bench ./my-llama --trace AzureLLMInferenceTrace_conv.csv
 
+        smelt bench ./my-llama --compile
+
         smelt bench ./my-llama --ablate
     """
     if ablate:
@@ -438,6 +443,7 @@ def bench(
         native=native,
         exact_inputs=exact_inputs,
         device=device,
+        compile=compiled,
         static_batching=static,
         share_prefixes=False,
     )

@@ -132,9 +132,6 @@ def _add_choice(found: Counted, model: Model, fusions: Fusions) -> None:
 def _times(
     checkpoint: Path, fusions: Fusions, prompt: int, output: int, dtype: str, kv_dtype: str
 ) -> tuple[float, float]:
-    # Plain attention goes over a step's lists, which graphs and running ahead have not.
-    if not fusions.attention:
-        fusions = fusions.without("sampling", "graphs")
     engine = Engine(
         checkpoint,
         dtype=dtype,

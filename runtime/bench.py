@@ -235,6 +235,8 @@ def table(found: Measured) -> str:
         f"prefill   {found.prefill_rate:.0f} tokens/s alone, {found.prefill_of_peak:.0%} of the machine's {found.machine.dtype} products",
         f"decode    {found.decode_rate:.1f} tokens/s alone, {found.decode_of_peak:.0%} of its memory bandwidth",
     ]
+    if "layers" in found.kernels:
+        lines.append(f"layers    {found.kernels['layers']}")
     if found.peak_memory:
         lines.append(f"memory    {found.peak_memory / 1e6:.0f} MB at the peak")
     if found.loads:

@@ -65,6 +65,8 @@ class Engine:
         exact_inputs: keep the inputs of weight-only formats in bfloat16, also for many rows, where int8 is faster.
         device: ``cpu``, or ``cuda`` for a GPU with all of a step on Triton kernels; which has not been run on one yet.
         fusions: what is done together in one launch on a GPU; all by default.
+        compile: let torch.compile lower the layers, instead of Smelt's own kernels; it takes a minute when the first
+            prompt and the first token come.
         quiet: print nothing.
 
     Raises:
@@ -91,6 +93,7 @@ class Engine:
         exact_inputs: bool = False,
         device: str = "cpu",
         fusions: Fusions | None = None,
+        compile: bool = False,
         quiet: bool = False,
     ) -> None:
         _check_options(max_sequences, token_budget, block_size, memory_utilization, kv_dtype)
@@ -102,6 +105,7 @@ class Engine:
             exact_inputs=exact_inputs,
             device=device,
             fusions=fusions,
+            compiled=compile,
             trust_remote_code=trust_remote_code,
             told=self._told,
         )
@@ -139,7 +143,7 @@ class Engine:
 
     def _executor(self, store: KeysValues, seed: int, max_sequences: int, token_budget: int) -> Executor:
         fusions = getattr(self.model.operators, "fusions", None)
-        if fusions is None or not fusions.sampling:
+        if fusions is None or not (fusions.sampling and fusions.attention):  # plain attention goes over a step's lists
             return TorchExecutor(self.model, store, self.ends, seed)
         from .gpu.executor import GpuExecutor
 
@@ -322,7 +326,8 @@ class Engine:
             for explanation, layers in kinds.items():
                 where = "" if len(kinds) == 1 else f" of layers {', '.join(map(str, dict.fromkeys(layers)))}"
                 told[role + where] = explanation
-        return told
+        lowered = getattr(self.model.operators, "lowered", None)
+        return told if lowered is None else {**told, "layers": lowered.sentence()}
 
     def _request(self, prompt: Prompt, params: SamplingParams, id: str | None) -> Request:
         """A checked request. Nothing is queued yet."""

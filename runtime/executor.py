@@ -127,8 +127,8 @@ class TorchExecutor:
         self._store.copy(plan.copies)
         runs = [_run(chunk) for chunk in plan.chunks]
         with self._device:
-            # Tokens are chosen on the CPU.
-            logits = self.model(Batch(runs, self._store.block_size), self._store).cpu()
+            there = self.model(Batch(runs, self._store.block_size), self._store)
+        logits = there.cpu()
         seen = self.model.survey(logits)
         result = StepResult()
         rows: list[int] = []
@@ -155,9 +155,15 @@ class TorchExecutor:
             rows.extend([place - 1] * len(of_prompt))
             sampled.extend(of_prompt)
         if sampled:
-            found = sample(logits, seen, rows, sampled, self._ends, self._seed)
-            result.tokens = dict(zip(sampled, found, strict=True))
+            result.tokens = self._chosen(there, logits, seen, rows, sampled)
         return result
+
+    def _chosen(
+        self, there: Tensor, logits: Tensor, seen: Survey, rows: list[int], sequences: list[Sequence]
+    ) -> dict[Sequence, Sampled]:
+        """The next token of each sequence, by its row of the logits, which are on the device and on the CPU."""
+        found = sample(logits, seen, rows, sequences, self._ends, self._seed)
+        return dict(zip(sequences, found, strict=True))
 
 
 class _On:

@@ -30,6 +30,7 @@ def load_model(
     trust_remote_code: bool = False,
     device: str = "cpu",
     fusions: Fusions | None = None,
+    compiled: bool = False,
     told: Callable[[str], object],
 ) -> tuple[Checkpoint, Model]:
     """Read a checkpoint's weights for the fastest operators that this machine has.
@@ -42,6 +43,7 @@ def load_model(
         trust_remote_code: run the checkpoint's own Python.
         device: ``cpu``, or a GPU as torch names it.
         fusions: what is done together on a GPU; all by default.
+        compiled: let torch.compile lower the layers, instead of Smelt's own kernels.
         told: hears what a person should know.
 
     Returns:
@@ -56,6 +58,10 @@ def load_model(
     opened = Checkpoint(checkpoint, trust_remote_code=trust_remote_code)
     computing = opened.dtype if dtype == "auto" else DTYPES[dtype]
     try:
+        if compiled:
+            from .compiled import CompiledOperators
+
+            return opened, Model(opened, CompiledOperators(computing, where))
         return opened, Model(opened, _operators(computing, where, native, exact_inputs, fusions, told))
     finally:
         opened.close()

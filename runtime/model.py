@@ -18,7 +18,7 @@ from .heads import Heads
 from .keys_values import KeysValues
 from .linear import Linear
 from .matrix import Matrix, stacked
-from .operators import Experts, LayerParts, Operators, Rowwise
+from .operators import Experts, LayerParts, Operators, Rotation, Rowwise
 from .pages import in_large_pages
 from .rope import Rotations
 
@@ -55,6 +55,7 @@ class Model:
             self._layers.append(_Layer(load, self.spec, layer, i))
             if progress:
                 progress(i + 1, len(self.spec.layers))
+        self._run = operators.lower(self._through_layers)
         self.stack = operators.stack([layer.parts for layer in self._layers])
         if self.spec.tied or not checkpoint.has_matrix(names.head):
             if self.device.type == "cpu":
@@ -82,6 +83,11 @@ class Model:
         rotations = self.rotations.of(batch.positions, batch.lengths)
         if self.stack is not None and self.stack.takes(batch):
             return self.stack(hidden, rotations, store, batch)
+        return self._run(hidden, rotations, store, batch)
+
+    def _through_layers(
+        self, hidden: Tensor, rotations: dict[str, Rotation], store: KeysValues, batch: Batch
+    ) -> Tensor:
         for i, layer in enumerate(self._layers):
             hidden = layer(hidden, rotations, store, i, batch)
         return hidden
@@ -151,13 +157,18 @@ class Head:
         self._norm, self._project, self.linear, self._cap = norm, project, linear, cap
 
     @torch.inference_mode()
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """``[tokens, hidden]`` to ``[tokens, vocabulary]``, in float32."""
+    def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """``[tokens, hidden]`` to ``[tokens, vocabulary]``, in float32; to ``out``, if there is one."""
         hidden = self._norm(hidden)
         if self._project is not None:
             hidden = self._project(hidden)
-        logits = self.linear(hidden).float()
-        return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
+        logits = self.linear(hidden)
+        logits = logits.float() if out is None else out.copy_(logits)
+        if self._cap is None:
+            return logits
+        if out is not None:
+            return out.div_(self._cap).tanh_().mul_(self._cap)
+        return torch.tanh(logits / self._cap) * self._cap
 
 
 class _Loader:

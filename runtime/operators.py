@@ -94,6 +94,14 @@ class Stack(Protocol):
         ...
 
 
+class RunLayers(Protocol):
+    """All layers, one part after another."""
+
+    def __call__(self, hidden: Tensor, rotations: dict[str, Rotation], store: KeysValues, batch: Batch) -> Tensor:
+        """From embeddings ``[tokens, hidden]`` to what the last layer gives."""
+        ...
+
+
 class Operators:
     """The parts of a decoder in plain torch, for any device and number type.
 
@@ -167,6 +175,10 @@ class Operators:
     def stack(self, layers: list[LayerParts]) -> Stack | None:
         """All layers at once, if there is a faster way for some steps than one part after another."""
         return None
+
+    def lower(self, run: RunLayers) -> RunLayers:
+        """The layers as they are to be run, where no :meth:`stack` takes a step."""
+        return run
 
     def keys_values(
         self, layers: int, heads: int, size: int, blocks: int, block_size: int, kept: torch.dtype

@@ -72,6 +72,9 @@ def reserve(
         torch.cuda.empty_cache()
         free = torch.cuda.mem_get_info(model.device)[0]
         activations += max(linear.numel for linear in model.linears().values()) * model.dtype.itemsize + _SUMS
+        # The tokens of each sequence and its table, for rows that are narrowed their scores and tokens, and graphs' own.
+        activations += max_sequences * (max_length * 4 + 3 * -(-max_length // block_size) * 4 + spec.vocabulary * 8)
+        activations += token_budget * widest * 8
     allowed = kv_cache_bytes if kv_cache_bytes is not None else int(free * memory_utilization) - activations
     blocks = min(most, max(0, allowed) // block)
     if blocks == 0 or blocks * block > free - activations:

@@ -93,7 +93,6 @@ class Rotations:
             lengths: for each run of tokens, how many they are and the length their sequence may grow to.
         """
         found = {}
-        highest = int(positions.max())
         for name, rope in self._ropes.items():
             if rope.kind in _BY_LENGTH:
                 pieces = [(count, *self._frequencies(name, rope.variant(length))) for count, length in lengths]
@@ -101,7 +100,7 @@ class Rotations:
                 scale = torch.cat([torch.full((count, 1, 1), s, device=positions.device) for count, _, s in pieces])
                 found[name] = self._turns(positions, frequencies, scale)
             else:
-                cosines, sines = self._table(name, highest)
+                cosines, sines = self._table(name, int(positions.max()))
                 found[name] = (cosines[positions], sines[positions])
         return found
 

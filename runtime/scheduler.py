@@ -85,6 +85,8 @@ class Scheduler:
         for chunk in plan.chunks:
             sequence = chunk.sequence
             sequence.pending -= chunk.is_last
+            if sequence.finish is not None:
+                continue  # it ended while this was on its way, and has no blocks any more
             known = min(sequence.computed, len(sequence.tokens))
             self.cache.publish(sequence.blocks, sequence.keys, sequence.tokens, known, sequence.request.salt)
 

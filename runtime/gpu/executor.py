@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,11 @@ from torch import Tensor
 from ..executor import Flight, Landed, StepResult, TorchExecutor
 from ..kernels.rotate_and_store import Turns
 from ..kernels.sample_tokens import Choices, choices, sample_tokens
+from ..kernels.targets import target_of
 from ..keys_values import KeysValues
 from ..model import Model
-from ..sampling import Sampled, sequence_seed
+from ..params import SamplingParams
+from ..sampling import Sampled, Survey, sequence_seed, top_logprobs
 from ..scheduler import Chunk, StepPlan
 from ..sequence import Request, Sequence
 from .cache import GpuKeysValues
@@ -26,6 +29,7 @@ from .tables import Layout, Part, Room
 _EDITS = 64  # of logits, that a request may ask of the device
 _ALWAYS = 2**31 - 1
 _FEW = (1, 2, 4, 8)
+_MIXED = 512  # tokens of the largest captured step with prompts; a longer one takes longer than its launches
 
 
 class GpuExecutor(TorchExecutor):
@@ -64,14 +68,23 @@ class GpuExecutor(TorchExecutor):
         self._turns = _Turning(model, room.tokens, max_length)
         self._graphs: dict[tuple[int, int, bool], tuple[torch.cuda.CUDAGraph, _Found]] = {}
         self._captures = graphs and self._place.type == "cuda" and self._layers.captures
+        self._captures = self._captures and not any(getattr(one, "waits", False) for one in model.linears().values())
         self._pool: Any = None
+        self._stream = torch.cuda.Stream(self._place) if self._captures else None
+        self._current = torch.cuda.device(self._place) if self._place.type == "cuda" else nullcontext()
+        self._stale: set[int] = set()  # slots whose blocks the device does not know any more
+        self._sees_stores = target_of(self._place).splits
+        self._logits = torch.empty(max_sequences, model.spec.vocabulary, dtype=torch.float32, device=self._place)
 
     def runs_ahead(self, request: Request) -> bool:
         """Whether all of it can be chosen on the device."""
         params = request.params
         plain = params.n == 1 and not params.is_beam_search and params.prompt_logprobs is None
-        scored = any(sequence.expected for sequence in request.sequences)
-        return plain and not scored and len(_edits(request, self._ends)) <= _EDITS
+        if not plain or any(sequence.expected for sequence in request.sequences):
+            return False
+        edits = len(_edits(request, self._ends))
+        # Where a barrier does not make stores visible, rows may not be changed or narrowed in memory.
+        return edits <= _EDITS and (self._sees_stores or not (edits or _is_changed(params)))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Flight:
@@ -79,19 +92,20 @@ class GpuExecutor(TorchExecutor):
         self._release()
         if not all(self.runs_ahead(chunk.sequence.request) for chunk in plan.chunks):
             result = self.execute(plan)
-            self._tell(result)
+            # Their blocks may have become more meanwhile.
+            self._stale.update(self._slots[c.sequence] for c in plan.chunks if c.sequence in self._slots)
             return Landed(result)
-        with self._device:
+        with self._current:
             self._store.copy(plan.copies)
             parts = [self._part(chunk) for chunk in plan.chunks]
             self._layout.fill(parts, self._cache.block_size)
-            tokens = self._bucket(sum(part.count for part in parts), self._layout.room.tokens)
-            sequences = self._bucket(len(parts), self._layout.room.sequences)
-            mixed = any(part.count > 1 for part in parts)
+            count = sum(part.count for part in parts)
             if self._turns.by_length:
-                lengths = [(chunk.count, chunk.sequence.request.grows_to) for chunk in plan.chunks]
-                self._turns.fill(self._layout.part("positions", sum(part.count for part in parts)), lengths)
-            found = self._run(max(tokens, sequences), sequences, mixed)
+                positions = torch.tensor([p for part in parts for p in range(part.start, part.stop)])
+                grows = [(chunk.count, chunk.sequence.request.grows_to) for chunk in plan.chunks]
+                self._turns.fill(positions, grows)
+            with self._device:
+                found = self._run(count, len(parts), any(part.count > 1 for part in parts))
             return _InFlight(plan, found.sent(plan))
 
     def warm_up(self, told: Callable[[str], object]) -> None:
@@ -101,38 +115,53 @@ class GpuExecutor(TorchExecutor):
             told: hears how far it is.
         """
         begun = time.monotonic()
-        room = self._layout.room
-        kinds = []
-        for sequences in _buckets(room.sequences):
-            kinds.append((sequences, sequences, False))
-        for tokens in _buckets(room.tokens):
-            if tokens > 1:
-                kinds.append((max(tokens, room.sequences), room.sequences, True))
-        kinds = sorted(set(kinds), reverse=True)  # the largest first, so that the others find its memory
-        with self._device, torch.inference_mode():
+        kinds = self._kinds()
+        with self._current, torch.inference_mode():
             self._layout.fill([], self._cache.block_size)
             for i, kind in enumerate(kinds):
-                self._body(*kind)
-                if self._captures:
-                    self._capture(kind)
+                with self._device:
+                    self._body(*kind)
+                    if self._captures:
+                        self._capture(kind)
                 if i % 5 == 4 or i + 1 == len(kinds):
                     what = "captured" if self._captures else "compiled"
                     told(f"{what} {i + 1} of {len(kinds)} kinds of steps, {time.monotonic() - begun:.0f} s")
 
+    def _kinds(self) -> list[tuple[int, int, bool]]:
+        """Tokens, sequences, and whether some have several tokens: the steps that are captured, the largest first."""
+        room = self._layout.room
+        singles = [(count, count, False) for count in buckets(room.sequences)]
+        mixed = [
+            (tokens, sequences, True)
+            for tokens in buckets(min(room.tokens, _MIXED))
+            if tokens > 1
+            for sequences in {min(_FEW[-1], room.sequences), room.sequences}
+        ]
+        return sorted([*singles, *mixed], reverse=True)
+
+    def _kind(self, tokens: int, sequences: int, mixed: bool) -> tuple[int, int, bool]:
+        """The size that a step is computed in; long prompts are computed as they are."""
+        room = self._layout.room
+        if not mixed:
+            sequences = _bucket(sequences, room.sequences)
+            return sequences, sequences, False
+        few = min(_FEW[-1], room.sequences)
+        sequences = few if sequences <= few else room.sequences
+        most = min(room.tokens, _MIXED)
+        return (_bucket(tokens, most) if tokens <= most else tokens), sequences, True
+
     def _run(self, tokens: int, sequences: int, mixed: bool) -> _Found:
-        if self._captures and mixed:
-            sequences = self._layout.room.sequences
-            tokens = max(tokens, sequences)
-        kept = self._graphs.get((tokens, sequences, mixed))
+        kind = self._kind(tokens, sequences, mixed)
+        kept = self._graphs.get(kind)
         if kept is None:
-            return self._body(tokens, sequences, mixed)
+            return self._body(*kind)
         kept[0].replay()
         return kept[1]
 
     def _capture(self, kind: tuple[int, int, bool]) -> None:
         torch.cuda.synchronize(self._place)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             found = self._body(*kind)
         self._pool = self._pool or graph.pool()
         self._graphs[kind] = (graph, found)
@@ -153,16 +182,12 @@ class GpuExecutor(TorchExecutor):
             self._turns.of(positions),
         )
         hidden = self._layers.run(model.embed(ids, positions), step, self._cache)
-        logits = model.head(hidden.index_select(0, layout.part("wanted", sequences)))
+        # All graphs share these, so that none keeps its own.
+        logits = model.head(hidden.index_select(0, layout.part("wanted", sequences)), self._logits[:sequences])
         chosen, logprobs, sound = sample_tokens(
             logits, layout.part("choosers", sequences), layout.part("lengths", sequences), self._choices
         )
-        return _Found(logits, torch.stack([chosen.float(), logprobs, sound.float()]), chosen)
-
-    @staticmethod
-    def _bucket(count: int, most: int) -> int:
-        """The next size that steps come in."""
-        return next((size for size in _buckets(most) if size >= count), most)
+        return _Found(logits, torch.stack([logprobs, sound.float()]), chosen)
 
     def _release(self) -> None:
         """Take back the slots of sequences that ended, or gave way."""
@@ -173,50 +198,71 @@ class GpuExecutor(TorchExecutor):
 
     def _part(self, chunk: Chunk) -> Part:
         sequence = chunk.sequence
+        fresh = sequence not in self._slots
+        slot = self._slot_of(sequence)
+        if slot in self._stale:
+            self._stale.discard(slot)
+            fresh = True
+        return Part(chunk.start, chunk.count, list(sequence.blocks), slot, chunk.is_last, fresh)
+
+    def _slot_of(self, sequence: Sequence) -> int:
+        """Where the device knows a sequence; it is told of it, if it does not."""
         slot = self._slots.get(sequence)
-        fresh = slot is None
         if slot is None:
             slot = self._free.pop()
             self._slots[sequence], self._blocks[slot] = slot, sequence.blocks
+            self._stale.discard(slot)
             self._introduce(sequence, slot)
-        return Part(chunk.start, chunk.count, list(sequence.blocks), slot, chunk.is_last, fresh)
+        return slot
 
     def _introduce(self, sequence: Sequence, slot: int) -> None:
         """Tell the device what a sequence has, and how it chooses."""
         params, known = sequence.request.params, self._choices
-        tokens = torch.tensor(sequence.tokens, dtype=torch.int32)
-        known.history[slot, : len(tokens)].copy_(self._sent(tokens), non_blocking=True)
         edits = _edits(sequence.request, self._ends)
-        of_edits = torch.zeros(3, _EDITS, dtype=torch.float64)
-        for i, (token, value, until) in enumerate(edits):
-            of_edits[:, i] = torch.tensor([token, value, until], dtype=torch.float64)
-        known.edit_tokens[slot].copy_(self._sent(of_edits[0].int()), non_blocking=True)
-        known.edit_values[slot].copy_(self._sent(of_edits[1].float()), non_blocking=True)
-        known.edit_until[slot].copy_(self._sent(of_edits[2].int()), non_blocking=True)
-        for name, value in (
-            ("prompt_lengths", len(sequence.request.prompt)),
-            ("temperature", params.temperature),
-            ("top_k", max(params.top_k, 0)),
-            ("top_p", params.top_p),
-            ("min_p", params.min_p),
-            ("repetition", params.repetition_penalty),
-            ("presence", params.presence_penalty),
-            ("frequency", params.frequency_penalty),
-            ("seeds", sequence_seed(sequence, self._seed)),
-            ("edit_counts", len(edits)),
+        tokens, values, until = zip(*edits, strict=True) if edits else ((), (), ())
+        of_edits = slice(0, len(edits))
+        for place, given in (
+            (known.history[slot, : len(sequence.tokens)], sequence.tokens),
+            (known.edit_tokens[slot, of_edits], tokens),
+            (known.edit_values[slot, of_edits], values),
+            (known.edit_until[slot, of_edits], until),
+            (known.prompt_lengths[slot : slot + 1], [len(sequence.request.prompt)]),
+            (known.temperature[slot : slot + 1], [params.temperature]),
+            (known.top_k[slot : slot + 1], [max(params.top_k, 0)]),
+            (known.top_p[slot : slot + 1], [params.top_p]),
+            (known.min_p[slot : slot + 1], [params.min_p]),
+            (known.repetition[slot : slot + 1], [params.repetition_penalty]),
+            (known.presence[slot : slot + 1], [params.presence_penalty]),
+            (known.frequency[slot : slot + 1], [params.frequency_penalty]),
+            (known.seeds[slot : slot + 1], [sequence_seed(sequence, self._seed)]),
+            (known.edit_counts[slot : slot + 1], [len(edits)]),
         ):
-            getattr(known, name)[slot] = value
+            host = torch.tensor(given, dtype=place.dtype, device="cpu")
+            # From pinned memory it travels while the host goes on.
+            place.copy_(host.pin_memory() if self._place.type == "cuda" else host, non_blocking=True)
 
-    def _sent(self, tensor: Tensor) -> Tensor:
-        """In memory that travels while the host goes on."""
-        return tensor.cpu().pin_memory() if self._place.type == "cuda" else tensor
-
-    def _tell(self, result: StepResult) -> None:
-        """Let the device know tokens that the host has chosen."""
-        for sequence, sampled in result.tokens.items():
-            slot = self._slots.get(sequence)
-            if slot is not None and len(sequence.tokens) < self._choices.history.shape[1]:
-                self._choices.history[slot, len(sequence.tokens)] = sampled.token
+    def _chosen(
+        self, there: Tensor, logits: Tensor, seen: Survey, rows: list[int], sequences: list[Sequence]
+    ) -> dict[Sequence, Sampled]:
+        """As in steps that nobody looks at, where the device may choose: a seed means the same in any company."""
+        here = [i for i, sequence in enumerate(sequences) if not self.runs_ahead(sequence.request)]
+        found = super()._chosen(there, logits, seen, [rows[i] for i in here], [sequences[i] for i in here])
+        mine = [i for i in range(len(sequences)) if i not in set(here)]
+        if not mine:
+            return found
+        slots = [self._slot_of(sequences[i]) for i in mine]
+        lengths = [len(sequences[i].tokens) for i in mine]
+        which, slot, length = (
+            torch.tensor(part, dtype=torch.int32, device=self._place)
+            for part in ([rows[i] for i in mine], slots, lengths)
+        )
+        with self._current:
+            tokens, logprobs, _ = sample_tokens(there.index_select(0, which).float(), slot, length, self._choices)
+        for i, token, logprob in zip(mine, tokens.tolist(), logprobs.tolist(), strict=True):
+            count = sequences[i].request.params.logprobs
+            top = None if count is None else top_logprobs(logits[rows[i]], token, count)
+            found[sequences[i]] = Sampled(token, logprob, top)
+        return found
 
 
 @dataclass(frozen=True)
@@ -225,7 +271,7 @@ class _Found:
 
     Attributes:
         logits: ``[sequences, vocabulary]``.
-        scores: float32 ``[3, sequences]``: tokens, their log probabilities, and whether logits were numbers.
+        scores: float32 ``[2, sequences]``: the tokens' log probabilities, and whether logits were numbers.
         chosen: int32, the tokens themselves.
     """
 
@@ -239,7 +285,7 @@ class _Found:
         wanting = {i: count for i, count in asked if count is not None}
         best = None
         if wanting:
-            values, tokens = self.logits[list(wanting)].log_softmax(-1).topk(max(1, *wanting.values()))
+            values, tokens = self.logits[: len(plan.chunks)].log_softmax(-1).topk(max(1, *wanting.values()))
             best = (_host(values), _host(tokens))
         sent = _Sent(_host(self.scores), _host(self.chosen), wanting, best, None)
         if self.scores.device.type != "cuda":
@@ -277,18 +323,16 @@ class _InFlight:
         """What it found; waits for the device."""
         if self.sent.event is not None:
             self.sent.event.synchronize()
-        _, logprobs, sound = self.sent.scores.tolist()
+        logprobs, sound = self.sent.scores.tolist()
         tokens = self.sent.chosen.tolist()
-        rows = {row: i for i, row in enumerate(self.sent.wanting)}
         result = StepResult()
         for i, chunk in enumerate(self.plan.chunks):
             if not sound[i] and chunk.is_last:
                 result.broken.append(chunk.sequence)
             elif chunk.is_last:
                 top = None
-                if i in rows and self.sent.best is not None:
-                    count = self.sent.wanting[i]
-                    values, best = (part[rows[i], :count].tolist() for part in self.sent.best)
+                if i in self.sent.wanting and self.sent.best is not None:
+                    values, best = (part[i, : self.sent.wanting[i]].tolist() for part in self.sent.best)
                     top = dict(zip(best, values, strict=True))
                     top.setdefault(tokens[i], logprobs[i])
                 result.tokens[chunk.sequence] = Sampled(tokens[i], logprobs[i], top)
@@ -313,10 +357,10 @@ class _Turning:
             self._each = torch.arange(tokens, dtype=torch.int32)
 
     def fill(self, positions: Tensor, lengths: list[tuple[int, int]]) -> None:
-        """Compute a step's own."""
+        """Send a step's own, computed on the host from its positions there."""
         for name, turn in self._rotations.of(positions, lengths).items():
             for kept, new in zip(self._tables[name], _flat(turn), strict=True):
-                kept[: len(new)] = new
+                kept[: len(new)].copy_(new.pin_memory() if kept.device.type == "cuda" else new, non_blocking=True)
 
     def of(self, positions: Tensor) -> dict[str, Turns]:
         """A step's."""
@@ -328,14 +372,26 @@ def _flat(turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return turn[0].flatten(1).contiguous(), turn[1].flatten(1).contiguous()
 
 
-def _buckets(most: int) -> list[int]:
-    """Sizes that steps come in: they double, and grow by at most 32."""
+def buckets(most: int) -> list[int]:
+    """Sizes that steps come in: 1, 2, 4, 8, 16, 32, then by 32 to 128, then half as much again each time, and ``most``."""
     found = [size for size in _FEW if size < most]
     size = 16
     while size < most:
         found.append(size)
         size += min(size, 32) if size < 128 else size // 2
     return [*found, most]
+
+
+def _bucket(count: int, most: int) -> int:
+    """The next of :func:`buckets`."""
+    return next(size for size in buckets(most) if size >= count)
+
+
+def _is_changed(params: SamplingParams) -> bool:
+    """Whether logits are changed, or some are left out, before a token is drawn."""
+    penalties = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
+    narrowed = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
+    return bool(penalties or narrowed)
 
 
 def _edits(request: Request, ends: frozenset[int]) -> list[tuple[int, float, int]]:

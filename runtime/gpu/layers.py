@@ -14,6 +14,7 @@ from ..kernels.attend_prompts import attend_prompts, prompt_tile
 from ..kernels.attend_tokens import Storing, attend_tokens
 from ..kernels.linears import GpuLinear, Rounded
 from ..kernels.normalize_rows import Norm, normalize_rows
+from ..kernels.quantize_rows import quantize_rows
 from ..kernels.rotate_and_store import HeadNorms, Turns, rotate_and_store
 from ..kernels.targets import Target
 from ..operators import LayerParts, Rotation
@@ -34,7 +35,7 @@ class GpuLayers:
         fusions: what is done together.
 
     Attributes:
-        captures: whether no part of a step waits for the host, so that it can be captured.
+        captures: whether no attention or mixture waits for the host, so that steps can be captured if no linear does.
     """
 
     def __init__(self, parts: list[LayerParts], dtype: torch.dtype, target: Target, fusions: Fusions) -> None:
@@ -120,9 +121,7 @@ class _Stream:
         wanted = linear.wants(x.shape[0])
         if wanted is None:
             return x
-        _, codes, scales = normalize_rows(x, code=wanted[0], by_block=wanted[1])
-        assert scales is not None
-        return Rounded(codes, scales, x.dtype)
+        return Rounded(*quantize_rows(x.contiguous(), wanted[0], by_block=wanted[1]), x.dtype)
 
     def _summed(
         self, norm: GpuNorm | None, wanted: tuple[torch.dtype, bool] | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,29 +86,28 @@ class Layout:
             "choosers": room.sequences,
             "lengths": room.sequences,
             "work": 2 * room.tiles,
-            "tables": room.sequences * room.blocks,
         }
-        pinned = device.type == "cuda"
-        total = sum(sizes.values())
-        # Two, since one may still be on its way while the next step is laid out.
-        self._hosts = [torch.zeros(total, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
-        self._device = torch.zeros(total, dtype=torch.int32, device=device)
+        self._pinned = device.type == "cuda"
         self._places: dict[str, slice] = {}
         first = 0
         for name, size in sizes.items():
             self._places[name] = slice(first, first + size)
-            first += size
+            first += -(-size // 4) * 4  # so that each begins at a multiple of 16 bytes
+        self._tables = first
+        total = first + room.sequences * room.blocks
+        # Two, since one may still be on its way while the next step is laid out.
+        self._hosts = [torch.zeros(total, dtype=torch.int32, pin_memory=self._pinned, device="cpu") for _ in range(2)]
+        self._sent: list[torch.cuda.Event | None] = [None, None]
+        self._device = torch.zeros(total, dtype=torch.int32, device=device)
         self._turn = 0
-        self._known = torch.zeros(room.sequences, room.blocks, dtype=torch.int32)
+        self._known = np.zeros((room.sequences, room.blocks), dtype=np.int32)
 
     def part(self, name: str, count: int | None = None) -> Tensor:
         """A list on the device, or its beginning."""
-        found = self._device[self._places[name]]
         if name == "tables":
-            found = found.view(-1, self.room.blocks)
-        elif name == "work":
-            found = found.view(-1, 2)
-        return found if count is None else found[:count]
+            return self._device[self._tables :].view(-1, self.room.blocks)[:count]
+        found = self._device[self._places[name]]
+        return (found.view(-1, 2) if name == "work" else found)[:count]
 
     def runs(self, count: int) -> Runs:
         """The first runs."""
@@ -115,16 +115,19 @@ class Layout:
         return Runs(rows, counts, stops, tables)
 
     def fill(self, parts: list[Part], block_size: int) -> None:
-        """Lay out a step and send it to the device.
+        """Lay out a step and send it to the device; nothing waits.
 
         Args:
             parts: whose tokens these are.
             block_size: positions in a block.
         """
         self._turn = 1 - self._turn
-        host = self._hosts[self._turn]
-        lists: dict[str, list[int]] = {name: [] for name in self._places if name not in ("tables", "work")}
-        tables = host[self._places["tables"]].view(-1, self.room.blocks)
+        event = self._sent[self._turn]
+        if event is not None:
+            event.synchronize()  # the step before the last has long been sent
+        host = self._hosts[self._turn].numpy()
+        lists: dict[str, list[int]] = {name: [] for name in self._places if name != "work"}
+        tables = host[self._tables :].reshape(-1, self.room.blocks)
         row = 0
         for i, part in enumerate(parts):
             each, blocks = range(part.start, part.stop), part.blocks
@@ -140,12 +143,17 @@ class Layout:
             lists["lengths"].append(part.stop)
             # What lies before a part's own tokens is as it was.
             first, last = 0 if part.fresh else part.start // block_size, -(-part.stop // block_size)
-            self._known[part.slot, first:last] = torch.tensor(blocks[first:last], dtype=torch.int32)
+            self._known[part.slot, first:last] = blocks[first:last]
             tables[i, :last] = self._known[part.slot, :last]
         nothing = {"slots": -1, "choosers": -1, "work": -1}
         work = work_of(lists["counts"], lists["stops"], self.room.tokens_of_tile)
         for name, values in {**lists, "work": [number for tile in work for number in tile]}.items():
             place = host[self._places[name]]
-            place[: len(values)] = torch.tensor(values, dtype=torch.int32)
+            place[: len(values)] = values
             place[len(values) :] = nothing.get(name, 0)
-        self._device.copy_(host, non_blocking=True)
+        # Tables come last; those of runs that are not there need not travel.
+        used = self._tables + len(parts) * self.room.blocks
+        self._device[:used].copy_(self._hosts[self._turn][:used], non_blocking=True)
+        if self._pinned:
+            self._sent[self._turn] = torch.cuda.Event()
+            self._sent[self._turn].record()  # pyright: ignore[reportOptionalMemberAccess]

@@ -77,6 +77,9 @@ class DenseGpuLinear:
         device: where.
         tiles: of the device.
         gate: what is done with the outputs (see finish.py).
+
+    Attributes:
+        waits: whether inputs are rounded by torch's operators, which send scalars to the device and wait.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class DenseGpuLinear:
         weight = matrix.dense(dtype).to(device).contiguous()
         bias = None if bias is None else bias.to(device, dtype)
         self._inputs, self._tiles = matrix.inputs, tiles
+        self.waits = matrix.inputs is not None
         self.numel, self.columns = weight.numel(), weight.shape[1]
         # Columns that are no multiple of 16 numbers are read one number at a time.
         self._few = DENSE_ROWS if dtype in HALVES and self.columns % 16 == 0 else 0
@@ -154,11 +158,13 @@ class PackedLinear:
     Attributes:
         weight: packed.
         kernel: what multiplies it, for people.
+        waits: whether inputs are rounded by torch's operators, which send scalars to the device and wait.
     """
 
     def __init__(self, weight: CodesWeight, matrix: Matrix, dtype: torch.dtype, tiles: Tiles) -> None:
         self.weight = weight
         self._inputs, self._dtype, self._tiles = matrix.inputs, dtype, tiles
+        self.waits = matrix.inputs is not None
         self._order = None if matrix.order is None else matrix.order.to(weight.codes.device)
         self._by_rows: dict[tuple[int, int], Tile] = {}
         self.numel = weight.rows * weight.columns
