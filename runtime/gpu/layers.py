@@ -11,7 +11,7 @@ from ..attention import attend
 from ..batch import Batch
 from ..feed_forward import GatedFeedForward, PlainFeedForward, RoutedFeedForward
 from ..kernels.attend_prompts import attend_prompts, prompt_tile
-from ..kernels.attend_tokens import Storing, attend_tokens
+from ..kernels.attend_tokens import Storing, attend_tokens, may_store
 from ..kernels.linears import GpuLinear, Rounded
 from ..kernels.normalize_rows import Norm, normalize_rows
 from ..kernels.quantize_rows import quantize_rows
@@ -227,7 +227,7 @@ class _Attention:
         self._heads, self._rope = parts.heads, parts.rope
         self._fusions = fusions
         # Where programs cannot see each other's stores, keys must be there before attention begins.
-        self._storing = fusions.storing and fusions.rotation and fusions.attention and target.splits
+        self._storing = fusions.storing and fusions.rotation and fusions.attention and may_store(parts.heads, target)
         self._query_norm, self._key_norm, self._whole = query_norm, key_norm, parts.whole_heads
         self._norms: HeadNorms | None = None
         if query_norm is not None and key_norm is not None:

@@ -45,7 +45,10 @@ class PromptTile:
 
 
 def prompt_tile(target: Target, heads: Heads, dtype: torch.dtype, kind: str) -> PromptTile:
-    """The largest tiles that leave no register in memory, by the compiler's word; never measured on a GPU."""
+    """The largest tiles that leave no register in memory, by the compiler's word; never measured on a GPU.
+
+    A load waits for the block's number that leads to it, so that twice as many stages are as many loads in flight.
+    """
     large, codes = padded(heads.size) > 128, kind != "plain"
     small = padded(heads.size) <= 64
     if dtype == torch.float32:
@@ -53,13 +56,13 @@ def prompt_tile(target: Target, heads: Heads, dtype: torch.dtype, kind: str) -> 
     elif target.backend == "hip":
         found = PromptTile(64, 32, 4, 1)
     elif large:
-        found = PromptTile(32 if codes else 64, 32, 8, 2)
+        found = PromptTile(32 if codes else 64, 32, 8, 6)
         if target.name != "sm_80" and not codes:
-            found = PromptTile(128, 32, 8, 2)
+            found = PromptTile(128, 32, 8, 6)
     elif target.name == "sm_80":
-        found = PromptTile(64, 32, 4, 2) if codes else PromptTile(128, 64 if small else 32, 8, 2)
+        found = PromptTile(32, 32, 4, 6) if codes else PromptTile(128, 64 if small else 32, 8, 6)
     else:
-        found = PromptTile(128, 64, 8, 2) if codes else PromptTile(128, 128, 8, 3 if small else 2)
+        found = PromptTile(128, 64, 8, 6) if codes else PromptTile(128, 128, 8, 6 if small else 5)
     return replace(found, queries=max(found.queries, triton.next_power_of_2(heads.group)))
 
 
@@ -143,18 +146,23 @@ def _attend_prompts(
         acc = tl.zeros([BM, DP], tl.float32)
         highest = tl.full([BM], float("-inf"), tl.float32)
         total = tl.zeros([BM], tl.float32)
-        # All queries see all positions up to the first query's own; only tiles beyond that need a mask. Of a window,
-        # few tiles are whole.
+        # All queries see all positions up to the first query's own, and of a window those from the last query's first on;
+        # only tiles beyond that need a mask.
         first = 0
         whole = (begin + 1) // BN * BN
         if WINDOW > 0:
             first = tl.maximum(begin - WINDOW + 1, 0) // BN * BN
-            whole = first
-        else:
+            inner = tl.minimum(tl.cdiv(tl.maximum(last - WINDOW, 0), BN) * BN, last)
+            whole = tl.maximum(whole, inner)
             acc, highest, total = over_positions(
-                query, position, acc, highest, total, first, whole, stop, table, head, keys, values, key_scales,
-                value_scales, False, SHARED, BLOCK, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW, STAGES,
+                query, position, acc, highest, total, first, inner, stop, table, head, keys, values, key_scales,
+                value_scales, True, SHARED, BLOCK, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW, STAGES,
             )  # fmt: skip
+            first = inner
+        acc, highest, total = over_positions(
+            query, position, acc, highest, total, first, whole, stop, table, head, keys, values, key_scales,
+            value_scales, False, SHARED, BLOCK, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW, STAGES,
+        )  # fmt: skip
         acc, highest, total = over_positions(
             query, position, acc, highest, total, whole, last, stop, table, head, keys, values, key_scales,
             value_scales, True, SHARED, BLOCK, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW, STAGES,
@@ -269,10 +277,11 @@ def _build(heads: Heads, kind: str, dtype: torch.dtype, block: int, *, rare: boo
         case.name,
         on_meta,
         matrix=halves,
-        streamed=("keys",) if halves and kind != "int4" else (),
+        streamed=("keys",) if halves and kind == "plain" else (),
         wide=False,
         targets=case.targets,
         rare=rare,
+        overlapped=halves,
     )
 
 

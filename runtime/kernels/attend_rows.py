@@ -1,7 +1,8 @@
 """The FLAT dataflow of attention: a tile of rows of scores is computed whole, then its softmax, then what it attends to.
 
 The three are fused for each tile of queries, as in FLAT (Kao and others, 2021, row granularity): the tile's scores stay
-close by, here in scratch memory small enough for the second-level cache, and no sum is ever rescaled, since the highest
+close by, here in scratch memory that few programs use again and again (up to about 1500 positions it fits an H100's
+second-level cache), and no sum is ever rescaled, since the highest
 score of a row is known before its softmax begins. Flash attention (:mod:`attend_prompts`) keeps no scores at all, and
 rescales. Same inputs, same outputs; which one is faster is a matter of measurement.
 """
@@ -26,6 +27,8 @@ from .kernel import Build, Kernel
 from .launch import Launch
 from .targets import Target, target_of
 from .workspace import Workspace, workspace
+
+_SCRATCH = 1 << 27  # scores of all programs together, at most
 
 
 @triton.jit(do_not_specialize=CHANGING)
@@ -63,6 +66,7 @@ def _attend_rows(
 ):
     row = tl.arange(0, BM)
     inner = tl.arange(0, BN)
+    scratch_stride = tl.multiple_of(scratch_stride, 16)
     mine = scratch + tl.program_id(0).to(tl.int64) * BM * scratch_stride
     # A program's scratch serves one tile after another, so that few of them are in use at once.
     for both in range(tl.program_id(0), items * SHARED, tl.num_programs(0)):
@@ -100,12 +104,18 @@ def _attend_rows(
 
 
 def row_tile(target: Target, heads: Heads, dtype: torch.dtype, kind: str) -> PromptTile:
-    """Few rows, so that all programs' scores fit in the second-level cache."""
+    """Fewer rows than flash attention takes: each keeps all of its scores."""
     found = prompt_tile(target, heads, dtype, kind)
     small = min(found.queries, 64 if padded(heads.size) <= 128 else 32)
     queries = max(small, 1 << (heads.group - 1).bit_length())
     positions = min(found.positions, 64 if kind == "plain" else 32)
-    return replace(found, queries=queries, positions=positions, warps=4 if padded(heads.size) <= 128 else 8)
+    return replace(
+        found,
+        queries=queries,
+        positions=positions,
+        warps=4 if padded(heads.size) <= 128 else 8,
+        stages=2 if target.name == "sm_100" else 4,
+    )
 
 
 def launch(
@@ -121,8 +131,8 @@ def launch(
     longest: int,
 ) -> Launch:
     """One step's, ready to run."""
-    programs = min(target.units, work.shape[0] * heads.shared)
     stride = -(-longest // tile.positions) * tile.positions
+    programs = min(target.units, work.shape[0] * heads.shared, max(1, _SCRATCH // (tile.queries * stride)))
     scratch, _ = space.reserve(programs * tile.queries * stride, 1)
     if not queries.is_contiguous():
         raise ValueError("queries must follow one another")
@@ -193,7 +203,7 @@ def _build(size: int, kind: str) -> Build:
 
     # A barrier does not make one wave's stores visible to another on AMD's GPUs.
     targets = tuple(name for name in (case.targets or ("sm_80", "sm_90", "sm_100")) if name != "gfx942")
-    return Build(case.name, on_meta, matrix=True, streamed=("keys",) if kind != "int4" else (), targets=targets)
+    return Build(case.name, on_meta, matrix=True, streamed=("keys",) if kind == "plain" else (), targets=targets)
 
 
 _NVIDIA = ("sm_80", "sm_90", "sm_100")

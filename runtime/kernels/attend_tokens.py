@@ -51,13 +51,30 @@ class TokenTile:
 def token_tile(target: Target, heads: Heads, dtype: torch.dtype, kind: str) -> TokenTile:
     """The largest tiles that leave no register in memory, by the compiler's word; never measured on a GPU."""
     large, small = padded(heads.size) > 128, padded(heads.size) <= 64
+    rows = rows_of_group(heads.group)
     if dtype == torch.float32:
-        return TokenTile(16 if large else 32, 8, 4, 1, 2)
-    if target.backend == "hip":
-        return TokenTile(32, 8, 4, 1, 2)
-    positions = 32 if large else 128 if small else 64
-    # A block's number is read two iterations ahead of what it leads to; so twice as many stages are two loads in flight.
-    return TokenTile(positions, 4, 4, 4 if target.name == "sm_80" else 6, 2)
+        found = TokenTile(16 if large else 32, 8, 4, 1, 2)
+    elif target.backend == "hip":
+        found = TokenTile(32, 8, 4, 1, 2)
+    else:
+        positions = 32 if large else 128 if small and kind == "plain" else 64
+        # A block's number is read before what it leads to; so twice as many stages are as many loads in flight.
+        if target.name == "sm_80" or (large and kind != "plain"):
+            positions //= 2
+        found = TokenTile(positions, 4, 4, 6, 2)
+    # Many heads of a group take the registers that positions would.
+    fewer = max(16, found.positions * 32 // max(rows, 32))
+    return replace(found, positions=fewer, warps=8 if rows > 32 else found.warps)
+
+
+def rows_of_group(group: int) -> int:
+    """Rows of a tile with so many heads: what tensor cores multiply."""
+    return max(16, 1 << (group - 1).bit_length())
+
+
+def may_store(heads: Heads, target: Target) -> bool:
+    """Whether storing on the way in costs no more rows, and what is stored can be seen."""
+    return target.splits and rows_of_group(heads.group + 2) == rows_of_group(heads.group)
 
 
 @triton.jit
@@ -119,7 +136,7 @@ def _merged(
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     SIZE: tl.constexpr = GROUP * (DP + 2)
-    for i in tl.range(0, parts):
+    for i in tl.range(0, parts, loop_unroll_factor=4):
         base = sums + ((first_part + i).to(tl.int64) * SHARED + head) * SIZE
         theirs = tl.load(
             base + row[:, None] * DP + column[None, :], mask=real[:, None], other=0.0, cache_modifier=".cg"
@@ -238,13 +255,20 @@ def _attend_tokens(
         acc = tl.zeros([ROWS, DP], tl.float32)
         highest = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
-        whole = first
-        if WINDOW == 0:
-            whole = tl.maximum(last // BN * BN, first)
+        whole = tl.maximum(last // BN * BN, first)
+        if WINDOW > 0:
+            # The window's first position is inside its first tile.
+            inner = tl.minimum(tl.where(first < stop - WINDOW, first + BN, first), last)
+            whole = tl.maximum(whole, inner)
             acc, highest, total = over_positions(
-                query, position, acc, highest, total, first, whole, stop, table, head, keys, values, key_scales,
-                value_scales, False, SHARED, BLOCK, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW, STAGES,
+                query, position, acc, highest, total, first, inner, stop, table, head, keys, values, key_scales,
+                value_scales, True, SHARED, BLOCK, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW, STAGES,
             )  # fmt: skip
+            first = inner
+        acc, highest, total = over_positions(
+            query, position, acc, highest, total, first, whole, stop, table, head, keys, values, key_scales,
+            value_scales, False, SHARED, BLOCK, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW, STAGES,
+        )  # fmt: skip
         acc, highest, total = over_positions(
             query, position, acc, highest, total, whole, last, stop, table, head, keys, values, key_scales,
             value_scales, True, SHARED, BLOCK, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW, STAGES,
@@ -337,7 +361,7 @@ def launches(
     sums, arrived = space.reserve(items * heads.queries * (padded(heads.size) + 2), sequences * heads.shared)
     constants = {
         **attention_constants(x.dtype, heads, cache),
-        "ROWS": max(16, triton.next_power_of_2(heads.group + (0 if storing_too is None else 2))),
+        "ROWS": rows_of_group(heads.group + (0 if storing_too is None else 2)),
         "BATCH": triton.next_power_of_2(sequences),
         "BN": tile.positions,
         "LEAST": tile.least,
@@ -519,9 +543,10 @@ def _build(
         case.name,
         on_meta,
         matrix=halves,
-        streamed=("keys",) if halves and kind != "int4" else (),
+        streamed=("keys",) if halves and kind == "plain" else (),
         targets=targets,
         rare=rare,
+        overlapped=halves,
     )
 
 
@@ -536,6 +561,8 @@ def _builds() -> list[Build]:
     found += [
         _build(heads(128), "plain", 256),
         _build(heads(128, window=4096), "plain", 16, rare=True),
+        _build(Heads(64, 1, 128, 128**-0.5, None, None), "plain", 16, rare=True),
+        _build(Heads(71, 1, 64, 64**-0.5, None, None), "int8", 16, rare=True),
         _build(heads(256, 16, cap=50.0), "plain", 16, stores=True, rare=True),
         _build(heads(128), "plain", 16, dtype=torch.float32, rare=True),
     ]

@@ -142,8 +142,8 @@ _BYTES_PTX = tl.constexpr("""{
     xor.b32 all, $2, 0x80808080;
     mov.b32 high, 0x64646464;
     mov.b32 zero, 0x64806480;
-    prmt.b32 $0, all, high, 0x4140;
-    prmt.b32 $1, all, high, 0x4342;
+    prmt.b32 $0, all, high, 0x4240;
+    prmt.b32 $1, all, high, 0x4341;
     sub.f16x2 $0, $0, zero;
     sub.f16x2 $1, $1, zero;
 }""")
@@ -167,16 +167,33 @@ _TWO_HALVES = tl.constexpr((tl.float16, tl.float16))
 
 
 @triton.jit
+def _side_by_side(low, high, DP: tl.constexpr):
+    """A pair's numbers become neighbours, which moves nothing between threads."""
+    return tl.reshape(tl.join(low, high), [low.shape[0], DP])
+
+
+@triton.jit
 def _halves_of_nibbles(codes, DP: tl.constexpr, ASM: tl.constexpr):
-    """float16 of bytes that hold two codes; a pair's numbers become neighbours, which moves nothing between threads."""
+    """float16 of bytes that hold two codes."""
     if ASM:
         low, high = tl.inline_asm_elementwise(
             _NIBBLES_PTX, "=r,=r,=r,=r,r", [codes], dtype=_TWO_HALVES, is_pure=True, pack=4
         )
-        return tl.reshape(tl.join(low, high), [codes.shape[0], DP])
+        return _side_by_side(low, high, DP)
     else:
-        both = tl.reshape(tl.join(codes & 15, codes >> 4), [codes.shape[0], DP])
+        both = _side_by_side(codes & 15, codes >> 4, DP)
         return (both.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True) - 1032.0
+
+
+@triton.jit
+def _halves_of_bytes(pairs, CODE: tl.constexpr, DP: tl.constexpr, ASM: tl.constexpr):
+    """float16 of words that hold two codes of 8 bits."""
+    if CODE == tl.int8 and ASM:
+        low, high = tl.inline_asm_elementwise(_BYTES_PTX, "=r,=r,r", [pairs], dtype=_TWO_HALVES, is_pure=True, pack=2)
+        return _side_by_side(low, high, DP)
+    else:
+        both = _side_by_side(pairs.to(tl.int8), (pairs >> 8).to(tl.int8), DP)
+        return both.to(CODE, bitcast=True).to(tl.float16)
 
 
 @triton.jit
@@ -192,10 +209,16 @@ def numbers_of(
     ASM: tl.constexpr,
 ):
     """``[positions, DP]`` numbers, not yet scaled, of cached rows."""
-    WIDTH: tl.constexpr = D // 2 if KIND == "int4" else D  # pyright: ignore[reportAssignmentType]
-    FILLED: tl.constexpr = DP // 2 if KIND == "int4" else DP  # pyright: ignore[reportAssignmentType]
+    # Codes are read two together: numbers of one byte would be gathered byte by byte on their way to a product.
+    WIDTH: tl.constexpr = D if KIND == "plain" else D // 2  # pyright: ignore[reportAssignmentType]
+    FILLED: tl.constexpr = DP if KIND == "plain" else DP // 2  # pyright: ignore[reportAssignmentType]
     columns = tl.arange(0, FILLED)
-    pointers = codes + rows[:, None] * WIDTH + columns[None, :]
+    CODE: tl.constexpr = codes.dtype.element_ty
+    if KIND == "plain" or KIND == "int4":
+        words = codes
+    else:
+        words = codes.to(tl.pointer_type(tl.int16), bitcast=True)
+    pointers = words + rows[:, None] * WIDTH + columns[None, :]
     if MASKED:
         found = tl.load(pointers, mask=valid[:, None] & (columns < WIDTH)[None, :], other=0.0)
     elif WIDTH != FILLED:
@@ -204,10 +227,10 @@ def numbers_of(
         found = tl.load(pointers)
     if KIND == "int4":
         return _halves_of_nibbles(found, DP, ASM).to(AS)
-    elif KIND == "int8" and ASM:
-        return tl.inline_asm_elementwise(_BYTES_PTX, "=r,=r,r", [found], dtype=tl.float16, is_pure=True, pack=4).to(AS)
-    else:
+    elif KIND == "plain":
         return found.to(AS)
+    else:
+        return _halves_of_bytes(found, CODE, DP, ASM).to(AS)
 
 
 @triton.jit

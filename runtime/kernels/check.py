@@ -29,6 +29,7 @@ _JUMP = re.compile(
 )
 _LOADS = re.compile(r"(?:tt\.load|async_copy_global_to_local|buffer_load\w*)\b[^\n]*")
 _LAYOUT = re.compile(r"^(#\w+) = #ttg\.blocked<\{sizePerThread = \[([\d, ]+)\]", re.MULTILINE)
+_FEW_BYTES = 16  # that are not numbers: what barriers keep
 _BYTES = {"i8": 1, "f8E4M3FN": 1, "f8E4M3FNUZ": 1, "i16": 2, "f16": 2, "bf16": 2, "i32": 4, "f32": 4}
 
 
@@ -122,6 +123,11 @@ def compile_build(kernel: str, build: Build, target: Target) -> Compiled:
     if build.streamed and not wide:
         faults.append("no 16-byte loads")
     faults += _narrow(found.asm["ttgir"], launch, build.streamed)
+    if build.overlapped and target.backend == "cuda":
+        faults += _waiting(found.asm["ttgir"])
+    bytewise = sum(n for name, n in counts.items() if name in ("LDS.U8", "LDS.S8"))
+    if build.overlapped and bytewise > _FEW_BYTES:
+        faults.append(f"{bytewise} reads of single bytes from shared memory")
     occupancy = _occupancy(registers, shared, launch.warps, target)
     return Compiled(
         kernel, build.name, target.name, registers, spills, shared, occupancy, wide, matrix, kinds, loop, tuple(faults)
@@ -193,6 +199,24 @@ def _narrow(ttgir: str, launch: Launch, streamed: tuple[str, ...]) -> list[str]:
         for element, name in wanted.items()
         if seen.get(element, 0) < 16
     ]
+
+
+def _waiting(ttgir: str) -> list[str]:
+    """Loops that wait for all their copies before they compute, so that nothing is on its way meanwhile."""
+    loops: list[tuple[int, list[str]]] = []
+    faults = []
+    for line in ttgir.splitlines():
+        depth = len(line) - len(line.lstrip())
+        while loops and depth <= loops[-1][0] and line.strip():
+            _, body = loops.pop()
+            waits = [int(n) for each in body for n in re.findall(r"ttg.async_wait.*num = (\d+)", each)]
+            if waits and waits[0] == 0 and any("async_copy_global_to_local" in each for each in body):
+                faults.append("a loop waits for all that it reads")
+        if " scf.for " in line:
+            loops.append((depth, []))
+        elif loops:
+            loops[-1][1].append(line)
+    return faults[:1]
 
 
 def _element(tensor: Any) -> str:

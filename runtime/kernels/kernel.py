@@ -61,6 +61,7 @@ class Build:
         streamed: arguments that must be read 16 bytes a thread.
         targets: names of those that it is for; empty for all.
         rare: whether other builds show the same format, tile and options, only not together.
+        overlapped: whether its loops must compute while what they read next is on its way, and may not gather bytes.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Build:
     wide: bool = False
     targets: tuple[str, ...] = ()
     rare: bool = False
+    overlapped: bool = False
 
 
 @dataclass(frozen=True)
