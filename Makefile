@@ -8,8 +8,9 @@ BIN := $(VENV)/bin
 quickstart: setup
 	$(BIN)/smelt run recipes/quickstart.yaml
 
+# Each process computes with one thread; torch's own threads would get in each other's way.
 test: setup
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

@@ -58,23 +58,21 @@ def reserve(
     """
     spec = model.spec
     weights = model.nbytes()
-    widest = max(4 * spec.hidden, spec.heads * spec.head_size)
-    # A long prompt's mask, or, where scores are capped, the scores themselves; and its keys and values, gathered.
-    attending = token_budget * max_length * (8 * spec.heads if spec.score_cap else 5)
-    gathered = 2 * max(max_length, 16384) * spec.key_value_heads * spec.head_size * model.dtype.itemsize
-    activations = token_budget * widest * 8 * 4 + max_sequences * spec.vocabulary * 4 * 3 + attending + gathered
     block = model.operators.block_bytes(len(spec.layers), spec.key_value_heads, spec.head_size, block_size, kv_dtype)
     most = max_sequences * -(-max_length // block_size)
     if model.device.type == "cpu":
         free = available_memory()
+        activations = _guessed(model, max_length, max_sequences, token_budget)
     else:
-        # What loading left in torch's own hands is free, too. A wide linear may be restored, and programs leave sums.
+        from .gpu.memory import measured_activations
+
+        # Steps and their graphs have memory of their own. Besides: logits, and for rows that are narrowed scores and tokens;
+        # the tokens of each sequence, and its table, here and there.
+        activations = 2 * measured_activations(model, token_budget, max_sequences, block_size) + _SUMS
+        activations += max_sequences * (12 * spec.vocabulary + 4 * max_length + 12 * -(-max_length // block_size))
+        # What loading and that left in torch's own hands is free, too.
         torch.cuda.empty_cache()
         free = torch.cuda.mem_get_info(model.device)[0]
-        activations += max(linear.numel for linear in model.linears().values()) * model.dtype.itemsize + _SUMS
-        # The tokens of each sequence and its table, for rows that are narrowed their scores and tokens, and graphs' own.
-        activations += max_sequences * (max_length * 4 + 3 * -(-max_length // block_size) * 4 + spec.vocabulary * 8)
-        activations += token_budget * widest * 8
     allowed = kv_cache_bytes if kv_cache_bytes is not None else int(free * memory_utilization) - activations
     blocks = min(most, max(0, allowed) // block)
     if blocks == 0 or blocks * block > free - activations:
@@ -85,3 +83,13 @@ def reserve(
             f" {human_bytes(block)}); lower max_length, max_sequences, token_budget or kv_cache_bytes"
         )
     return Reservation(weights, activations, blocks * block, blocks, blocks * block_size, max_length)
+
+
+def _guessed(model: Model, max_length: int, max_sequences: int, token_budget: int) -> int:
+    """What a step takes at most on a CPU."""
+    spec = model.spec
+    widest = max(4 * spec.hidden, spec.heads * spec.head_size)
+    # A long prompt's mask, or, where scores are capped, the scores themselves; and its keys and values, gathered.
+    attending = token_budget * max_length * (8 * spec.heads if spec.score_cap else 5)
+    gathered = 2 * max(max_length, 16384) * spec.key_value_heads * spec.head_size * model.dtype.itemsize
+    return token_budget * widest * 8 * 4 + max_sequences * spec.vocabulary * 4 * 3 + attending + gathered

@@ -60,7 +60,7 @@ def prompt_tile(target: Target, heads: Heads, dtype: torch.dtype, kind: str) -> 
         if target.name != "sm_80" and not codes:
             found = PromptTile(128, 32, 8, 6)
     elif target.name == "sm_80":
-        found = PromptTile(32, 32, 4, 6) if codes else PromptTile(128, 64 if small else 32, 8, 6)
+        found = PromptTile(64, 32, 8, 6) if codes else PromptTile(128, 64 if small else 32, 8, 6)
     else:
         found = PromptTile(128, 64, 8, 6) if codes else PromptTile(128, 128, 8, 6 if small else 5)
     return replace(found, queries=max(found.queries, triton.next_power_of_2(heads.group)))
@@ -290,13 +290,15 @@ def _builds() -> list[Build]:
         return Heads(32, 8, size, size**-0.5, **{"window": None, "cap": None, **changes})  # pyright: ignore[reportArgumentType]
 
     half = torch.bfloat16
-    found = [_build(heads(size), "plain", half, 16, rare=size in (80, 96)) for size in (64, 80, 96, 128, 256)]
-    found += [_build(heads(128), kind, half, 16) for kind in ("int8", "float8", "float8 fnuz", "int4")]
+    found = [_build(heads(size), "plain", half, 16, rare=size != 128) for size in (64, 80, 96, 128, 256)]
+    found += [
+        _build(heads(128), kind, half, 16, rare=kind != "int4") for kind in ("int8", "float8", "float8 fnuz", "int4")
+    ]
     found += [_build(heads(256), kind, half, 16, rare=True) for kind in ("int8", "float8", "float8 fnuz", "int4")]
     found += [
         _build(heads(128, window=4096), "plain", half, 16, rare=True),
         _build(heads(256, cap=50.0), "plain", half, 16, rare=True),
-        _build(heads(128), "plain", half, 256),
+        _build(heads(128), "plain", half, 256, rare=True),
         _build(heads(128), "plain", torch.float32, 16, rare=True),
     ]
     return found

@@ -203,7 +203,14 @@ def _build(size: int, kind: str) -> Build:
 
     # A barrier does not make one wave's stores visible to another on AMD's GPUs.
     targets = tuple(name for name in (case.targets or ("sm_80", "sm_90", "sm_100")) if name != "gfx942")
-    return Build(case.name, on_meta, matrix=True, streamed=("keys",) if kind == "plain" else (), targets=targets)
+    return Build(
+        case.name,
+        on_meta,
+        matrix=True,
+        streamed=("keys",) if kind == "plain" else (),
+        targets=targets,
+        rare=size != 128 or kind != "plain",
+    )
 
 
 _NVIDIA = ("sm_80", "sm_90", "sm_100")

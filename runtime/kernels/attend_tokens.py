@@ -450,7 +450,7 @@ def _cases() -> list[AttentionCase]:
 
     found = []
     for i, case in enumerate(attention_cases(singles=True)):
-        programs, splits = (1, 3, 40)[i % 3], i % 5 != 4
+        programs, splits = (1, 3, 9)[i % 3], i % 5 != 4
         note = f", {programs} programs{'' if splits else ', merged apart'}"
         compute = with_parts(programs, splits)
         found.append(
@@ -554,12 +554,14 @@ def _builds() -> list[Build]:
     def heads(size: int, queries: int = 32, **changes: object) -> Heads:
         return Heads(queries, 8, size, size**-0.5, **{"window": None, "cap": None, **changes})  # pyright: ignore[reportArgumentType]
 
-    found = [_build(heads(size), "plain", 16, rare=size in (80, 96)) for size in (64, 80, 96, 128, 256)]
-    found += [_build(heads(128), kind, 16) for kind in ("int8", "float8", "float8 fnuz", "int4")]
-    found += [_build(heads(128), kind, 16, stores=True) for kind in ("plain", "int8", "float8", "int4")]
+    found = [_build(heads(size), "plain", 16, rare=size != 128) for size in (64, 80, 96, 128, 256)]
+    found += [_build(heads(128), kind, 16, rare=kind != "int4") for kind in ("int8", "float8", "float8 fnuz", "int4")]
+    found += [
+        _build(heads(128), kind, 16, stores=True, rare=kind != "float8") for kind in ("plain", "int8", "float8", "int4")
+    ]
     found += [_build(heads(256, 16), kind, 16, rare=True) for kind in ("int8", "float8", "float8 fnuz", "int4")]
     found += [
-        _build(heads(128), "plain", 256),
+        _build(heads(128), "plain", 256, rare=True),
         _build(heads(128, window=4096), "plain", 16, rare=True),
         _build(Heads(64, 1, 128, 128**-0.5, None, None), "plain", 16, rare=True),
         _build(Heads(71, 1, 64, 64**-0.5, None, None), "int8", 16, rare=True),

@@ -447,7 +447,8 @@ class NormCase:
     def build(self) -> Build:
         """For the targets that have its codes."""
         targets = TARGETS_OF[self.code] if self.code else ()
-        return Build(self.name, self.launch, matrix=False, streamed=("x",), targets=targets)
+        rare = self.by_block or self.columns not in (4096, 16384) or self.before != ""
+        return Build(self.name, self.launch, matrix=False, streamed=("x",), targets=targets, rare=rare)
 
 
 _F, _B, _W = torch.float16, torch.bfloat16, torch.float32
