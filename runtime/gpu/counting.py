@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..batch import Batch, Run
 from ..kernels.launch import Launch, noted
+from ..kernels.workspace import set_apart
 from ..model import Model
 
 # Of a cache, of tables and of workspaces a launch reads only a part; the cache's is counted by positions.
@@ -103,7 +104,7 @@ def count(
     """
     found = Counted()
     mode = nullcontext() if computes else FakeTensorMode(allow_non_fake_inputs=True)
-    with torch.inference_mode(), noted() as launches, mode, _TorchCalls(found):
+    with torch.inference_mode(), set_apart(), noted() as launches, mode, _TorchCalls(found):
         work()
     for one in launches:
         parts = {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -50,6 +53,18 @@ def _rounded(count: int) -> int:
 
 
 _OF_DEVICE: dict[torch.device, Workspace] = {}
+
+
+@contextmanager
+def set_apart() -> Iterator[None]:
+    """Let launches inside have workspaces of their own: their tensors may have no memory."""
+    kept = dict(_OF_DEVICE)
+    _OF_DEVICE.clear()
+    try:
+        yield
+    finally:
+        _OF_DEVICE.clear()
+        _OF_DEVICE.update(kept)
 
 
 def workspace(device: torch.device) -> Workspace:

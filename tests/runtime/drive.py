@@ -43,7 +43,8 @@ def logits_in_pieces(
             tokens = prompts[which][done[which] : done[which] + count]
             runs.append(Run(tokens, done[which], blocks[which], len(prompts[which]), len(tokens)))
             done[which] += count
-        logits = model(Batch(runs, size), store)
+        with model.device:
+            logits = model(Batch(runs, size), store).cpu()
         for (which, _), part in zip(step, logits.split([len(run.tokens) for run in runs]), strict=True):
             found[which].append(part)
     assert done == [len(prompt) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""The engine on the GPU's kernels, in Triton's interpreter, its steps started before the ones before them have ended."""
+"""The engine on the GPU's kernels, in Triton's interpreter or on a GPU, its steps started before the last have ended."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from smelt.runtime.gpu import GpuOperators
 from smelt.runtime.gpu.counting import count
 from smelt.runtime.gpu.executor import GpuExecutor
 
-from .interpreter import interpreted
+from .interpreter import DEVICE, interpreted
 
-pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 DRAW = torch.Generator().manual_seed(0)
 PROMPTS = [torch.randint(4, 4096, (length,), generator=DRAW).tolist() for length in (5, 40, 1, 17, 9)]
 OPTIONS: dict[str, Any] = {
@@ -36,8 +36,9 @@ def both(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable
         given = {**OPTIONS, "quiet": True, **options}
         plain = Engine(path, **given)
         with monkeypatch.context() as patch:
-            patch.setattr(loading, "_operators", lambda dtype, *_: GpuOperators(dtype, torch.device("cpu")))
-            ahead = Engine(path, **given)
+            if DEVICE.type == "cpu":
+                patch.setattr(loading, "_operators", lambda dtype, *_: GpuOperators(dtype, DEVICE))
+            ahead = Engine(path, device=DEVICE.type, **given)
         assert isinstance(ahead.executor, GpuExecutor)
         return plain, ahead
 
@@ -179,6 +180,7 @@ def test_every_step_of_single_tokens_has_been_captured(most: int, both: Callable
     assert executor._kind(613, 3, True)[0] == 613
 
 
+@interpreted
 def test_a_step_asks_the_host_for_nothing(both: Callable[..., tuple[Engine, Engine]]) -> None:
     """It could not be captured otherwise. Tensors without values fail where somebody wants to see one."""
     for architecture in ("llama", "gpt2", "gemma2"):

@@ -1,4 +1,4 @@
-"""Whole decoders on the GPU's kernels, in Triton's interpreter, against transformers and against plain torch."""
+"""Whole decoders on the GPU's kernels, in Triton's interpreter or on a GPU, against transformers and plain torch."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from smelt.runtime.model import Model
 from ...tiny import make_model, save_model
 from ..drive import logits_in_pieces
 from ..test_architectures import VARIANTS
-from .interpreter import interpreted
+from .interpreter import DEVICE, interpreted
 
-pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 CPU = torch.device("cpu")
 DRAW = torch.Generator().manual_seed(1)
 PROMPTS = [torch.randint(4, 4096, (length,), generator=DRAW).tolist() for length in (15, 9)]
@@ -61,7 +61,7 @@ def test_logits_are_those_of_transformers(architecture: str, changes: dict[str, 
     path = save_model(model, tmp_path)
     with torch.no_grad():
         expected = [model(torch.tensor([prompt])).logits[0] for prompt in PROMPTS]
-    operators = GpuOperators(torch.float32, CPU)
+    operators = GpuOperators(torch.float32, DEVICE)
     for found, reference in zip(logits_in_pieces(path, PROMPTS, PIECES, operators), expected, strict=True):
         assert (found - reference).abs().max() <= 1e-4 * max(1.0, reference.abs().max().item())
 
@@ -74,7 +74,7 @@ def test_the_cache_means_the_same_to_every_way_of_reading_it(
     """Written and read by kernels, in one launch or two, or by plain torch: the same codes must stand for the same numbers."""
     path = tiny("qwen3", num_hidden_layers=1, head_dim=24)
     logits = [
-        logits_in_pieces(path, PROMPTS, PIECES, GpuOperators(torch.float32, CPU, fusions), kept)
+        logits_in_pieces(path, PROMPTS, PIECES, GpuOperators(torch.float32, DEVICE, fusions), kept)
         for fusions in (Fusions(), Fusions().without(*without))
     ]
     for found, expected in zip(*logits, strict=True):
@@ -108,12 +108,13 @@ def test_a_fusion_that_is_switched_off_changes_no_logits(
 ) -> None:
     path = tiny(architecture, num_hidden_layers=1)
     found, expected = (
-        logits_in_pieces(path, PROMPTS[1:], [[(0, 8)], [(0, 1)]], GpuOperators(torch.float16, CPU, fusions))[0]
+        logits_in_pieces(path, PROMPTS[1:], [[(0, 8)], [(0, 1)]], GpuOperators(torch.float16, DEVICE, fusions))[0]
         for fusions in (Fusions().without(name), Fusions())
     )
     assert (found - expected).norm() <= 5e-3 * expected.norm()
 
 
+@interpreted
 @pytest.mark.parametrize(
     ("architecture", "few", "prompt"),
     [
@@ -137,6 +138,7 @@ def test_a_block_takes_few_launches(architecture: str, few: int, prompt: int, ti
     assert [(b - a) / 2 for a, b in zip(*counts, strict=True)] == [few, few, prompt]
 
 
+@interpreted
 @pytest.mark.parametrize(("name", "more"), [("norm", 10), ("storing", 1), ("activation", 2), ("residual", 0)])
 def test_each_fusion_saves_launches(name: str, more: int, tiny: Callable[..., Path]) -> None:
     path = tiny("llama", torch.bfloat16)

@@ -59,7 +59,7 @@ def test_a_checkpoint_computes_what_it_does_without_kernels(
     allowed = 0.1 if scheme in TOLD else 1e-2
     assert (found - expected).norm() <= allowed * expected.norm()
     told = {role: linear.explain() for role, linear in Model(Checkpoint(made.checkpoint), operators).linears().items()}
-    assert told.pop("head").startswith("float16 F.linear")
+    assert told.pop("head").startswith("Triton linear_dense, float16")
     for role, explanation in told.items():
         assert explanation.startswith("Triton linear_"), role
         assert TOLD.get(scheme, "float16 inputs") in explanation
