@@ -556,9 +556,7 @@ def _builds() -> list[Build]:
 
     found = [_build(heads(size), "plain", 16, rare=size != 128) for size in (64, 80, 96, 128, 256)]
     found += [_build(heads(128), kind, 16, rare=kind != "int4") for kind in ("int8", "float8", "float8 fnuz", "int4")]
-    found += [
-        _build(heads(128), kind, 16, stores=True, rare=kind != "float8") for kind in ("plain", "int8", "float8", "int4")
-    ]
+    found += [_build(heads(128), kind, 16, stores=True, rare=True) for kind in ("plain", "int8", "float8", "int4")]
     found += [_build(heads(256, 16), kind, 16, rare=True) for kind in ("int8", "float8", "float8 fnuz", "int4")]
     found += [
         _build(heads(128), "plain", 256, rare=True),

@@ -472,7 +472,7 @@ def _builds() -> list[Build]:
     cases.append(replace(base, norm="head", rounds_first=True))
     cases.append(replace(base, norm="whole", heads=replace(llama, shared=32)))
     cases.append(replace(base, heads=Heads(16, 8, 256, 256**-0.5, None, None), half=128, kind="int4"))
-    return [case.build(rare=case.kind not in ("plain", "int4") or case.heads.size != 128) for case in cases]
+    return [case.build(rare=case.kind != "int4" or case.heads.size != 128) for case in cases]
 
 
 KERNEL = Kernel("rotate_and_store", [case.case() for case in _cases()], _builds())

@@ -100,7 +100,8 @@ def test_rotating_keys_spreads_their_outliers() -> None:
     ("architecture", "name"),
     [
         *(("gemma2", name) for name in ("norm", "rotation", "activation", "attention")),
-        *(("opt", name) for name in ("norm", "rotation", "activation", "residual")),
+        ("opt", "activation"),
+        *(pytest.param("opt", name, marks=pytest.mark.slow) for name in ("norm", "rotation", "residual")),
     ],
 )
 def test_a_fusion_that_is_switched_off_changes_no_logits(
