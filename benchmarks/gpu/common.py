@@ -1,8 +1,9 @@
-"""What both parts share: the device, options, and where results go."""
+"""What all parts share: the device, options, and where results go."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -25,10 +26,12 @@ class Options:
     Attributes:
         quick: a tenth of the work, to see whether it runs.
         output: a folder.
+        scratch: where models are written meanwhile; None for where temporary files go.
     """
 
     quick: bool
     output: Path
+    scratch: Path | None
 
 
 def options(what: str) -> Options:
@@ -36,13 +39,21 @@ def options(what: str) -> Options:
     parser = argparse.ArgumentParser(description=what)
     parser.add_argument("--quick", action="store_true", help="a tenth of the work, to see whether it runs")
     parser.add_argument("--output", type=Path, default=REPOSITORY / "benchmarks" / "results")
+    parser.add_argument("--scratch", type=Path, help="where random models are written meanwhile: 20 GB")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("benchmarks/gpu needs a GPU, and torch sees none here")
     if os.environ.get("TRITON_INTERPRET") == "1":
         sys.exit("TRITON_INTERPRET is set; unset it to run on the GPU")
     given.output.mkdir(parents=True, exist_ok=True)
-    return Options(given.quick, given.output)
+    return Options(given.quick, given.output, given.scratch)
+
+
+def needed(*packages: str) -> None:
+    """End with a sentence if one of them is not here."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(f"not measured: this part needs {', '.join(missing)}, which this Python lacks; install it")
 
 
 def facts() -> dict[str, Any]:
