@@ -153,6 +153,7 @@ def eval_(
     speed: Annotated[
         str, typer.Option(metavar="KEY=VALUE,…", help="The load: prompt, generate, concurrency, repeats; or `none`.")
     ] = "prompt=128,generate=64,concurrency=1,8",
+    device: Annotated[str, typer.Option(help="What computes: cpu, or cuda for a GPU.")] = "cpu",
     output: Annotated[Path, typer.Option(help="The directory for report.html, report.md and report.json.")] = Path(
         "runs/eval"
     ),
@@ -191,6 +192,7 @@ def eval_(
         windows=windows,
         length=length,
         samples=samples,
+        device=device,
     )
     report = evaluate(
         list(checkpoints),

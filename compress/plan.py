@@ -13,7 +13,7 @@ from . import steps as step_kinds
 from .activations import BATCH_TOKENS
 from .corpus import TextSource, Windows, calibration_windows, evaluation_windows
 from .errors import Problem, SmeltError
-from .evaluation.problems import length_problems, task_problems, text_problems
+from .evaluation.problems import device_problems, length_problems, task_problems, text_problems
 from .evaluation.tasks import Tasks
 from .evaluation.text import LOGIT_TOKENS
 from .model_directory import find_model
@@ -226,7 +226,9 @@ def _read_windows(recipe: Recipe, model: OpenModel) -> Windows | None:
 
 def _length_problems(recipe: Recipe, model: OpenModel) -> list[Problem]:
     context, length = model.context(), recipe.calibrate.length
-    problems = length_problems(recipe.evaluate, [model.directory]) if recipe.evaluate else []
+    problems: list[Problem] = []
+    if recipe.evaluate:
+        problems = device_problems(recipe.evaluate) + length_problems(recipe.evaluate, [model.directory])
     if context and length > context:
         sentence = f"{length} tokens are more than the {context} that the model was made for; use at most {context}"
         problems.append(Problem("calibrate.length", sentence))

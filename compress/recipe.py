@@ -67,6 +67,10 @@ class Evaluate(RecipeModel):
     speed: SpeedSettings | Literal[False] = Field(
         default=False, description="The load to measure speed with, `{}` for the usual one; false for none."
     )
+    device: str = Field(
+        default="cpu",
+        description="What reads, answers and is measured: `cpu`, or `cuda` for a GPU. Streamed originals are read on the CPU.",
+    )
 
     def source(self) -> TextSource:
         """The text."""

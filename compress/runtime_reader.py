@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from ..runtime.batch import Batch, Run
+from ..runtime.device import device_named, give_back, on
 from ..runtime.loading import load_model
 from ..runtime.model import Head
 from .activations import ActivationStore
@@ -24,10 +26,11 @@ class RuntimeReader:
         path: the checkpoint.
         trust_remote_code: run the checkpoint's own Python for its config.
         directory: where what the last layer gives is kept.
+        device: where it is computed, as torch names it.
     """
 
-    def __init__(self, path: Path, trust_remote_code: bool, directory: Path) -> None:
-        self._path, self._trust, self._directory = path, trust_remote_code, directory
+    def __init__(self, path: Path, trust_remote_code: bool, directory: Path, device: str = "cpu") -> None:
+        self._path, self._trust, self._directory, self._device = path, trust_remote_code, directory, device
         self._head: Head | None = None
 
     def final_hidden(self, tokens: Tensor, progress: Progress, description: str) -> ActivationStore:
@@ -36,7 +39,7 @@ class RuntimeReader:
         Raises:
             RuntimeProblem: the runtime cannot run this checkpoint.
         """
-        _, model = load_model(self._path, trust_remote_code=self._trust, told=progress.say)
+        _, model = load_model(self._path, trust_remote_code=self._trust, device=self._device, told=progress.say)
         self._head = model.head
         windows, length = tokens.shape
         store = ActivationStore((windows, length, model.spec.hidden), model.dtype, self._directory)
@@ -45,25 +48,30 @@ class RuntimeReader:
             most = max(batch.stop - batch.start for batch in batches)
             cache = model.keys_values(most * -(-length // _BLOCK), _BLOCK, model.dtype)
             for batch in progress.track(batches, description):
-                read = model.hidden(_whole_windows(tokens[batch].tolist()), cache)
-                store.write(batch, read.view(-1, length, model.spec.hidden))
+                with on(model.device):
+                    read = model.hidden(_whole_windows(tokens[batch].tolist()), cache)
+                store.write(batch, read.view(-1, length, model.spec.hidden).cpu())
         except BaseException:
             store.close()
             raise
+        finally:
+            del model
+            give_back(device_named(self._device))
         return store
 
     def head(self) -> _WindowHead:
         """From hidden states ``[windows, length, width]`` to logits."""
         assert self._head is not None, "final_hidden comes first"
-        return _WindowHead(self._head)
+        return _WindowHead(self._head, device_named(self._device))
 
 
 class _WindowHead:
-    def __init__(self, head: Head) -> None:
-        self._head = head
+    def __init__(self, head: Head, device: torch.device) -> None:
+        self._head, self._device = head, device
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        return self._head(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
+        with on(self._device):
+            return self._head(hidden.to(self._device).flatten(0, 1)).unflatten(0, hidden.shape[:2]).cpu()
 
 
 def _whole_windows(windows: list[list[int]]) -> Batch:

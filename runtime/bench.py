@@ -54,7 +54,7 @@ class Machine:
     """What the machine can do, measured just now.
 
     Attributes:
-        read_bytes: bytes a second, reading memory.
+        read_bytes: bytes a second, reading memory; on a GPU of a large copy, read and written.
         operations: a second, of a matrix product in the type that the model computes in.
         dtype: that type.
     """
@@ -73,7 +73,7 @@ class Measured:
         decode_rate: generated tokens a second, alone.
         prefill_of_peak: the share of the machine's matrix product rate that prefilling reaches; integers may exceed it.
         decode_of_peak: the share of its memory bandwidth that decoding reaches, counting each weight once a token.
-        peak_memory: the largest resident memory of this process so far, in bytes.
+        peak_memory: the largest memory of this process so far, in bytes: resident, or on the GPU that it computes on.
     """
 
     machine: Machine
@@ -114,7 +114,7 @@ def measure(
     """
     told("measuring the machine")
     dtype = engine.model.dtype
-    machine = Machine(read_rate(), product_rate(dtype), str(dtype).removeprefix("torch."))
+    machine = machine_rates(engine.model.device, dtype)
     told("warming up")
     run_load(engine, "warm up", [Arrival(0, prompt, min(output, 8))], 1, seed=1)
     alone = []
@@ -139,7 +139,7 @@ def measure(
     if trace:
         told("the trace")
         found.loads.append(run_load(engine, "trace", trace, None, seed=7))
-    found.peak_memory = peak_memory()
+    found.peak_memory = peak_memory(engine.model.device)
     return found
 
 
@@ -199,6 +199,22 @@ def _share(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
+def machine_rates(device: torch.device, dtype: torch.dtype) -> Machine:
+    """What a device can do.
+
+    Args:
+        device: a CPU or a GPU.
+        dtype: of the matrix product.
+    """
+    name = str(dtype).removeprefix("torch.")
+    if device.type == "cpu":
+        return Machine(read_rate(), product_rate(dtype), name)
+    from .kernels.timing import copy_rate, matmul_rate
+
+    with torch.cuda.device(device):
+        return Machine(copy_rate(device), matmul_rate(device, dtype), name)
+
+
 def read_rate() -> float:
     """Bytes a second that this process reads from memory."""
     block = in_large_pages(torch.ones(_READ_BYTES // 4))
@@ -217,8 +233,10 @@ def _timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def peak_memory() -> int | None:
-    """The most memory that this process had resident so far; None where the system does not tell."""
+def peak_memory(device: torch.device) -> int | None:
+    """The most memory that this process had resident, or on a GPU, so far; None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):

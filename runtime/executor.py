@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from .batch import Batch, Run
 from .beam import continuations
+from .device import on
 from .keys_values import KeysValues
 from .model import Model
 from .sampling import Sampled, Survey, sample, top_logprobs
@@ -108,8 +108,7 @@ class TorchExecutor:
     def __init__(self, model: Model, store: KeysValues, ends: frozenset[int], seed: int) -> None:
         self.model: RunsBatches = model
         self._store = store
-        # What a step makes is made where the model is; a CPU is where torch makes things anyway.
-        self._device = nullcontext() if model.device.type == "cpu" else _On(model.device)
+        self._device = on(model.device)
         self._ends = ends
         self._seed = seed
 
@@ -164,23 +163,6 @@ class TorchExecutor:
         """The next token of each sequence, by its row of the logits, which are on the device and on the CPU."""
         found = sample(logits, seen, rows, sequences, self._ends, self._seed)
         return dict(zip(sequences, found, strict=True))
-
-
-class _On:
-    """Makes tensors, and launches kernels, on a GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._entered: list[ExitStack] = []
-
-    def __enter__(self) -> None:
-        stack = ExitStack()
-        stack.enter_context(torch.cuda.device(self._device))
-        stack.enter_context(self._device)
-        self._entered.append(stack)
-
-    def __exit__(self, *error: object) -> None:
-        self._entered.pop().close()
 
 
 def _run(chunk: Chunk) -> Run:

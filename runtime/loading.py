@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .checkpoint import Checkpoint
+from .device import device_named
 from .errors import RuntimeProblem
 from .model import Model
 from .native.library import kernels
@@ -54,7 +55,7 @@ def load_model(
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise RuntimeProblem(f"dtype is {dtype!r}; it must be auto, {', '.join(DTYPES)}")
-    where = _device(device)
+    where = device_named(device)
     opened = Checkpoint(checkpoint, trust_remote_code=trust_remote_code)
     computing = opened.dtype if dtype == "auto" else DTYPES[dtype]
     try:
@@ -85,17 +86,3 @@ def _operators(
             return Operators(dtype, device)
     compiled = kernels(told) if native and dtype == torch.bfloat16 else None
     return Operators(dtype) if compiled is None else NativeOperators(compiled, exact_inputs)
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise RuntimeProblem(f"device is {name!r}; it must be cpu or cuda, or one GPU such as cuda:1")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise RuntimeProblem(
-            f"device is {name!r}, but torch sees {torch.cuda.device_count() or 'no'} GPUs here; use cpu"
-        )
-    return device

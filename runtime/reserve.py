@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from .device import free_memory
 from .errors import RuntimeProblem
-from .machine import available_memory, human_bytes
+from .machine import human_bytes
 from .model import Model
 
 _SUMS = 64 << 20
@@ -61,7 +62,6 @@ def reserve(
     block = model.operators.block_bytes(len(spec.layers), spec.key_value_heads, spec.head_size, block_size, kv_dtype)
     most = max_sequences * -(-max_length // block_size)
     if model.device.type == "cpu":
-        free = available_memory()
         activations = _guessed(model, max_length, max_sequences, token_budget)
     else:
         from .gpu.memory import measured_activations
@@ -70,9 +70,7 @@ def reserve(
         # the tokens of each sequence, and its table, here and there.
         activations = 2 * measured_activations(model, token_budget, max_sequences, block_size) + _SUMS
         activations += max_sequences * (12 * spec.vocabulary + 4 * max_length + 12 * -(-max_length // block_size))
-        # What loading and that left in torch's own hands is free, too.
-        torch.cuda.empty_cache()
-        free = torch.cuda.mem_get_info(model.device)[0]
+    free = free_memory(model.device)
     allowed = kv_cache_bytes if kv_cache_bytes is not None else int(free * memory_utilization) - activations
     blocks = min(most, max(0, allowed) // block)
     if blocks == 0 or blocks * block > free - activations:

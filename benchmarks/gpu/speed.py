@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from smelt.runtime.kernels.precompile import precompile
+from smelt.runtime.kernels.targets import target_of
 from smelt.runtime.kernels.tile import tiles_of
 from smelt.runtime.kernels.timing import copies_needed, copy_rate, matmul_rate, seconds
 
@@ -50,7 +51,8 @@ def main() -> None:
     )
     print(f"tiles: {tiles.told}\n")
     planned = plan(given.quick)
-    precompile([one.case.launch for one in planned if one.case is not None], print)
+    target = target_of(device)
+    precompile([one.case.launch(target) for one in planned if one.case is not None], print)
     found: list[Row] = []
     reason = ""
     for one in planned:

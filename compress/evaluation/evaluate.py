@@ -11,7 +11,7 @@ from ..progress import Progress
 from ..recipe import Evaluate
 from ..reporting.files import load, save
 from .measure import Evaluation
-from .problems import length_problems, task_problems, text_problems
+from .problems import device_problems, length_problems, task_problems, text_problems
 from .result import ModelResult, ReportData
 from .subject import Subject, subjects
 from .tasks import Tasks
@@ -50,13 +50,17 @@ def evaluate(
             reported as partial.
     """
     asked = settings or Evaluate()
-    kept = _kept_baseline(Path(str(baseline)), allow_foreign_baseline) if _is_report(baseline) else None
+    kept = _kept_baseline(Path(str(baseline)), asked.device, allow_foreign_baseline) if _is_report(baseline) else None
     found = subjects(
         [str(name) for name in checkpoints],
         str(baseline) if baseline is not None and kept is None else None,
         trust_remote_code=trust_remote_code,
     )
-    raise_problems(text_problems(asked, "") + length_problems(asked, [subject.directory for subject in found], ""))
+    raise_problems(
+        device_problems(asked, "")
+        + text_problems(asked, "")
+        + length_problems(asked, [subject.directory for subject in found], "")
+    )
     tasks = Tasks.find(asked.tasks) if asked.tasks else None
     if tasks is not None:
         raise_problems(task_problems(tasks, [subject.directory for subject in found], ""))
@@ -98,7 +102,7 @@ def _is_report(baseline: str | Path | None) -> bool:
     return path.suffix == ".json" or ((path / "report.json").is_file() and not (path / "checkpoint").is_dir())
 
 
-def _kept_baseline(path: Path, foreign: bool) -> ModelResult:
+def _kept_baseline(path: Path, device: str, foreign: bool) -> ModelResult:
     """The baseline of an earlier report; of another machine only if that is allowed."""
     report = load(path)
     model = report.baseline or (report.models[0] if len(report.models) == 1 else None)
@@ -106,7 +110,7 @@ def _kept_baseline(path: Path, foreign: bool) -> ModelResult:
         raise SmeltError(
             f"baseline {path}: has several models and none of them is its baseline; name a checkpoint instead"
         )
-    apart = differences(report.machine, this_machine())
+    apart = differences(report.machine, this_machine(device))
     if apart and not foreign:
         raise SmeltError(
             f"baseline {path}: was measured on another machine ({'; '.join(apart)}), so its speed says nothing here; name the"

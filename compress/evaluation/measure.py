@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runtime import Engine, RuntimeProblem
+from ...runtime.device import device_named, give_back
 from ..corpus import TextSource
 from ..errors import SmeltError
 from ..progress import Progress
@@ -66,7 +67,7 @@ class Evaluation:
         self._progress = progress
         self._title = title
         self._kept = kept_baseline
-        self._machine: Machine = this_machine()
+        self._machine: Machine = this_machine(settings.device)
         self._results = {subject.name: subject.described() for subject in self._subjects}
         self._divergences: dict[str, Divergence] = {}
         self._warnings: list[str] = []
@@ -149,7 +150,7 @@ class Evaluation:
     def _read_texts(self) -> None:
         baseline = next((s for s in self._subjects if s.role == "baseline"), None)
         others = [s for s in self._subjects if s is not baseline]
-        with _Readings(self._directory, self._progress) as readings:
+        with _Readings(self._directory, self._settings.device, self._progress) as readings:
             first = baseline or others[0]
             excerpt = self._cut(first)
             if baseline is None or not others:
@@ -221,7 +222,7 @@ class Evaluation:
     def _serve(self, subject: Subject) -> None:
         if subject.only_text is not None:
             return
-        with _Served(subject, self._progress) as served:
+        with _Served(subject, self._settings.device, self._progress) as served:
             for task in self._tasks.loaded if self._tasks else ():
                 self._answer(subject, served, task)
             if self._tasks is not None:
@@ -280,7 +281,9 @@ class Evaluation:
         def measure() -> dict[str, Any]:
             served = [Served(s.name, s.directory.path, s.bytes) for s in subjects]
             trust = any(s.directory.trust_remote_code for s in subjects)
-            speeds, rates = measure_speed(served, settings, self._progress, trust_remote_code=trust)
+            speeds, rates = measure_speed(
+                served, settings, self._progress, trust_remote_code=trust, device=self._settings.device
+            )
             return {
                 "day": datetime.now(UTC).date().isoformat(),
                 "speeds": [speed.model_dump(mode="json") for speed in speeds],
@@ -316,6 +319,7 @@ class Evaluation:
             "model": subject.fingerprint,
             "companions": subject.companions,
             "streamed": subject.open_reader is not None,
+            "device": self._settings.device,
             "versions": versions("lm-eval"),
         }
         return key if excerpt is None else key | {"text": excerpt.windows.fingerprint, "source": excerpt.source}
@@ -324,8 +328,8 @@ class Evaluation:
 class _Readings:
     """What has been read of an excerpt, by subject, so that a baseline reads it once for all."""
 
-    def __init__(self, directory: Path, progress: Progress) -> None:
-        self._directory, self._progress = directory, progress
+    def __init__(self, directory: Path, device: str, progress: Progress) -> None:
+        self._directory, self._device, self._progress = directory, device, progress
         self._of: dict[str, Reading] = {}
 
     def of(self, subject: Subject, excerpt: Excerpt) -> Reading:
@@ -334,7 +338,7 @@ class _Readings:
                 reader, computed_by = subject.open_reader(self._directory)
             else:
                 directory = subject.directory
-                reader = RuntimeReader(directory.path, directory.trust_remote_code, self._directory)
+                reader = RuntimeReader(directory.path, directory.trust_remote_code, self._directory, self._device)
                 computed_by = "Smelt's runtime"
             self._of[subject.name] = read(reader, excerpt, computed_by, subject.name, self._progress)
         return self._of[subject.name]
@@ -354,8 +358,8 @@ class _Readings:
 class _Served:
     """An engine for a subject, loaded when something first asks for it."""
 
-    def __init__(self, subject: Subject, progress: Progress) -> None:
-        self._subject, self._progress = subject, progress
+    def __init__(self, subject: Subject, device: str, progress: Progress) -> None:
+        self._subject, self._device, self._progress = subject, device, progress
         self._engine: Engine | None = None
         self._harness: Any = None
 
@@ -365,7 +369,11 @@ class _Served:
             self._progress.say(f"loading {self._subject.name}")
             directory = self._subject.directory
             self._engine = Engine(
-                directory.path, max_sequences=_SEQUENCES, trust_remote_code=directory.trust_remote_code, quiet=True
+                directory.path,
+                max_sequences=_SEQUENCES,
+                trust_remote_code=directory.trust_remote_code,
+                device=self._device,
+                quiet=True,
             )
         return self._engine
 
@@ -382,3 +390,4 @@ class _Served:
 
     def __exit__(self, *error: object) -> None:
         self._engine = self._harness = None
+        give_back(device_named(self._device))

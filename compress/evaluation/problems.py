@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...runtime import RuntimeProblem
+from ...runtime.device import device_named
 from ..errors import Problem
 from ..model_directory import ModelDirectory
 from ..recipe import Evaluate
@@ -14,6 +16,15 @@ def text_problems(settings: Evaluate, where: str = "evaluate.") -> list[Problem]
     """What is wrong with the text, as far as can be told without reading it."""
     sentence = settings.source().problem()
     return [Problem(f"{where}text", sentence)] if sentence else []
+
+
+def device_problems(settings: Evaluate, where: str = "evaluate.") -> list[Problem]:
+    """A device that is not here."""
+    try:
+        device_named(settings.device)
+    except RuntimeProblem as problem:
+        return [Problem(f"{where}device", str(problem))]
+    return []
 
 
 def task_problems(tasks: Tasks, models: Sequence[ModelDirectory], where: str = "evaluate.") -> list[Problem]:

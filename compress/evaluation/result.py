@@ -42,7 +42,7 @@ class Machine(Part):
     memory_bytes: int
     system: str
     measured_on: str | None = Field(default=None, description="The day, in UTC, on which speed was measured.")
-    device: str = Field(description="What computed: `cpu`.")
+    device: str = Field(description="What computed: `cpu`, or the name of a GPU.")
     read_bytes_per_second: float | None = Field(default=None, description="Reading memory, measured in this run.")
     operations_per_second: float | None = Field(
         default=None, description="Of a matrix product in `operations_dtype`, measured in this run."
@@ -123,7 +123,9 @@ class Speed(Part):
     load_seconds: float = Field(
         description="Reading the weights and making an engine of them; libraries are imported already, and files may be in the system's cache."
     )
-    peak_memory_bytes: int | None = Field(default=None, description="Resident, of a process that only serves this.")
+    peak_memory_bytes: int | None = Field(
+        default=None, description="Resident, of a process that only serves this; on a GPU, what it took there."
+    )
     interleaved: bool = Field(description="Whether models took turns, so that the machine's moods hit all alike.")
     decode_bytes_per_token: int = Field(description="Weights read for a token.")
     decode_limit: float | None = Field(default=None, description="Tokens a second if reading weights were all.")
@@ -133,8 +135,8 @@ class Speed(Part):
         description="Tokens a second at the machine's product rate in `operations_dtype`; integers may exceed it.",
     )
     prefill_of_limit: float | None = None
-    decode_time: list[TimePart] = Field(description="Where the time of a decoding step goes.")
-    prefill_time: list[TimePart] = Field(description="Where the time of a prompt goes.")
+    decode_time: list[TimePart] = Field(description="Where the time of a decoding step goes; empty for a GPU.")
+    prefill_time: list[TimePart] = Field(description="Where the time of a prompt goes; empty for a GPU.")
     kernels: dict[str, str] = Field(description="What computes each linear.")
 
 

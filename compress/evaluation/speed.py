@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...runtime.machine import available_memory
+from ...runtime.device import device_named, free_memory
 from ..progress import Progress
 from ..recipe import SpeedSettings
 from .result import Load, Speed, Spread, TimePart
@@ -55,6 +55,7 @@ def measure_speed(
     progress: Progress,
     *,
     trust_remote_code: bool = False,
+    device: str = "cpu",
     engine_options: dict[str, Any] | None = None,
 ) -> tuple[list[Speed], MachineRates]:
     """Measure checkpoints beside each other.
@@ -64,6 +65,7 @@ def measure_speed(
         settings: how.
         progress: shows how far it is.
         trust_remote_code: run the checkpoints' own Python.
+        device: where they are served, as torch names it.
         engine_options: of :class:`Engine`.
 
     Returns:
@@ -73,12 +75,13 @@ def measure_speed(
         SmeltError: a checkpoint cannot be served.
     """
     needed = sum(_WIDER * each.bytes + _LIBRARIES for each in served)
-    together = len(served) > 1 and needed < available_memory()
+    together = len(served) > 1 and needed < free_memory(device_named(device))
     groups = [list(served)] if together else [[each] for each in served]
     options = {
         "max_length": settings.prompt + settings.generate + 1,
         "max_sequences": max(1, *settings.concurrency),
         "trust_remote_code": trust_remote_code,
+        "device": device,
         **(engine_options or {}),
     }
     found: list[Speed] = []
@@ -90,7 +93,7 @@ def measure_speed(
                 progress.say(f"loading {each.name} to measure its speed")
                 workers.append(running.enter_context(Worker(each.name)))
                 facts.append(workers[-1].ask("load", checkpoint=str(each.path), options=options))
-            measured = _machine_rates(facts[0]["dtype"], progress)
+            measured = _machine_rates(facts[0]["dtype"], device, progress)
             rates = rates or measured
             rounds = _take_turns(workers, settings, progress)
             for worker, fact, each in zip(workers, facts, rounds, strict=True):
@@ -104,11 +107,11 @@ def spread(values: list[float]) -> Spread:
     return Spread(median=statistics.median(values), values=values)
 
 
-def _machine_rates(dtype: str, progress: Progress) -> MachineRates:
+def _machine_rates(dtype: str, device: str, progress: Progress) -> MachineRates:
     """In a process of its own, for it takes memory that is no model's."""
     progress.say("measuring the machine")
     with Worker("the machine") as worker:
-        machine = worker.ask("machine", dtype=dtype)
+        machine = worker.ask("machine", dtype=dtype, device=device)
     return MachineRates(machine["read"], machine["operations"], dtype)
 
 

@@ -51,12 +51,13 @@ class _Worker:
             "kernels": self._engine.explain(),
         }
 
-    def machine(self, dtype: str) -> dict[str, Any]:
+    def machine(self, dtype: str, device: str) -> dict[str, Any]:
         import torch
 
-        from ...runtime.bench import product_rate, read_rate
+        from ...runtime.bench import machine_rates
 
-        return {"read": read_rate(), "operations": product_rate(getattr(torch, dtype))}
+        found = machine_rates(torch.device(device), getattr(torch, dtype))
+        return {"read": found.read_bytes, "operations": found.operations}
 
     def load_of(self, prompt: int, generate: int, concurrency: int, seed: int) -> dict[str, Any]:
         from ...runtime.bench import run_load
@@ -73,6 +74,8 @@ class _Worker:
     def time(self, prompt: int, generate: int) -> dict[str, Any]:
         from ...runtime.profile import time_of_decoding, time_of_prompt
 
+        if self._engine.model.device.type != "cpu":
+            return {"decode": {}, "prefill": {}}  # the host's clock does not see what a GPU does
         return {
             "decode": time_of_decoding(self._engine, prompt, generate),
             "prefill": time_of_prompt(self._engine, prompt),
@@ -81,7 +84,7 @@ class _Worker:
     def memory(self) -> dict[str, Any]:
         from ...runtime.bench import peak_memory
 
-        return {"peak": peak_memory()}
+        return {"peak": peak_memory(self._engine.model.device)}
 
 
 if __name__ == "__main__":

@@ -15,15 +15,19 @@ from .result import Machine
 _MEMORY_TOLERANCE = 0.05
 
 
-def this_machine() -> Machine:
-    """This machine, before its rates are measured."""
+def this_machine(device: str = "cpu") -> Machine:
+    """This machine, before its rates are measured.
+
+    Args:
+        device: what computes, as torch names it; if it is not here, it is called that.
+    """
     return Machine(
         processor=_processor(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         threads=torch.get_num_threads(),
         memory_bytes=psutil.virtual_memory().total,
         system=f"{platform.system()} {platform.machine()}",
-        device="cpu",
+        device=_named(device),
     )
 
 
@@ -37,6 +41,12 @@ def differences(one: Machine, other: Machine) -> list[str]:
     if abs(one.memory_bytes / other.memory_bytes - 1) > _MEMORY_TOLERANCE:
         found.append(f"memory {one.memory_bytes / 1e9:.0f} and {other.memory_bytes / 1e9:.0f} GB")
     return found
+
+
+def _named(device: str) -> str:
+    if device == "cpu" or not torch.cuda.is_available():
+        return device
+    return torch.cuda.get_device_name(device)
 
 
 def _processor() -> str:

@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..executor import Flight, Landed, StepResult, TorchExecutor
+from ..kernels.precompile import precompile_work
 from ..kernels.rotate_and_store import Turns
 from ..kernels.sample_tokens import Choices, choices, sample_tokens
 from ..kernels.targets import target_of
@@ -118,6 +120,9 @@ class GpuExecutor(TorchExecutor):
         kinds = self._kinds()
         with self._current, torch.inference_mode():
             self._layout.fill([], self._cache.block_size)
+            if self._place.type == "cuda":
+                with self._device:
+                    precompile_work([partial(self._body, *kind) for kind in kinds], told)
             for i, kind in enumerate(kinds):
                 with self._device:
                     self._body(*kind)

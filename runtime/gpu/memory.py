@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..batch import Batch, Run
+from ..kernels.precompile import precompile_work
 from ..model import Model
 
 
@@ -22,9 +23,11 @@ def measured_activations(model: Model, token_budget: int, max_sequences: int, bl
     with torch.cuda.device(device), device:
         store = model.keys_values(blocks, block_size, model.dtype)
         run = Run([0] * token_budget, 0, list(range(blocks)), token_budget, min(max_sequences, token_budget))
+        step = Batch([run], block_size)
+        precompile_work([lambda: model(step, store)], lambda _: None)
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        model(Batch([run], block_size), store)
+        model(step, store)
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before

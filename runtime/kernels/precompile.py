@@ -1,42 +1,73 @@
-"""Compiling many launches at once for the GPU that is here, before they are checked or timed."""
+"""Compiling many launches at once for the GPU that is here, before they are checked, timed or needed."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import triton
 
-from .launch import GENERAL, Launch
-from .targets import Target, target_of
+from .launch import GENERAL, Launch, noted
 
-# Each process holds a context on the GPU.
-_MOST_PROCESSES = 16
+_EVERY = 25  # kernels between two notices
 
 
-def precompile(launches: Sequence[Callable[[Target], Launch]], told: Callable[[str], object]) -> None:
-    """Compile on all processors that this process may use; launches then find the results in Triton's cache.
+@contextmanager
+def compiling(told: Callable[[str], object]) -> Iterator[Callable[[Launch], None]]:
+    """Compile launches on all processors that this process may use; at the end all are there, for these launches and like ones.
 
     Args:
-        launches: each makes one, on ``meta``; they go to other processes, so they are methods of values, no closures.
-        told: hears how many did not compile, and why the first did not.
+        told: hears how far it is, how many did not compile, and why the first did not.
+
+    Yields:
+        What takes a launch; those that share a compilation are compiled once.
     """
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with ProcessPoolExecutor(min(_MOST_PROCESSES, here), mp_context=get_context("spawn")) as pool:
-        failures = [failure for failure in pool.map(_compiled, launches, chunksize=2) if failure]
+    begun, known = time.monotonic(), set[tuple[Any, ...]]()
+
+    def take(launch: Launch) -> None:
+        kind = identity(launch)
+        if kind not in known:
+            known.add(kind)
+            launch.warm()
+
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # Most of a compilation holds no lock of Python's.
+    with ThreadPoolExecutor(processors) as pool, triton.AsyncCompileMode(pool, ignore_errors=True) as mode:
+        try:
+            yield take
+            for i, _ in enumerate(as_completed(mode.raw_futures), 1):
+                if i % _EVERY == 0:
+                    told(f"compiled {i} of {len(mode.raw_futures)} kernels, {time.monotonic() - begun:.0f} s")
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            mode.raw_futures.clear()
+            raise
+        failures = [error for error in (future.exception() for future in mode.raw_futures) if error is not None]
     if failures:
-        told(f"{len(failures)} of {len(launches)} did not compile ahead; the first: {failures[0]}")
+        first = f"{type(failures[0]).__name__}: {(str(failures[0]).strip().splitlines() or [''])[-1]}"
+        told(f"{len(failures)} of {len(mode.raw_futures)} did not compile ahead; the first: {first[:200]}")
 
 
-def _compiled(launch: Callable[[Target], Launch]) -> str | None:
-    try:
-        launch(target_of(torch.device("cuda"))).warm()
-    except Exception as error:
-        return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"[:200]
-    return None
+def precompile(launches: Iterable[Launch], told: Callable[[str], object]) -> None:
+    """The same for launches that are known, with tensors or on ``meta``."""
+    with compiling(told) as take:
+        for launch in launches:
+            take(launch)
+
+
+def precompile_work(works: Iterable[Callable[[], object]], told: Callable[[str], object]) -> None:
+    """The same for whatever ``works`` would launch; torch's own operators in them do run, on whatever is in the memory."""
+    with compiling(told) as take:
+        for work in works:
+            with noted() as launches:
+                work()
+            for launch in launches:
+                take(launch)
 
 
 def identity(launch: Launch) -> tuple[Any, ...]:
@@ -48,4 +79,5 @@ def identity(launch: Launch) -> tuple[Any, ...]:
         return value if value is None or value == 1 else value % 16 == 0
 
     kinds = tuple((name, str(kind(value))) for name, value in launch.arguments.items() if name not in GENERAL)
-    return (kinds, tuple(sorted((name, str(v)) for name, v in launch.constants.items())), launch.warps, launch.stages)
+    constants = tuple(sorted((name, str(value)) for name, value in launch.constants.items()))
+    return (id(launch.function), kinds, constants, launch.warps, launch.stages)

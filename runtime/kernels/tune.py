@@ -17,7 +17,7 @@ from torch.nn import functional
 from . import linear_bytes, linear_codes
 from .linear_bytes import BytesCase
 from .linear_codes import CodesCase
-from .precompile import identity, precompile
+from .precompile import precompile
 from .restore_codes import restore_codes
 from .targets import target_of
 from .tile import Shape, Tile, Tiles, file_name, text, tiles_of
@@ -255,13 +255,9 @@ def _device_lives() -> bool:
 def _precompile(cases: Sequence[Tunable], told: Callable[[str], object]) -> None:
     """Compile what is to be timed, each kind once."""
     target = target_of(torch.device("cuda"))
-    distinct: dict[Any, Tunable] = {}
-    for case in cases:
-        for tile in candidates(case):
-            one = replace(case, tile=tile)
-            distinct.setdefault(identity(one.launch(target)), one)
-    told(f"compiling {len(distinct)} variants for {cases[0].rows} rows")
-    precompile([case.launch for case in distinct.values()], told)
+    launches = [replace(case, tile=tile).launch(target) for case in cases for tile in candidates(case)]
+    told(f"compiling up to {len(launches)} variants for {cases[0].rows} rows")
+    precompile(launches, told)
 
 
 def _case(form: str, rows: int, outputs: int, columns: int) -> Tunable:

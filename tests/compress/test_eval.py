@@ -147,7 +147,7 @@ def test_one_checkpoint_alone_is_measured_without_a_comparison(tmp_path: Path) -
 def test_models_that_do_not_fit_together_are_timed_one_after_another(
     w4: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("smelt.compress.evaluation.speed.available_memory", lambda: 0)
+    monkeypatch.setattr("smelt.compress.evaluation.speed.free_memory", lambda _: 0)
     settings = TEXT_ONLY.model_copy(update={"speed": ONCE})
     report = evaluate([w4], baseline="builtin:smelt-6m", settings=settings, output=tmp_path / "out")
     against = report.candidates[0].against
@@ -376,6 +376,8 @@ def test_a_baseline_from_another_machine_is_refused_unless_allowed(
     [
         ({"tasks": ["nowhere.yaml"]}, "nowhere.yaml: there is no such file"),
         ({"text": "nowhere.txt"}, "text: nowhere.txt: there is no such text file"),
+        ({"device": "tpu"}, "device: device is 'tpu'; it must be cpu or cuda"),
+        ({"device": "tpu"}, "device: device is 'tpu'; it must be cpu or cuda"),
         ({"length": 4096}, "length: 4096 tokens are more than the 1024"),
         (
             {"speed": {"prompt": 1000, "generate": 100}},

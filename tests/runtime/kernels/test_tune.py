@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +11,6 @@ import torch
 from smelt.runtime.kernels import tune
 from smelt.runtime.kernels.linear_codes import CodesCase
 from smelt.runtime.kernels.precompile import identity
-from smelt.runtime.kernels.registry import KERNELS
 from smelt.runtime.kernels.targets import TARGETS
 from smelt.runtime.kernels.tile import Shape, Tile, Tiles, tiles_of_target
 from smelt.runtime.kernels.workspace import Workspace
@@ -99,14 +97,11 @@ for kernel in KERNELS:
 
 
 def test_triton_takes_what_is_compiled_ahead() -> None:
-    """As far as that goes without a driver: every argument can be specialized, and every launch sent to another process."""
+    """As far as that goes without a driver: every argument can be specialized."""
     done = subprocess.run(
         [sys.executable, "-c", SPECIALIZE], env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    for kernel in KERNELS:
-        for case in kernel.cases:
-            pickle.dumps(case.launch)
 
 
 def test_a_workspace_keeps_what_it_outgrew() -> None:
