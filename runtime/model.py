@@ -391,9 +391,7 @@ def _experts(load: _Loader, spec: DecoderSpec, prefix: str) -> FeedForward:
 
 
 def _grouped(load: _Loader, named: list[tuple[tuple[str, str], str]]) -> Experts | None:
-    """All experts as one, if they are quantized and have no biases."""
-    if load.matrix(named[0][1]).is_plain:
-        return None
+    """All experts as one, if they have no biases."""
     parts = [(load.stack(*up), load.stack(down)) for up, down in named]
     if any(bias is not None for both in parts for _, bias in both):
         return None

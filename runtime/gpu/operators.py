@@ -8,10 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RuntimeProblem
-from ..kernels import linear_bytes, linear_codes
-from ..kernels.codes_weight import of_experts as codes_of_experts
-from ..kernels.linear_bytes import of_experts as bytes_of_experts
-from ..kernels.linears import FUSED_ROWS, HALVES, BytesLinear, DenseGpuLinear, PackedLinear, on_kernels
+from ..kernels.linears import HALVES, BytesLinear, DenseGpuLinear, PackedLinear, on_kernels
 from ..kernels.normalize_rows import Norm
 from ..kernels.routing import most_blocks, route
 from ..kernels.tile import tiles_of
@@ -27,6 +24,7 @@ from .norms import GpuNorm
 # As models name them, and as kernels do: gates, and activations on their own.
 GATES = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 ALONE = {**GATES, "gelu": "gelu", "gelu_python": "gelu", "gelu_fast": "gelu_tanh", "relu": "relu"}
+_GpuLinear = PackedLinear | BytesLinear | DenseGpuLinear
 
 
 class GpuOperators(Operators):
@@ -61,7 +59,7 @@ class GpuOperators(Operators):
             return None
         return self._linear(matrix, bias, f"alone_{ALONE[activation]}")
 
-    def _linear(self, matrix: Matrix, bias: Tensor | None, gate: str) -> Linear:
+    def _linear(self, matrix: Matrix, bias: Tensor | None, gate: str) -> _GpuLinear:
         found = on_kernels(matrix, bias, self.dtype, self.device, self._tiles, gate)
         return found or DenseGpuLinear(matrix, bias, self.dtype, self.device, self._tiles, gate)
 
@@ -94,53 +92,42 @@ class GpuOperators(Operators):
         return own
 
     def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], activation: str) -> Experts | None:
-        if activation not in GATES:
+        if activation not in GATES or self.dtype not in HALVES or gate_up[0].shape[0] % 16:
             return None
-        first = [on_kernels(m, None, self.dtype, self.device, self._tiles, GATES[activation]) for m in gate_up]
-        second = [on_kernels(m, None, self.dtype, self.device, self._tiles) for m in down]
-        inner, outer = _Grouped.of(first), _Grouped.of(second)
+        inner = self._grouped(gate_up, GATES[activation])
+        outer = None if inner is None else self._grouped(down, "none")
         return None if inner is None or outer is None else _GpuExperts(inner, outer)
+
+    def _grouped(self, matrices: Sequence[Matrix], gate: str) -> _Grouped | None:
+        """None if some must be computed on their own, or not all are alike."""
+        parts: list[_GpuLinear] = []
+        for matrix in matrices:
+            parts.append(self._linear(matrix, None, gate))
+            if not parts[-1].groups or type(parts[-1]) is not type(parts[0]):
+                return None
+        try:
+            return _Grouped(parts)
+        except ValueError:
+            return None
 
 
 class _Grouped:
     """One linear of all experts."""
 
-    def __init__(self, parts: Sequence[PackedLinear | BytesLinear]) -> None:
-        first = parts[0]
-        if isinstance(first, PackedLinear):
-            self._packed, self._bytes = codes_of_experts([p.weight for p in parts if isinstance(p, PackedLinear)]), None
-        else:
-            self._packed, self._bytes = None, bytes_of_experts([p.weight for p in parts if isinstance(p, BytesLinear)])
-        self._first = first
+    def __init__(self, parts: Sequence[_GpuLinear]) -> None:
         self.parts = [_Expert(part.numel, part.nbytes, part.columns, part.kernel) for part in parts]
-        # The packed codes of all are one copy now; the first's tiles serve.
-        first.weight = self._packed or self._bytes  # pyright: ignore[reportAttributeAccessIssue]
-
-    @classmethod
-    def of(cls, parts: Sequence[PackedLinear | BytesLinear | None]) -> _Grouped | None:
-        """None if some are not on kernels, or not alike, or read their inputs in another order."""
-        known = [part for part in parts if part is not None]
-        if len(known) < len(parts) or any(type(part) is not type(known[0]) for part in known):
-            return None
-        if any(isinstance(part, PackedLinear) and part.reorders for part in known):
-            return None
-        try:
-            return cls(known)
-        except ValueError:
-            return None
+        # The weights of all are one copy from here on; the first's tiles serve.
+        self._all = parts[0]
+        self._all.join([part.weight for part in parts])
 
     def __call__(self, x: Tensor, chosen: Tensor, *, by_slot: bool, shares: Tensor | None = None) -> Tensor:
         """``x`` of each token, or of each slot, by each slot's expert."""
         experts, slots = len(self.parts), chosen.numel()
         # About as many rows as an expert gets.
         rows = max(1, slots // experts)
-        height = self._first.tile(rows).rows
-        tile = self._first.tile(rows, most_blocks(slots, experts, height))
-        routing = route(chosen, experts, tile.rows, by_slot=by_slot, shares=shares)
-        if self._packed is not None:
-            return linear_codes.linear_codes(x, self._packed, tile, routing=routing)
-        assert self._bytes is not None
-        return linear_bytes.linear_bytes(x, self._bytes, tile, fused=x.shape[0] <= FUSED_ROWS, routing=routing)
+        height = self._all.tile(rows).rows
+        tile = self._all.tile(rows, most_blocks(slots, experts, height))
+        return self._all.routed(x, tile, route(chosen, experts, tile.rows, by_slot=by_slot, shares=shares))
 
 
 class _Expert:

@@ -1,8 +1,9 @@
-"""Linears of plain float16 and bfloat16 weights for few rows, with what follows them in the same launch.
+"""Linears of plain float16 and bfloat16 weights for few rows, or by expert, with what follows them in the same launch.
 
 The weight stays as it is stored, one row after another, so that :func:`torch.nn.functional.linear` can
 multiply many rows by the same memory. As elsewhere it is the left operand: of a step's few rows 8 are
-enough to fill the right one.
+enough to fill the right one. Rows of several experts come here however many they are: torch's products
+would wait to hear how many each expert has.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .finish import activated, is_gated, store_outputs, sum_of_parts
 from .kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
 from .launch import GENERAL, Launch, multiplied_as
 from .packing import interleaved
+from .routing import Routing, most_blocks, route
 from .targets import Target
 from .tile import Shape, Tile, Tiles, tiles_of, tiles_of_target
 from .workspace import Workspace, parts_allowed, workspace
@@ -35,6 +37,9 @@ def _linear_dense(
     out,
     parts,
     arrived,
+    block_expert,
+    slots,
+    shares,
     M,
     N,
     K,
@@ -42,7 +47,10 @@ def _linear_dense(
     x_stride,
     row_tiles,
     split,
+    weight_stride,
     GATE: tl.constexpr,
+    GROUPED: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
     EVEN: tl.constexpr,
     BN: tl.constexpr,
     BM: tl.constexpr,
@@ -57,11 +65,21 @@ def _linear_dense(
     pm = pid % row_tiles
     pn = pid // row_tiles
     n = pn * BN + tl.arange(0, BN)
-    slot = pm * BM + tl.arange(0, BM)
+    place = pm * BM + tl.arange(0, BM)
+    if GROUPED:
+        expert = tl.load(block_expert + pm).to(tl.int64)
+        if expert < 0:
+            return
+        weight += expert * weight_stride
+        slot = tl.load(slots + place)
+        x_row = slot // PER_TOKEN
+    else:
+        slot = place
+        x_row = slot
     valid = slot < M
     # Behind the last row it is read again, which needs no mask; nobody stores what comes of it.
     w_rows = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K
-    x_rows = x + slot.to(tl.int64)[:, None] * x_stride
+    x_rows = x + x_row.to(tl.int64)[:, None] * x_stride
     steps = tl.cdiv(K, STEP)
     each = tl.cdiv(steps, split)
     acc = tl.zeros([BN, BM], tl.float32)
@@ -79,18 +97,19 @@ def _linear_dense(
         acc, last = sum_of_parts(acc, parts, arrived, pid, part_id, slot, valid, n, M, FILLED, split)
         if not last:
             return
-    store_outputs(acc, out, None, bias, residual, None, pn, slot, valid, N, BN, GATE)
+    store_outputs(acc, out, None, bias, residual, shares, pn, slot, valid, N, BN, GATE)
 
 
 @dataclass(frozen=True)
 class DenseWeight:
-    """A matrix of 16-bit floats.
+    """A matrix of 16-bit floats, or one for each expert.
 
     Attributes:
         rows, columns: of the matrix.
-        weight: float16 or bfloat16, ``[rows, columns]``, one row after another.
+        weight: float16 or bfloat16, ``[rows, columns]``, one row after another; with experts ``[experts, rows, columns]``.
         bias: one for each row, in the rows' order; None if there is none.
         gate: one of :data:`GATES` of :mod:`finish`; a gate's rows and those of its inputs lie 8 by 8.
+        experts: how many there are; 0 for a plain matrix.
     """
 
     rows: int
@@ -98,6 +117,7 @@ class DenseWeight:
     weight: Tensor
     bias: Tensor | None
     gate: str
+    experts: int = 0
 
     @property
     def outputs(self) -> int:
@@ -106,8 +126,8 @@ class DenseWeight:
 
     @property
     def nbytes(self) -> int:
-        """What a product by it reads."""
-        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        """What a product by it reads, of one expert."""
+        return self.weight.nbytes // max(self.experts, 1) + (0 if self.bias is None else self.bias.nbytes)
 
     def copied(self) -> DenseWeight:
         """The same numbers in other memory."""
@@ -135,8 +155,28 @@ def prepare(weight: Tensor, bias: Tensor | None = None, gate: str = "none") -> D
     return DenseWeight(rows, columns, weight.contiguous(), None if bias is None else bias.contiguous(), gate)
 
 
+def of_experts(weights: list[DenseWeight]) -> DenseWeight:
+    """Matrices of the same kind as one that has them all."""
+    first = weights[0]
+    if any(
+        w.weight.shape != first.weight.shape or w.weight.dtype != first.weight.dtype or w.gate != first.gate
+        for w in weights
+    ):
+        raise ValueError("experts are stored differently from each other")
+    if any(w.bias is not None for w in weights):
+        raise ValueError("experts with biases are not known")
+    return replace(first, weight=torch.stack([w.weight for w in weights]), experts=len(weights))
+
+
 def launch(
-    x: Tensor, weight: DenseWeight, tile: Tile, out: Tensor, space: Workspace, *, residual: Tensor | None = None
+    x: Tensor,
+    weight: DenseWeight,
+    tile: Tile,
+    out: Tensor,
+    space: Workspace,
+    *,
+    residual: Tensor | None = None,
+    routing: Routing | None = None,
 ) -> Launch:
     """One product, ready to run."""
     if x.shape[1] != weight.columns or x.stride(1) != 1 or x.dtype != weight.weight.dtype:
@@ -144,14 +184,17 @@ def launch(
             f"inputs are {list(x.shape)} of {x.dtype} for a weight of {weight.columns} columns of {weight.weight.dtype},"
             " which must lie together"
         )
-    rows = x.shape[0]
-    row_tiles, across = -(-rows // tile.rows), -(-weight.rows // tile.outputs)
+    rows = x.shape[0] if routing is None else routing.total
+    row_tiles = -(-rows // tile.rows) if routing is None else routing.block_expert.shape[0]
+    across = -(-weight.rows // tile.outputs)
     split = parts_allowed(tile.split, -(-weight.columns // tile.step))
     parts, arrived = (None, None)
     if split > 1:
         parts, arrived = space.reserve(split * rows * across * tile.outputs, row_tiles * across)
     constants: dict[str, Any] = {
         "GATE": weight.gate,
+        "GROUPED": routing is not None,
+        "PER_TOKEN": 1 if routing is None else routing.per_token,
         "EVEN": weight.columns % tile.step == 0,
         "BN": tile.outputs,
         "BM": tile.rows,
@@ -168,6 +211,9 @@ def launch(
         "out": out,
         "parts": parts,
         "arrived": arrived,
+        "block_expert": None if routing is None else routing.block_expert,
+        "slots": None if routing is None else routing.slots,
+        "shares": None if routing is None else routing.shares,
         "M": rows,
         "N": weight.rows,
         "K": weight.columns,
@@ -175,29 +221,38 @@ def launch(
         "x_stride": x.stride(0),
         "row_tiles": row_tiles,
         "split": split,
+        "weight_stride": weight.weight.stride(0) if weight.experts else 0,
     }
     return Launch(_linear_dense, arguments, constants, (row_tiles * across, split), tile.warps, tile.stages)
 
 
 def linear_dense(
-    x: Tensor, weight: DenseWeight, tile: Tile, *, out: Tensor | None = None, residual: Tensor | None = None
+    x: Tensor,
+    weight: DenseWeight,
+    tile: Tile,
+    *,
+    out: Tensor | None = None,
+    residual: Tensor | None = None,
+    routing: Routing | None = None,
 ) -> Tensor:
     """``x [rows, columns]`` times the weight, and what follows it.
 
     Args:
         x: of the weight's type; each row's numbers lie together.
-        weight: from :func:`prepare`.
+        weight: from :func:`prepare`, or :func:`of_experts` with ``routing``.
         tile: how to cut it up.
         out: where to, also float32; made, of the inputs' type, if there is none.
         residual: added, of the output's shape; may be ``out`` itself.
+        routing: which rows go to which expert.
 
     Returns:
-        ``[rows, outputs]``.
+        ``[rows, outputs]``, or with ``routing`` a row for each of its slots.
     """
+    rows = x.shape[0] if routing is None else routing.total
     if out is None:
-        out = torch.empty(x.shape[0], weight.outputs, dtype=x.dtype, device=x.device)
-    if x.shape[0]:
-        launch(x, weight, tile, out, workspace(x.device), residual=residual).run()
+        out = torch.empty(rows, weight.outputs, dtype=x.dtype, device=x.device)
+    if rows:
+        launch(x, weight, tile, out, workspace(x.device), residual=residual, routing=routing).run()
     return out
 
 
@@ -229,12 +284,15 @@ class DenseCase:
     in_place: bool = False  # outputs are written over their residual
     out: torch.dtype | None = None  # None for the inputs' own
     tile: Tile | None = None  # None for the shipped one
+    experts: int = 0  # each row goes to two of them
+    by_slot: bool = False  # each of the two reads a row of its own, and is multiplied by its share
 
     @property
     def name(self) -> str:
         options = [name for name in ("bias", "residual", "in_place") if getattr(self, name)]
         options += [self.gate] if self.gate != "none" else []
         options += [f"to {self.out}"] if self.out else []
+        options += [f"{self.experts} experts{' by slot' * self.by_slot}"] if self.experts else []
         parts = [f"{self.rows}x{self.columns} by {self.outputs} {self.dtype}", *options, str(self.tile or "")]
         return " ".join(parts).replace("torch.", "").strip()
 
@@ -255,8 +313,9 @@ class DenseCase:
 
     @property
     def shape(self) -> Shape:
-        """What its tile is looked up for."""
-        return Shape(self.rows, self.outputs, self.columns, self.columns, 16)
+        """What its tile is looked up for; with experts, by the rows that each gets."""
+        rows = max(1, 2 * self.rows // self.experts) if self.experts else self.rows
+        return Shape(rows, self.outputs, self.columns, self.columns, 16)
 
     def packed(self, device: torch.device) -> DenseWeight:
         """A weight to be timed."""
@@ -270,7 +329,8 @@ class DenseCase:
 
     def tile_on(self, tiles: Tiles) -> Tile:
         """Its own, or the shipped one."""
-        return self.tile or tiles.find("linear_dense", "half", self.shape, BLOCK)
+        form = "experts" if self.experts else "half"
+        return self.tile or tiles.find("linear_dense", form, self.shape, BLOCK, self.experts)
 
     def trial(self, device: torch.device, draw: torch.Generator) -> Trial:
         tile = self.tile_on(tiles_of(device))
@@ -292,8 +352,34 @@ class DenseCase:
 
         return Trial(compute, expected, weight.nbytes)
 
+    def trial_of_experts(self, device: torch.device, draw: torch.Generator) -> Trial:
+        """Each token goes to two of the experts."""
+        tile = self.tile_on(tiles_of(device))
+        slots = 2 * self.rows
+        x = torch.randn(slots if self.by_slot else self.rows, self.columns, generator=draw, device=draw.device)
+        x = x.to(self.dtype).to(device)
+        each = [moved(self.weight(draw), device) for _ in range(self.experts)]
+        chosen = torch.rand(self.rows, self.experts, generator=draw, device=draw.device).argsort(-1)[:, :2].to(device)
+        shares = torch.rand(self.rows, 2, generator=draw, device=draw.device).to(self.dtype) if self.by_slot else None
+        weight = of_experts([prepare(**given) for given in each])
+        shares = moved(shares, device)
+        routing = route(chosen, self.experts, tile.rows, by_slot=self.by_slot, shares=shares)
+        expected = torch.empty(slots, weight.outputs, dtype=torch.float64, device=device)
+        for expert, given in enumerate(each):
+            those = torch.where(chosen.flatten() == expert)[0]
+            expected[those] = reference(x[those if self.by_slot else those // 2], **given)
+        if shares is not None:
+            expected *= shares.double().view(-1, 1)
+
+        def compute() -> Tensor:
+            out = poisoned(slots, weight.outputs, self.dtype, device)
+            return linear_dense(x, weight, tile, out=out, routing=routing)
+
+        return Trial(compute, expected, weight.nbytes)
+
     def case(self, large: bool = False) -> Case:
-        return Case(self.name, self.trial, TOLERANCE[self.dtype], large, launch=self.launch)
+        prepare_trial = self.trial_of_experts if self.experts else self.trial
+        return Case(self.name, prepare_trial, TOLERANCE[self.dtype], large, launch=self.launch)
 
     def launch(self, target: Target) -> Launch:
         """On ``meta``, to be compiled."""
@@ -304,10 +390,18 @@ class DenseCase:
         x = torch.empty(self.rows, self.columns, dtype=self.dtype, device=meta)
         out = torch.empty(self.rows, weight.outputs, dtype=self.out or self.dtype, device=meta)
         tile = self.tile_on(tiles_of_target(target))
-        return launch(x, weight, tile, out, Workspace(meta), residual=out if self.residual else None)
+        routing = None
+        if self.experts:
+            weight = replace(weight, weight=values.expand(self.experts, -1, -1).contiguous(), experts=self.experts)
+            blocks = torch.empty(most_blocks(2 * self.rows, self.experts, tile.rows), dtype=torch.int32, device=meta)
+            slots = torch.empty(blocks.shape[0] * tile.rows, dtype=torch.int32, device=meta)
+            shares = torch.empty(2 * self.rows, dtype=self.dtype, device=meta) if self.by_slot else None
+            routing = Routing(slots, blocks, 2 * self.rows, 1 if self.by_slot else 2, shares)
+        residual = out if self.residual else None
+        return launch(x, weight, tile, out, Workspace(meta), residual=residual, routing=routing)
 
     def build(self) -> Build:
-        return Build(self.name, self.launch, matrix=True, streamed=("weight",))
+        return Build(self.name, self.launch, matrix=True, streamed=("weight",), wide=self.shape.rows >= 64)
 
 
 _F, _B, _FULL = torch.float16, torch.bfloat16, torch.float32
@@ -329,6 +423,11 @@ _SMALL = [
     DenseCase(3, 200, 320, _B, out=_FULL, tile=_TILE),
     DenseCase(1, 70, 128, out=_FULL, residual=True, in_place=True, tile=replace(_TILE, split=1)),
     DenseCase(3, 80, 320),
+    DenseCase(5, 96, 192, gate="silu", experts=4, tile=replace(_TILE, rows=8, split=1)),
+    DenseCase(3, 80, 300, _B, gate="gelu_tanh", experts=7, tile=_TILE),
+    DenseCase(6, 70, 256, _B, experts=3, by_slot=True, tile=replace(_TILE, rows=8, split=3)),
+    DenseCase(40, 72, 130, experts=3, by_slot=True, tile=replace(_TILE, rows=32, split=1)),
+    DenseCase(2, 64, 128, experts=5, by_slot=True),
 ]
 # Of Llama-3-8B, with the shipped tiles.
 _LLAMA = [
@@ -341,10 +440,21 @@ _LLAMA = [
         DenseCase(rows, 128256, 4096, _B, out=_FULL),
     )
 ]
-_LARGE = [*_LLAMA, *(DenseCase(rows, 4096, 4096, dtype) for rows in (7, 32, 64) for dtype in (_F, _B))]
-_BUILDS = [_LLAMA[0], _LLAMA[5]]
+# Of Qwen3-30B-A3B, with fewer experts: a token, and steps that give each expert 8, 64 and 512 rows.
+_QWEN = [
+    one
+    for rows in (1, 64, 512, 4096)
+    for one in (
+        DenseCase(rows, 1536, 2048, _B, gate="silu", experts=16),
+        DenseCase(rows, 2048, 768, _B, experts=16, by_slot=True),
+    )
+]
+# More numbers than 31 bits count.
+_MANY = DenseCase(3, 28672, 4096, _B, gate="silu", experts=20)
+_LARGE = [*_LLAMA, *(DenseCase(rows, 4096, 4096, dtype) for rows in (7, 32, 64) for dtype in (_F, _B)), *_QWEN, _MANY]
+_BUILDS = [_LLAMA[0], _LLAMA[5], _QWEN[2]]
 _RARE_BUILDS = [
-    *(one for one in _LLAMA if one not in _BUILDS),
+    *(one for one in (*_LLAMA, *_QWEN) if one not in _BUILDS),
     *(DenseCase(rows, 6144, 4096, _B, bias=True) for rows in (8, 32, 64)),
     *(DenseCase(rows, 28672, 4096, _B, gate="silu", bias=True, residual=True) for rows in (32, 64)),
     DenseCase(1, 16384, 4096, _F, gate="alone_gelu", bias=True, residual=True),

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor
 from torch.nn import functional
 
-from ...quant.activations import is_int8_by_token, rounded_inputs
+from ...quant.activations import is_int8_by_token
 from ..linear import Linear, restored_from
 from ..matrix import FloatCodes, Matrix
 from . import linear_bytes, linear_codes
 from .codes_weight import CodesWeight
+from .codes_weight import of_experts as codes_of_experts
 from .codes_weight import prepare as prepare_codes
 from .finish import is_gated
 from .gate_rows import gate_rows
+from .input_rounding import InputRounding, is_e4m3
 from .linear_bytes import CHUNK, BytesWeight
+from .linear_bytes import of_experts as bytes_of_experts
 from .linear_bytes import prepare as prepare_bytes
 from .linear_dense import BLOCK as DENSE_BLOCK
-from .linear_dense import linear_dense
+from .linear_dense import DenseWeight, linear_dense
+from .linear_dense import of_experts as dense_of_experts
 from .linear_dense import prepare as prepare_dense
 from .packing import FORMATS, is_two_of_four, kernel_group
 from .quantize_rows import NAMES
 from .restore_codes import restore_codes
+from .routing import Routing
 from .tile import Shape, Tile, Tiles
 from .workspace import workspace
 
@@ -79,7 +84,10 @@ class DenseGpuLinear:
         gate: what is done with the outputs (see finish.py).
 
     Attributes:
-        waits: whether inputs are rounded by torch's operators, which send scalars to the device and wait.
+        weight: on the device.
+        kernel: what multiplies few rows, for people.
+        waits: whether the host waits for the device while inputs are rounded (see input_rounding.py).
+        groups: whether experts like it can be multiplied in one launch.
     """
 
     def __init__(
@@ -93,42 +101,39 @@ class DenseGpuLinear:
     ) -> None:
         weight = matrix.dense(dtype).to(device).contiguous()
         bias = None if bias is None else bias.to(device, dtype)
-        self._inputs, self._tiles = matrix.inputs, tiles
-        self.waits = matrix.inputs is not None
-        self.numel, self.columns = weight.numel(), weight.shape[1]
+        self._rounding, self._tiles = InputRounding(matrix.inputs), tiles
+        self.waits = self._rounding.waits
+        self.numel, (rows, self.columns) = weight.numel(), weight.shape
         # Columns that are no multiple of 16 numbers are read one number at a time.
         self._few = DENSE_ROWS if dtype in HALVES and self.columns % 16 == 0 else 0
-        self._kept = prepare_dense(weight, bias, gate) if self._few else None
-        self._weight, self._bias, self._gate = weight, bias, gate
-        if self._kept is not None:
-            self._weight, self._bias = self._kept.weight, self._kept.bias
-        self.nbytes = self._weight.nbytes
+        self.groups = self._few > 0 and not self.waits
+        if dtype in HALVES:
+            self.weight = prepare_dense(weight, bias, gate)
+        else:
+            self.weight = DenseWeight(rows, self.columns, weight, bias, gate)
+        self.nbytes = self.weight.weight.nbytes
         name = str(dtype).removeprefix("torch.")
-        self._explanation = f"{name} F.linear{restored_from(matrix, dtype)}"
+        self.kernel = f"Triton linear_dense, {name}{restored_from(matrix, dtype)}{_told_of(gate)}"
+        self._explanation = f"{name} F.linear{restored_from(matrix, dtype)}{_told_of(gate)}"
         if self._few:
-            self._explanation = (
-                f"Triton linear_dense, {name}{restored_from(matrix, dtype)}{_told_of(gate)}; more than {DENSE_ROWS} rows by F.linear"
-                f" (tiles for {tiles.told})"
-            )
-        self._by_rows: dict[int, Tile] = {}
+            self._explanation = f"{self.kernel}; more than {DENSE_ROWS} rows by F.linear (tiles for {tiles.told})"
+        self._by_rows: dict[tuple[int, int], Tile] = {}
 
     def __call__(self, x: Inputs, residual: Tensor | None = None) -> Tensor:
         assert isinstance(x, Tensor)
-        if self._inputs is not None:
-            x = rounded_inputs(x, self._inputs)
-        if self._kept is not None and 0 < x.shape[0] <= self._few:
-            tile = self._tile(x.shape[0])
-            return linear_dense(x.contiguous(), self._kept, tile, out=residual, residual=residual)
+        x = self._rounding(x)
+        if 0 < x.shape[0] <= self._few:
+            return linear_dense(x.contiguous(), self.weight, self.tile(x.shape[0]), out=residual, residual=residual)
         if residual is not None and self.adds(x.shape[0]):
-            return residual.addmm_(x, self._weight.T)
-        found = functional.linear(x, self._weight, self._bias)
-        if self._gate != "none":
-            found = gate_rows(found, self._gate)
+            return residual.addmm_(x, self.weight.weight.T)
+        found = functional.linear(x, self.weight.weight, self.weight.bias)
+        if self.weight.gate != "none":
+            found = gate_rows(found, self.weight.gate)
         return found if residual is None else residual.add_(found)
 
     def adds(self, rows: int) -> bool:
         """By the kernel, or by torch's product of what has no bias."""
-        return rows <= self._few or (self._bias is None and self._gate == "none")
+        return rows <= self._few or (self.weight.bias is None and self.weight.gate == "none")
 
     def wants(self, rows: int) -> tuple[torch.dtype, bool] | None:
         """Nothing."""
@@ -138,12 +143,22 @@ class DenseGpuLinear:
         """What computes it, for people."""
         return self._explanation
 
-    def _tile(self, rows: int) -> Tile:
-        if rows not in self._by_rows:
-            assert self._kept is not None
-            shape = Shape(rows, self._kept.rows, self.columns, self.columns, 16)
-            self._by_rows[rows] = self._tiles.find("linear_dense", "half", shape, DENSE_BLOCK)
-        return self._by_rows[rows]
+    def tile(self, rows: int, row_tiles: int = 0) -> Tile:
+        """How a step of so many rows is cut up; ``row_tiles`` are those of all experts."""
+        if (rows, row_tiles) not in self._by_rows:
+            shape = Shape(rows, self.weight.rows, self.columns, self.columns, 16)
+            form = "experts" if self.weight.experts else "half"
+            found = self._tiles.find("linear_dense", form, shape, DENSE_BLOCK, row_tiles)
+            self._by_rows[rows, row_tiles] = found
+        return self._by_rows[rows, row_tiles]
+
+    def join(self, weights: Sequence[Any]) -> None:
+        """Have all experts' weights, in one copy, instead of its own."""
+        self.weight = dense_of_experts(list(weights))
+
+    def routed(self, x: Tensor, tile: Tile, routing: Routing) -> Tensor:
+        """Each row by its expert's weight."""
+        return linear_dense(self._rounding(x), self.weight, tile, routing=routing)
 
 
 class PackedLinear:
@@ -158,13 +173,15 @@ class PackedLinear:
     Attributes:
         weight: packed.
         kernel: what multiplies it, for people.
-        waits: whether inputs are rounded by torch's operators, which send scalars to the device and wait.
+        waits: whether the host waits for the device while inputs are rounded (see input_rounding.py).
+        groups: whether experts like it can be multiplied in one launch: none that reorder their inputs, or wait.
     """
 
     def __init__(self, weight: CodesWeight, matrix: Matrix, dtype: torch.dtype, tiles: Tiles) -> None:
         self.weight = weight
-        self._inputs, self._dtype, self._tiles = matrix.inputs, dtype, tiles
-        self.waits = matrix.inputs is not None
+        self._rounding, self._dtype, self._tiles = InputRounding(matrix.inputs), dtype, tiles
+        self.waits = self._rounding.waits
+        self.groups = matrix.order is None and not self.waits
         self._order = None if matrix.order is None else matrix.order.to(weight.codes.device)
         self._by_rows: dict[tuple[int, int], Tile] = {}
         self.numel = weight.rows * weight.columns
@@ -184,9 +201,7 @@ class PackedLinear:
             return x.new_empty(0, self.weight.outputs)
         if self._order is not None:
             x = x.index_select(1, self._order)
-        if self._inputs is not None:
-            x = rounded_inputs(x, self._inputs)
-        x = x.contiguous()
+        x = self._rounding(x).contiguous()
         if self._tiles.restore_rows and x.shape[0] >= self._tiles.restore_rows:
             return self._restored(x, residual)
         return linear_codes.linear_codes(x, self.weight, self.tile(x.shape[0]), out=residual, residual=residual)
@@ -213,10 +228,13 @@ class PackedLinear:
     def explain(self) -> str:
         return self._explanation
 
-    @property
-    def reorders(self) -> bool:
-        """Whether inputs are put into another order, or rounded, before they are multiplied."""
-        return self._order is not None or self._inputs is not None
+    def join(self, weights: Sequence[Any]) -> None:
+        """Have all experts' weights, in one copy, instead of its own."""
+        self.weight = codes_of_experts(list(weights))
+
+    def routed(self, x: Tensor, tile: Tile, routing: Routing) -> Tensor:
+        """Each row by its expert's weight."""
+        return linear_codes.linear_codes(self._rounding(x), self.weight, tile, routing=routing)
 
     def _restored(self, x: Tensor, residual: Tensor | None) -> Tensor:
         weight = restore_codes(self.weight, self._dtype)
@@ -239,7 +257,10 @@ class BytesLinear:
     Attributes:
         weight: packed.
         kernel: what multiplies it, for people.
+        groups: whether experts like it can be multiplied in one launch.
     """
+
+    groups = True
 
     def __init__(self, weight: BytesWeight, matrix: Matrix, tiles: Tiles) -> None:
         self.weight = weight
@@ -295,6 +316,14 @@ class BytesLinear:
             self._by_rows[rows, row_tiles] = found
         return self._by_rows[rows, row_tiles]
 
+    def join(self, weights: Sequence[Any]) -> None:
+        """Have all experts' weights, in one copy, instead of its own."""
+        self.weight = bytes_of_experts(list(weights))
+
+    def routed(self, x: Tensor, tile: Tile, routing: Routing) -> Tensor:
+        """Each row by its expert's weight."""
+        return linear_bytes.linear_bytes(x, self.weight, tile, fused=x.shape[0] <= FUSED_ROWS, routing=routing)
+
     def explain(self) -> str:
         return self._explanation
 
@@ -342,7 +371,7 @@ def _bytes_weight(
             return None
         return prepare_bytes(matrix.values.to(device), row_scale=matrix.scale.to(device), bias=bias, gate=gate)
     code = tiles.target.float8
-    if floats is None or floats.codes.dtype != torch.float8_e4m3fn or code is None or not _is_e4m3(inputs):
+    if floats is None or floats.codes.dtype != torch.float8_e4m3fn or code is None or not is_e4m3(inputs):
         return None
     codes, twice = floats.codes.to(device), 1.0
     if code == torch.float8_e4m3fnuz:
@@ -404,7 +433,3 @@ def _of_floats(
     if kernel_group(codes.shape[1] // scale.shape[1]) is None:
         return None
     return prepare_codes(codes, "float4", scale=scale, row_scale=factor, bias=bias, gate=gate)
-
-
-def _is_e4m3(inputs: QuantizationArgs) -> bool:
-    return inputs.num_bits == 8 and inputs.type == "float" and inputs.symmetric is True

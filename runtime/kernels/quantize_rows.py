@@ -1,4 +1,4 @@
-"""Rounding inputs to 8 bits, each row (or each 128 numbers of it) with a scale of its own."""
+"""Rounding inputs to 8 bits, or to those numbers and back; each row (or each 128 numbers of it) has a scale of its own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .kernel import Build, Case, Kernel, Trial
+from .kernel import TOLERANCE, Build, Case, Kernel, Trial
 from .launch import Launch, interpreted
 from .targets import Target
 
 # What a row's largest number becomes: int8's is between its two ends, as compressed-tensors has it.
 LARGEST = {torch.int8: 127.5, torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 240.0}
+_CODES = {torch.int8: tl.int8, torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e4m3fnuz: tl.float8e4b8}
 NAMES = {torch.int8: "int8", torch.float8_e4m3fn: "e4m3", torch.float8_e4m3fnuz: "e4m3fnuz"}
 TARGETS_OF = {
     torch.int8: ("sm_80", "sm_90", "sm_100", "gfx942"),
@@ -53,20 +54,36 @@ def _on_e4m3(values, CODE: tl.constexpr):
 
 
 @triton.jit
+def _nearest(values, scale, CODE: tl.constexpr, LIMIT: tl.constexpr, SOFT: tl.constexpr):
+    """float32 values over their scale, rounded to numbers that a code has, still in float32."""
+    found = tl.div_rn(values, scale + tl.zeros_like(values))
+    if CODE == tl.int8:
+        # Adding 1.5 x 2^23 leaves no bits behind the point.
+        found = (found + 12582912.0) - 12582912.0
+        return tl.minimum(tl.maximum(found, -128.0), 127.0)
+    found = tl.minimum(tl.maximum(found, -LIMIT), LIMIT)
+    if SOFT:
+        found = _on_e4m3(found, CODE)
+    return found
+
+
+@triton.jit
 def rounded(values, scale, CODE: tl.constexpr, LIMIT: tl.constexpr, SOFT: tl.constexpr):
     """float32 values over their scale, to the nearest code; halves to even.
 
     ``SOFT`` rounds by arithmetic: Triton's interpreter cuts bits off where devices round.
     """
-    found = tl.div_rn(values, scale + tl.zeros_like(values))
-    if CODE == tl.int8:
-        # Adding 1.5 x 2^23 leaves no bits behind the point.
-        found = (found + 12582912.0) - 12582912.0
-        return tl.minimum(tl.maximum(found, -128.0), 127.0).to(tl.int8)
-    found = tl.minimum(tl.maximum(found, -LIMIT), LIMIT)
-    if SOFT:
-        found = _on_e4m3(found, CODE)
-    return found.to(CODE)
+    return _nearest(values, scale, CODE, LIMIT, SOFT).to(CODE)
+
+
+@triton.jit
+def _kept(values, scale, codes, CODE: tl.constexpr, LIMIT: tl.constexpr, SOFT: tl.constexpr, BACK: tl.constexpr):
+    """Codes, or what they stand for."""
+    if BACK:
+        # By arithmetic: not every device has e4m3.
+        return (_nearest(values, scale, CODE, LIMIT, True) * scale).to(codes.dtype.element_ty)
+    else:
+        return rounded(values, scale, CODE, LIMIT, SOFT)
 
 
 @triton.jit
@@ -77,14 +94,15 @@ def _quantize_rows(
     K,
     x_stride,
     blocks,
+    CODE: tl.constexpr,
     BY_BLOCK: tl.constexpr,
     LIMIT: tl.constexpr,
     TILE: tl.constexpr,
     SOFT: tl.constexpr,
+    BACK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     inner = tl.arange(0, TILE)
-    CODE: tl.constexpr = codes.dtype.element_ty
     if BY_BLOCK:
         which = tl.arange(0, TILE // 128)
         for start in range(0, K, TILE):
@@ -92,10 +110,11 @@ def _quantize_rows(
             values = tl.load(x + row * x_stride + columns, mask=columns < K, other=0.0).to(tl.float32)
             by_block = tl.reshape(values, [TILE // 128, 128])
             scale = scale_of(tl.abs(by_block), 1, LIMIT)
-            found = rounded(by_block, scale[:, None], CODE, LIMIT, SOFT)
+            found = _kept(by_block, scale[:, None], codes, CODE, LIMIT, SOFT, BACK)
             tl.store(codes + row * K + columns, tl.reshape(found, [TILE]), mask=columns < K)
-            block = start // 128 + which
-            tl.store(scales + row * blocks + block, scale, mask=block < blocks)
+            if not BACK:
+                block = start // 128 + which
+                tl.store(scales + row * blocks + block, scale, mask=block < blocks)
     else:
         largest = tl.zeros([TILE], tl.float32)
         for start in range(0, K, TILE):
@@ -103,24 +122,33 @@ def _quantize_rows(
             values = tl.load(x + row * x_stride + columns, mask=columns < K, other=0.0).to(tl.float32)
             largest = larger(largest, values)
         scale = scale_of(largest, 0, LIMIT)
-        tl.store(scales + row, scale)
+        if not BACK:
+            tl.store(scales + row, scale)
         for start in range(0, K, TILE):
             columns = start + inner
             values = tl.load(x + row * x_stride + columns, mask=columns < K, other=0.0).to(tl.float32)
-            tl.store(codes + row * K + columns, rounded(values, scale, CODE, LIMIT, SOFT), mask=columns < K)
+            found = _kept(values, scale, codes, CODE, LIMIT, SOFT, BACK)
+            tl.store(codes + row * K + columns, found, mask=columns < K)
 
 
-def launch(x: Tensor, codes: Tensor, scales: Tensor) -> Launch:
-    """One rounding, ready to run; scales ``[rows]``, or ``[rows, blocks]``."""
+def launch(x: Tensor, codes: Tensor, scales: Tensor | None, code: torch.dtype, by_block: bool) -> Launch:
+    """One rounding, ready to run; without scales ``codes`` gets what the codes stand for."""
     arguments: dict[str, Tensor | int | None] = {
         "x": x,
         "codes": codes,
         "scales": scales,
         "K": x.shape[1],
         "x_stride": x.stride(0),
-        "blocks": scales.shape[1] if scales.dim() == 2 else 1,
+        "blocks": -(-x.shape[1] // _BLOCK) if by_block else 1,
     }
-    constants = {"BY_BLOCK": scales.dim() == 2, "LIMIT": LARGEST[codes.dtype], "TILE": _TILE, "SOFT": interpreted()}
+    constants = {
+        "CODE": _CODES[code],
+        "BY_BLOCK": by_block,
+        "LIMIT": LARGEST[code],
+        "TILE": _TILE,
+        "SOFT": interpreted(),
+        "BACK": scales is None,
+    }
     return Launch(_quantize_rows, arguments, constants, (x.shape[0],), 4, 2)
 
 
@@ -137,8 +165,22 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, *, by_block: bool = False) -> t
     shape = (rows, -(-columns // _BLOCK)) if by_block else (rows,)
     scales = torch.empty(shape, dtype=torch.float32, device=x.device)
     if rows:
-        launch(x, codes, scales).run()
+        launch(x, codes, scales, dtype, by_block).run()
     return codes, scales
+
+
+def round_rows(x: Tensor, dtype: torch.dtype, *, by_block: bool = False) -> Tensor:
+    """``x`` after rounding and back, in its own type; also where the device has no such codes.
+
+    Args:
+        x: see :func:`quantize_rows`.
+        dtype: int8 or e4m3.
+        by_block: see there.
+    """
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.shape[0]:
+        launch(x, out, None, dtype, by_block).run()
+    return out
 
 
 def divided_by(values: Tensor, limit: float) -> Tensor:
@@ -176,16 +218,35 @@ def _case(rows: int, columns: int, code: torch.dtype, by_block: bool, dtype: tor
     return Case(name.replace("torch.", ""), prepare, 0.0, rows * columns > 1 << 20, TARGETS_OF[code])
 
 
-def _build(code: torch.dtype, by_block: bool) -> Build:
+def _case_back(rows: int, columns: int, code: torch.dtype, by_block: bool, dtype: torch.dtype) -> Case:
+    """The last rounding, to ``dtype``, is one of the device."""
+
+    def prepare(device: torch.device, draw: torch.Generator) -> Trial:
+        x = torch.randn(rows, columns, generator=draw, device=draw.device)
+        x[0] = 0
+        x = x.to(dtype).to(device)
+        codes, scales = (part.double() for part in reference(x, code, by_block=by_block))
+        each = scales.repeat_interleave(_BLOCK, 1)[:, :columns] if by_block else scales[:, None]
+        return Trial(lambda: round_rows(x, code, by_block=by_block), codes * each, x.nbytes)
+
+    name = f"{NAMES[code]} and back {'by block' if by_block else 'by row'} {rows}x{columns} {dtype}"
+    return Case(name.replace("torch.", ""), prepare, TOLERANCE[dtype], rows * columns > 1 << 20)
+
+
+def _build(code: torch.dtype, by_block: bool, back: bool = False) -> Build:
     def launch_on_meta(target: Target) -> Launch:
         x = torch.empty(512, 4096, dtype=torch.bfloat16, device="meta")
         scales = torch.empty((512, 32) if by_block else (512,), device="meta")
-        return launch(x, torch.empty(512, 4096, dtype=code, device="meta"), scales)
+        codes = torch.empty(512, 4096, dtype=x.dtype if back else code, device="meta")
+        return launch(x, codes, None if back else scales, code, by_block)
 
-    name = f"{NAMES[code]} {'by block' if by_block else 'by row'}"
-    return Build(name, launch_on_meta, matrix=False, streamed=("x",), targets=TARGETS_OF[code])
+    name = f"{NAMES[code]} {'and back ' * back}{'by block' if by_block else 'by row'}"
+    return Build(
+        name, launch_on_meta, matrix=False, streamed=("x",), targets=() if back else TARGETS_OF[code], rare=back
+    )
 
 
+_BACK = [(torch.int8, False), (torch.float8_e4m3fn, False), (torch.float8_e4m3fn, True)]
 _KINDS = [(code, by_block) for code in LARGEST for by_block in (False, True)]
 KERNEL = Kernel(
     "quantize_rows",
@@ -194,6 +255,8 @@ KERNEL = Kernel(
         for kind in _KINDS
         for size, dtype in (((3, 1300), torch.float16), ((2, 256), torch.bfloat16))
     ]
-    + [_case(512, 14336, *kind, torch.bfloat16) for kind in _KINDS],
-    [_build(*kind) for kind in _KINDS],
+    + [_case(512, 14336, *kind, torch.bfloat16) for kind in _KINDS]
+    + [_case_back(3, 1300, *kind, torch.float16) for kind in _BACK]
+    + [_case_back(512, 14336, *kind, torch.bfloat16) for kind in _BACK],
+    [*(_build(*kind) for kind in _KINDS), *(_build(*kind, back=True) for kind in _BACK)],
 )

@@ -377,7 +377,6 @@ def test_a_baseline_from_another_machine_is_refused_unless_allowed(
         ({"tasks": ["nowhere.yaml"]}, "nowhere.yaml: there is no such file"),
         ({"text": "nowhere.txt"}, "text: nowhere.txt: there is no such text file"),
         ({"device": "tpu"}, "device: device is 'tpu'; it must be cpu or cuda"),
-        ({"device": "tpu"}, "device: device is 'tpu'; it must be cpu or cuda"),
         ({"length": 4096}, "length: 4096 tokens are more than the 1024"),
         (
             {"speed": {"prompt": 1000, "generate": 100}},

@@ -66,6 +66,25 @@ def test_logits_are_those_of_transformers(architecture: str, changes: dict[str, 
         assert (found - reference).abs().max() <= 1e-4 * max(1.0, reference.abs().max().item())
 
 
+@pytest.mark.parametrize(("architecture", "dtype"), [("qwen3_moe", torch.float16), ("mixtral", torch.bfloat16)])
+def test_plain_experts_are_computed_together(architecture: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """In two launches that do not wait to hear which experts were chosen, so that steps can be captured."""
+    model = make_model(architecture, dtype, num_hidden_layers=1, vocab_size=512)
+    path = save_model(model, tmp_path)
+    prompt = [token % 512 for token in PROMPTS[1]]
+    with torch.no_grad():
+        expected = model.float()(torch.tensor([prompt])).logits[0]
+    operators = GpuOperators(dtype, DEVICE)
+    loaded = Model(Checkpoint(path), operators)
+    stack: Any = loaded.stack
+    assert stack.captures
+    for role, linear in loaded.linears().items():
+        assert ("all experts in one launch" in linear.explain()) == ("expert" in role)
+        assert linear.explain().startswith(f"Triton linear_dense, {str(dtype).removeprefix('torch.')}")
+    found = logits_in_pieces(path, [prompt], [[(0, 8)], [(0, 1)]], operators)[0]
+    assert (found - expected).norm() <= (5e-3 if dtype == torch.float16 else 3e-2) * expected.norm()
+
+
 @pytest.mark.parametrize("kept", [torch.float32, torch.int8, torch.float8_e4m3fn, torch.int4], ids=str)
 @pytest.mark.parametrize("without", [("storing",), ("rotation", "attention")], ids=" ".join)
 def test_the_cache_means_the_same_to_every_way_of_reading_it(

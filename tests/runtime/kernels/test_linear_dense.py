@@ -1,19 +1,25 @@
-"""What a plain linear promises besides its numbers: one copy of the weight, for few rows and for many."""
+"""What a plain linear promises besides its numbers: one copy of the weight, for few rows, for many and for all experts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from smelt.runtime.gpu import GpuOperators
 from smelt.runtime.kernels.finish import is_gated
 from smelt.runtime.kernels.gate_rows import gate_rows
-from smelt.runtime.kernels.linear_dense import BLOCK, linear_dense, prepare
+from smelt.runtime.kernels.linear_dense import BLOCK, linear_dense, of_experts, prepare
+from smelt.runtime.kernels.linears import DenseGpuLinear
 from smelt.runtime.kernels.targets import TARGETS, Target
-from smelt.runtime.kernels.tile import Shape, Tile, tiles_of_target
+from smelt.runtime.kernels.tile import Shape, Tile, tiles_of, tiles_of_target
+from smelt.runtime.matrix import Matrix
 from torch.nn import functional
 
 from .interpreter import interpreted
 
 TILE = Tile(64, 16, 64, 2, 4, 3, False)
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("gate", ["none", "alone_relu"])
@@ -49,6 +55,53 @@ def test_what_is_no_number_stays_none(gate: str) -> None:
     assert gate_rows(x, gate).isnan().any(1).tolist() == [False, True, False]
 
 
+@interpreted
+@pytest.mark.parametrize("columns", [64, 72])
+def test_a_gate_is_applied_whether_the_kernel_takes_the_columns_or_not(columns: int) -> None:
+    matrix = Matrix.plain(torch.randn(96, columns).half() / 8)
+    linear = DenseGpuLinear(matrix, None, torch.float16, CPU, tiles_of(CPU), "silu")
+    assert linear.groups == (columns == 64)
+    x = torch.randn(3, columns).half()
+    gate, up = (x.double() @ matrix.values.double().T).chunk(2, 1)
+    torch.testing.assert_close(linear(x).double(), functional.silu(gate) * up, atol=1e-2, rtol=1e-2)
+
+
+def _experts(count: int, rows: int, columns: int, stored: str) -> list[Matrix]:
+    """Plain ones, or codes in groups of 8, which no kernel takes."""
+    if stored == "plain":
+        return [Matrix.plain(torch.randn(rows, columns).half() / columns**0.5) for _ in range(count)]
+    return [
+        Matrix(
+            torch.randint(-8, 8, (rows, columns), dtype=torch.int8),
+            "int4",
+            4,
+            (torch.rand(rows, columns // 8) + 0.5).half() / (5 * columns**0.5),
+        )
+        for _ in range(count)
+    ]
+
+
+@interpreted
+@pytest.mark.parametrize("stored", ["plain", "int4"])
+def test_experts_that_are_computed_plainly_are_computed_together(stored: str) -> None:
+    first, second = _experts(3, 96, 64, stored), _experts(3, 64, 48, stored)
+    experts = GpuOperators(torch.float16, CPU).experts(first, second, "silu")
+    assert experts is not None
+    x, chosen, shares = torch.randn(5, 64).half(), torch.rand(5, 3).argsort(-1)[:, :2], torch.rand(5, 2).half()
+    expected = torch.zeros(5, 64, dtype=torch.float64)
+    for token, place in torch.cartesian_prod(torch.arange(5), torch.arange(2)).tolist():
+        expert = int(chosen[token, place])
+        gate, up = (first[expert].dense(torch.float64) @ x[token].double()).chunk(2)
+        found = second[expert].dense(torch.float64) @ (functional.silu(gate) * up)
+        expected[token] += shares[token, place].double() * found
+    found = experts(x, chosen, shares)
+    assert (found - expected).norm() <= 3e-3 * expected.norm()
+    told = {linear.explain() for linear in experts.linears().values()}
+    how = "Triton linear_dense, float16" + (", stored as int4" if stored == "int4" else "")
+    assert told == {f"{how}, then silu of the gate, all experts in one launch", f"{how}, all experts in one launch"}
+    assert sum(linear.nbytes for linear in experts.linears().values()) == 3 * 2 * (96 * 64 + 64 * 48)
+
+
 def test_no_rows_give_none() -> None:
     empty = torch.empty(0, 64).half()
     assert linear_dense(empty, prepare(torch.randn(96, 64).half(), gate="silu"), TILE).shape == (0, 48)
@@ -66,6 +119,12 @@ def test_what_cannot_be_is_told() -> None:
     for wrong in (torch.randn(2, 8).half(), torch.randn(2, 16).bfloat16(), torch.randn(16, 2).half().T):
         with pytest.raises(ValueError, match="for a weight of 16 columns"):
             linear_dense(wrong, weight, TILE)
+    plain = prepare(torch.randn(32, 16).half())
+    for other in (weight, replace(plain, gate="silu"), prepare(torch.randn(32, 16).bfloat16())):
+        with pytest.raises(ValueError, match="experts are stored differently from each other"):
+            of_experts([plain, other])
+    with pytest.raises(ValueError, match="experts with biases are not known"):
+        of_experts([plain, replace(plain, bias=torch.zeros(32).half())])
     for x, gate in ((torch.randn(2, 20).half(), "silu"), (torch.randn(2, 16).half(), "none")):
         with pytest.raises(ValueError, match=f"gate '{gate}'"):
             gate_rows(x, gate)
