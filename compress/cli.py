@@ -537,7 +537,9 @@ def check(
 def tune(
     form: Annotated[
         list[str] | None,
-        typer.Option(help="int2, int3, int4, int8, float4, float8, sparse4, bytes-int8 or bytes-e4m3. Repeatable."),
+        typer.Option(
+            help="int2, int3, int4, int8, float4, float8, sparse4, bytes-int8, bytes-e4m3, bf16 or attention. Repeatable."
+        ),
     ] = None,
     rows: Annotated[
         list[int] | None, typer.Option(help="Rows of inputs; 1 to 2048 if none. Repeatable.", min=1)
@@ -550,6 +552,8 @@ def tune(
     Examples:
 
         smelt kernels tune --form int4 --rows 1 --rows 16
+
+        smelt kernels tune --form attention
     """
     from .kernels_command import tune as tune_kernels
 

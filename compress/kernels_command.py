@@ -7,8 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .errors import SmeltError
+
+if TYPE_CHECKING:
+    from ..runtime.kernels.tune import Tunable
 
 
 def check(targets: Sequence[str], kernels: Sequence[str], quick: bool, as_json: bool) -> int:
@@ -45,27 +49,52 @@ def check(targets: Sequence[str], kernels: Sequence[str], quick: bool, as_json: 
 def tune(forms: Sequence[str], rows: Sequence[int], minutes: float, output: Path | None) -> int:
     """Time tiles on this machine's GPU and keep the fastest, after each shape.
 
+    Args:
+        forms: of weights, or ``attention``; the usual ones if there is none.
+        rows: of inputs; all if there is none.
+        minutes: no shape is begun after so long.
+        output: where to, instead of this device's file.
+
     Raises:
         SmeltError: a name is not known, there is no GPU, or nothing can be written.
     """
     _needs_triton()
     from ..runtime.kernels import tune as tuning
     from ..runtime.kernels.packing import FORMATS
+    from ..runtime.kernels.tune_linears import BYTES, restoring_pays_from
 
-    _known("format", forms, [*FORMATS, "bytes-int8", "bytes-e4m3"])
+    _known("format", forms, [*FORMATS, *BYTES, "bf16", "attention"])
     try:
         tuning.require_gpu()
         path = output or tuning.destination()
         found: list[tuning.Found] = []
-        for one in tuning.tune(tuning.work(forms or tuning.FORMS, rows=rows or tuning.ROWS), 60 * minutes, print):
+        for one in tuning.tune(_to_be_tuned(forms, rows), 60 * minutes, print):
             found.append(one)
             tuning.write(found, None, path)
         if found:
-            tuning.write(found, tuning.restoring_pays_from(found, print), path)
+            tuning.write(found, restoring_pays_from(found, print), path)
     except tuning.NotHere as error:
         raise SmeltError(str(error)) from None
     print(f"\n{path}: {len(found)} shapes" if found else "\nnothing was found in time")
     return 0 if found else 1
+
+
+def _to_be_tuned(forms: Sequence[str], rows: Sequence[int]) -> list[Tunable]:
+    """The most telling first: few rows and single tokens, then prompts."""
+    import torch
+
+    from ..runtime.kernels.targets import target_of
+    from ..runtime.kernels.tune_attention import attention
+    from ..runtime.kernels.tune_linears import FORMS, ROWS, linears
+
+    asked = [form for form in forms if form != "attention"] or ([] if forms else list(FORMS))
+    products = linears(asked, rows=rows or ROWS)
+    first = [one for one in products if one.stage == products[0].stage]
+    if forms and "attention" not in forms:
+        return [*products]
+    target = target_of(torch.device("cuda"))
+    single, prompts = (attention(target, prompts=several) for several in (False, True))
+    return [*first, *single, *prompts, *products[len(first) :]]
 
 
 _HEAD = (

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 from smelt.runtime.heads import Heads
-from smelt.runtime.kernels.attend_prompts import attend_prompts, prompt_tile, work_of
+from smelt.runtime.kernels.attend_prompts import attend_prompts, work_of
 from smelt.runtime.kernels.attend_rows import attend_rows, row_tile
 from smelt.runtime.kernels.attend_tokens import attend_tokens
 from smelt.runtime.kernels.cached import LayerCache, layer_cache
 from smelt.runtime.kernels.flash import Runs
 from smelt.runtime.kernels.targets import target_of
+from smelt.runtime.kernels.tile import tiles_of
 from smelt.runtime.kernels.timing import copy_rate, seconds
 from torch import Tensor
 from torch.nn import functional
@@ -108,10 +109,10 @@ def _tokens(
     cache, runs = _cached(sequences, length, kind, block)
     queries = torch.randn(sequences, LLAMA.queries * LLAMA.size, device=device, dtype=DTYPE)
     out = torch.empty_like(queries)
-    target = target_of(device)
+    target, tile = target_of(device), tiles_of(device).of_tokens(LLAMA, DTYPE, kind)
     if not split:
         target = replace(target, units=1)
-    taken = seconds([lambda: attend_tokens(queries, LLAMA, cache, runs, out, target=target)] * 4)
+    taken = seconds([lambda: attend_tokens(queries, LLAMA, cache, runs, out, target=target, tile=tile)] * 4)
     moved = sum(part.nbytes for part in cache.parts())
     return Row(method, sequences, length, taken * 1e6, bandwidth=moved / taken / copied)
 
@@ -139,7 +140,9 @@ def _prompt(method: str, length: int) -> Row:
     if method in ("flash", "flat"):
         cache, runs = _cached(1, length, "plain", 16)
         runs = replace(runs, counts=runs.stops)
-        tile = (prompt_tile if method == "flash" else row_tile)(target_of(device), LLAMA, DTYPE, "plain")
+        tile = tiles_of(device).of_prompts(LLAMA, DTYPE, "plain")
+        if method == "flat":
+            tile = row_tile(target_of(device), LLAMA, DTYPE, "plain")
         work = torch.tensor(work_of([length], [length], tile.tokens(LLAMA.group)), dtype=torch.int32, device=device)
         queries, out = q.flatten(1), torch.empty_like(q.flatten(1))
         attend = attend_prompts if method == "flash" else attend_rows

@@ -10,13 +10,13 @@ from torch import Tensor
 from ..attention import attend
 from ..batch import Batch
 from ..feed_forward import GatedFeedForward, PlainFeedForward, RoutedFeedForward
-from ..kernels.attend_prompts import attend_prompts, prompt_tile
+from ..kernels.attend_prompts import attend_prompts
 from ..kernels.attend_tokens import Storing, attend_tokens, may_store
 from ..kernels.linears import GpuLinear, Rounded
 from ..kernels.normalize_rows import Norm, normalize_rows
 from ..kernels.quantize_rows import quantize_rows
 from ..kernels.rotate_and_store import HeadNorms, Turns, rotate_and_store
-from ..kernels.targets import Target
+from ..kernels.tile import Tiles
 from ..operators import LayerParts, Rotation
 from ..rope import rotate
 from .cache import GpuKeysValues
@@ -31,21 +31,17 @@ class GpuLayers:
     Args:
         parts: of each layer, made of this folder's operators.
         dtype: what is computed in.
-        target: of the device.
+        tiles: of the device.
         fusions: what is done together.
 
     Attributes:
         captures: whether no attention or mixture waits for the host, so that steps can be captured if no linear does.
     """
 
-    def __init__(self, parts: list[LayerParts], dtype: torch.dtype, target: Target, fusions: Fusions) -> None:
-        self._layers = [_Layer(each, target, fusions) for each in parts]
+    def __init__(self, parts: list[LayerParts], dtype: torch.dtype, tiles: Tiles, fusions: Fusions) -> None:
+        self._layers = [_Layer(each, tiles, fusions) for each in parts]
         self._fusions = fusions
-        self._tiles = {
-            kind: prompt_tile(target, parts[0].heads, dtype, kind).tokens(parts[0].heads.group)
-            for kind in ("plain", "int8", "int4")
-        }
-
+        self._dtype, self._heads, self._tiles = dtype, parts[0].heads, tiles
         self.captures = fusions.attention and not any(
             isinstance(each.feed_forward, RoutedFeedForward) and each.feed_forward.waits for each in parts
         )
@@ -71,8 +67,7 @@ class GpuLayers:
 
     def tokens_of_tile(self, store: GpuKeysValues) -> int:
         """How many tokens a tile of attention takes."""
-        kind = store.layer(0).kind
-        return self._tiles["int8" if kind.startswith("float8") else kind]
+        return self._tiles.of_prompts(self._heads, self._dtype, store.layer(0).kind).tokens(self._heads.group)
 
 
 class _Stream:
@@ -153,7 +148,7 @@ def _described(norm: GpuNorm | None) -> Norm | None:
 
 
 class _Layer:
-    def __init__(self, parts: LayerParts, target: Target, fusions: Fusions) -> None:
+    def __init__(self, parts: LayerParts, tiles: Tiles, fusions: Fusions) -> None:
         self._order, self._forward = parts.order, parts.feed_forward
         self._fusions = fusions
         norms = {name: _checked(norm) for name, norm in parts.norms.items()}
@@ -161,7 +156,7 @@ class _Layer:
         self._before_mlp, self._after_mlp = norms["before_mlp"], norms["after_mlp"]
         self._query_key_value: Any = parts.query_key_value
         self._out: Any = parts.out
-        self._attention = _Attention(parts, norms["query_norm"], norms["key_norm"], target, fusions)
+        self._attention = _Attention(parts, norms["query_norm"], norms["key_norm"], tiles, fusions)
 
     def run(self, stream: _Stream, step: GpuStep, store: GpuKeysValues, index: int) -> None:
         """Go on with the stream."""
@@ -221,13 +216,15 @@ class _Attention:
         parts: LayerParts,
         query_norm: GpuNorm | None,
         key_norm: GpuNorm | None,
-        target: Target,
+        tiles: Tiles,
         fusions: Fusions,
     ) -> None:
         self._heads, self._rope = parts.heads, parts.rope
-        self._fusions = fusions
+        self._fusions, self._tiles = fusions, tiles
         # Where programs cannot see each other's stores, keys must be there before attention begins.
-        self._storing = fusions.storing and fusions.rotation and fusions.attention and may_store(parts.heads, target)
+        self._storing = (
+            fusions.storing and fusions.rotation and fusions.attention and may_store(parts.heads, tiles.target)
+        )
         self._query_norm, self._key_norm, self._whole = query_norm, key_norm, parts.whole_heads
         self._norms: HeadNorms | None = None
         if query_norm is not None and key_norm is not None:
@@ -242,9 +239,10 @@ class _Attention:
         out = torch.empty(
             projected.shape[0], heads.queries * heads.size, dtype=projected.dtype, device=projected.device
         )
+        tile = self._tiles.of_tokens(heads, projected.dtype, cache.kind)
         if self._storing and step.work is None:
             storing = Storing(self._norms, turns)
-            return attend_tokens(projected, heads, cache, step.runs, out, storing_too=storing)
+            return attend_tokens(projected, heads, cache, step.runs, out, storing_too=storing, tile=tile)
         if self._fusions.rotation:
             queries = rotate_and_store(projected, heads, cache, step.slots, self._norms, turns)
         else:
@@ -256,9 +254,10 @@ class _Attention:
             )
             return found.flatten(1)
         if step.work is not None:
-            attend_prompts(queries, heads, cache, step.runs, step.work, out)
+            prompts = self._tiles.of_prompts(heads, queries.dtype, cache.kind)
+            attend_prompts(queries, heads, cache, step.runs, step.work, out, prompts)
         if step.singles:
-            attend_tokens(queries, heads, cache, step.runs, out)
+            attend_tokens(queries, heads, cache, step.runs, out, tile=tile)
         return out
 
     def _rotated_plainly(

@@ -72,7 +72,7 @@ class GpuOperators(Operators):
         return GpuNorm(Norm("layer", weight, bias, eps, False), plain)
 
     def stack(self, layers: list[LayerParts]) -> Stack | None:
-        return GpuLayers(layers, self.dtype, self._tiles.target, self.fusions)
+        return GpuLayers(layers, self.dtype, self._tiles, self.fusions)
 
     def keys_values(
         self, layers: int, heads: int, size: int, blocks: int, block_size: int, kept: torch.dtype

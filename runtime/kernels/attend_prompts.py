@@ -8,8 +8,6 @@ positions that they see.
 # pyright: reportGeneralTypeIssues=false
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import torch
 import triton
 import triton.language as tl
@@ -17,53 +15,12 @@ from torch import Tensor
 
 from ..heads import Heads
 from .attention_case import AttentionCase, attention_cases
-from .cached import LayerCache, padded
+from .attention_tiles import PromptTile, prompt_tile
+from .cached import LayerCache
 from .flash import CHANGING, Runs, dot_types, over_positions
 from .kernel import Build, Kernel
 from .launch import Launch, takes_ptx
 from .targets import Target, target_of
-
-
-@dataclass(frozen=True)
-class PromptTile:
-    """How a program's part of the scores is cut.
-
-    Attributes:
-        queries: rows of a tile: tokens times the heads of a group.
-        positions: columns.
-        warps, stages: of a program.
-    """
-
-    queries: int
-    positions: int
-    warps: int
-    stages: int
-
-    def tokens(self, group: int) -> int:
-        """Tokens of a tile."""
-        return max(1, self.queries // group)
-
-
-def prompt_tile(target: Target, heads: Heads, dtype: torch.dtype, kind: str) -> PromptTile:
-    """The largest tiles that leave no register in memory, by the compiler's word; never measured on a GPU.
-
-    A load waits for the block's number that leads to it, so that twice as many stages are as many loads in flight.
-    """
-    large, codes = padded(heads.size) > 128, kind != "plain"
-    small = padded(heads.size) <= 64
-    if dtype == torch.float32:
-        found = PromptTile(16, 16, 8 if large else 4, 1)
-    elif target.backend == "hip":
-        found = PromptTile(64, 32, 4, 1)
-    elif large:
-        found = PromptTile(32 if codes else 64, 32, 8, 6)
-        if target.name != "sm_80" and not codes:
-            found = PromptTile(128, 32, 8, 6)
-    elif target.name == "sm_80":
-        found = PromptTile(64, 32, 8, 6) if codes else PromptTile(128, 64 if small else 32, 8, 6)
-    else:
-        found = PromptTile(128, 64, 8, 6) if codes else PromptTile(128, 128, 8, 6 if small else 5)
-    return replace(found, queries=max(found.queries, triton.next_power_of_2(heads.group)))
 
 
 @triton.jit

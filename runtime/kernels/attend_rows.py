@@ -19,8 +19,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..heads import Heads
-from .attend_prompts import PromptTile, attention_constants, prompt_tile, tile_of_queries, work_of
+from .attend_prompts import attention_constants, tile_of_queries, work_of
 from .attention_case import AttentionCase, attention_cases
+from .attention_tiles import PromptTile, prompt_tile
 from .cached import LayerCache, padded, rows_of
 from .flash import CHANGING, Runs, attended, scores_of
 from .kernel import Build, Kernel

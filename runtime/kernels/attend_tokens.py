@@ -21,6 +21,7 @@ from torch import Tensor
 from ..heads import Heads
 from .attend_prompts import attention_constants
 from .attention_case import AttentionCase, attention_cases, reference
+from .attention_tiles import TokenTile, rows_of_group, token_tile
 from .cached import LayerCache, padded, store_key_and_value, storing
 from .flash import CHANGING, Runs, over_positions
 from .kernel import Build, Case, Kernel, Trial, poisoned
@@ -28,48 +29,6 @@ from .launch import Launch
 from .rotate_and_store import HeadNorms, StoreCase, Turns, prepared, preparing, rotate_and_store
 from .targets import Target, target_of
 from .workspace import Workspace, workspace
-
-
-@dataclass(frozen=True)
-class TokenTile:
-    """How a program's part is cut.
-
-    Attributes:
-        positions: of a tile.
-        least: tiles of a part, at least, so that merging does not cost more than it brings.
-        warps, stages: of a program.
-        waves: programs for each unit of the device.
-    """
-
-    positions: int
-    least: int
-    warps: int
-    stages: int
-    waves: int
-
-
-def token_tile(target: Target, heads: Heads, dtype: torch.dtype, kind: str) -> TokenTile:
-    """The largest tiles that leave no register in memory, by the compiler's word; never measured on a GPU."""
-    large, small = padded(heads.size) > 128, padded(heads.size) <= 64
-    rows = rows_of_group(heads.group)
-    if dtype == torch.float32:
-        found = TokenTile(16 if large else 32, 8, 4, 1, 2)
-    elif target.backend == "hip":
-        found = TokenTile(32, 8, 4, 1, 2)
-    else:
-        positions = 32 if large else 128 if small and kind == "plain" else 64
-        # A block's number is read before what it leads to; so twice as many stages are as many loads in flight.
-        if target.name == "sm_80" or (large and kind != "plain"):
-            positions //= 2
-        found = TokenTile(positions, 4, 4, 6, 2)
-    # Many heads of a group take the registers that positions would.
-    fewer = max(16, found.positions * 32 // max(rows, 32))
-    return replace(found, positions=fewer, warps=8 if rows > 32 else found.warps)
-
-
-def rows_of_group(group: int) -> int:
-    """Rows of a tile with so many heads: what tensor cores multiply."""
-    return max(16, 1 << (group - 1).bit_length())
 
 
 def may_store(heads: Heads, target: Target) -> bool:

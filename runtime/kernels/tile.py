@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..heads import Heads
+from .attention_tiles import PromptTile, TokenTile, prompt_tile, token_tile
 from .targets import Target, target_of
 
 _SHIPPED = Path(__file__).parent / "configs"
@@ -58,6 +61,21 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class AttentionShape:
+    """What a tile of attention is looked up for, of queries in 16 bits.
+
+    Attributes:
+        kind: of the cache, as :class:`LayerCache` calls it.
+        size: of a head.
+        group: query heads that share a key.
+    """
+
+    kind: str
+    size: int
+    group: int
+
+
+@dataclass(frozen=True)
 class Tiles:
     """The tiles of one device.
 
@@ -66,12 +84,25 @@ class Tiles:
         target: the device.
         entries: for each kernel and format, shapes with their tiles.
         restore_rows: from how many rows on weights are restored for a plain product; 0 for never.
+        tokens, prompts: of attention, where they were measured.
     """
 
     told: str
     target: Target
     entries: dict[str, list[tuple[Shape, Tile]]]
     restore_rows: int = 0
+    tokens: dict[AttentionShape, TokenTile] = field(default_factory=dict)
+    prompts: dict[AttentionShape, PromptTile] = field(default_factory=dict)
+
+    def of_tokens(self, heads: Heads, dtype: torch.dtype, kind: str) -> TokenTile:
+        """How attention of single tokens is cut up: as it was measured, otherwise by the rule for the kind of device."""
+        rule = token_tile(self.target, heads, dtype, kind)
+        return rule if dtype.itemsize != 2 else self.tokens.get(AttentionShape(kind, heads.size, heads.group), rule)
+
+    def of_prompts(self, heads: Heads, dtype: torch.dtype, kind: str) -> PromptTile:
+        """The same for prompts."""
+        rule = prompt_tile(self.target, heads, dtype, kind)
+        return rule if dtype.itemsize != 2 else self.prompts.get(AttentionShape(kind, heads.size, heads.group), rule)
 
     def find(self, kernel: str, form: str, shape: Shape, block: int, row_tiles: int = 0) -> Tile:
         """The tile of the nearest shape, made to fit the device's shared memory.
@@ -139,22 +170,25 @@ def read(path: Path, target: Target) -> Tiles:
             kernel: [(Shape(**entry["shape"]), Tile(**entry["tile"])) for entry in listed]
             for kernel, listed in found["tiles"].items()
         }
-        return Tiles(found["told"], target, entries, int(found["restore_rows"]))
+        attention = found.get("attention", {})
+        tokens = {AttentionShape(**e["shape"]): TokenTile(**e["tile"]) for e in attention.get("attend_tokens", [])}
+        prompts = {AttentionShape(**e["shape"]): PromptTile(**e["tile"]) for e in attention.get("attend_prompts", [])}
+        return Tiles(found["told"], target, entries, int(found["restore_rows"]), tokens, prompts)
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: these are no tiles ({error})") from error
 
 
-def text(
-    told: str, entries: dict[str, list[tuple[Shape, Tile]]], restore_rows: int, facts: dict[str, Any] | None = None
-) -> str:
+def text(tiles: Tiles, facts: dict[str, Any] | None = None) -> str:
     """A file's text; ``facts`` says how they were measured."""
-    tiles = {
-        kernel: [{"shape": vars(shape), "tile": vars(tile)} for shape, tile in listed]
-        for kernel, listed in entries.items()
-    }
-    lines = json.dumps(
-        {"told": told, "measured": facts, "restore_rows": restore_rows, "tiles": tiles}, indent=1
-    ).splitlines()
+
+    def listed(entries: Iterable[tuple[Any, Any]]) -> list[dict[str, Any]]:
+        return [{"shape": vars(shape), "tile": vars(tile)} for shape, tile in entries]
+
+    data: dict[str, Any] = {"told": tiles.told, "measured": facts, "restore_rows": tiles.restore_rows}
+    data["tiles"] = {kernel: listed(entries) for kernel, entries in tiles.entries.items()}
+    attention = {"attend_tokens": tiles.tokens, "attend_prompts": tiles.prompts}
+    measured = {kernel: listed(found.items()) for kernel, found in attention.items() if found}
+    lines = json.dumps(data | ({"attention": measured} if measured else {}), indent=1).splitlines()
     # One line a tile keeps a file of hundreds readable.
     return _on_one_line(lines) + "\n"
 

@@ -64,7 +64,7 @@ def test_small_products_are_split_until_the_device_is_full() -> None:
 def test_a_file_reads_back(tmp_path: Path) -> None:
     path = tmp_path / file_name("NVIDIA H100 80GB HBM3")
     assert path.name == "nvidia-h100-80gb-hbm3.json"
-    path.write_text(text("told", TILES.entries, 700, {"device": "x"}))
+    path.write_text(text(replace(TILES, told="told", restore_rows=700), {"device": "x"}))
     assert read(path, TARGETS["sm_90"]) == replace(TILES, told="told", restore_rows=700)
     assert json.loads(path.read_text())["measured"] == {"device": "x"}
 
