@@ -43,6 +43,7 @@ class RuntimeReader:
         self._head = model.head
         windows, length = tokens.shape
         store = ActivationStore((windows, length, model.spec.hidden), model.dtype, self._directory)
+        cache = read = None
         try:
             batches = list(store.batches())
             most = max(batch.stop - batch.start for batch in batches)
@@ -55,7 +56,7 @@ class RuntimeReader:
             store.close()
             raise
         finally:
-            del model
+            del model, cache, read
             give_back(device_named(self._device))
         return store
 

@@ -57,11 +57,13 @@ class Machine:
         read_bytes: bytes a second, reading memory; on a GPU of a large copy, read and written.
         operations: a second, of a matrix product in the type that the model computes in.
         dtype: that type.
+        device: ``cpu``, or the name of a GPU.
     """
 
     read_bytes: float
     operations: float
     dtype: str
+    device: str
 
 
 @dataclass
@@ -208,11 +210,11 @@ def machine_rates(device: torch.device, dtype: torch.dtype) -> Machine:
     """
     name = str(dtype).removeprefix("torch.")
     if device.type == "cpu":
-        return Machine(read_rate(), product_rate(dtype), name)
+        return Machine(read_rate(), product_rate(dtype), name, "cpu")
     from .kernels.timing import copy_rate, matmul_rate
 
     with torch.cuda.device(device):
-        return Machine(copy_rate(device), matmul_rate(device, dtype), name)
+        return Machine(copy_rate(device), matmul_rate(device, dtype), name, torch.cuda.get_device_name(device))
 
 
 def read_rate() -> float:
@@ -249,7 +251,7 @@ def peak_memory(device: torch.device) -> int | None:
 def table(found: Measured) -> str:
     """The result for a terminal."""
     lines = [
-        f"machine   {found.machine.read_bytes / 1e9:.1f} GB/s read, {found.machine.operations / 1e12:.2f} TFLOP/s in {found.machine.dtype}",
+        f"machine   {found.machine.read_bytes / 1e9:.1f} GB/s {'read' if found.machine.device == 'cpu' else 'copied'}, {found.machine.operations / 1e12:.2f} TFLOP/s in {found.machine.dtype}",
         f"prefill   {found.prefill_rate:.0f} tokens/s alone, {found.prefill_of_peak:.0%} of the machine's {found.machine.dtype} products",
         f"decode    {found.decode_rate:.1f} tokens/s alone, {found.decode_of_peak:.0%} of its memory bandwidth",
     ]

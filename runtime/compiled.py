@@ -1,7 +1,8 @@
 """A decoder's layers through torch.compile: the compiler's way to fusions, for any device.
 
-Attention with its cache stays one operator, which the compiler does not look into; all else is plain torch, so that what
-it makes of it can be set beside Smelt's own kernels.
+Attention with its cache stays one operator, which the compiler does not look into, and so does a mixture of experts, whose
+shapes depend on what is routed where; all else is plain torch, so that what it makes of it can be set beside Smelt's own
+kernels.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .batch import Batch
+from .feed_forward import FeedForward
 from .heads import Heads
 from .keys_values import KeysValues
 from .linear import DenseLinear, Linear
@@ -24,6 +27,7 @@ from .operators import Attention, Operators, Rotation, RunLayers
 # The step that runs now; what the compiler calls knows tensors and numbers only.
 _STEPS: list[tuple[KeysValues, Batch]] = []
 _KNOWN: list[Attention] = []
+_MIXTURES: list[FeedForward] = []
 
 
 @torch.library.custom_op("smelt::attend", mutates_args=())
@@ -38,6 +42,16 @@ def _attend(
 @_attend.register_fake
 def _(projected: Tensor, cosine: Tensor | None, sine: Tensor | None, known: int, layer: int, width: int) -> Tensor:
     return projected.new_empty(projected.shape[0], width)
+
+
+@torch.library.custom_op("smelt::mixture", mutates_args=())
+def _mixture(hidden: Tensor, known: int) -> Tensor:
+    return _MIXTURES[known](hidden)
+
+
+@_mixture.register_fake
+def _(hidden: Tensor, known: int) -> Tensor:
+    return torch.empty_like(hidden)
 
 
 @dataclass
@@ -88,12 +102,17 @@ class CompiledOperators(Operators):
     def attention(self, heads: Heads) -> Attention:
         return _Opaque(super().attention(heads), heads)
 
+    def mixture(self, forward: FeedForward) -> FeedForward:
+        return _OpaqueMixture(forward)
+
     def lower(self, run: RunLayers) -> RunLayers:
         def layers(hidden: Tensor, rotations: dict[str, Rotation]) -> Tensor:
             # Nothing but attention asks for the cache and the batch, and that finds them itself.
             return run(hidden, rotations, None, None)  # pyright: ignore[reportArgumentType]
 
-        compiled = torch.compile(layers, dynamic=True, backend=_counting(self.lowered))
+        # The compiler gives up on code that it has compiled eight times, and the code of all models' layers is the same.
+        own = FunctionType(layers.__code__.replace(), layers.__globals__, "layers", None, layers.__closure__)
+        compiled = torch.compile(own, dynamic=True, backend=_counting(self.lowered))
 
         def whole(hidden: Tensor, rotations: dict[str, Rotation], store: KeysValues, batch: Batch) -> Tensor:
             _STEPS.append((store, batch))
@@ -120,8 +139,21 @@ class _Opaque:
         return torch.ops.smelt.attend(projected, cosine, sine, self._number, layer, self._width)
 
 
+class _OpaqueMixture:
+    """A mixture of experts that the compiler calls by its number."""
+
+    def __init__(self, forward: FeedForward) -> None:
+        self._number = len(_MIXTURES)
+        self.linears = forward.linears
+        _MIXTURES.append(forward)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return torch.ops.smelt.mixture(hidden, self._number)
+
+
 def _counting(lowered: Lowered) -> Callable[..., Any]:
     """Inductor, noting what goes in and what comes out."""
+    from torch._functorch import config as functorch
     from torch._inductor import metrics
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
@@ -137,13 +169,15 @@ def _counting(lowered: Lowered) -> Callable[..., Any]:
         return made
 
     def backend(graph: Any, inputs: Any) -> Any:
-        return compile_fx(graph, inputs, inner_compile=inner)
+        # What this cache holds is not compiled again, and then not counted; Inductor's own keeps the kernels and their count.
+        with functorch.patch(enable_autograd_cache=False):
+            return compile_fx(graph, inputs, inner_compile=inner)
 
     return backend
 
 
 # Operators that Inductor calls instead of writing loops for them.
-_CALLED = {"mm", "addmm", "bmm", "baddbmm", "linear", "attend", "_int_mm", "topk", "sort", "index_add"}
+_CALLED = {"mm", "addmm", "bmm", "baddbmm", "linear", "attend", "mixture", "_int_mm", "topk", "sort", "index_add"}
 _VIEWS = {"view", "reshape", "t", "transpose", "permute", "expand", "slice", "select", "split", "split_with_sizes"} | {
     "unsqueeze", "squeeze", "alias", "detach", "unbind", "as_strided", "getitem", "sym_size", "sym_numel"
 }  # fmt: skip

@@ -44,9 +44,9 @@ def free_memory(device: torch.device) -> int:
 
 
 def give_back(device: torch.device) -> None:
-    """Let others have a GPU's memory that nothing here uses any more."""
+    """Let others have the memory of models and caches that nothing here uses any more."""
+    gc.collect()  # a model's parts know each other
     if device.type == "cuda":
-        gc.collect()
         torch.cuda.empty_cache()
 
 

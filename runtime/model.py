@@ -380,14 +380,15 @@ def _experts(load: _Loader, spec: DecoderSpec, prefix: str) -> FeedForward:
         gate_up = pairs[load.first_of(tuple(pairs))]
         down = load.first_of(tuple(prefix + name.format(e=e) for name in names.expert_down))
         named.append((gate_up, down))
-    together = _grouped(load, named) if load.operators.groups_experts else None
-    return RoutedFeedForward(
+    together = _grouped(load, named) if load.operators.groups_experts(spec.activation) else None
+    forward = RoutedFeedForward(
         load.tensor(f"{router}.weight", (spec.experts, spec.hidden)),
         spec.experts_per_token,
         spec.normalized_experts,
         together,
         [] if together is not None else [_gated(load, up, down, gate) for up, down in named],
     )
+    return load.operators.mixture(forward)
 
 
 def _grouped(load: _Loader, named: list[tuple[tuple[str, str], str]]) -> Experts | None:

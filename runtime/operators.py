@@ -108,12 +108,7 @@ class Operators:
     Args:
         dtype: what is computed in.
         device: where.
-
-    Attributes:
-        groups_experts: whether :meth:`experts` is worth having all experts' weights at hand at once.
     """
-
-    groups_experts = False
 
     def __init__(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
         self.dtype = dtype
@@ -132,6 +127,14 @@ class Operators:
     def activated(self, matrix: Matrix, bias: Tensor | None, activation: str) -> Linear | None:
         """A linear whose outputs are activated; None if there is no such."""
         return None
+
+    def mixture(self, forward: FeedForward) -> FeedForward:
+        """A mixture of experts as it is computed here."""
+        return forward
+
+    def groups_experts(self, activation: str) -> bool:
+        """Whether :meth:`experts` is worth having all experts' weights at hand at once."""
+        return False
 
     def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], activation: str) -> Experts | None:
         """All experts' feed-forward parts as one; None if there is no faster way than one after another."""

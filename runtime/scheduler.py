@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 
 from .cache import BlockCache, Copy
 from .sequence import Request, Sequence
@@ -42,7 +43,8 @@ class Scheduler:
         cache: where blocks come from.
         token_budget: the most tokens in a step.
         max_sequences: the most sequences that run at once.
-        static: instead, let a batch start only when the one before has ended, as the baseline does.
+        static: instead, let a batch start only when the one before has ended, as the baseline does: those that wait then,
+            as many as may run.
     """
 
     def __init__(self, cache: BlockCache, *, token_budget: int, max_sequences: int, static: bool = False) -> None:
@@ -53,6 +55,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self._batch: set[Sequence] = set()  # with static batching, who may run
 
     @property
     def has_work(self) -> bool:
@@ -66,9 +69,9 @@ class Scheduler:
         """Fill the next step. It is empty only if nothing waits or runs."""
         plan = StepPlan([])
         budget = self._continue_running(plan, self.token_budget)
-        # A static batch is open until the first of its sequences has begun to generate.
-        if not (self.static and any(sequence.generated for sequence in self.running)):
-            self._admit(plan, budget)
+        if self.static and not (self._batch & {*self.running, *self.waiting}):
+            self._batch = set(islice(self.waiting, self.max_sequences))
+        self._admit(plan, budget)
         while not plan.chunks and self.waiting and self._give_way():
             self._admit(plan, self.token_budget)
         return plan
@@ -95,6 +98,8 @@ class Scheduler:
         child.blocks = self.cache.fork(parent.blocks)
         child.keys = list(parent.keys)
         child.computed = parent.computed
+        if parent in self._batch:
+            self._batch.add(child)
         if parent in self.running:
             self.running.insert(self.running.index(parent) + 1, child)
         else:  # the parent was preempted while its siblings were waited for
@@ -148,6 +153,8 @@ class Scheduler:
         for sequence in list(self.waiting):
             if sequence.candidates is not None or sequence.pending:
                 continue  # it has nothing to compute until its siblings, or its own last token, have come
+            if self.static and sequence not in self._batch:
+                continue
             if budget == 0 or sum(map(_places, [*self.running, sequence])) > self.max_sequences:
                 return
             sequence.blocks, sequence.keys = self.cache.find(sequence.tokens, sequence.request.salt)

@@ -16,12 +16,12 @@ from smelt.runtime.kernels.cached import LayerCache, layer_cache
 from smelt.runtime.kernels.flash import Runs
 from smelt.runtime.kernels.targets import target_of
 from smelt.runtime.kernels.tile import tiles_of
-from smelt.runtime.kernels.timing import copy_rate, seconds
+from smelt.runtime.kernels.timing import copy_rate, device_lives, seconds
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .common import device_lives, one_line, options, save
+from .common import one_line, options, save, told
 
 LIMIT_S = 115  # of the ten minutes that all parts may take
 LLAMA = Heads(32, 8, 128, 128**-0.5, None, None)
@@ -90,14 +90,8 @@ def main() -> None:
         if not reason and not device_lives():
             reason = "the device had stopped"
     goals = _goals(rows)
-    print(f"\n{'goal':<66}{'wanted':>8}{'reached':>9}")
-    for goal in goals:
-        print(
-            f"{goal['goal']:<66}{goal['wanted']:>8.2f}{'-' if goal['reached'] is None else format(goal['reached'], '.2f'):>9}"
-        )
-    path = save(
-        given.output, "attention", {"copy_bytes_per_s": copied, "rows": [asdict(r) for r in rows], "goals": goals}
-    )
+    told(goals)
+    path = save(given, "attention", {"copy_bytes_per_s": copied, "rows": [asdict(r) for r in rows], "goals": goals})
     print(f"\n{time.monotonic() - begun:.0f} s: {path}")
 
 

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ def options(what: str) -> Options:
     if os.environ.get("TRITON_INTERPRET") == "1":
         sys.exit("TRITON_INTERPRET is set; unset it to run on the GPU")
     given.output.mkdir(parents=True, exist_ok=True)
+    # Whoever is stopped, by run.sh for one, leaves no models behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     return Options(given.quick, given.output, given.scratch)
 
 
@@ -81,12 +84,20 @@ def _commit() -> str:
         return ""  # without git, or outside a clone
 
 
-def save(folder: Path, part: str, results: Any) -> Path:
-    """Write ``gpu_PART_DEVICE.json`` as a whole."""
+def told(goals: list[dict[str, Any]]) -> None:
+    """Print goals with what was reached."""
+    print(f"\n{'goal':<66}{'wanted':>8}{'reached':>9}")
+    for goal in goals:
+        reached = "-" if goal["reached"] is None else format(goal["reached"], ".2f")
+        print(f"{goal['goal']:<66}{goal['wanted']:>8.2f}{reached:>9}")
+
+
+def save(given: Options, part: str, results: Any) -> Path:
+    """Write ``gpu_PART_DEVICE.json`` as a whole; a quick run has a file of its own."""
     from smelt.runtime.kernels.tile import file_name
 
     known = facts()
-    path = folder / f"gpu_{part}_{file_name(known['device'])}"
+    path = given.output / f"gpu_{part}{'_quick' * given.quick}_{file_name(known['device'])}"
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps({"command": "benchmarks/gpu/run.sh", **known, "results": results}, indent=1) + "\n")
     return partial.replace(path)
@@ -95,13 +106,3 @@ def save(folder: Path, part: str, results: Any) -> Path:
 def one_line(error: Exception) -> str:
     """What went wrong, shortened."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"[:200]
-
-
-def device_lives() -> bool:
-    """Whether the device still computes; after an illegal access it never does again in this process."""
-    try:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-    except Exception:
-        return False
-    return True

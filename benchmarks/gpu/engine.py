@@ -12,9 +12,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
-from smelt.runtime.kernels.timing import copy_rate
+from smelt.runtime.kernels.timing import copy_rate, device_lives
 
-from .common import device_lives, needed, one_line, options, save
+from .common import needed, one_line, options, save, told
 from .random_checkpoints import LLAMA, QWEN, Size, write
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ class Row:
         rate: tokens a second of all of them together, the median; None if it was not measured.
         of_copy: the share of the copy's rate at which weights alone were read.
         first: how much longer the first request took than later ones, prompt and tokens together.
-        ready: seconds from the checkpoint on the disk to an engine that is warm.
+        ready: seconds from the checkpoint on the disk to an engine that is warm; kernels are compiled meanwhile unless Triton
+            has them from before.
         why: for what was not measured.
     """
 
@@ -62,7 +63,7 @@ def main() -> None:
     needed("transformers", "compressed_tensors", "psutil")
     begun, size = time.monotonic(), QWEN if given.quick else LLAMA
     copied = copy_rate(torch.device("cuda"))
-    rows: list[Row] = []
+    rows, path = list[Row](), None
     with tempfile.TemporaryDirectory(dir=given.scratch) as folder:
         reason = ""
         for stored, kept, batches in RUNS[:1] if given.quick else RUNS:
@@ -75,15 +76,19 @@ def main() -> None:
             for row in found:
                 print(line(row), flush=True)
             rows += found
+            # No goals for another model.
+            goals = [] if given.quick else _goals(rows)
+            results = {
+                "model": size.name,
+                "copy_bytes_per_s": copied,
+                "rows": [asdict(r) for r in rows],
+                "goals": goals,
+            }
+            path = save(given, "engine", results)
             if not reason and not device_lives():
                 reason = "the device had stopped"
-    goals = _goals(rows)
-    print(f"\n{'goal':<66}{'wanted':>8}{'reached':>9}")
-    for goal in goals:
-        reached = "-" if goal["reached"] is None else format(goal["reached"], ".2f")
-        print(f"{goal['goal']:<66}{goal['wanted']:>8.2f}{reached:>9}")
-    results = {"model": size.name, "copy_bytes_per_s": copied, "rows": [asdict(r) for r in rows], "goals": goals}
-    print(f"\n{time.monotonic() - begun:.0f} s: {save(given.output, 'engine', results)}")
+    told([] if given.quick else _goals(rows))
+    print(f"\n{time.monotonic() - begun:.0f} s: {path}")
 
 
 def _of_format(
@@ -172,13 +177,13 @@ def _rate(engine: Engine, batch: int, seeds: Any) -> float:
     waiting = {_added(engine, seeds) for _ in range(batch)}
     while waiting:
         waiting -= {output.id for output in engine.step()}
-    begun, tokens = time.perf_counter(), 0
+    begun, seconds, tokens = time.perf_counter(), 0.0, 0
     while engine.has_work:
         stepped = engine.step()
         if len(stepped) < batch and tokens:
             break  # the first ones are through
         tokens += len(stepped)
-    seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - begun
     while engine.has_work:
         engine.step()
     return tokens / seconds

@@ -2,12 +2,12 @@
 # Every kernel on this machine's GPU: first whether it is right, then how fast linears, attention, the whole engine and
 # 256 requests at once are beside torch's own, gemlite's and transformers'.
 # usage: run.sh [PART ...] [--quick] [--output FOLDER] [--scratch FOLDER]
-# Parts are correctness, speed, attention, engine and serving; all of them take twenty minutes at most, the first three
-# ten. Those three need torch and triton and nothing installed; the last two what runtime/ imports, and say what is missing.
+# Parts are correctness, speed and attention, which take ten minutes together, engine (five) and serving (ten). The first
+# three need torch and triton and nothing installed; the last two what runtime/ imports, and say what is missing.
 # --quick does a tenth, results go to benchmarks/results or --output, random models of 20 GB to /tmp or --scratch.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/../.." && pwd)"
-declare -A limits=([correctness]=250 [speed]=195 [attention]=140 [engine]=270 [serving]=320)
+declare -A limits=([correctness]=250 [speed]=195 [attention]=140 [engine]=270 [serving]=570)
 parts=()
 while [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; do
     if [ -z "${limits[$1]:-}" ]; then

@@ -10,9 +10,9 @@ import torch
 from smelt.runtime.kernels.precompile import precompile
 from smelt.runtime.kernels.targets import target_of
 from smelt.runtime.kernels.tile import tiles_of
-from smelt.runtime.kernels.timing import copies_needed, copy_rate, matmul_rate, seconds
+from smelt.runtime.kernels.timing import copies_needed, copy_rate, device_lives, matmul_rate, seconds
 
-from .common import device_lives, one_line, options, save
+from .common import one_line, options, save
 from .plan import BF16, EIGHT, EIGHT_BEFORE, FOUR, GEMLITE4, SHAPES, SPARSE, TORCH4, TORCH8, Planned, plan
 
 LIMIT_S = 165  # of the ten minutes that all parts may take
@@ -68,7 +68,7 @@ def main() -> None:
         reached = "-" if goal["reached"] is None else format(goal["reached"], ".2f")
         print(f"{goal['goal']:<60}{goal['wanted']:>8.2f}{reached:>9}  {goal['measured']} of {goal['of']}")
     limits = {"copy_bytes_per_s": copied, "matmul_per_s": multiplied, "tiles": tiles.told}
-    path = save(given.output, "speed", {**limits, "rows": [asdict(row) for row in found], "goals": goals})
+    path = save(given, "speed", {**limits, "rows": [asdict(row) for row in found], "goals": goals})
     print(f"\n{time.monotonic() - start:.0f} s: {path}")
 
 

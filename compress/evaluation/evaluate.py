@@ -50,17 +50,14 @@ def evaluate(
             reported as partial.
     """
     asked = settings or Evaluate()
+    raise_problems(device_problems(asked, ""))
     kept = _kept_baseline(Path(str(baseline)), asked.device, allow_foreign_baseline) if _is_report(baseline) else None
     found = subjects(
         [str(name) for name in checkpoints],
         str(baseline) if baseline is not None and kept is None else None,
         trust_remote_code=trust_remote_code,
     )
-    raise_problems(
-        device_problems(asked, "")
-        + text_problems(asked, "")
-        + length_problems(asked, [subject.directory for subject in found], "")
-    )
+    raise_problems(text_problems(asked, "") + length_problems(asked, [subject.directory for subject in found], ""))
     tasks = Tasks.find(asked.tasks) if asked.tasks else None
     if tasks is not None:
         raise_problems(task_problems(tasks, [subject.directory for subject in found], ""))

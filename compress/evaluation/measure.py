@@ -319,7 +319,7 @@ class Evaluation:
             "model": subject.fingerprint,
             "companions": subject.companions,
             "streamed": subject.open_reader is not None,
-            "device": self._settings.device,
+            "device": self._machine.device,
             "versions": versions("lm-eval"),
         }
         return key if excerpt is None else key | {"text": excerpt.windows.fingerprint, "source": excerpt.source}

@@ -43,7 +43,9 @@ class Machine(Part):
     system: str
     measured_on: str | None = Field(default=None, description="The day, in UTC, on which speed was measured.")
     device: str = Field(description="What computed: `cpu`, or the name of a GPU.")
-    read_bytes_per_second: float | None = Field(default=None, description="Reading memory, measured in this run.")
+    read_bytes_per_second: float | None = Field(
+        default=None, description="Reading memory, measured in this run; on a GPU of a copy, read and written."
+    )
     operations_per_second: float | None = Field(
         default=None, description="Of a matrix product in `operations_dtype`, measured in this run."
     )
@@ -121,7 +123,7 @@ class Speed(Part):
     decode_rate: Spread = Field(description="Generated tokens a second after the first, alone.")
     loads: list[Load]
     load_seconds: float = Field(
-        description="Reading the weights and making an engine of them; libraries are imported already, and files may be in the system's cache."
+        description="Reading the weights and making an engine of them; libraries are imported already, and files may be in the system's cache. On a GPU kernels are compiled meanwhile, unless they were before."
     )
     peak_memory_bytes: int | None = Field(
         default=None, description="Resident, of a process that only serves this; on a GPU, what it took there."

@@ -18,6 +18,7 @@ from .workers import Worker
 # A process that serves needs its libraries, and weights may be kept wider than they are stored.
 _LIBRARIES = 700_000_000
 _WIDER = 2.5
+_GRAPHS = 1.2  # on a GPU weights are kept as they are stored; graphs and contexts come on top
 _SEED = 1000
 
 
@@ -74,8 +75,10 @@ def measure_speed(
     Raises:
         SmeltError: a checkpoint cannot be served.
     """
-    needed = sum(_WIDER * each.bytes + _LIBRARIES for each in served)
-    together = len(served) > 1 and needed < free_memory(device_named(device))
+    where = device_named(device)
+    kept = _WIDER if where.type == "cpu" else _GRAPHS
+    needed = sum(kept * each.bytes + _LIBRARIES for each in served)
+    together = len(served) > 1 and needed < free_memory(where)
     groups = [list(served)] if together else [[each] for each in served]
     options = {
         "max_length": settings.prompt + settings.generate + 1,

@@ -299,7 +299,7 @@ def _origin(report: ReportData) -> list[str]:
     ]
     if machine.read_bytes_per_second and machine.operations_per_second:
         lines.append(
-            f"- on {machine.measured_on} it read {machine.read_bytes_per_second / 1e9:.1f} GB/s and multiplied {machine.operations_dtype} at"
+            f"- on {machine.measured_on} {'it read' if machine.device == 'cpu' else f'{_plain(machine.device)} copied'} {machine.read_bytes_per_second / 1e9:.1f} GB/s and multiplied {machine.operations_dtype} at"
             f" {machine.operations_per_second / 1e12:.2f} TFLOP/s"
         )
     lines += [f"- {name} {version}" for name, version in report.versions.items()]

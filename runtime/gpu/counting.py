@@ -102,9 +102,9 @@ def count(
         cache_bytes: what a launch reads of the cache.
         computes: let torch's operators compute, for work that asks for values.
     """
-    found = Counted()
+    found, launches = Counted(), list[Launch]()
     mode = nullcontext() if computes else FakeTensorMode(allow_non_fake_inputs=True)
-    with torch.inference_mode(), set_apart(), noted() as launches, mode, _TorchCalls(found):
+    with torch.inference_mode(), set_apart(), noted(launches.append), mode, _TorchCalls(found):
         work()
     for one in launches:
         parts = {

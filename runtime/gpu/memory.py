@@ -10,7 +10,7 @@ from ..model import Model
 
 
 def measured_activations(model: Model, token_budget: int, max_sequences: int, block_size: int) -> int:
-    """Bytes that the largest step needs beside weights and cache: a prompt as long as a step, many of whose logits are wanted.
+    """Bytes that the largest step needs beside weights and cache: prompts as long as can be, many of whose logits are wanted.
 
     Args:
         model: loaded.
@@ -19,13 +19,20 @@ def measured_activations(model: Model, token_budget: int, max_sequences: int, bl
         block_size: positions in a cache block.
     """
     device = model.device
-    blocks = -(-token_budget // block_size)
+    longest = min(token_budget, model.spec.max_length)
+    each = -(-longest // block_size)
     with torch.cuda.device(device), device:
-        store = model.keys_values(blocks, block_size, model.dtype)
-        run = Run([0] * token_budget, 0, list(range(blocks)), token_budget, min(max_sequences, token_budget))
-        step = Batch([run], block_size)
+        store = model.keys_values(-(-token_budget // longest) * each, block_size, model.dtype)
+        runs, wanted = list[Run](), min(max_sequences, token_budget)
+        for i, begin in enumerate(range(0, token_budget, longest)):
+            count = min(longest, token_budget - begin)
+            mine = list(range(i * each, (i + 1) * each))
+            runs.append(Run([0] * count, 0, mine, count, min(wanted, count)))
+            wanted -= runs[-1].wants
+        step = Batch(runs, block_size)
         precompile_work([lambda: model(step, store)], lambda _: None)
         torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         model(step, store)

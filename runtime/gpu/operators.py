@@ -36,8 +36,6 @@ class GpuOperators(Operators):
         fusions: what is done together.
     """
 
-    groups_experts = True
-
     def __init__(self, dtype: torch.dtype, device: torch.device, fusions: Fusions | None = None) -> None:
         super().__init__(dtype, device)
         self._tiles = tiles_of(device)
@@ -91,8 +89,11 @@ class GpuOperators(Operators):
             raise RuntimeProblem("this GPU knows no 8-bit floats; keep keys and values in int8")
         return own
 
+    def groups_experts(self, activation: str) -> bool:
+        return activation in GATES and self.dtype in HALVES
+
     def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], activation: str) -> Experts | None:
-        if activation not in GATES or self.dtype not in HALVES or gate_up[0].shape[0] % 16:
+        if gate_up[0].shape[0] % 16:
             return None
         inner = self._grouped(gate_up, GATES[activation])
         outer = None if inner is None else self._grouped(down, "none")

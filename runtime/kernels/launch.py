@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,9 +52,10 @@ class Launch:
     stages: int
 
     def run(self) -> None:
-        """Launch it where its tensors are; or only note it, while launches are :func:`noted`."""
-        if _NOTES:
-            _NOTES[-1].append(self)
+        """Launch it where its tensors are; or only tell of it, while launches are :func:`noted`."""
+        heard = _HEARD.get()
+        if heard is not None:
+            heard(self)
             return
         self.function[self.grid](**self.arguments, **self.constants, num_warps=self.warps, num_stages=self.stages)
 
@@ -91,18 +93,22 @@ class Launch:
         return ASTSource(self.function, signature=signature, constexprs=constants, attrs=attributes)
 
 
-_NOTES: list[list[Launch]] = []
+# Of its own thread: another's launches go on.
+_HEARD: ContextVar[Callable[[Launch], object] | None] = ContextVar("heard", default=None)
 
 
 @contextmanager
-def noted() -> Iterator[list[Launch]]:
-    """Launch nothing inside; what would have been launched is in the list, and outputs hold whatever was in their memory."""
-    found: list[Launch] = []
-    _NOTES.append(found)
+def noted(heard: Callable[[Launch], object]) -> Iterator[None]:
+    """Launch nothing inside; outputs hold whatever was in their memory.
+
+    Args:
+        heard: is told what would have been launched; what keeps it keeps its tensors.
+    """
+    before = _HEARD.set(heard)
     try:
-        yield found
+        yield
     finally:
-        _NOTES.remove(found)
+        _HEARD.reset(before)
 
 
 def interpreted() -> bool:

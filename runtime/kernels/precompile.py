@@ -28,12 +28,17 @@ def compiling(told: Callable[[str], object]) -> Iterator[Callable[[Launch], None
         What takes a launch; those that share a compilation are compiled once.
     """
     begun, known = time.monotonic(), set[tuple[Any, ...]]()
+    failures: list[BaseException] = []
 
     def take(launch: Launch) -> None:
         kind = identity(launch)
-        if kind not in known:
-            known.add(kind)
+        if kind in known:
+            return
+        known.add(kind)
+        try:
             launch.warm()
+        except Exception as error:  # whoever launches it is told
+            failures.append(error)
 
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # Most of a compilation holds no lock of Python's.
@@ -47,10 +52,10 @@ def compiling(told: Callable[[str], object]) -> Iterator[Callable[[Launch], None
             pool.shutdown(wait=True, cancel_futures=True)
             mode.raw_futures.clear()
             raise
-        failures = [error for error in (future.exception() for future in mode.raw_futures) if error is not None]
+        failures += [error for error in (future.exception() for future in mode.raw_futures) if error is not None]
     if failures:
         first = f"{type(failures[0]).__name__}: {(str(failures[0]).strip().splitlines() or [''])[-1]}"
-        told(f"{len(failures)} of {len(mode.raw_futures)} did not compile ahead; the first: {first[:200]}")
+        told(f"{len(failures)} of {len(known)} did not compile ahead; the first: {first[:200]}")
 
 
 def precompile(launches: Iterable[Launch], told: Callable[[str], object]) -> None:
@@ -62,12 +67,9 @@ def precompile(launches: Iterable[Launch], told: Callable[[str], object]) -> Non
 
 def precompile_work(works: Iterable[Callable[[], object]], told: Callable[[str], object]) -> None:
     """The same for whatever ``works`` would launch; torch's own operators in them do run, on whatever is in the memory."""
-    with compiling(told) as take:
+    with compiling(told) as take, noted(take):
         for work in works:
-            with noted() as launches:
-                work()
-            for launch in launches:
-                take(launch)
+            work()
 
 
 def identity(launch: Launch) -> tuple[Any, ...]:

@@ -7,9 +7,8 @@ from statistics import median
 
 import torch
 
-_COPIED = (
-    1 << 28
-)  # bytes that a copy moves to find the memory's rate: more than any cache holds, little beside an engine
+# Bytes that a copy moves to find the memory's rate: more than any cache holds, little beside an engine.
+_COPIED = 1 << 28
 
 
 def seconds(calls: Sequence[Callable[[], object]], replays: int = 7) -> float:
@@ -40,6 +39,16 @@ def seconds(calls: Sequence[Callable[[], object]], replays: int = 7) -> float:
         end.synchronize()
         found.append(start.elapsed_time(end) / 1000 / len(calls))
     return median(found)
+
+
+def device_lives() -> bool:
+    """Whether the device still computes; after an illegal access it never does again in this process."""
+    try:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    except Exception:
+        return False
+    return True
 
 
 def copies_needed(nbytes: int, device: torch.device, calls: int = 8) -> int:

@@ -17,7 +17,7 @@ from .launch import Launch
 from .precompile import precompile
 from .targets import Target, target_of
 from .tile import Tiles, file_name, text, tiles_of
-from .timing import seconds
+from .timing import device_lives, seconds
 
 
 class Tunable(Protocol):
@@ -184,7 +184,7 @@ def _fastest(one: Tunable, device: torch.device, told: Callable[[str], object]) 
                 continue
             taken = seconds([lambda call=call, tile=tile: call(tile) for call in calls], replays=5)
         except Exception as error:
-            if not _device_lives():
+            if not device_lives():
                 told(f"{one.name}: {tile} stopped the device ({error})")
                 return None
             continue  # it does not compile, or asks for too much
@@ -193,11 +193,3 @@ def _fastest(one: Tunable, device: torch.device, told: Callable[[str], object]) 
         if best is None or taken < best.seconds:
             best = Found(one, tile, taken, tried)
     return None if best is None else replace(best, tried=tried)
-
-
-def _device_lives() -> bool:
-    try:
-        torch.cuda.synchronize()
-    except Exception:
-        return False
-    return True

@@ -477,3 +477,25 @@ def test_native_kernels_serve_random_traffic(tmp_path: Path) -> None:
         running.cache.check([s.blocks for r in running._requests.values() for s in r.sequences])
     assert done > 40
     assert running.scheduler.preemptions > 0
+
+
+def test_a_static_batch_is_what_waited_when_it_began(small: tuple[PreTrainedModel, Path]) -> None:
+    """As many as may run, though a step does not hold all their prompts; and nobody joins before all have ended."""
+    model, path = small
+    running = engine(path, static_batching=True, max_sequences=3, token_budget=16)
+    prompts = prompts_of([12] * 7)
+    counts = [5, 9, 6, 5, 5, 5, 2]
+    names = [
+        running.add_request(prompt, SamplingParams(temperature=0, max_tokens=count, ignore_eos=True))
+        for prompt, count in zip(prompts, counts, strict=True)
+    ]
+    seen: list[set[str]] = []
+    tokens: dict[str, list[int]] = {}
+    while running.has_work:
+        tokens |= {output.id: output.completions[0].tokens for output in running.step()}
+        seen.append({sequence.request.id for sequence in running.scheduler.running})
+    batches = [set(names[:3]), set(names[3:6]), set(names[6:])]
+    assert all(any(those <= batch for batch in batches) for those in seen)
+    assert all(batch in seen for batch in batches[:2])
+    for name, prompt, count in zip(names, prompts, counts, strict=True):
+        assert tokens[name] == greedy(model, prompt, count)

@@ -12,7 +12,7 @@ import torch
 from smelt.runtime.heads import Heads
 from smelt.runtime.kernels import tune_attention
 from smelt.runtime.kernels.attention_tiles import PromptTile, TokenTile
-from smelt.runtime.kernels.launch import noted
+from smelt.runtime.kernels.launch import Launch, noted
 from smelt.runtime.kernels.linear_codes import CodesCase
 from smelt.runtime.kernels.precompile import identity
 from smelt.runtime.kernels.targets import TARGETS, target_of
@@ -83,7 +83,8 @@ def test_attention_compiles_ahead_what_it_times(several: bool, monkeypatch: pyte
     tiles = [one.shipped(tiles_of_target(TARGETS["sm_90"])), one.candidates(TARGETS["sm_90"])[0]]
     found = []
     for tile in tiles:
-        with noted() as launched:
+        launched = list[Launch]()
+        with noted(launched.append):
             call(tile)
         assert [identity(x) for x in launched] == [identity(x) for x in one.launches(tile, target_of(device))]
         found.append(call(tile).float())
