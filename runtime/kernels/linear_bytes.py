@@ -585,12 +585,14 @@ _LARGE = [
     BytesCase(_F8, 40, 2048, 4096, fused=False, experts=8),
 ]
 _BUILDS = [
-    *(BytesCase(code, rows, 4096, 4096, False, rows <= 16, _B) for code in _CODES for rows in (1, 16, 64, 512)),
+    *(BytesCase(code, rows, 4096, 4096, False, rows <= 16, _B) for code in _CODES for rows in (1, 512)),
     *(BytesCase(code, rows, 4096, 4096, True, rows <= 16, _B) for code in (_F8, _Z8) for rows in (1, 512)),
     *(BytesCase(code, 1, 28672, 4096, False, True, _B, gate="silu") for code in _CODES),
-    *(BytesCase(code, 8, 2048, 4096, fused=False, dtype=_B, experts=8) for code in _CODES),
+    BytesCase(_I8, 8, 2048, 4096, fused=False, dtype=_B, experts=8),
 ]
 _RARE_BUILDS = [
+    *(BytesCase(code, rows, 4096, 4096, False, rows <= 16, _B) for code in _CODES for rows in (16, 64)),
+    *(BytesCase(code, 8, 2048, 4096, fused=False, dtype=_B, experts=8) for code in (_F8, _Z8)),
     *(BytesCase(code, 1, 16384, 4096, dtype=_B, gate="alone_gelu", bias=True, residual=True) for code in _CODES),
     *(BytesCase(code, rows, 4096, 4096, True, rows <= 16, _B) for code in (_F8, _Z8) for rows in (16, 64)),
     *(BytesCase(code, 512, 28672, 4096, False, False, _B, gate="silu") for code in _CODES),

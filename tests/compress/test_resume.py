@@ -65,7 +65,7 @@ def _when(out: Path, moment: str) -> bool:
     }[moment]
 
 
-@pytest.mark.parametrize("scheme", ["W4A16", "W8A8"])
+@pytest.mark.parametrize("scheme", ["W4A16", pytest.param("W8A8", marks=pytest.mark.slow)])
 def test_killed_at_many_moments_and_continued(scheme: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny("llama", torch.bfloat16, num_hidden_layers=5)
     recipe_file = _recipe_file(tmp_path, model, scheme)
