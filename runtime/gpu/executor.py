@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,20 @@ _EDITS = 64  # of logits, that a request may ask of the device
 _ALWAYS = 2**31 - 1
 _FEW = (1, 2, 4, 8)
 _MIXED = 512  # tokens of the largest captured step with prompts; a longer one takes longer than its launches
+
+
+class Kind(NamedTuple):
+    """What steps have in common that are computed, and captured, alike.
+
+    Attributes:
+        tokens, sequences: that there is room for.
+        prompts, singles: whether some sequences have several tokens, and whether some have one.
+    """
+
+    tokens: int
+    sequences: int
+    prompts: bool
+    singles: bool
 
 
 class GpuExecutor(TorchExecutor):
@@ -68,7 +82,7 @@ class GpuExecutor(TorchExecutor):
         self._free = list(range(max_sequences - 1, -1, -1))
         self._blocks: dict[int, list[int]] = {}
         self._turns = _Turning(model, room.tokens, max_length)
-        self._graphs: dict[tuple[int, int, bool], tuple[torch.cuda.CUDAGraph, _Found]] = {}
+        self._graphs: dict[Kind, tuple[torch.cuda.CUDAGraph, _Found]] = {}
         self._captures = graphs and self._place.type == "cuda" and self._layers.captures
         self._captures = self._captures and not any(getattr(one, "waits", False) for one in model.linears().values())
         self._pool: Any = None
@@ -107,7 +121,7 @@ class GpuExecutor(TorchExecutor):
                 grows = [(chunk.count, chunk.sequence.request.grows_to) for chunk in plan.chunks]
                 self._turns.fill(positions, grows)
             with self._device:
-                found = self._run(count, len(parts), any(part.count > 1 for part in parts))
+                found = self._run(self._kind(count, [part.count for part in parts]))
             return _InFlight(plan, found.sent(plan))
 
     def warm_up(self, told: Callable[[str], object]) -> None:
@@ -122,68 +136,69 @@ class GpuExecutor(TorchExecutor):
             self._layout.fill([], self._cache.block_size)
             if self._place.type == "cuda":
                 with self._device:
-                    precompile_work([partial(self._body, *kind) for kind in kinds], told)
+                    precompile_work([partial(self._body, kind) for kind in kinds], told)
             for i, kind in enumerate(kinds):
                 with self._device:
-                    self._body(*kind)
+                    self._body(kind)
                     if self._captures:
                         self._capture(kind)
                 if i % 5 == 4 or i + 1 == len(kinds):
                     what = "captured" if self._captures else "compiled"
                     told(f"{what} {i + 1} of {len(kinds)} kinds of steps, {time.monotonic() - begun:.0f} s")
 
-    def _kinds(self) -> list[tuple[int, int, bool]]:
-        """Tokens, sequences, and whether some have several tokens: the steps that are captured, the largest first."""
+    def _kinds(self) -> list[Kind]:
+        """The steps that are captured, the largest first."""
         room = self._layout.room
-        singles = [(count, count, False) for count in buckets(room.sequences)]
-        mixed = [
-            (tokens, sequences, True)
+        singles = [Kind(count, count, False, True) for count in buckets(room.sequences)]
+        prompts = [
+            Kind(tokens, sequences, True, too)
             for tokens in buckets(min(room.tokens, _MIXED))
             if tokens > 1
             for sequences in {min(_FEW[-1], room.sequences), room.sequences}
+            for too in ((False, True) if sequences > 1 else (False,))
         ]
-        return sorted([*singles, *mixed], reverse=True)
+        return sorted([*singles, *prompts], reverse=True)
 
-    def _kind(self, tokens: int, sequences: int, mixed: bool) -> tuple[int, int, bool]:
-        """The size that a step is computed in; long prompts are computed as they are."""
-        room = self._layout.room
-        if not mixed:
+    def _kind(self, tokens: int, counts: list[int]) -> Kind:
+        """What a step is computed as; long prompts are as long as they are."""
+        room, sequences = self._layout.room, len(counts)
+        if max(counts) == 1:
             sequences = _bucket(sequences, room.sequences)
-            return sequences, sequences, False
+            return Kind(sequences, sequences, False, True)
         few = min(_FEW[-1], room.sequences)
         sequences = few if sequences <= few else room.sequences
         most = min(room.tokens, _MIXED)
-        return (_bucket(tokens, most) if tokens <= most else tokens), sequences, True
+        return Kind(_bucket(tokens, most) if tokens <= most else tokens, sequences, True, min(counts) == 1)
 
-    def _run(self, tokens: int, sequences: int, mixed: bool) -> _Found:
-        kind = self._kind(tokens, sequences, mixed)
+    def _run(self, kind: Kind) -> _Found:
         kept = self._graphs.get(kind)
         if kept is None:
-            return self._body(*kind)
+            return self._body(kind)
         kept[0].replay()
         return kept[1]
 
-    def _capture(self, kind: tuple[int, int, bool]) -> None:
+    def _capture(self, kind: Kind) -> None:
         torch.cuda.synchronize(self._place)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            found = self._body(*kind)
+            found = self._body(kind)
         self._pool = self._pool or graph.pool()
         self._graphs[kind] = (graph, found)
 
-    def _body(self, tokens: int, sequences: int, mixed: bool) -> _Found:
+    def _body(self, kind: Kind) -> _Found:
         """The whole step, from the device's own lists to the chosen tokens; nothing waits for the host."""
         layout, model = self._layout, self._decoder
+        tokens, sequences = kind.tokens, kind.sequences
         positions = layout.part("positions", tokens)
         ids = self._choices.history[layout.part("owners", tokens), positions]
-        work = layout.part("work") if mixed else None
+        work = layout.part("work") if kind.prompts else None
         if work is not None:
             work = work[: tokens // layout.room.tokens_of_tile + sequences]
         step = GpuStep(
             layout.part("slots", tokens),
             layout.runs(sequences),
             work,
-            True,
+            kind.singles,
             self._turns.of(positions),
         )
         hidden = self._layers.run(model.embed(ids, positions), step, self._cache)

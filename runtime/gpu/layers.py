@@ -14,7 +14,7 @@ from ..kernels.attend_prompts import attend_prompts
 from ..kernels.attend_tokens import Storing, attend_tokens, may_store
 from ..kernels.linears import GpuLinear, Rounded
 from ..kernels.normalize_rows import Norm, normalize_rows
-from ..kernels.quantize_rows import quantize_rows
+from ..kernels.quantize_rows import code_room, quantize_rows
 from ..kernels.rotate_and_store import HeadNorms, Turns, rotate_and_store
 from ..kernels.tile import Tiles
 from ..operators import LayerParts, Rotation
@@ -96,9 +96,10 @@ class _Stream:
         assert scales is not None
         return Rounded(found, scales, self._hidden.dtype)
 
-    def take(self, linear: GpuLinear, x: Tensor, after: GpuNorm | None) -> None:
+    def take(self, linear: GpuLinear, x: Tensor | Rounded, after: GpuNorm | None) -> None:
         """Add what a linear makes of ``x``, normed by ``after``."""
-        if after is None and self._fusions.residual and linear.adds(x.shape[0]):
+        rows = x.codes.shape[0] if isinstance(x, Rounded) else x.shape[0]
+        if after is None and self._fusions.residual and linear.adds(rows):
             self._hidden = linear(self._read_by(linear, x), self.value())
         else:
             self.add(linear(self._read_by(linear, x)), after)
@@ -112,7 +113,9 @@ class _Stream:
         """Go on with this instead."""
         self._hidden = hidden
 
-    def _read_by(self, linear: GpuLinear, x: Tensor) -> Tensor | Rounded:
+    def _read_by(self, linear: GpuLinear, x: Tensor | Rounded) -> Tensor | Rounded:
+        if isinstance(x, Rounded):
+            return x
         wanted = linear.wants(x.shape[0])
         if wanted is None:
             return x
@@ -192,7 +195,7 @@ class _Layer:
         index: int,
         after: GpuNorm | None,
     ) -> None:
-        stream.take(self._out, self._attention(self._query_key_value(x), step, store, index), after)
+        stream.take(self._out, self._attention(self._query_key_value(x), step, store, index, self._out), after)
 
     def _feed(self, stream: _Stream, x: Tensor | Rounded, after: GpuNorm | None) -> None:
         forward = self._forward
@@ -225,6 +228,7 @@ class _Attention:
         self._storing = (
             fusions.storing and fusions.rotation and fusions.attention and may_store(parts.heads, tiles.target)
         )
+        self._rounds = fusions.rounding and tiles.target.splits
         self._query_norm, self._key_norm, self._whole = query_norm, key_norm, parts.whole_heads
         self._norms: HeadNorms | None = None
         if query_norm is not None and key_norm is not None:
@@ -233,7 +237,10 @@ class _Attention:
             assert other.weight is not None
             self._norms = HeadNorms(one.weight, other.weight, one.eps, parts.whole_heads, one.rounds_first)
 
-    def __call__(self, projected: Tensor, step: GpuStep, store: GpuKeysValues, index: int) -> Tensor:
+    def __call__(
+        self, projected: Tensor, step: GpuStep, store: GpuKeysValues, index: int, reader: GpuLinear
+    ) -> Tensor | Rounded:
+        """What the heads give; rounded, if the linear that reads it wants that, and it saves a launch."""
         heads, cache = self._heads, store.layer(index)
         turns = None if self._rope is None else step.turns[self._rope]
         out = torch.empty(
@@ -253,6 +260,12 @@ class _Attention:
                 queries.unflatten(1, (-1, heads.size)), store, index, heads.scale, heads.window, heads.cap, step.batch
             )
             return found.flatten(1)
+        wanted = reader.wants(projected.shape[0]) if self._rounds and not step.singles else None
+        if step.work is not None and wanted is not None:
+            to = code_room(out, wanted[0], by_block=wanted[1])
+            prompts = self._tiles.of_prompts(heads, queries.dtype, cache.kind)
+            attend_prompts(queries, heads, cache, step.runs, step.work, out, prompts, to)
+            return Rounded(*to, out.dtype)
         if step.work is not None:
             prompts = self._tiles.of_prompts(heads, queries.dtype, cache.kind)
             attend_prompts(queries, heads, cache, step.runs, step.work, out, prompts)

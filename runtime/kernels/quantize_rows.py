@@ -13,7 +13,7 @@ from .targets import Target
 
 # What a row's largest number becomes: int8's is between its two ends, as compressed-tensors has it.
 LARGEST = {torch.int8: 127.5, torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 240.0}
-_CODES = {torch.int8: tl.int8, torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e4m3fnuz: tl.float8e4b8}
+CODES = {torch.int8: tl.int8, torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e4m3fnuz: tl.float8e4b8}
 NAMES = {torch.int8: "int8", torch.float8_e4m3fn: "e4m3", torch.float8_e4m3fnuz: "e4m3fnuz"}
 TARGETS_OF = {
     torch.int8: ("sm_80", "sm_90", "sm_100", "gfx942"),
@@ -142,7 +142,7 @@ def launch(x: Tensor, codes: Tensor, scales: Tensor | None, code: torch.dtype, b
         "blocks": -(-x.shape[1] // _BLOCK) if by_block else 1,
     }
     constants = {
-        "CODE": _CODES[code],
+        "CODE": CODES[code],
         "BY_BLOCK": by_block,
         "LIMIT": LARGEST[code],
         "TILE": _TILE,
@@ -160,13 +160,18 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, *, by_block: bool = False) -> t
         dtype: int8 or e4m3.
         by_block: a scale for each 128 columns instead of each row.
     """
-    rows, columns = x.shape
-    codes = torch.empty(rows, columns, dtype=dtype, device=x.device)
-    shape = (rows, -(-columns // _BLOCK)) if by_block else (rows,)
-    scales = torch.empty(shape, dtype=torch.float32, device=x.device)
-    if rows:
+    codes, scales = code_room(x, dtype, by_block=by_block)
+    if x.shape[0]:
         launch(x, codes, scales, dtype, by_block).run()
     return codes, scales
+
+
+def code_room(x: Tensor, dtype: torch.dtype, *, by_block: bool = False) -> tuple[Tensor, Tensor]:
+    """Memory for codes and scales of ``x``."""
+    rows, columns = x.shape
+    shape = (rows, -(-columns // _BLOCK)) if by_block else (rows,)
+    codes = torch.empty(rows, columns, dtype=dtype, device=x.device)
+    return codes, torch.empty(shape, dtype=torch.float32, device=x.device)
 
 
 def round_rows(x: Tensor, dtype: torch.dtype, *, by_block: bool = False) -> Tensor:

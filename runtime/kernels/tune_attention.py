@@ -83,7 +83,7 @@ class AttentionTuning:
         meta = torch.device("meta")
         cache, runs, x, out, work = self._inputs(meta, tile)
         if isinstance(tile, PromptTile):
-            return [attend_prompts.launch(x, self.heads, cache, runs, work, out, tile)]
+            return [attend_prompts.launch(x, self.heads, cache, runs, work, out, tile, Workspace(meta))]
         return attend_tokens.launches(x, self.heads, cache, runs, out, tile, target, Workspace(meta))
 
     def calls(self, device: torch.device) -> list[Callable[[TokenTile | PromptTile], Tensor]]:

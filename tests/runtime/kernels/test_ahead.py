@@ -11,7 +11,7 @@ import torch
 from smelt.runtime import Engine, RuntimeProblem, SamplingParams, loading
 from smelt.runtime.gpu import GpuOperators
 from smelt.runtime.gpu.counting import count
-from smelt.runtime.gpu.executor import GpuExecutor
+from smelt.runtime.gpu.executor import GpuExecutor, Kind
 
 from .interpreter import DEVICE, interpreted
 
@@ -172,12 +172,17 @@ def test_every_step_of_single_tokens_has_been_captured(most: int, both: Callable
     assert isinstance(executor, GpuExecutor)
     captured = set(executor._kinds())
     for sequences in range(1, most + 1):
-        kind = executor._kind(sequences, sequences, False)
+        kind = executor._kind(sequences, [1] * sequences)
         assert kind in captured
-        assert sequences <= kind[0] == kind[1] <= 2 * sequences
+        assert sequences <= kind.tokens == kind.sequences <= 2 * sequences
     for tokens in (2, 17, 300, 512):
-        assert executor._kind(tokens, min(tokens - 1, most), True) in captured
-    assert executor._kind(613, 3, True)[0] == 613
+        others = min(tokens - 2, most - 1)
+        for counts in ([tokens], [tokens - others, *[1] * others]):
+            kind = executor._kind(tokens, counts)
+            assert kind in captured
+            assert kind.prompts
+            assert kind.singles == (1 in counts)
+    assert executor._kind(613, [600, 12, 1]).tokens == 613
 
 
 @interpreted
@@ -187,8 +192,8 @@ def test_a_step_asks_the_host_for_nothing(both: Callable[..., tuple[Engine, Engi
         _, ahead = both(architecture)
         executor = ahead.executor
         assert isinstance(executor, GpuExecutor)
-        for tokens, mixed in ((4, False), (24, True)):
-            found = count(lambda executor=executor, tokens=tokens, mixed=mixed: executor._body(tokens, 4, mixed))
+        for kind in (Kind(4, 4, False, True), Kind(24, 4, True, True), Kind(24, 4, True, False)):
+            found = count(lambda executor=executor, kind=kind: executor._body(kind))
             assert found.kinds["survey_chunks"] == found.kinds["choose_tokens"] == 1
 
 
