@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import compressed_tensors
-from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus
+from compressed_tensors.config import CompressionFormat
+from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme, QuantizationStatus
 from torch import Tensor
 
 from ..quant.scheme import Scheme
+from .errors import SmeltError
 from .safetensors_file import TensorInfo, disk_error, write_safetensors, write_text
 
 SHARD_BYTES = 4_000_000_000
@@ -82,12 +84,27 @@ def write_checkpoint(
     write_text(directory / "model.safetensors.index.json", json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
-def quantization_config(scheme: Scheme, ignore: list[str]) -> dict[str, Any]:
-    """``config.json``'s ``quantization_config``, by compressed-tensors' own schema."""
+def quantization_config(schemes: dict[str, Scheme], ignore: list[str]) -> dict[str, Any]:
+    """``config.json``'s ``quantization_config``, by compressed-tensors' own schema.
+
+    One scheme goes to every linear that is not ignored. Of several, each names its linears in full: loaders differ in
+    which of several patterns wins.
+
+    Args:
+        schemes: what each linear is stored as, by every name that a loader may know it by.
+        ignore: what is not quantized.
+    """
+    groups: dict[str, tuple[Scheme, list[str]]] = {}
+    for name, scheme in schemes.items():
+        groups.setdefault(scheme.label, (scheme, []))[1].append(name)
+    formats = {scheme.format for scheme, _ in groups.values()}
     config = QuantizationConfig(
-        config_groups={"group_0": scheme.config_group(["Linear"])},
+        config_groups={
+            f"group_{i}": scheme.config_group(names if len(groups) > 1 else ["Linear"])
+            for i, (scheme, names) in enumerate(groups.values())
+        },
         ignore=ignore,
-        format=scheme.format,
+        format=formats.pop() if len(formats) == 1 else CompressionFormat.mixed_precision.value,
         quantization_status=QuantizationStatus.COMPRESSED,
     )
     return {
@@ -95,6 +112,30 @@ def quantization_config(scheme: Scheme, ignore: list[str]) -> dict[str, Any]:
         "quant_method": "compressed-tensors",
         "version": compressed_tensors.__version__,
     }
+
+
+class StoredSchemes:
+    """How the linears of a checkpoint are stored, by its ``quantization_config``."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        known = {key: value for key, value in data.items() if key != "version"}
+        self._usual: Scheme | None = None
+        self._by_name: dict[str, Scheme] = {}
+        for group in QuantizationConfig.model_validate(known).config_groups.values():
+            assert isinstance(group, QuantizationScheme)
+            scheme = Scheme.of_group(group)
+            for target in group.targets:
+                if target == "Linear":
+                    self._usual = scheme
+                else:
+                    self._by_name[target] = scheme
+
+    def of(self, name: str) -> Scheme:
+        """The scheme of a linear that is stored quantized."""
+        scheme = self._by_name.get(name, self._usual)
+        if scheme is None:
+            raise SmeltError(f"{name}: is stored quantized, but no group of quantization_config names it")
+        return scheme
 
 
 def _shards(entries: list[Entry], limit: int) -> list[list[Entry]]:

@@ -6,38 +6,40 @@ from pathlib import Path
 
 import torch
 
-from ..quant.scheme import Scheme
+from .checkpoint import StoredSchemes
 from .model_directory import ModelDirectory
 from .open_model import OpenModel
 from .streamed import StreamedModel
 from .weights import CheckpointWeights, DenseWeights
 
 
-def compressed_view(
-    original: OpenModel,
-    checkpoint: ModelDirectory,
-    scheme: Scheme,
-    dtype: torch.dtype,
-    spill: Path,
-    *,
-    round_expert_inputs: bool = True,
-) -> StreamedModel:
-    """Run ``checkpoint`` block by block, its weights restored and its inputs rounded as its scheme says.
+class CompressedModel:
+    """A checkpoint that was made of a model.
 
     Args:
         original: the model it was made of, whose modules are used.
         checkpoint: where the compressed weights are.
-        scheme: how they are compressed.
-        dtype: what to compute in.
-        spill: a directory for activations that are too large for memory.
-        round_expert_inputs: whether experts' inputs are rounded too. Servers do; transformers does not.
     """
-    weights = DenseWeights(CheckpointWeights(checkpoint.path), scheme)
-    rounded = {}
-    if scheme.activations is not None:
-        rounded = {
-            facts.name: scheme.activations
-            for facts in original.linears.values()
-            if facts.key in weights.packed and (round_expert_inputs or not facts.is_expert)
-        }
-    return StreamedModel(original.skeleton, weights, dtype, spill, rounded)
+
+    def __init__(self, original: OpenModel, checkpoint: ModelDirectory) -> None:
+        config = checkpoint.config_data()
+        self._schemes = StoredSchemes(config["quantization_config"])
+        self.weights = DenseWeights(CheckpointWeights(checkpoint.path), self._schemes.of)
+        head_apart = original.is_tied and not config.get("tie_word_embeddings", True)
+        self.model = OpenModel(original.directory, self.weights, head_apart=True) if head_apart else original
+
+    def view(self, dtype: torch.dtype, spill: Path, *, round_expert_inputs: bool = True) -> StreamedModel:
+        """Run it block by block, its weights restored and its inputs rounded as its schemes say.
+
+        Args:
+            dtype: what to compute in.
+            spill: a directory for activations that are too large for memory.
+            round_expert_inputs: whether experts' inputs are rounded too. Servers do; transformers does not.
+        """
+        rounded = {}
+        for facts in self.model.linears.values():
+            if facts.key in self.weights.packed and (round_expert_inputs or not facts.is_expert):
+                inputs = self._schemes.of(facts.key.removesuffix(".weight")).activations
+                if inputs is not None:
+                    rounded[facts.name] = inputs
+        return StreamedModel(self.model.skeleton, self.weights, dtype, spill, rounded)

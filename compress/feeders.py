@@ -53,8 +53,7 @@ def find_feeders(skeleton: Skeleton, anatomy: BlockAnatomy) -> dict[SharedInput,
     call = block_calls(skeleton, 1, _TOKENS, torch.float32)[index].map(
         lambda t: t.double() if t.is_floating_point() else t
     )
-    weights = {f"{anatomy.name}.{n}": _random(p) for n, p in block.state_dict().items()}
-    with torch.no_grad(), holding(skeleton.model, weights):
+    with torch.no_grad(), holding(skeleton.model, random_weights(block, anatomy.name)):
         heads = getattr(skeleton.model.config, "num_attention_heads", 1)
         return _experiment(block, call, anatomy, skeleton.hidden_size, heads)
 
@@ -64,8 +63,8 @@ def _experiment(
 ) -> dict[SharedInput, Feeder | None]:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, _TOKENS, width, generator=generator, dtype=torch.float64)
-    with _all_experts(block):
-        plain = _inputs(block, call, hidden, anatomy)
+    with all_experts(block):
+        plain = group_inputs(block, call, hidden, anatomy)
         found: dict[SharedInput, Feeder | None] = dict.fromkeys(anatomy.groups)
         for name, module in block.named_modules():
             if not isinstance(getattr(module, "weight", None), nn.Parameter):
@@ -83,7 +82,7 @@ def _experiment(
                 factors = torch.ones(size, dtype=torch.float64)
                 factors[part] = 0.5 + torch.rand(len(part), generator=generator, dtype=torch.float64)
                 with _scaled_output(module, factors):
-                    scaled = _inputs(block, call, hidden, anatomy)
+                    scaled = group_inputs(block, call, hidden, anatomy)
                 for group in inputs:
                     channels = _match(plain[group], scaled[group], factors, part)
                     if channels is not None:
@@ -91,7 +90,8 @@ def _experiment(
     return found
 
 
-def _inputs(block: nn.Module, call: BlockCall, hidden: Tensor, anatomy: BlockAnatomy) -> dict[SharedInput, Tensor]:
+def group_inputs(block: nn.Module, call: BlockCall, hidden: Tensor, anatomy: BlockAnatomy) -> dict[SharedInput, Tensor]:
+    """What each group of linears reads, as rows."""
     seen: dict[SharedInput, Tensor] = {}
     handles = []
     for group in anatomy.groups:
@@ -163,7 +163,7 @@ def _scaled_output(module: nn.Module, factors: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def _all_experts(block: nn.Module) -> Iterator[None]:
+def all_experts(block: nn.Module) -> Iterator[None]:
     """Send every token to every expert, so that all are seen and scaling cannot change the route."""
 
     def route(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -178,6 +178,11 @@ def _all_experts(block: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def random_weights(block: nn.Module, prefix: str) -> dict[str, Tensor]:
+    """Weights for a block to experiment with, float64, by full name."""
+    return {f"{prefix}.{name}": _random(parameter) for name, parameter in block.state_dict().items()}
 
 
 def _random(parameter: Tensor) -> Tensor:

@@ -13,9 +13,10 @@ from transformers.utils import logging as transformers_logging
 from .anatomy import Anatomy, study
 from .errors import SmeltError
 from .experts import Experts
+from .links import LinkNames, find_links
 from .model_directory import ModelDirectory
 from .skeleton import Skeleton
-from .weights import CheckpointWeights
+from .weights import CheckpointWeights, Weights
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,24 @@ class OpenModel:
 
     Opening reads headers only; weights are read when a step asks for them.
 
+    Args:
+        directory: where it is.
+        weights: its tensors if they are not those of the directory's files but of a transform of them.
+        head_apart: whether the output head has a weight of its own though the configuration ties it to the embedding.
+
     Raises:
         SmeltError: the directory does not hold a model that Smelt can work on.
     """
 
-    def __init__(self, directory: ModelDirectory) -> None:
+    def __init__(self, directory: ModelDirectory, weights: Weights | None = None, *, head_apart: bool = False) -> None:
         self.directory = directory
         transformers_logging.set_verbosity_error()
         self.config = directory.config()
-        self.weights = CheckpointWeights(directory.path)
+        if head_apart:
+            self.config.tie_word_embeddings = False
+        self.stored = CheckpointWeights(directory.path)
+        self.weights: Weights = weights or self.stored
+        self._links: dict[object, tuple[LinkNames, ...]] = {}
         self.skeleton = Skeleton.build(self.config, torch.float32, trust_remote_code=directory.trust_remote_code)
         self.names = self.skeleton.checkpoint_names(self.weights)
         self.anatomy: Anatomy = study(self.skeleton)
@@ -78,6 +88,21 @@ class OpenModel:
     @property
     def is_tied(self) -> bool:
         return self.anatomy.tied
+
+    def block_shape(self, index: int) -> object:
+        """What is equal for blocks that are built alike."""
+        block = self.skeleton.blocks[index]
+        return tuple(
+            (name, type(module), tuple(p.shape for p in module.parameters(recurse=False)))
+            for name, module in block.named_modules()
+        )
+
+    def links(self, index: int) -> tuple[LinkNames, ...]:
+        """The places in a block where scales can move; found once for blocks that are built alike."""
+        shape = self.block_shape(index)
+        if shape not in self._links:
+            self._links[shape] = find_links(self.skeleton, self.anatomy.blocks[index])
+        return self._links[shape]
 
     def block_linears(self, index: int) -> list[LinearFacts]:
         """The linears of one block."""

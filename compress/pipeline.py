@@ -11,7 +11,7 @@ import torch
 
 from ..runtime.errors import RuntimeProblem
 from ..runtime.machine import available_memory
-from .compressed import compressed_view
+from .compressed import CompressedModel
 from .corpus import Windows, fingerprint
 from .errors import raise_problems
 from .evaluation.evaluate import measured
@@ -94,12 +94,10 @@ def _make_checkpoint(plan: Plan, output: Output, tokens: torch.Tensor, name: str
     dtype = compute_dtype(model.dtype)
     records: list[StepRecord] = []
     for number, step in enumerate(plan.steps):
-        context = RunContext(dtype, tokens, output.journal / f"step-{number}", show)
+        context = RunContext(dtype, tokens, recipe.seed, output.journal / f"step-{number}", show)
         records.append(step.run(model, context, output.staging))
-    step = plan.steps[-1]
-    assert isinstance(step, QuantizeStep)
     show.say("reloading the checkpoint")
-    outcome = reload(model, output.staging, step.scheme, tokens, output.journal)
+    outcome = reload(model, output.staging, tokens, output.journal)
     facts = {
         "versions": versions(),
         "recipe": {**recipe.content(), "model": name},
@@ -111,7 +109,7 @@ def _make_checkpoint(plan: Plan, output: Output, tokens: torch.Tensor, name: str
             "length": recipe.calibrate.length,
             "sha256": fingerprint(tokens),
         },
-        "model": {"name": name, "sha256": model.weights.fingerprint(), "bytes": model.weights.nbytes},
+        "model": {"name": name, "sha256": model.stored.fingerprint(), "bytes": model.weights.nbytes},
         "steps": [
             {"step": record.name, "settings": record.settings, "layers": record.layers, "unknown": record.unknown}
             for record in records
@@ -167,7 +165,7 @@ def _subjects(plan: Plan, output: Output, name: str, reason: str | None) -> list
         told = f"transformers, block by block in float32, because {reason}"
         original.open_reader = lambda kept: (StreamedModel(model.skeleton, model.weights, torch.float32, kept), told)
         compressed.open_reader = lambda kept: (
-            compressed_view(model, directory, step.scheme, torch.float32, kept),
+            CompressedModel(model, directory).view(torch.float32, kept),
             told,
         )
         if plan.recipe.evaluate and (plan.recipe.evaluate.tasks or plan.recipe.evaluate.speed):
@@ -179,7 +177,8 @@ def _label(step: QuantizeStep) -> str:
     """What to call the result: its scheme, group size and rounding."""
     settings = step.settings
     group = "" if settings.group_size is None else f" g{settings.group_size}" if settings.group_size > 0 else " per row"
-    return f"{settings.scheme}{group} {settings.rounding.method}"
+    methods = [*(choice.method for choice in settings.transforms), settings.rounding.method]
+    return f"{settings.scheme}{group} {' + '.join(methods)}"
 
 
 def _calibration(

@@ -182,7 +182,7 @@ def run_identity(recipe: Recipe, model: OpenModel) -> dict[str, Any]:
     return {
         "versions": versions(),
         "recipe": recipe.content(),
-        "model": model.weights.fingerprint(),
+        "model": model.stored.fingerprint(),
         "config": digest(model.directory.config_data()),
         "computed_in": str(compute_dtype(model.dtype)),
     }

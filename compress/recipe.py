@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from ..quant import scheme as schemes
-from ..quant.rounding import METHODS, RoundingOptions
+from ..quant.rounding import METHODS
+from ..quant.transforms import TRANSFORMS
 from .corpus import TextSource
 
 
@@ -18,6 +19,16 @@ class RecipeModel(BaseModel):
     """Base of all recipe sections: unknown keys and silently converted types are mistakes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def _compiled(patterns: list[str]) -> list[str]:
+    for pattern in patterns:
+        if pattern.startswith("re:"):
+            try:
+                re.compile(pattern[3:])
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+    return patterns
 
 
 class Calibrate(RecipeModel):
@@ -77,8 +88,11 @@ class Evaluate(RecipeModel):
         return TextSource(self.text, "evaluation", self.field, self.split, self.config)
 
 
-class Rounding(RecipeModel):
-    """A rounding method and its options."""
+class Chosen(RecipeModel):
+    """A method by name, with its options; the table of a subclass says which there are."""
+
+    kind: ClassVar[str]
+    table: ClassVar[Mapping[str, Any]]
 
     method: str
     options: dict[str, Any] = {}
@@ -95,23 +109,37 @@ class Rounding(RecipeModel):
     @field_validator("method")
     @classmethod
     def _known(cls, name: str) -> str:
-        return one_of(name, list(METHODS), "rounding method")
+        return one_of(name, list(cls.table), cls.kind)
 
     @model_validator(mode="after")
-    def _options_are_right(self) -> Rounding:
+    def _options_are_right(self) -> Self:
         from .recipe_file import nearest_name
 
-        known = list(METHODS[self.method].options.model_fields)
+        known = list(self.table[self.method].options.model_fields)
         for key in self.options:
             if key not in known:
                 expected = f"expected {', '.join(known)}" if known else f"{self.method} has none"
                 raise ValueError(f"unknown option {key!r}; {expected}{nearest_name(key, known)}")
-        METHODS[self.method].options.model_validate(self.options)
+        self.table[self.method].options.model_validate(self.options)
         return self
 
-    def settled(self) -> RoundingOptions:
+    def settled(self) -> Any:
         """The method's options with defaults filled in."""
-        return METHODS[self.method].options.model_validate(self.options)
+        return self.table[self.method].options.model_validate(self.options)
+
+
+class Rounding(Chosen):
+    """A rounding method and its options."""
+
+    kind = "rounding method"
+    table = METHODS
+
+
+class TransformChoice(Chosen):
+    """A transform and its options."""
+
+    kind = "transform"
+    table = TRANSFORMS
 
 
 def _scheme_name(value: Any) -> Any:
@@ -123,27 +151,61 @@ def _scheme_name(value: Any) -> Any:
     return value
 
 
-# A file names a method alone, or with its options beside it.
-_ROUNDING_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {"enum": list(METHODS)},
-        *(
-            {
-                "type": "object",
-                "properties": {"method": {"const": name}, **method.options.model_json_schema().get("properties", {})},
-                "required": ["method"],
-                "additionalProperties": False,
-            }
-            for name, method in METHODS.items()
-        ),
-    ]
-}
+def _choice_schema(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A file names a method alone, or with its options beside it."""
+    return {
+        "anyOf": [
+            {"enum": list(table)},
+            *(
+                {
+                    "type": "object",
+                    "properties": {
+                        "method": {"const": name},
+                        **choice.options.model_json_schema().get("properties", {}),
+                    },
+                    "required": ["method"],
+                    "additionalProperties": False,
+                }
+                for name, choice in table.items()
+            ),
+        ]
+    }
+
+
+RoundingField = Annotated[Rounding, WithJsonSchema(_choice_schema(METHODS))]
+TransformField = Annotated[TransformChoice, WithJsonSchema(_choice_schema(TRANSFORMS))]
+SchemeField = Annotated[str, BeforeValidator(_scheme_name)]
+
+
+class Override(RecipeModel):
+    """What some linears are given instead of the step's own choices."""
+
+    targets: list[str] = Field(
+        min_length=1, description="Which linears: module names, or `re:` and a regular expression."
+    )
+    scheme: SchemeField | None = Field(
+        default=None,
+        description="Their number format; absent for the step's.",
+        json_schema_extra={"enum": [*schemes.SUPPORTED, None]},
+    )
+    group_size: int | None = Field(default=None, description="Columns that share a scale; absent for the scheme's own.")
+    rounding: RoundingField | None = Field(
+        default=None, description="How their codes are picked; absent for the step's."
+    )
+
+    @model_validator(mode="after")
+    def _group_size_fits_scheme(self) -> Override:
+        if self.scheme is not None:
+            schemes.resolve(self.scheme, self.group_size)
+        return self
+
+    _patterns = field_validator("targets")(_compiled)
 
 
 class Quantize(RecipeModel):
     """Store weights (and compute with activations) in fewer bits."""
 
-    scheme: Annotated[str, BeforeValidator(_scheme_name)] = Field(
+    scheme: SchemeField = Field(
         description="The number format, by compressed-tensors' name.",
         json_schema_extra={"enum": list(schemes.SUPPORTED)},
     )
@@ -151,7 +213,11 @@ class Quantize(RecipeModel):
         default=None,
         description="Columns that share a scale; -1 for one scale per output channel; absent for the scheme's own.",
     )
-    rounding: Annotated[Rounding, WithJsonSchema(_ROUNDING_SCHEMA)] = Field(
+    transforms: list[TransformField] = Field(
+        default=[],
+        description="What is done to the weights before they are rounded, in order, without changing the function.",
+    )
+    rounding: RoundingField = Field(
         default_factory=lambda: Rounding(method="nearest"),
         description="How codes are picked: a name, or {method: …, option: …}.",
     )
@@ -164,22 +230,16 @@ class Quantize(RecipeModel):
         default=["lm_head"],
         description="What to leave as it is, named like targets; `lm_head` is the output head by any name.",
     )
+    overrides: list[Override] = Field(
+        default=[], description="Linears with another scheme or rounding; where several name one, the last decides."
+    )
 
     @model_validator(mode="after")
     def _group_size_fits_scheme(self) -> Quantize:
         schemes.resolve(self.scheme, self.group_size)
         return self
 
-    @field_validator("targets", "ignore")
-    @classmethod
-    def _patterns_compile(cls, patterns: list[str]) -> list[str]:
-        for pattern in patterns:
-            if pattern.startswith("re:"):
-                try:
-                    re.compile(pattern[3:])
-                except re.error as error:
-                    raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
-        return patterns
+    _patterns = field_validator("targets", "ignore")(_compiled)
 
 
 class StepEntry(RecipeModel):

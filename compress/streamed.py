@@ -51,10 +51,15 @@ class StreamedModel:
         return len(self.skeleton.blocks)
 
     @contextmanager
-    def block(self, index: int) -> Iterator[nn.Module]:
-        """A block with its weights loaded. They are dropped when the context ends."""
+    def block(self, index: int, dtype: torch.dtype | None = None) -> Iterator[nn.Module]:
+        """A block with its weights loaded. They are dropped when the context ends.
+
+        Args:
+            index: which.
+            dtype: what its weights are loaded in, if not in what everything is computed in.
+        """
         prefix = f"{self.skeleton.blocks_name}.{index}."
-        tensors = {n: self._load(n) for n in self.names if n.startswith(prefix)}
+        tensors = {n: self._load(n, dtype) for n in self.names if n.startswith(prefix)}
         block = self.skeleton.blocks[index]
         with torch.no_grad(), ExitStack() as held:
             held.enter_context(holding(self.skeleton.model, tensors))
@@ -122,9 +127,9 @@ class StreamedModel:
         outer = {n: self._load(n) for n in outer_parameters(self.skeleton)}
         return HeadFunction(self.skeleton, head, outer)
 
-    def _load(self, name: str) -> Tensor:
+    def _load(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         tensor = self.weights.load(self.names[name])
-        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+        return tensor.to(dtype or self.dtype) if tensor.is_floating_point() else tensor
 
 
 class HeadFunction:

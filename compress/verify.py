@@ -12,15 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..quant.scheme import Scheme
 from ..runtime.machine import available_memory, human_bytes
-from .compressed import compressed_view
+from .compressed import CompressedModel
 from .errors import SmeltError
 from .model_directory import ModelDirectory
 from .open_model import OpenModel
 from .progress import Progress
 from .resources import memory_returned_at_once, release_freed_memory
-from .streamed import StreamedModel
 
 _WINDOWS = 2
 _LENGTH = 64
@@ -55,7 +53,7 @@ def whole_reload_bytes(model: OpenModel) -> int:
     return int(2.2 * model.weights.nbytes)
 
 
-def reload(model: OpenModel, checkpoint: Path, scheme: Scheme, tokens: Tensor, spill: Path) -> Reload:
+def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> Reload:
     """Load ``checkpoint`` with transformers and compare its logits with those of our dequantized model.
 
     Both compute in the checkpoint's own type. Where transformers runs the same operations on the same
@@ -67,7 +65,8 @@ def reload(model: OpenModel, checkpoint: Path, scheme: Scheme, tokens: Tensor, s
     dtype = model.dtype
     tokens = tokens[:_WINDOWS, :_LENGTH]
     directory = ModelDirectory(str(checkpoint), checkpoint, model.directory.trust_remote_code)
-    ours = compressed_view(model, directory, scheme, dtype, spill, round_expert_inputs=False)
+    compressed = CompressedModel(model, directory)
+    ours = compressed.view(dtype, spill, round_expert_inputs=False)
     allowed = _ALLOWED[dtype]
     needed = whole_reload_bytes(model)
     if needed > available_memory():
@@ -87,7 +86,7 @@ def reload(model: OpenModel, checkpoint: Path, scheme: Scheme, tokens: Tensor, s
     release_freed_memory()
     with memory_returned_at_once():
         loaded, found = _through_transformers(checkpoint, dtype, tokens, trust=model.directory.trust_remote_code)
-        _compare_weights(checkpoint, loaded, model, ours)
+        _compare_weights(checkpoint, loaded, compressed)
         del loaded
         gc.collect()  # transformers' models refer to themselves
     release_freed_memory()
@@ -127,9 +126,9 @@ def _through_transformers(
         ) from error
 
 
-def _compare_weights(checkpoint: Path, loaded: nn.Module, model: OpenModel, ours: StreamedModel) -> None:
+def _compare_weights(checkpoint: Path, loaded: nn.Module, ours: CompressedModel) -> None:
     """Every linear that transformers kept as one must hold, bit for bit, what our checkpoint stands for."""
-    for facts in model.linears.values():
+    for facts in ours.model.linears.values():
         try:
             weight = loaded.get_submodule(facts.name).weight
         except AttributeError:  # an expert, fused with its neighbours

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -28,6 +29,9 @@ class Weights(Protocol):
     def info(self, name: str) -> TensorInfo: ...
 
     def load(self, name: str) -> Tensor: ...
+
+    @property
+    def nbytes(self) -> int: ...
 
 
 class CheckpointWeights:
@@ -120,11 +124,16 @@ class CheckpointWeights:
 
 
 class DenseWeights:
-    """A compressed checkpoint seen as dense weights: each is restored when it is loaded."""
+    """A compressed checkpoint seen as dense weights: each is restored when it is loaded.
 
-    def __init__(self, stored: Weights, scheme: Scheme) -> None:
+    Args:
+        stored: the tensors as they are stored.
+        scheme_of: how a module is stored, by its name in the checkpoint.
+    """
+
+    def __init__(self, stored: Weights, scheme_of: Callable[[str], Scheme]) -> None:
         self._stored = stored
-        self._scheme = scheme
+        self._scheme_of = scheme_of
         self.packed: dict[str, list[str]] = {}
         by_module: dict[str, list[str]] = {}
         for name in stored.names():
@@ -147,4 +156,9 @@ class DenseWeights:
         if name not in self.packed:
             return self._stored.load(name)
         prefix = name.removesuffix("weight")
-        return restore({part.removeprefix(prefix): self._stored.load(part) for part in self.packed[name]}, self._scheme)
+        parts = {part.removeprefix(prefix): self._stored.load(part) for part in self.packed[name]}
+        return restore(parts, self._scheme_of(prefix.removesuffix(".")))
+
+    @property
+    def nbytes(self) -> int:
+        return self._stored.nbytes

@@ -39,20 +39,24 @@ class Grid:
     global_scale: Tensor | None = None
 
     @classmethod
-    def fit(cls, weight: Tensor, args: QuantizationArgs) -> Grid:
+    def fit(cls, weight: Tensor, args: QuantizationArgs, stored: torch.dtype | None = None) -> Grid:
         """Scales from each group's extremes, as compressed-tensors' own observer computes them.
 
-        Scales are stored in ``weight``'s dtype, and rounding uses the stored values.
+        Args:
+            weight: ``[rows, columns]``.
+            args: the number format.
+            stored: the dtype that scales are stored in, ``weight``'s own by default; rounding uses the stored values.
         """
+        stored = stored or weight.dtype
         low, high, width = _extremes(weight.float(), args)
         global_scale = None
         if args.strategy == "tensor_group":
             global_scale = generate_gparam(low.amin(), high.amax())
         scale, zero = calculate_qparams(low, high, args, global_scale=global_scale)
         if args.scale_dtype is None:
-            scale = scale.to(weight.dtype)
+            scale = scale.to(stored)
             # A group of tiny weights can have a scale below the stored type's smallest number.
-            scale = torch.where(scale == 0, torch.finfo(weight.dtype).tiny, scale)
+            scale = torch.where(scale == 0, torch.finfo(stored).tiny, scale)
         return cls.of_scale(args, scale, None if args.symmetric else zero, weight.shape, width, global_scale)
 
     @classmethod

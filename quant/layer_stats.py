@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,11 +20,19 @@ class LayerStats:
         hessian: float32 ``[columns, columns]``, the sum of x xT over tokens divided by their number; None if not asked for.
         rows: ``[n, columns]``, an even sample of the inputs themselves, in their own type.
         tokens: how many inputs were seen; 0 for an expert that no token reached.
+        low, high: float32 ``[columns]``, each channel's extremes over all tokens, and 0 among them.
     """
 
     hessian: Tensor | None
     rows: Tensor
     tokens: int
+    low: Tensor = field(default_factory=lambda: torch.zeros(0))
+    high: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+    @property
+    def peak(self) -> Tensor:
+        """Each channel's largest magnitude."""
+        return torch.maximum(self.high, -self.low)
 
 
 class StatsCollector:
@@ -38,9 +46,14 @@ class StatsCollector:
         self._stride = max(1, -(-expected_tokens // SAMPLE_ROWS))
         self._columns = columns
         self._tokens = 0
+        self._low, self._high = torch.zeros(columns), torch.zeros(columns)
 
     def add(self, inputs: Tensor) -> None:
         rows = inputs.reshape(-1, inputs.shape[-1])
+        if len(rows):
+            low, high = rows.aminmax(dim=0)
+            torch.minimum(self._low, low.float(), out=self._low)
+            torch.maximum(self._high, high.float(), out=self._high)
         if self._rows is None:
             # In one piece from the start: small tensors that stay, made between large ones that go, fragment the memory.
             self._rows = rows.new_empty(self._most, self._columns)
@@ -64,7 +77,7 @@ class StatsCollector:
                 self._hessian[stop:, start:stop] = self._hessian[start:stop, stop:].T
             self._hessian /= self._tokens
         rows = torch.zeros(0, self._columns) if self._rows is None else self._rows[: self._filled]
-        return LayerStats(self._hessian, rows, self._tokens)
+        return LayerStats(self._hessian, rows, self._tokens, self._low, self._high)
 
 
 def output_error(weight: Tensor, quantized: Tensor, stats: LayerStats) -> float | None:

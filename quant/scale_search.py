@@ -14,18 +14,18 @@ _FACTORS = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4)
 _CHUNK = 1 << 17
 
 
-def fit_scales(weight: Tensor, args: QuantizationArgs, importance: Tensor) -> Grid:
+def fit_scales(weight: Tensor, grid: Grid, importance: Tensor) -> Grid:
     """A grid that lowers ``sum_j importance_j (w_j - q_j)^2`` in every group, rounding to nearest.
 
-    Candidates are the extremes' scale, shrunk; the best is refined by one closed-form least-squares
-    step if that helps. Symmetric integer formats have such a choice; others keep their extremes.
+    Candidates are the given scale, shrunk; the best is refined by one closed-form least-squares
+    step if that helps. Symmetric integer formats have such a choice; others keep their grid.
 
     Args:
-        weight: ``[rows, columns]``, in the dtype that scales are stored in.
-        args: the number format.
+        weight: ``[rows, columns]``.
+        grid: where to start from: that of the extremes.
         importance: ``[columns]``, not negative; the diagonal of the Hessian, for one.
     """
-    grid = Grid.fit(weight, args)
+    args, stored = grid.args, grid.scale.dtype
     if args.type != "int" or not args.symmetric:
         return grid
     rows, columns = weight.shape
@@ -35,8 +35,8 @@ def fit_scales(weight: Tensor, args: QuantizationArgs, importance: Tensor) -> Gr
     for start in range(0, rows, height):
         part = slice(start, start + height)
         groups = weight[part].float().view(-1, columns // grid.width, grid.width)
-        scale[part] = _search(groups, grid.step[part].unsqueeze(-1), use, args, weight.dtype).squeeze(-1)
-    return Grid.of_scale(args, scale.to(weight.dtype), None, weight.shape, grid.width)
+        scale[part] = _search(groups, grid.step[part].unsqueeze(-1), use, args, stored).squeeze(-1)
+    return Grid.of_scale(args, scale.to(stored), None, weight.shape, grid.width)
 
 
 def _search(groups: Tensor, start: Tensor, use: Tensor, args: QuantizationArgs, stored: torch.dtype) -> Tensor:

@@ -54,6 +54,21 @@ class Scheme:
     activations: QuantizationArgs | None
     format: str
 
+    @classmethod
+    def of_group(cls, group: QuantizationScheme) -> Scheme:
+        """The scheme that one ``config_groups`` entry of a checkpoint describes; it is named by its bits."""
+        args, inputs = group.weights, group.input_activations
+        assert args is not None
+        name = f"W{args.num_bits}A{16 if inputs is None else inputs.num_bits}"
+        layout = group.format or infer_module_format(torch.nn.Linear, group)
+        return cls(name, args, inputs, CompressionFormat(layout).value)
+
+    @property
+    def label(self) -> str:
+        """The name with the group size: what tells two schemes apart."""
+        size = self.args.group_size if self.args.strategy == "group" else None
+        return self.name if size is None else f"{self.name} g{size}"
+
     def config_group(self, targets: list[str]) -> QuantizationScheme:
         """This scheme as one ``config_groups`` entry of a checkpoint's ``quantization_config``."""
         return QuantizationScheme(

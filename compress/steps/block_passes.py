@@ -59,6 +59,16 @@ class BlockPasses:
             for group in wave:
                 yield group, collectors.pop(group).result()
 
+    def survey(self, groups: list[SharedInput]) -> Iterator[tuple[SharedInput, LayerStats]]:
+        """Gather what every group reads before anything is rounded. Nothing is kept for later passes: the block may change."""
+        for wave in self._waves(groups, hessian=False):
+            collectors = {
+                group: StatsCollector(self._columns(group), self._store.tokens, hessian=False) for group in wave
+            }
+            self._watch(collectors, stop=False, keep=False)
+            for group in wave:
+                yield group, collectors.pop(group).result()
+
     def advance(self) -> None:
         """Let all windows go through the block."""
         for batch in self._store.batches():
@@ -73,7 +83,7 @@ class BlockPasses:
                 store.close()
             kept.clear()
 
-    def _watch(self, collectors: dict[SharedInput, StatsCollector], *, stop: bool) -> None:
+    def _watch(self, collectors: dict[SharedInput, StatsCollector], *, stop: bool, keep: bool = True) -> None:
         tails = {tail.linear: tail for tail in self.anatomy.tails}
         current: list[slice] = []
 
@@ -82,7 +92,7 @@ class BlockPasses:
 
             def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
                 collector.add(inputs[0])
-                if tail is not None and len(group.linears) == 1 and tail.part != tail.linear:
+                if keep and tail is not None and len(group.linears) == 1 and tail.part != tail.linear:
                     self._keep(tail, current[0], inputs[0])
                 if stop:
                     raise _SeenEnough

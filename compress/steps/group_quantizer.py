@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ...quant.grid import Grid
 from ...quant.layer_stats import LayerStats, output_error
 from ...quant.quantized_weight import restore
-from ...quant.rounding import Method, RoundingOptions
-from ...quant.scheme import Scheme
+from ...quant.transforms import TRANSFORMS
 from ..errors import SmeltError
 from ..open_model import LinearFacts
+from ..recipe import TransformChoice
+from .assignment import Treatment
 
 
 @dataclass(frozen=True)
@@ -46,42 +48,65 @@ class LayerRecord:
         }
 
 
+@dataclass(frozen=True)
+class ToRound:
+    """A linear that is about to be rounded.
+
+    Attributes:
+        facts: what is known of it.
+        weight: ``[rows, columns]``, in its own type, or in float32 if it has been transformed.
+    """
+
+    facts: LinearFacts
+    weight: Tensor
+
+
 class GroupQuantizer:
-    """Applies one scheme and rounding method to groups of linears."""
+    """Rounds linears that share their inputs and their treatment.
 
-    def __init__(self, scheme: Scheme, method: Method, options: RoundingOptions) -> None:
-        self._scheme = scheme
-        self._method = method
-        self._options = options
+    Args:
+        treatment: the scheme and the rounding.
+        ranges: choices of a grid's range, applied in order to the grid of the extremes.
+    """
 
-    def round(
-        self, modules: list[nn.Module], facts: list[LinearFacts], stats: LayerStats
-    ) -> list[tuple[dict[str, Tensor], LayerRecord]]:
+    def __init__(self, treatment: Treatment, ranges: list[TransformChoice]) -> None:
+        self._treatment = treatment
+        self._ranges = ranges
+
+    def round(self, linears: list[ToRound], stats: LayerStats) -> list[tuple[dict[str, Tensor], LayerRecord]]:
         """Round linears that share their inputs; each gets its stored tensors and its record.
 
         They are stacked into one weight: rows do not depend on each other, the Hessian is factored
         once, and NVFP4's global scale is shared, as servers that fuse q/k/v or gate/up need it.
         Blocks of rows (FP8_BLOCK) must not straddle two linears, so there each is rounded alone.
         """
-        stacked = self._scheme.args.strategy != "block"
+        scheme = self._treatment.scheme
+        stacked = scheme.args.strategy != "block"
         results = []
-        for members in [list(range(len(modules)))] if stacked else [[i] for i in range(len(modules))]:
-            weights = [cast(Tensor, modules[i].weight).to(facts[i].dtype) for i in members]
-            whole = self._method.function(torch.cat(weights), self._scheme.args, stats, self._options)
+        for members in [linears] if stacked else [[linear] for linear in linears]:
+            stored = members[0].facts.dtype
+            weight = torch.cat([linear.weight for linear in members])
+            grid = Grid.fit(weight, scheme.args, stored)
+            for choice in self._ranges:
+                fitted = TRANSFORMS[choice.method].range
+                assert fitted is not None
+                grid = fitted(weight.float(), grid, stats, choice.settled())
+            whole = self._treatment.method.function(weight, scheme.args, stats, self._treatment.options, grid)
             start = 0
-            for i, weight in zip(members, weights, strict=True):
+            for linear in members:
+                facts, weight = linear.facts, linear.weight
                 mine = whole.rows(start, start + weight.shape[0])
                 start += weight.shape[0]
-                tensors = mine.stored(self._scheme)
-                error = output_error(weight, restore(tensors, self._scheme), stats)
+                tensors = mine.stored(scheme)
+                error = output_error(weight, restore(tensors, scheme), stats)
                 if error is not None and not math.isfinite(error):
                     raise SmeltError(
-                        f"{facts[i].name}: its outputs on the calibration text are not finite; add it to ignore or use other text"
+                        f"{facts.name}: its outputs on the calibration text are not finite; add it to ignore or use other text"
                     )
                 record = LayerRecord(
-                    facts[i].name,
-                    (facts[i].rows, facts[i].columns),
-                    self._scheme.name,
+                    facts.name,
+                    (facts.rows, facts.columns),
+                    scheme.name,
                     _rounded(error),
                     list(mine.notes),
                 )

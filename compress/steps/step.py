@@ -22,12 +22,14 @@ class RunContext:
     Attributes:
         dtype: what the model computes in while it is calibrated.
         tokens: calibration windows, token ids ``[samples, length]``.
+        seed: the run's, for whatever is random.
         journal: a directory of the step's own for finished parts; it survives a kill.
         progress: shows how far it is.
     """
 
     dtype: torch.dtype
     tokens: Tensor
+    seed: int
     journal: Path
     progress: Progress
 

@@ -36,7 +36,11 @@ class GptqOptions(RoundingOptions):
 
 
 def gptq(
-    weight: Tensor, args: QuantizationArgs, stats: LayerStats, options: GptqOptions | None = None
+    weight: Tensor,
+    args: QuantizationArgs,
+    stats: LayerStats,
+    options: GptqOptions | None = None,
+    grid: Grid | None = None,
 ) -> QuantizedWeight:
     """Round ``weight`` so that the layer's outputs on the calibration inputs change least.
 
@@ -45,32 +49,33 @@ def gptq(
     1 the weight is rounded to nearest. Both are said in the result's notes.
 
     Args:
-        weight: ``[rows, columns]``, in the dtype that scales are stored in.
+        weight: ``[rows, columns]``; in the dtype that scales are stored in, unless ``grid`` is given.
         args: the number format.
         stats: the layer's inputs; ``stats.hessian`` is needed.
         options: see :class:`GptqOptions`.
+        grid: the grid to start from instead of the extremes'.
     """
     options = options or GptqOptions()
+    grid = grid or Grid.fit(weight, args)
     if stats.tokens == 0:
-        return _nearest_because(weight, args, "no calibration token reached it")
+        return _nearest_because(weight, grid, "no calibration token reached it")
     if stats.hessian is None:
         raise ValueError("gptq needs stats.hessian")
     if not torch.isfinite(stats.hessian.diagonal()).all():
-        return _nearest_because(weight, args, "its calibration inputs are not finite")
+        return _nearest_because(weight, grid, "its calibration inputs are not finite")
 
     diagonal = stats.hessian.diagonal()
-    grid = Grid.fit(weight, args)
     search = options.scale_search
     # Where it lowered perplexity on real text (benchmarks/rounding_quality.py): extremes cost most there.
     if args.num_bits < 4 or (args.num_bits == 4 and grid.width > 64) if search is None else search:
-        grid = fit_scales(weight, args, diagonal)
+        grid = fit_scales(weight, grid, diagonal)
     order = torch.arange(weight.shape[1])
     if options.activation_order:
         order = torch.argsort(diagonal, descending=True, stable=True)
     backwards = order.flip(0)
     feedback, damping = _feedback(stats.hessian, backwards, options.damping)
     if feedback is None:
-        return _nearest_because(weight, args, f"its Hessian is not positive definite even with damping {damping:g}")
+        return _nearest_because(weight, grid, f"its Hessian is not positive definite even with damping {damping:g}")
     notes = [] if damping == options.damping else [f"gptq raised its damping from {options.damping:g} to {damping:g}"]
 
     # Transposed, a column of the weight is contiguous; the loop below touches one at a time.
@@ -130,7 +135,7 @@ def _round_columns(columns: Tensor, feedback: Tensor, grid: Grid, backwards: Ten
     return rounded
 
 
-def _nearest_because(weight: Tensor, args: QuantizationArgs, reason: str) -> QuantizedWeight:
-    result = nearest(weight, args)
+def _nearest_because(weight: Tensor, grid: Grid, reason: str) -> QuantizedWeight:
+    result = nearest(weight, grid.args, grid=grid)
     result.notes.append(f"rounded to nearest instead of gptq: {reason}")
     return result

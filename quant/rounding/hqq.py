@@ -26,7 +26,11 @@ class HqqOptions(RoundingOptions):
 
 
 def hqq(
-    weight: Tensor, args: QuantizationArgs, stats: LayerStats | None = None, options: HqqOptions | None = None
+    weight: Tensor,
+    args: QuantizationArgs,
+    stats: LayerStats | None = None,
+    options: HqqOptions | None = None,
+    grid: Grid | None = None,
 ) -> QuantizedWeight:
     """Fit the grid to the weight under an l_p norm that forgives outliers, then round to nearest.
 
@@ -36,21 +40,22 @@ def hqq(
     Formats whose scales are not free real numbers (fp8 blocks, NVFP4, MXFP4) are rounded to nearest.
 
     Args:
-        weight: ``[rows, columns]``, in the dtype that scales are stored in.
+        weight: ``[rows, columns]``; in the dtype that scales are stored in, unless ``grid`` is given.
         args: the number format.
         stats: not used; HQQ needs no calibration data.
         options: see :class:`HqqOptions`.
+        grid: the grid to start from instead of the extremes'.
     """
     options = options or HqqOptions()
+    grid = grid or Grid.fit(weight, args)
     if args.type != "int":
-        result = nearest(weight, args)
+        result = nearest(weight, args, grid=grid)
         result.notes.append("rounded to nearest instead of hqq: hqq is defined for integer formats")
         return result
-    grid = Grid.fit(weight, args)
     rows = weight.shape[0]
     groups = weight.float().view(rows, -1, grid.width)
     if args.symmetric:
-        scale = _fit_scale(groups, grid.step.unsqueeze(-1), args, options).squeeze(-1).to(weight.dtype)
+        scale = _fit_scale(groups, grid.step.unsqueeze(-1), args, options).squeeze(-1).to(grid.scale.dtype)
         fitted = Grid.of_scale(args, scale, None, weight.shape, grid.width)
     else:
         assert grid.zero is not None

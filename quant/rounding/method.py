@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -22,11 +21,11 @@ class Method:
     """A rounding method.
 
     Attributes:
-        function: ``(weight, args, stats, options) -> QuantizedWeight``.
+        function: ``(weight, args, stats, options, grid) -> QuantizedWeight``.
         options: the pydantic model of its options.
         needs_hessian: whether ``stats.hessian`` must be gathered for it.
     """
 
-    function: Callable[[Any, Any, Any, Any], QuantizedWeight]
+    function: Callable[..., QuantizedWeight]
     options: type[RoundingOptions]
     needs_hessian: bool

@@ -16,14 +16,19 @@ class NearestOptions(RoundingOptions):
 
 
 def nearest(
-    weight: Tensor, args: QuantizationArgs, stats: LayerStats | None = None, options: RoundingOptions | None = None
+    weight: Tensor,
+    args: QuantizationArgs,
+    stats: LayerStats | None = None,
+    options: RoundingOptions | None = None,
+    grid: Grid | None = None,
 ) -> QuantizedWeight:
     """Round every weight to the closest value on the grid of its group's extremes.
 
     Args:
-        weight: ``[rows, columns]``, in the dtype that scales are stored in.
+        weight: ``[rows, columns]``; in the dtype that scales are stored in, unless ``grid`` is given.
         args: the number format.
         stats, options: not used.
+        grid: the grid to use instead.
     """
-    grid = Grid.fit(weight, args)
+    grid = grid or Grid.fit(weight, args)
     return QuantizedWeight(grid.round(weight.float()), grid)

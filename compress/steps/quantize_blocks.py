@@ -1,0 +1,186 @@
+"""The loop of a quantize step: block by block, each reading what the quantized blocks before it produce."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor, nn
+
+from ...quant.activations import quantize_inputs
+from ...quant.quantized_weight import restore
+from ..activations import ActivationStore
+from ..anatomy import SharedInput
+from ..links import as_rows, block_weights
+from ..open_model import LinearFacts, OpenModel
+from ..resources import release_freed_memory
+from ..streamed import StreamedModel
+from .assignment import Treatment
+from .block_passes import BlockPasses, observe_head
+from .group_quantizer import GroupQuantizer, LayerRecord, ToRound
+from .parts import load_part, save_part
+from .step import RunContext
+from .transforms import Transforms, fill
+
+
+class BlockQuantizer:
+    """Quantizes a model's blocks and head, and leaves each as a part in the journal.
+
+    Args:
+        model: the model, its residual stream already changed where a transform does that.
+        chosen: what each linear is given, by name.
+        transforms: what is done to each block's weights before they are rounded.
+        context: the run around it.
+    """
+
+    def __init__(
+        self, model: OpenModel, chosen: dict[str, Treatment], transforms: Transforms, context: RunContext
+    ) -> None:
+        self._model = model
+        self._chosen = chosen
+        self._transforms = transforms
+        self._context = context
+        self._streamed = StreamedModel(model.skeleton, model.weights, context.dtype, context.journal)
+        self.parts = [context.journal / f"block-{i:05d}.safetensors" for i in range(len(self._streamed))]
+        if model.anatomy.head in chosen:
+            self.parts.append(context.journal / "head.safetensors")
+
+    def run(self) -> None:
+        """Make all parts. A block that an earlier run finished is only run, so that the next one sees its outputs."""
+        if all(part.exists() for part in self.parts):
+            return
+        streamed = self._streamed
+        store = streamed.embed(self._context.tokens)
+        try:
+            for index in self._context.progress.track(range(len(streamed)), "quantizing blocks", len(streamed)):
+                release_freed_memory()
+                if self.parts[index].exists():
+                    with streamed.block(index) as block, ExitStack() as hooks:
+                        self._install(block, index, load_part(self.parts[index]), hooks)
+                        streamed.run_block(index, block, store)
+                else:
+                    self._block(index, store)
+            if len(self.parts) > len(streamed) and not self.parts[-1].exists():
+                self._head(store)
+        finally:
+            store.close()
+
+    def _block(self, index: int, store: ActivationStore) -> None:
+        anatomy, streamed = self._model.anatomy.blocks[index], self._streamed
+        # Before the block is filled: looking for links fills it with weights of its own.
+        links = self._model.links(index) if self._transforms.links else ()
+        read_in = torch.float32 if self._transforms.change_weights else streamed.dtype
+        with streamed.block(index, read_in) as block, ExitStack() as hooks:
+            weights = block_weights(block, read_in)
+            if read_in != streamed.dtype:
+                fill(block, weights, streamed.dtype)
+            passes = BlockPasses(block, anatomy, store, lambda hidden: streamed.call(index, hidden))
+            hooks.callback(passes.close)
+            schemes = {
+                name: self._chosen[f"{anatomy.name}.{name}"].scheme
+                for group in anatomy.groups
+                for name in group.linears
+                if f"{anatomy.name}.{name}" in self._chosen
+            }
+            stored: dict[str, Tensor] = {}
+            if self._transforms.links:
+                self._transforms.apply(passes, links, weights, schemes, self._model.dtype)
+                stored |= self._changed(block, index, weights, schemes.keys())
+            records: list[LayerRecord] = []
+            for phase in anatomy.phases():
+                self._phase(passes, phase, weights, stored, records, hooks)
+            save_part(self.parts[index], stored, records)
+            passes.advance()
+
+    def _phase(
+        self,
+        passes: BlockPasses,
+        phase: list[SharedInput],
+        weights: dict[str, Tensor],
+        stored: dict[str, Tensor],
+        records: list[LayerRecord],
+        hooks: ExitStack,
+    ) -> None:
+        prefix = f"{passes.anatomy.name}."
+        wanted = [
+            SharedInput(kept, group.phase)
+            for group in phase
+            if (kept := tuple(name for name in group.linears if prefix + name in self._chosen))
+        ]
+        hessian = any(self._chosen[prefix + name].method.needs_hessian for group in wanted for name in group.linears)
+        for group, stats in passes.observe(wanted, hessian=hessian):
+            for members in self._alike(prefix, group):
+                linears = [
+                    ToRound(facts := self._model.linears[prefix + name], self._weight(weights, name, facts))
+                    for name in members
+                ]
+                rounded = GroupQuantizer(self._chosen[prefix + members[0]], self._transforms.ranges).round(
+                    linears, stats
+                )
+                for linear, (tensors, record) in zip(linears, rounded, strict=True):
+                    key = linear.facts.key.removesuffix("weight")
+                    stored |= {key + local: tensor for local, tensor in tensors.items()}
+                    records.append(record)
+        for group in wanted:
+            for name in group.linears:
+                self._use(passes.block.get_submodule(name), self._model.linears[prefix + name], stored, hooks)
+
+    def _alike(self, prefix: str, group: SharedInput) -> list[list[str]]:
+        """The linears of a group by treatment; those that are treated alike are rounded as one."""
+        found: list[tuple[Treatment, list[str]]] = []
+        for name in group.linears:
+            treatment = self._chosen[prefix + name]
+            for known, names in found:
+                if known == treatment:
+                    names.append(name)
+                    break
+            else:
+                found.append((treatment, [name]))
+        return [names for _, names in found]
+
+    def _weight(self, weights: dict[str, Tensor], name: str, facts: LinearFacts) -> Tensor:
+        weight = weights[f"{name}.weight"]
+        return weight if self._transforms.change_weights else weight.to(facts.dtype)
+
+    def _head(self, store: ActivationStore) -> None:
+        facts = self._model.linears[self._model.anatomy.head]
+        treatment = self._chosen[facts.name]
+        stats = observe_head(self._streamed.head(), store, hessian=treatment.method.needs_hessian)
+        linear = ToRound(facts, self._model.weights.load(facts.key))
+        ((tensors, record),) = GroupQuantizer(treatment, self._transforms.ranges).round([linear], stats)
+        prefix = facts.key.removesuffix("weight")
+        save_part(self.parts[-1], {prefix + local: tensor for local, tensor in tensors.items()}, [record])
+
+    def _changed(
+        self, block: nn.Module, index: int, weights: dict[str, Tensor], quantized: object
+    ) -> dict[str, Tensor]:
+        """What scales were moved into that is not quantized: norms, biases, routers, linears that are left as they are."""
+        prefix = f"{self._model.anatomy.blocks[index].name}."
+        names = {f"{name}.weight" for name in quantized}  # type: ignore[attr-defined]
+        changed = {}
+        for name, tensor in weights.items():
+            key = self._model.names[prefix + name]
+            if name not in names:
+                module = block.get_submodule(name.rpartition(".")[0])
+                changed[key] = as_rows(module, tensor).to(self._model.weights.info(key).dtype).contiguous()
+        return changed
+
+    def _install(self, block: nn.Module, index: int, stored: dict[str, Tensor], hooks: ExitStack) -> None:
+        """Give a block everything that its part holds."""
+        prefix = f"{self._model.anatomy.blocks[index].name}."
+        for name, parameter in block.named_parameters():
+            key = self._model.names[prefix + name]
+            if key in stored and prefix + name.removesuffix(".weight") not in self._chosen:
+                parameter.data = stored[key].to(parameter.dtype)
+        for name in self._model.anatomy.blocks[index].linears:
+            if name in self._chosen:
+                self._use(block.get_submodule(name.removeprefix(prefix)), self._model.linears[name], stored, hooks)
+
+    def _use(self, module: nn.Module, facts: LinearFacts, stored: dict[str, Tensor], hooks: ExitStack) -> None:
+        """Let a linear compute with its stored weight, and with rounded inputs if the scheme rounds them."""
+        scheme = self._chosen[facts.name].scheme
+        prefix = facts.key.removesuffix("weight")
+        local = {key.removeprefix(prefix): t for key, t in stored.items() if key.startswith(prefix)}
+        module.weight.data = restore(local, scheme).to(module.weight.dtype)  # type: ignore[union-attr, operator]
+        if scheme.activations is not None:
+            hooks.callback(quantize_inputs(module, scheme.activations).remove)

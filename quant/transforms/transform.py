@@ -1,0 +1,39 @@
+"""What a function-preserving transform is, for the table that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from ..grid import Grid
+from ..layer_stats import LayerStats
+from .link import Link
+
+
+class TransformOptions(BaseModel):
+    """Base of every transform's options: strict, and refusing what it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A transform.
+
+    Attributes:
+        options: the pydantic model of its options.
+        link: moves a scale where one module feeds others: ``(link, options)``.
+        range: chooses the range of a weight's codes: ``(weight, grid, stats, options) -> grid``.
+        stream: whether it changes the residual stream of the whole model; weights are edited as they are read.
+        needs_inputs: whether its link reads calibration text.
+    """
+
+    options: type[TransformOptions]
+    link: Callable[[Link, Any], None] | None = None
+    range: Callable[[Tensor, Grid, LayerStats, Any], Grid] | None = None
+    stream: bool = False
+    needs_inputs: bool = False

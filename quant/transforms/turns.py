@@ -1,0 +1,18 @@
+"""Options of what is done to the whole residual stream; the weights are edited as they are read."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from .transform import TransformOptions
+
+
+class FoldNormsOptions(TransformOptions):
+    """Norms' gains are multiplied into the linears that read them; there is nothing to choose."""
+
+
+class RotateOptions(TransformOptions):
+    """Options of rotating the residual stream (QuaRot: Ashkboos et al., 2024, arXiv:2404.00456)."""
+
+    heads: bool = Field(default=True, description="Also rotate within the value heads.")
+    seed: int | None = Field(default=None, ge=0, description="Chooses the signs; absent for the run's own seed.")
