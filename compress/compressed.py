@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ..quant.activations import ActivationRounding
 from .checkpoint import StoredSchemes
 from .model_directory import ModelDirectory
 from .open_model import OpenModel
@@ -24,7 +25,8 @@ class CompressedModel:
     def __init__(self, original: OpenModel, checkpoint: ModelDirectory) -> None:
         config = checkpoint.config_data()
         self._schemes = StoredSchemes(config["quantization_config"])
-        self.weights = DenseWeights(CheckpointWeights(checkpoint.path), self._schemes.of)
+        self._stored = CheckpointWeights(checkpoint.path)
+        self.weights = DenseWeights(self._stored, self._schemes.of)
         head_apart = original.is_tied and not config.get("tie_word_embeddings", True)
         self.model = OpenModel(original.directory, self.weights, head_apart=True) if head_apart else original
 
@@ -36,10 +38,13 @@ class CompressedModel:
             spill: a directory for activations that are too large for memory.
             round_expert_inputs: whether experts' inputs are rounded too. Servers do; transformers does not.
         """
-        rounded = {}
+        rounded, stored = {}, self._stored.names()
         for facts in self.model.linears.values():
             if facts.key in self.weights.packed and (round_expert_inputs or not facts.is_expert):
                 inputs = self._schemes.of(facts.key.removesuffix(".weight")).activations
                 if inputs is not None:
-                    rounded[facts.name] = inputs
+                    prefix = facts.key.removesuffix("weight")
+                    beside = {n.removeprefix(prefix): n for n in stored if n.startswith(prefix)}
+                    parts = {local: self._stored.load(n) for local, n in beside.items() if local.startswith("input_")}
+                    rounded[facts.name] = ActivationRounding.stored_as(inputs, parts)
         return StreamedModel(self.model.skeleton, self.weights, dtype, spill, rounded)

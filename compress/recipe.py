@@ -189,6 +189,9 @@ class Override(RecipeModel):
         json_schema_extra={"enum": [*schemes.SUPPORTED, None]},
     )
     group_size: int | None = Field(default=None, description="Columns that share a scale; absent for the scheme's own.")
+    inputs: Literal["dynamic", "static", "static_asymmetric"] | None = Field(
+        default=None, description="Where 8-bit inputs get their scales from; absent for the scheme's own."
+    )
     rounding: RoundingField | None = Field(
         default=None, description="How their codes are picked; absent for the step's."
     )
@@ -196,7 +199,9 @@ class Override(RecipeModel):
     @model_validator(mode="after")
     def _group_size_fits_scheme(self) -> Override:
         if self.scheme is not None:
-            schemes.resolve(self.scheme, self.group_size)
+            schemes.resolve(self.scheme, self.group_size, self.inputs)
+        elif self.group_size is not None or self.inputs is not None:
+            raise ValueError("group_size and inputs belong to a scheme; name it, too")
         return self
 
     _patterns = field_validator("targets")(_compiled)
@@ -212,6 +217,10 @@ class Quantize(RecipeModel):
     group_size: int | None = Field(
         default=None,
         description="Columns that share a scale; -1 for one scale per output channel; absent for the scheme's own.",
+    )
+    inputs: Literal["dynamic", "static", "static_asymmetric"] | None = Field(
+        default=None,
+        description="Where 8-bit inputs get their scales from: each token, or the calibration text; absent for the scheme's own.",
     )
     transforms: list[TransformField] = Field(
         default=[],
@@ -236,7 +245,7 @@ class Quantize(RecipeModel):
 
     @model_validator(mode="after")
     def _group_size_fits_scheme(self) -> Quantize:
-        schemes.resolve(self.scheme, self.group_size)
+        schemes.resolve(self.scheme, self.group_size, self.inputs)
         return self
 
     _patterns = field_validator("targets", "ignore")(_compiled)

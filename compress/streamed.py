@@ -7,10 +7,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
-from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor, nn
 
-from ..quant.activations import quantize_inputs
+from ..quant.activations import ActivationRounding, quantize_inputs
 from .activations import ActivationStore
 from .progress import Progress
 from .skeleton import Skeleton
@@ -37,7 +36,7 @@ class StreamedModel:
         weights: Weights,
         dtype: torch.dtype,
         spill: Path,
-        rounded_inputs: dict[str, QuantizationArgs] | None = None,
+        rounded_inputs: dict[str, ActivationRounding] | None = None,
     ) -> None:
         self.skeleton = skeleton
         self._rounded_inputs = rounded_inputs or {}
@@ -63,9 +62,9 @@ class StreamedModel:
         block = self.skeleton.blocks[index]
         with torch.no_grad(), ExitStack() as held:
             held.enter_context(holding(self.skeleton.model, tensors))
-            for name, args in self._rounded_inputs.items():
+            for name, rounding in self._rounded_inputs.items():
                 if name.startswith(prefix):
-                    held.callback(quantize_inputs(block.get_submodule(name.removeprefix(prefix)), args).remove)
+                    held.callback(quantize_inputs(block.get_submodule(name.removeprefix(prefix)), rounding).remove)
             yield block
 
     def call(self, index: int, hidden: Tensor) -> BlockCall:

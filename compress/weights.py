@@ -135,15 +135,17 @@ class DenseWeights:
         self._stored = stored
         self._scheme_of = scheme_of
         self.packed: dict[str, list[str]] = {}
+        self._beside: set[str] = set()
         by_module: dict[str, list[str]] = {}
         for name in stored.names():
             by_module.setdefault(name.rpartition(".")[0], []).append(name)
         for module, parts in by_module.items():
             if f"{module}.weight_scale" in parts:
                 self.packed[f"{module}.weight"] = [p for p in parts if p.rpartition(".")[2].startswith("weight")]
+                self._beside |= {p for p in parts if p.rpartition(".")[2].startswith("input_")}
 
     def names(self) -> list[str]:
-        hidden = {part for parts in self.packed.values() for part in parts}
+        hidden = {part for parts in self.packed.values() for part in parts} | self._beside
         return [name for name in self._stored.names() if name not in hidden] + list(self.packed)
 
     def info(self, name: str) -> TensorInfo:

@@ -2,40 +2,118 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
-from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
+from compressed_tensors.quantization.utils import calculate_qparams, compute_dynamic_scales_and_zp, generate_gparam
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 
-def quantize_inputs(module: nn.Module, args: QuantizationArgs) -> RemovableHandle:
-    """Make ``module`` see its input rounded as ``args`` say, with scales computed on the fly.
+@dataclass(frozen=True)
+class ActivationRounding:
+    """How an activation is rounded: the numbers, and the scales that calibration fixed, if any.
+
+    Attributes:
+        args: the number format.
+        scale: ``[1]``, or ``[heads, 1, 1]`` for keys and values head by head; None where it is computed on the fly.
+        zero: the code that stands for 0.0, as int8; None when symmetric.
+        global_scale: NVFP4's one float32 per tensor.
+    """
+
+    args: QuantizationArgs
+    scale: Tensor | None = None
+    zero: Tensor | None = None
+    global_scale: Tensor | None = None
+
+    @classmethod
+    def observed(cls, args: QuantizationArgs, low: Tensor, high: Tensor, stored: torch.dtype) -> ActivationRounding:
+        """The rounding that fits what calibration has seen.
+
+        Args:
+            args: the number format.
+            low, high: the extremes: one number each, or ``[heads, 1, 1]``.
+            stored: the dtype that scales are stored in.
+        """
+        if args.dynamic is True:
+            return cls(args)
+        if args.strategy == "tensor_group":
+            return cls(args, global_scale=generate_gparam(low.float().amin(), high.float().amax()).reshape(1))
+        low, high = low.float().clamp_max(0), high.float().clamp_min(0)
+        scale, zero = calculate_qparams(low, high, args)
+        scale = scale.to(stored)
+        scale = torch.where(scale == 0, torch.finfo(stored).tiny, scale)  # nothing but zeros was seen
+        shape = (1,) if args.strategy == "tensor" else scale.shape
+        return cls(args, scale.reshape(shape), None if args.symmetric else zero.to(torch.int8).reshape(shape))
+
+    @classmethod
+    def stored_as(
+        cls, args: QuantizationArgs, tensors: Mapping[str, Tensor], name: str = "input"
+    ) -> ActivationRounding:
+        """The rounding that a checkpoint's tensors describe, such as ``input_scale`` or ``k_scale``.
+
+        Raises:
+            ValueError: the format needs a scale that is not there.
+        """
+        if args.dynamic is True:
+            return cls(args)
+        wanted = f"{name}_global_scale" if args.strategy == "tensor_group" else f"{name}_scale"
+        if wanted not in tensors:
+            raise ValueError(f"its {wanted} is missing")
+        if args.strategy == "tensor_group":
+            return cls(args, global_scale=tensors[wanted])
+        return cls(args, tensors[wanted], None if args.symmetric else tensors[f"{name}_zero_point"])
+
+    def stored(self, name: str = "input") -> dict[str, Tensor]:
+        """The tensors that a checkpoint stores for it."""
+        kinds = {"scale": self.scale, "zero_point": self.zero, "global_scale": self.global_scale}
+        return {f"{name}_{kind}": tensor for kind, tensor in kinds.items() if tensor is not None}
+
+    @torch.no_grad()
+    def __call__(self, values: Tensor) -> Tensor:
+        """``values`` after quantization and back, by compressed-tensors' own arithmetic."""
+        if values.numel() == 0:
+            return values
+        if self.scale is not None:
+            scale = self.scale.to(values.dtype)
+            return fake_quantize(x=values, scale=scale, zero_point=cast(Tensor, self.zero), args=self.args)
+        # compressed-tensors reads "per token" as one scale per element of the first two dimensions.
+        batched = values if values.dim() > 2 else values.unsqueeze(0)
+        scale, zero = compute_dynamic_scales_and_zp(
+            value=batched, args=self.args, module=nn.Module(), global_scale=self.global_scale
+        )
+        rounded = fake_quantize(x=batched, scale=scale, zero_point=zero, args=self.args, global_scale=self.global_scale)
+        return rounded.view_as(values)
+
+
+def quantize_inputs(module: nn.Module, rounding: ActivationRounding) -> RemovableHandle:
+    """Make ``module`` see its input rounded.
 
     Returns:
         The hook's handle; ``remove()`` restores full-precision inputs.
     """
 
     def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (rounded_inputs(inputs[0], args), *inputs[1:])
+        return (rounding(inputs[0]), *inputs[1:])
 
     return module.register_forward_pre_hook(hook)
 
 
-@torch.no_grad()
 def rounded_inputs(inputs: Tensor, args: QuantizationArgs) -> Tensor:
-    """``inputs`` after dynamic quantization and back, by compressed-tensors' own arithmetic."""
-    if inputs.numel() == 0:
-        return inputs
-    # compressed-tensors reads "per token" as one scale per element of the first two dimensions.
-    batched = inputs if inputs.dim() > 2 else inputs.unsqueeze(0)
-    scale, zero = compute_dynamic_scales_and_zp(value=batched, args=args, module=nn.Module())
-    return fake_quantize(x=batched, scale=scale, zero_point=zero, args=args).view_as(inputs)
+    """``inputs`` after dynamic quantization and back."""
+    return ActivationRounding(args)(inputs)
 
 
 def is_int8_by_token(args: QuantizationArgs) -> bool:
     """Whether inputs are rounded to int8 with one scale for each token: what integer kernels compute."""
-    return args.num_bits == 8 and args.type == "int" and args.symmetric is True and args.strategy == "token"
+    return (
+        args.num_bits == 8
+        and args.type == "int"
+        and args.symmetric is True
+        and args.strategy == "token"
+        and args.dynamic is True
+    )

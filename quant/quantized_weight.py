@@ -54,6 +54,8 @@ class QuantizedWeight:
 def restore(stored: dict[str, Tensor], scheme: Scheme) -> Tensor:
     """The dense weight that compressed-tensors makes of stored tensors (what transformers will compute with)."""
     compressor = BaseCompressor.get_value_from_registry(scheme.format)
-    weight = compressor.decompress(dict(stored), scheme.config_group(["Linear"]))["weight"]
+    weight = compressor.decompress(
+        {k: t for k, t in stored.items() if k.startswith("weight")}, scheme.config_group(["Linear"])
+    )["weight"]
     assert weight is not None
     return weight

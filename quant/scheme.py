@@ -21,17 +21,21 @@ SUPPORTED = (
     "W8A8",
     "FP8_DYNAMIC",
     "FP8_BLOCK",
+    "FP8",
     "W3A16",
     "W2A16",
+    "W4A8",
+    "W4AFP8",
+    "W4A4",
     "NVFP4A16",
+    "NVFP4",
     "MXFP4A16",
+    "MXFP4",
 )
 
 # Presets of compressed-tensors that Smelt refuses, with the reason a user is told.
 UNSUPPORTED = {
     "W4A16_ASYM": "transformers 5.23 does not reload its packed zero-points",
-    "FP8": "it needs static activation scales, which Smelt does not calibrate yet; FP8_DYNAMIC needs none",
-    "NVFP4": "it needs static activation scales, which Smelt does not calibrate yet; NVFP4A16 needs none",
 }
 
 # transformers fuses experts as it loads them and restores only these (tested with 5.23).
@@ -67,7 +71,11 @@ class Scheme:
     def label(self) -> str:
         """The name with the group size: what tells two schemes apart."""
         size = self.args.group_size if self.args.strategy == "group" else None
-        return self.name if size is None else f"{self.name} g{size}"
+        fixed = self.activations is not None and self.activations.dynamic is False and self.name != "FP8"
+        inputs = (
+            "" if not fixed else " static" if self.activations and self.activations.symmetric else " static asymmetric"
+        )
+        return f"{self.name}{'' if size is None else f' g{size}'}{inputs}"
 
     def config_group(self, targets: list[str]) -> QuantizationScheme:
         """This scheme as one ``config_groups`` entry of a checkpoint's ``quantization_config``."""
@@ -85,7 +93,7 @@ class Scheme:
 
     @property
     def accepts_group_size(self) -> bool:
-        return self.args.type == "int" and self.activations is None
+        return self.args.type == "int" and (self.activations is None or self.args.strategy == "group")
 
     def shape_problem(self, rows: int, columns: int) -> str | None:
         """Say why a weight of this shape cannot carry the scheme, or None if it can."""
@@ -109,6 +117,15 @@ class Scheme:
 
     def stored_bytes(self, rows: int, columns: int, scale_bytes: int = 2) -> int:
         """Bytes that a weight of this shape takes on disk, scales included."""
+        return self._weight_bytes(rows, columns, scale_bytes) + self._input_bytes(scale_bytes)
+
+    def _input_bytes(self, scale_bytes: int) -> int:
+        inputs = self.activations
+        if inputs is None or inputs.dynamic is True:
+            return 0
+        return 4 if inputs.strategy == "tensor_group" else scale_bytes + (0 if inputs.symmetric else 1)
+
+    def _weight_bytes(self, rows: int, columns: int, scale_bytes: int) -> int:
         bits = self.args.num_bits
         if self.format == "pack-quantized":
             return rows * math.ceil(columns * bits / 32) * 4 + rows * self._groups(columns) * scale_bytes + 16
@@ -137,21 +154,25 @@ def why_unsupported(name: str) -> str | None:
     return UNSUPPORTED.get(upper, "neither transformers nor Smelt's runtime has been shown to load it")
 
 
-def resolve(name: str, group_size: int | None = None) -> Scheme:
+def resolve(name: str, group_size: int | None = None, inputs: str | None = None) -> Scheme:
     """Build the scheme called ``name``, with ``group_size`` in place of the preset's own.
 
     Args:
         name: one of :data:`SUPPORTED`.
         group_size: columns that share a scale; -1 for one scale per output channel; None keeps the preset's.
+        inputs: ``dynamic``, ``static`` or ``static_asymmetric`` scales of 8-bit inputs; None keeps the preset's.
 
     Raises:
-        ValueError: the name is not supported, or the scheme has no group size to change.
+        ValueError: the name is not supported, or the scheme has no such choice.
     """
     if name.upper() not in SUPPORTED:
         raise ValueError(f"unknown scheme {name!r}; known: {', '.join(SUPPORTED)}")
     preset = preset_name_to_scheme(name.upper(), ["Linear"])
     args, activations = preset.weights, preset.input_activations
     assert args is not None
+    if args.strategy == "tensor":
+        # FP8's preset has one scale per weight; one per output is never worse, and loaders read both.
+        args = preset.weights = args.model_copy(update={"strategy": QuantizationStrategy.CHANNEL})
     if group_size is not None:
         scheme = Scheme(name.upper(), args, activations, "")
         if not scheme.accepts_group_size:
@@ -166,5 +187,24 @@ def resolve(name: str, group_size: int | None = None) -> Scheme:
             group_size=None if group_size == -1 else group_size,
         )
     preset.weights = args
-    layout = infer_module_format(torch.nn.Linear, preset)
+    if inputs is not None:
+        activations = preset.input_activations = _input_args(name.upper(), activations, inputs)
+    # Left to itself, compressed-tensors stores 4-bit weights with rounded inputs as int8.
+    packed = args.type == "int" and args.num_bits < 8
+    layout = CompressionFormat.pack_quantized if packed else infer_module_format(torch.nn.Linear, preset)
     return Scheme(name.upper(), args, activations, layout.value)
+
+
+def _input_args(name: str, preset: QuantizationArgs | None, inputs: str) -> QuantizationArgs:
+    if preset is None or preset.num_bits != 8 or preset.strategy not in ("token", "tensor"):
+        raise ValueError(f"scheme {name} has no 8-bit inputs whose scales could be {inputs}; remove the field")
+    if inputs == "static_asymmetric" and preset.type != "int":
+        raise ValueError(f"scheme {name} has no zero-points; use inputs: static")
+    dynamic = inputs == "dynamic"
+    return QuantizationArgs(
+        num_bits=8,
+        type=preset.type,
+        symmetric=inputs != "static_asymmetric",
+        strategy=QuantizationStrategy.TOKEN if dynamic else QuantizationStrategy.TENSOR,
+        dynamic=dynamic,
+    )

@@ -49,13 +49,17 @@ class Assignment:
         self._settings = settings
         self._where = where
         self.usual = Treatment(
-            resolve(settings.scheme, settings.group_size), settings.rounding.method, settings.rounding.settled()
+            resolve(settings.scheme, settings.group_size, settings.inputs),
+            settings.rounding.method,
+            settings.rounding.settled(),
         )
         self._special = [
             (
                 override.targets,
                 Treatment(
-                    self.usual.scheme if override.scheme is None else resolve(override.scheme, override.group_size),
+                    self.usual.scheme
+                    if override.scheme is None
+                    else resolve(override.scheme, override.group_size, override.inputs),
                     (override.rounding or settings.rounding).method,
                     (override.rounding or settings.rounding).settled(),
                 ),

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...quant.activations import ActivationRounding
 from ...quant.grid import Grid
 from ...quant.layer_stats import LayerStats, output_error
 from ...quant.quantized_weight import restore
@@ -82,6 +83,10 @@ class GroupQuantizer:
         """
         scheme = self._treatment.scheme
         stacked = scheme.args.strategy != "block"
+        inputs: dict[str, Tensor] = {}
+        if scheme.activations is not None:
+            low, high = stats.low.amin(), stats.high.amax()
+            inputs = ActivationRounding.observed(scheme.activations, low, high, linears[0].facts.dtype).stored()
         results = []
         for members in [linears] if stacked else [[linear] for linear in linears]:
             stored = members[0].facts.dtype
@@ -97,7 +102,7 @@ class GroupQuantizer:
                 facts, weight = linear.facts, linear.weight
                 mine = whole.rows(start, start + weight.shape[0])
                 start += weight.shape[0]
-                tensors = mine.stored(scheme)
+                tensors = mine.stored(scheme) | {name: tensor.clone() for name, tensor in inputs.items()}
                 error = output_error(weight, restore(tensors, scheme), stats)
                 if error is not None and not math.isfinite(error):
                     raise SmeltError(

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from ...quant.activations import quantize_inputs
+from ...quant.activations import ActivationRounding, quantize_inputs
 from ...quant.quantized_weight import restore
 from ..activations import ActivationStore
 from ..anatomy import SharedInput
@@ -183,4 +183,5 @@ class BlockQuantizer:
         local = {key.removeprefix(prefix): t for key, t in stored.items() if key.startswith(prefix)}
         module.weight.data = restore(local, scheme).to(module.weight.dtype)  # type: ignore[union-attr, operator]
         if scheme.activations is not None:
-            hooks.callback(quantize_inputs(module, scheme.activations).remove)
+            rounding = ActivationRounding.stored_as(scheme.activations, local)
+            hooks.callback(quantize_inputs(module, rounding).remove)
