@@ -10,7 +10,12 @@ from typing import Any
 
 import compressed_tensors
 from compressed_tensors.config import CompressionFormat
-from compressed_tensors.quantization import QuantizationConfig, QuantizationScheme, QuantizationStatus
+from compressed_tensors.quantization import (
+    QuantizationArgs,
+    QuantizationConfig,
+    QuantizationScheme,
+    QuantizationStatus,
+)
 from torch import Tensor
 
 from ..quant.scheme import Scheme
@@ -84,7 +89,9 @@ def write_checkpoint(
     write_text(directory / "model.safetensors.index.json", json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
-def quantization_config(schemes: dict[str, Scheme], ignore: list[str]) -> dict[str, Any]:
+def quantization_config(
+    schemes: dict[str, Scheme], ignore: list[str], keys_values: QuantizationArgs | None = None
+) -> dict[str, Any]:
     """``config.json``'s ``quantization_config``, by compressed-tensors' own schema.
 
     One scheme goes to every linear that is not ignored. Of several, each names its linears in full: loaders differ in
@@ -93,6 +100,7 @@ def quantization_config(schemes: dict[str, Scheme], ignore: list[str]) -> dict[s
     Args:
         schemes: what each linear is stored as, by every name that a loader may know it by.
         ignore: what is not quantized.
+        keys_values: what the cache of keys and values is kept in.
     """
     groups: dict[str, tuple[Scheme, list[str]]] = {}
     for name, scheme in schemes.items():
@@ -104,7 +112,8 @@ def quantization_config(schemes: dict[str, Scheme], ignore: list[str]) -> dict[s
             for i, (scheme, names) in enumerate(groups.values())
         },
         ignore=ignore,
-        format=formats.pop() if len(formats) == 1 else CompressionFormat.mixed_precision.value,
+        kv_cache_scheme=keys_values,
+        format=_overall_format(formats),
         quantization_status=QuantizationStatus.COMPRESSED,
     )
     return {
@@ -114,14 +123,26 @@ def quantization_config(schemes: dict[str, Scheme], ignore: list[str]) -> dict[s
     }
 
 
+def _overall_format(formats: set[str]) -> str:
+    if not formats:
+        return CompressionFormat.dense.value
+    return next(iter(formats)) if len(formats) == 1 else CompressionFormat.mixed_precision.value
+
+
 class StoredSchemes:
-    """How the linears of a checkpoint are stored, by its ``quantization_config``."""
+    """How the linears of a checkpoint are stored, by its ``quantization_config``.
+
+    Attributes:
+        keys_values: what its keys and values are to be cached in; None for as they are computed.
+    """
 
     def __init__(self, data: dict[str, Any]) -> None:
         known = {key: value for key, value in data.items() if key != "version"}
         self._usual: Scheme | None = None
         self._by_name: dict[str, Scheme] = {}
-        for group in QuantizationConfig.model_validate(known).config_groups.values():
+        config = QuantizationConfig.model_validate(known)
+        self.keys_values = config.kv_cache_scheme
+        for group in config.config_groups.values():
             assert isinstance(group, QuantizationScheme)
             scheme = Scheme.of_group(group)
             for target in group.targets:

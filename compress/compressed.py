@@ -8,6 +8,7 @@ import torch
 
 from ..quant.activations import ActivationRounding
 from .checkpoint import StoredSchemes
+from .keys_values import KeysValues
 from .model_directory import ModelDirectory
 from .open_model import OpenModel
 from .streamed import StreamedModel
@@ -47,4 +48,16 @@ class CompressedModel:
                     beside = {n.removeprefix(prefix): n for n in stored if n.startswith(prefix)}
                     parts = {local: self._stored.load(n) for local, n in beside.items() if local.startswith("input_")}
                     rounded[facts.name] = ActivationRounding.stored_as(inputs, parts)
-        return StreamedModel(self.model.skeleton, self.weights, dtype, spill, rounded)
+        return StreamedModel(self.model.skeleton, self.weights, dtype, spill, rounded, self._keys_values())
+
+    def _keys_values(self) -> dict[int, KeysValues]:
+        args = self._schemes.keys_values
+        if args is None:
+            return {}
+        found, names = {}, set(self._stored.names())
+        for index in range(len(self.model.anatomy.blocks)):
+            prefix = self.model.attention_prefix(index)
+            kinds = ("k_scale", "v_scale", "k_zero_point", "v_zero_point")
+            parts = {kind: self._stored.load(prefix + kind) for kind in kinds if prefix + kind in names}
+            found[index] = KeysValues.stored_as(args, parts)
+        return found

@@ -13,6 +13,7 @@ from transformers.utils import logging as transformers_logging
 from .anatomy import Anatomy, study
 from .errors import SmeltError
 from .experts import Experts
+from .keys_values import cached_attention
 from .links import LinkNames, find_links
 from .model_directory import ModelDirectory
 from .skeleton import Skeleton
@@ -103,6 +104,21 @@ class OpenModel:
         if shape not in self._links:
             self._links[shape] = find_links(self.skeleton, self.anatomy.blocks[index])
         return self._links[shape]
+
+    def attention_prefix(self, index: int) -> str:
+        """What the checkpoint's names of a block's attention begin with; its cache's scales are stored beside them.
+
+        Raises:
+            SmeltError: no attention of the block keeps a cache that compressed-tensors knows.
+        """
+        name = cached_attention(self.skeleton.blocks[index])
+        if name is None:
+            raise SmeltError(
+                f"{type(self.skeleton.blocks[index]).__name__}: has no attention whose cache compressed-tensors knows"
+            )
+        start = f"{self.anatomy.blocks[index].name}.{name}."
+        label, key = next((label, key) for label, key in self.names.items() if label.startswith(start))
+        return key.removesuffix(label.removeprefix(start))
 
     def block_linears(self, index: int) -> list[LinearFacts]:
         """The linears of one block."""

@@ -177,6 +177,28 @@ TransformField = Annotated[TransformChoice, WithJsonSchema(_choice_schema(TRANSF
 SchemeField = Annotated[str, BeforeValidator(_scheme_name)]
 
 
+class KvCache(RecipeModel):
+    """What keys and values are cached in."""
+
+    numbers: Literal["fp8", "int8", "int4"]
+    scales: Literal["tensor", "head", "token"] | None = Field(
+        default=None,
+        description="One scale for a layer or for each head, from the calibration text, or one for each token and head as"
+        " it comes. By default `tensor`, which servers read; `token` for int4, which needs it.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_shorthand(cls, value: Any) -> Any:
+        return {"numbers": value} if isinstance(value, str) else value
+
+
+KvCacheField = Annotated[
+    KvCache,
+    WithJsonSchema({"anyOf": [{"enum": ["fp8", "int8", "int4"]}, KvCache.model_json_schema()]}),
+]
+
+
 class Override(RecipeModel):
     """What some linears are given instead of the step's own choices."""
 
@@ -221,6 +243,11 @@ class Quantize(RecipeModel):
     inputs: Literal["dynamic", "static", "static_asymmetric"] | None = Field(
         default=None,
         description="Where 8-bit inputs get their scales from: each token, or the calibration text; absent for the scheme's own.",
+    )
+    kv_cache: KvCacheField | None = Field(
+        default=None,
+        description="What keys and values are cached in: `fp8`, `int8` or `int4`, or {numbers: …, scales: …}; absent for"
+        " as they are computed.",
     )
     transforms: list[TransformField] = Field(
         default=[],

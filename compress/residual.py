@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..quant.transforms.rotation import Rotation
 from .anatomy import BlockAnatomy
 from .feeders import random_weights
+from .keys_values import head_width
 from .links import LinkNames, as_rows, norm_offset
 from .skeleton import Skeleton
 from .stubs import block_calls, head_replaced, holding, outer_parameters, set_tensor, stubbed
@@ -186,7 +187,7 @@ def _folded(tensor: Tensor, leaf: str, gain: Tensor, offset: float, turn: Rotati
 def _heads(link: LinkNames, skeleton: Skeleton) -> Heads | None:
     config = skeleton.model.config
     count = getattr(config, "num_attention_heads", None)
-    width = getattr(config, "head_dim", None) or (skeleton.hidden_size // count if count else None)
+    width = head_width(config) if count else None
     rows = link.channels.unique()
     readers = [name for group in link.groups for name in group.linears]
     if link.kind != "linear" or not width or len(rows) % width or len(link.channels) % width or len(readers) != 1:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..quant.activations import ActivationRounding, quantize_inputs
 from .activations import ActivationStore
+from .keys_values import KeysValues, RoundedCache, with_cache
 from .progress import Progress
 from .skeleton import Skeleton
 from .stubs import BlockCall, NoHead, block_calls, head_replaced, holding, outer_parameters, stubbed
@@ -28,6 +29,7 @@ class StreamedModel:
         dtype: what everything is computed in.
         spill: a directory for activations that are too large for memory.
         rounded_inputs: for linears whose inputs are quantized at run time: how.
+        keys_values: for blocks whose keys and values are cached in few bits: how.
     """
 
     def __init__(
@@ -37,9 +39,11 @@ class StreamedModel:
         dtype: torch.dtype,
         spill: Path,
         rounded_inputs: dict[str, ActivationRounding] | None = None,
+        keys_values: dict[int, KeysValues] | None = None,
     ) -> None:
         self.skeleton = skeleton
         self._rounded_inputs = rounded_inputs or {}
+        self.keys_values = keys_values or {}
         self.weights = weights
         self.dtype = dtype
         self.names = skeleton.checkpoint_names(weights)
@@ -72,7 +76,8 @@ class StreamedModel:
         shape = (hidden.shape[0], hidden.shape[1])
         if shape not in self._calls:
             self._calls[shape] = block_calls(self.skeleton, *shape, self.dtype)
-        return self._calls[shape][index]
+        call = self._calls[shape][index]
+        return with_cache(call, RoundedCache(self.keys_values[index])) if index in self.keys_values else call
 
     def embed(self, tokens: Tensor) -> ActivationStore:
         """What the first block reads, for token ids ``[windows, length]``."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from compressed_tensors.compressors.format import infer_module_format
 from compressed_tensors.config import CompressionFormat
-from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, QuantizationStrategy
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, QuantizationStrategy, QuantizationType
 from compressed_tensors.quantization.quant_scheme import (
     is_preset_scheme,
     preset_name_to_scheme,
@@ -193,6 +193,30 @@ def resolve(name: str, group_size: int | None = None, inputs: str | None = None)
     packed = args.type == "int" and args.num_bits < 8
     layout = CompressionFormat.pack_quantized if packed else infer_module_format(torch.nn.Linear, preset)
     return Scheme(name.upper(), args, activations, layout.value)
+
+
+def cache_args(numbers: str, scales: str | None, head_width: int) -> QuantizationArgs:
+    """How keys and values are cached, as compressed-tensors' ``kv_cache_scheme``.
+
+    Args:
+        numbers: ``fp8``, ``int8`` or ``int4``.
+        scales: ``tensor``, ``head`` or ``token``; None for what suits the numbers.
+        head_width: channels of a head.
+    """
+    scales = scales or ("token" if numbers == "int4" else "tensor")
+    strategies = {
+        "tensor": QuantizationStrategy.TENSOR,
+        "head": QuantizationStrategy.ATTN_HEAD,
+        "token": QuantizationStrategy.GROUP,  # groups of a head's width: one scale for each token and head
+    }
+    return QuantizationArgs(
+        num_bits=4 if numbers == "int4" else 8,
+        type=QuantizationType.FLOAT if numbers == "fp8" else QuantizationType.INT,
+        symmetric=True,
+        strategy=strategies[scales],
+        group_size=head_width if scales == "token" else None,
+        dynamic=scales == "token",
+    )
 
 
 def _input_args(name: str, preset: QuantizationArgs | None, inputs: str) -> QuantizationArgs:

@@ -80,7 +80,7 @@ class Assignment:
         chosen = self.of(model)
         facts = [model.linears[name] for name in chosen]
         problems = self._pattern_problems(model)
-        if not chosen and not problems:
+        if not chosen and not problems and self._settings.kv_cache is None:
             problems.append(Problem(f"{self._where}.targets", "everything is ignored, so nothing would be quantized"))
         problems += self._shape_problems(chosen, model)
         problems += self._shared_problems(chosen, model)

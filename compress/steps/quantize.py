@@ -5,20 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+from compressed_tensors.quantization import QuantizationArgs
+
+from ...quant.scheme import cache_args
 from ..activations import BATCH_TOKENS
 from ..anatomy import is_linear
 from ..checkpoint import Entry, quantization_config, write_checkpoint
-from ..errors import Problem
+from ..errors import Problem, SmeltError
+from ..keys_values import head_width, takes_cache
 from ..open_model import LinearFacts, OpenModel
 from ..recipe import Quantize
 from ..resources import Cost, compute_dtype
 from ..safetensors_file import SafetensorsFile
+from ..stubs import block_calls
 from ..turned import untied
 from .assignment import Assignment, Treatment
 from .parts import layers_of
 from .quantize_blocks import BlockQuantizer
 from .step import RunContext, StepRecord
 from .transforms import Transforms
+
+_CACHE_TENSORS = ("k_scale", "v_scale", "k_zero_point", "v_zero_point")
 
 
 class QuantizeStep:
@@ -31,12 +39,16 @@ class QuantizeStep:
 
     def __init__(self, settings: Quantize, where: str) -> None:
         self.settings = settings
+        self._where = where
         self.assignment = Assignment(settings, where)
         self.transforms = Transforms(settings.transforms, where)
 
     def check(self, model: OpenModel) -> list[Problem]:
         problems = self.transforms.problems(model)
-        return problems or self.assignment.problems(self.transforms.opened(model, 0))
+        if problems:
+            return problems
+        problems = self.assignment.problems(self.transforms.opened(model, 0))
+        return problems + self._cache_problems(model)
 
     def plan(self, model: OpenModel) -> dict[str, Any]:
         working = self.transforms.opened(model, 0)
@@ -104,11 +116,30 @@ class QuantizeStep:
         context.journal.mkdir(parents=True, exist_ok=True)
         working = self.transforms.opened(model, context.seed)
         chosen = self.assignment.of(working)
-        blocks = BlockQuantizer(working, chosen, self.transforms, context)
+        blocks = BlockQuantizer(working, chosen, self.transforms, self._cache_args(working), context)
         blocks.run()
         self._write(working, chosen, blocks.parts, target)
         layers = layers_of(blocks.parts)
         return StepRecord("quantize", self.settings.model_dump(mode="json"), layers, list(model.anatomy.unknown))
+
+    def _cache_args(self, model: OpenModel) -> QuantizationArgs | None:
+        wanted = self.settings.kv_cache
+        return None if wanted is None else cache_args(wanted.numbers, wanted.scales, head_width(model.config))
+
+    def _cache_problems(self, model: OpenModel) -> list[Problem]:
+        if self.settings.kv_cache is None:
+            return []
+        where = f"{self._where}.kv_cache"
+        try:
+            model.attention_prefix(0)
+        except SmeltError as error:
+            return [Problem(where, f"{error}; remove the field")]
+        if not takes_cache(block_calls(model.skeleton, 1, 4, torch.float32)[0]):
+            kind = type(model.skeleton.blocks[0]).__name__
+            return [
+                Problem(where, f"{kind} is not called with a cache, so Smelt cannot see its keys; remove the field")
+            ]
+        return []
 
     def _chosen(self, model: OpenModel) -> list[tuple[LinearFacts, Treatment]]:
         return [(model.linears[name], treatment) for name, treatment in self.assignment.of(model).items()]
@@ -139,7 +170,13 @@ class QuantizeStep:
             for name, treatment in chosen.items()
             for label in dict.fromkeys((model.linears[name].key.removesuffix(".weight"), name))
         }
-        config["quantization_config"] = quantization_config(schemes, self._ignored(model, chosen))
+        entries += [
+            (name, file.tensors[name], lambda name=name, file=file: file.load(name))
+            for name, file in home.items()
+            if name.rpartition(".")[2] in _CACHE_TENSORS
+        ]
+        ignored = self._ignored(model, chosen)
+        config["quantization_config"] = quantization_config(schemes, ignored, self._cache_args(model))
         write_checkpoint(target, model.directory.path, config, entries, with_code=model.directory.trust_remote_code)
 
     def _ignored(self, model: OpenModel, chosen: dict[str, Treatment]) -> list[str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 import torch
+from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor, nn
 
 from ...quant.activations import ActivationRounding, quantize_inputs
 from ...quant.quantized_weight import restore
 from ..activations import ActivationStore
 from ..anatomy import SharedInput
+from ..keys_values import KeysValues, RangesCache, with_cache
 from ..links import as_rows, block_weights
 from ..open_model import LinearFacts, OpenModel
 from ..resources import release_freed_memory
@@ -30,12 +32,19 @@ class BlockQuantizer:
         model: the model, its residual stream already changed where a transform does that.
         chosen: what each linear is given, by name.
         transforms: what is done to each block's weights before they are rounded.
+        cache: what keys and values are cached in, if not as they are computed.
         context: the run around it.
     """
 
     def __init__(
-        self, model: OpenModel, chosen: dict[str, Treatment], transforms: Transforms, context: RunContext
+        self,
+        model: OpenModel,
+        chosen: dict[str, Treatment],
+        transforms: Transforms,
+        cache: QuantizationArgs | None,
+        context: RunContext,
     ) -> None:
+        self._cache = cache
         self._model = model
         self._chosen = chosen
         self._transforms = transforms
@@ -56,7 +65,12 @@ class BlockQuantizer:
                 release_freed_memory()
                 if self.parts[index].exists():
                     with streamed.block(index) as block, ExitStack() as hooks:
-                        self._install(block, index, load_part(self.parts[index]), hooks)
+                        stored = load_part(self.parts[index])
+                        self._install(block, index, stored, hooks)
+                        if self._cache is not None:
+                            prefix = self._model.attention_prefix(index)
+                            local = {key.removeprefix(prefix): t for key, t in stored.items() if key.startswith(prefix)}
+                            streamed.keys_values[index] = KeysValues.stored_as(self._cache, local)
                         streamed.run_block(index, block, store)
                 else:
                     self._block(index, store)
@@ -89,6 +103,9 @@ class BlockQuantizer:
             records: list[LayerRecord] = []
             for phase in anatomy.phases():
                 self._phase(passes, phase, weights, stored, records, hooks)
+            if self._cache is not None:
+                stored |= self._keys_values(block, index, store)
+                passes.close()  # what was kept of attention was computed with keys and values as they are
             save_part(self.parts[index], stored, records)
             passes.advance()
 
@@ -141,6 +158,21 @@ class BlockQuantizer:
     def _weight(self, weights: dict[str, Tensor], name: str, facts: LinearFacts) -> Tensor:
         weight = weights[f"{name}.weight"]
         return weight if self._transforms.change_weights else weight.to(facts.dtype)
+
+    def _keys_values(self, block: nn.Module, index: int, store: ActivationStore) -> dict[str, Tensor]:
+        """Find the cache's scales on the block as it is now rounded, and compute with them from here on."""
+        assert self._cache is not None
+        ranges = RangesCache()
+        if self._cache.dynamic is not True:
+            for batch in store.batches():
+                hidden = store.read(batch)
+                with_cache(self._streamed.call(index, hidden), ranges).run(block, hidden)
+            rounding = ranges.rounding(self._cache, self._model.dtype)
+        else:
+            rounding = KeysValues.stored_as(self._cache, {})
+        self._streamed.keys_values[index] = rounding
+        prefix = self._model.attention_prefix(index)
+        return {prefix + name: tensor for name, tensor in rounding.stored().items()}
 
     def _head(self, store: ActivationStore) -> None:
         facts = self._model.linears[self._model.anatomy.head]

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from ..tiny import SMELT_6M
 
-FP4 = ("NVFP4A16", "MXFP4A16")
+FP4 = ("NVFP4A16", "NVFP4", "MXFP4A16", "MXFP4")
 PAIRS = [
     (scheme, dtype)
     for scheme in SUPPORTED

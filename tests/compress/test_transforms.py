@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from ..tiny import CONFIGS, make_model, save_model
+from .interruption import interrupt_after
 
 # Norms after attention and after the feed-forward part scale what enters the stream; OPT's embedding is narrower.
 NOT_TURNED = {"gemma2": "norm after attention", "gemma3_text": "norm after attention", "olmo2": "norm after attention"}
@@ -127,20 +128,7 @@ def test_a_killed_run_with_transforms_continues_with_the_same_bytes(
     path = tiny("llama", torch.bfloat16)
     made = recipe(path, {"evaluate": False}, rounding="gptq", group_size=32, transforms=["rotate", "smooth", "awq"])
     quiet = {p.name: p.read_bytes() for p in run(made).checkpoint.iterdir()}
-    from smelt.compress.steps import quantize_blocks
-
-    original, count = quantize_blocks.save_part, [0]
-
-    def stop(*args: Any) -> None:
-        original(*args)
-        count[0] += 1
-        if count[0] == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(quantize_blocks, "save_part", stop)
-        with pytest.raises(KeyboardInterrupt):
-            run(made, fresh=True)
+    interrupt_after(2, monkeypatch, lambda: run(made, fresh=True))
     again = {p.name: p.read_bytes() for p in run(made).checkpoint.iterdir()}
     assert again == quiet
 

@@ -1,0 +1,107 @@
+"""Keys and values as a cache of few bits will hold them: what calibration sees of them, and computing with them rounded.
+
+Blocks are handed a stand-in for transformers' cache, which every attention gives its keys (already rotated) and
+values to, and reads back what it attends to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from compressed_tensors.quantization import QuantizationArgs
+from compressed_tensors.quantization.lifecycle.initialize import is_cached_attention_module
+from torch import Tensor, nn
+
+from ..quant.activations import ActivationRounding
+from .stubs import BlockCall
+
+_CACHES = ("past_key_values", "past_key_value", "layer_past")
+
+
+@dataclass(frozen=True)
+class KeysValues:
+    """How a block's keys and values are rounded."""
+
+    keys: ActivationRounding
+    values: ActivationRounding
+
+    @classmethod
+    def stored_as(cls, args: QuantizationArgs, tensors: dict[str, Tensor]) -> KeysValues:
+        """The rounding that ``k_scale`` and ``v_scale`` describe."""
+        return cls(ActivationRounding.stored_as(args, tensors, "k"), ActivationRounding.stored_as(args, tensors, "v"))
+
+    def stored(self) -> dict[str, Tensor]:
+        """The tensors that a checkpoint stores beside the attention's weights."""
+        return self.keys.stored("k") | self.values.stored("v")
+
+
+class RangesCache:
+    """Keeps the extremes of keys and values, head by head, and changes nothing."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[Tensor, Tensor]] = []
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Called by the attention with ``[windows, heads, length, width]``."""
+        for i, tensor in enumerate((keys, values)):
+            low, high = (_by_head(tensor, extreme) for extreme in (torch.amin, torch.amax))
+            if len(self._ranges) <= i:
+                self._ranges.append((low, high))
+            else:
+                self._ranges[i] = (torch.minimum(self._ranges[i][0], low), torch.maximum(self._ranges[i][1], high))
+        return keys, values
+
+    def get_seq_length(self, *_: Any) -> int:
+        return 0
+
+    def rounding(self, args: QuantizationArgs, stored: torch.dtype) -> KeysValues:
+        """The rounding that fits what went by."""
+        found = []
+        for low, high in self._ranges:
+            if args.strategy != "attn_head":
+                low, high = low.amin(), high.amax()
+            found.append(ActivationRounding.observed(args, low, high, stored))
+        return KeysValues(*found)
+
+
+class RoundedCache:
+    """Rounds keys and values as they enter the cache; the same step attends to the rounded ones."""
+
+    def __init__(self, rounding: KeysValues) -> None:
+        self._rounding = rounding
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        return self._rounding.keys(keys), self._rounding.values(values)
+
+    def get_seq_length(self, *_: Any) -> int:
+        return 0
+
+
+def with_cache(call: BlockCall, cache: RangesCache | RoundedCache) -> BlockCall:
+    """The same call of a block with a stand-in for its cache."""
+    kwargs = dict(call.kwargs)
+    for name in _CACHES:
+        if name in kwargs:
+            kwargs[name] = cache
+    return BlockCall(call.args, kwargs)
+
+
+def cached_attention(block: nn.Module) -> str | None:
+    """The name of a block's attention as compressed-tensors knows it, which scales are stored beside; None if there is none."""
+    return next((name for name, module in block.named_modules() if is_cached_attention_module(module)), None)
+
+
+def takes_cache(call: BlockCall) -> bool:
+    """Whether a block is called with a place for a cache."""
+    return any(name in call.kwargs for name in _CACHES)
+
+
+def head_width(config: Any) -> int:
+    """Channels of an attention head, by a model's configuration."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _by_head(tensor: Tensor, extreme: Any) -> Tensor:
+    return extreme(tensor.float(), dim=(0, 2, 3)).view(-1, 1, 1)
