@@ -8,7 +8,8 @@ holds them apart.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -35,6 +36,8 @@ class Experts(nn.ModuleList):
         count, double, hidden = cast(Tensor, fused.gate_up_proj).shape
         self._names = names
         # Not a submodule: its fused parameters stay on the meta device and are never used.
+        # Experts that are also run on tokens of others, so that calibration sees inputs of those that no token reaches.
+        self.shown_all: set[int] = set()
         self._gate: Callable[[Tensor], Tensor] = fused._apply_gate  # type: ignore[assignment]
         for _ in range(count):
             expert = nn.Module()
@@ -51,7 +54,11 @@ class Experts(nn.ModuleList):
         total = torch.zeros_like(hidden)
         for index, expert in enumerate(self):
             token, place = torch.where(top_k_index == index)
-            if token.numel():
+            if index in self.shown_all:
+                everywhere = self._run(expert, hidden)
+                output = everywhere[token] * top_k_weights[token, place, None]
+                total.index_add_(0, token, output.to(total.dtype))
+            elif token.numel():
                 output = self._run(expert, hidden[token]) * top_k_weights[token, place, None]
                 total.index_add_(0, token, output.to(total.dtype))
         return total
@@ -60,6 +67,27 @@ class Experts(nn.ModuleList):
         gate = expert.get_submodule(self._names.gate)(hidden)
         up = expert.get_submodule(self._names.up)(hidden)
         return expert.get_submodule(self._names.down)(self._gate(torch.cat((gate, up), dim=-1)))
+
+
+@contextmanager
+def shown_all_tokens(block: nn.Module, linears: list[str]) -> Iterator[None]:
+    """Run the experts that these linears belong to on every token, whatever the router says; outputs stay the same.
+
+    Args:
+        block: where they are.
+        linears: names within the block.
+    """
+    changed: list[Experts] = []
+    try:
+        for name, module in block.named_modules():
+            if isinstance(module, Experts):
+                inside = [linear.removeprefix(f"{name}.") for linear in linears if linear.startswith(f"{name}.")]
+                module.shown_all = {int(path.split(".")[0]) for path in inside}
+                changed.append(module)
+        yield
+    finally:
+        for module in changed:
+            module.shown_all = set()
 
 
 def unfuse_experts(model: nn.Module) -> list[str]:

@@ -199,6 +199,22 @@ KvCacheField = Annotated[
 ]
 
 
+class Guard(RecipeModel):
+    """What happens to a layer whose outputs change too much."""
+
+    max_layer_error: float = Field(
+        gt=0, description="The largest relative error of a layer's outputs on calibration inputs that passes."
+    )
+    otherwise: Literal["warn", "fail", "fallback"] = Field(
+        default="warn", description="Tell it in the report, end the run, or store the layer with `fallback`'s scheme."
+    )
+    fallback: SchemeField = Field(
+        default="W8A16",
+        description="The scheme of layers that fail, with all that read the same input.",
+        json_schema_extra={"enum": list(schemes.SUPPORTED)},
+    )
+
+
 class Override(RecipeModel):
     """What some linears are given instead of the step's own choices."""
 
@@ -266,6 +282,7 @@ class Quantize(RecipeModel):
         default=["lm_head"],
         description="What to leave as it is, named like targets; `lm_head` is the output head by any name.",
     )
+    guard: Guard | None = Field(default=None, description="A limit on what a layer may lose; absent for none.")
     overrides: list[Override] = Field(
         default=[], description="Linears with another scheme or rounding; where several name one, the last decides."
     )

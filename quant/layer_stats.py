@@ -20,6 +20,7 @@ class LayerStats:
         hessian: float32 ``[columns, columns]``, the sum of x xT over tokens divided by their number; None if not asked for.
         rows: ``[n, columns]``, an even sample of the inputs themselves, in their own type.
         tokens: how many inputs were seen; 0 for an expert that no token reached.
+        reached: how many inputs would have come by the router's choice, where that is fewer.
         low, high: float32 ``[columns]``, each channel's extremes over all tokens, and 0 among them.
     """
 
@@ -28,6 +29,7 @@ class LayerStats:
     tokens: int
     low: Tensor = field(default_factory=lambda: torch.zeros(0))
     high: Tensor = field(default_factory=lambda: torch.zeros(0))
+    reached: int | None = None
 
     @property
     def peak(self) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -102,6 +102,13 @@ class Assignment:
                     f" compressed-tensors checkpoints; {type(model.skeleton.model).__name__} cannot be quantized yet",
                 )
             )
+        guard = self._settings.guard
+        if guard is not None and guard.otherwise == "fallback":
+            other = {name: replace(treatment, scheme=resolve(guard.fallback)) for name, treatment in chosen.items()}
+            problems += [
+                Problem(f"{self._where}.guard.fallback", problem.what)
+                for problem in self._shape_problems(other, model) + self._type_problems(other, model)
+            ]
         return problems
 
     def _treatment(self, facts: LinearFacts, model: OpenModel) -> Treatment:

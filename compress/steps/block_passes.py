@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,11 +18,16 @@ from torch import Tensor, nn
 from ...quant.layer_stats import SAMPLE_ROWS, LayerStats, StatsCollector
 from ..activations import ActivationStore
 from ..anatomy import BlockAnatomy, SharedInput, Tail
+from ..experts import shown_all_tokens
 from ..streamed import HeadFunction
 from ..stubs import BlockCall
 
 # Experts of one layer are watched together as long as what is gathered of them fits in this much memory.
 _STATS_BYTES = 512 << 20
+
+
+# An expert that fewer tokens reached is calibrated on all of them.
+_FEW = 64
 
 
 class _SeenEnough(Exception):  # noqa: N818 - it is no error
@@ -56,8 +62,20 @@ class BlockPasses:
                 group: StatsCollector(self._columns(group), self._store.tokens, hessian=hessian) for group in wave
             }
             self._watch(collectors, stop=len(groups) == 1)
+            found = {group: collectors.pop(group).result() for group in wave}
+            found |= self._unreached({group: stats for group, stats in found.items() if stats.tokens < _FEW}, hessian)
             for group in wave:
-                yield group, collectors.pop(group).result()
+                yield group, found.pop(group)
+
+    def _unreached(self, few: dict[SharedInput, LayerStats], hessian: bool) -> dict[SharedInput, LayerStats]:
+        """Statistics over all tokens for experts that hardly any token reached."""
+        collectors = {group: StatsCollector(self._columns(group), self._store.tokens, hessian=hessian) for group in few}
+        if collectors:
+            with shown_all_tokens(self.block, [group.linears[0] for group in few]):
+                self._watch(collectors, stop=False, keep=False)
+        return {
+            group: replace(collector.result(), reached=few[group].tokens) for group, collector in collectors.items()
+        }
 
     def survey(self, groups: list[SharedInput]) -> Iterator[tuple[SharedInput, LayerStats]]:
         """Gather what every group reads before anything is rounded. Nothing is kept for later passes: the block may change."""

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from ...quant.activations import ActivationRounding
+from ...quant.channels import channel_notes
 from ...quant.grid import Grid
 from ...quant.layer_stats import LayerStats, output_error
 from ...quant.quantized_weight import restore
+from ...quant.scheme import Scheme
 from ...quant.transforms import TRANSFORMS
 from ..errors import SmeltError
 from ..open_model import LinearFacts
@@ -111,12 +113,22 @@ class GroupQuantizer:
                 record = LayerRecord(
                     facts.name,
                     (facts.rows, facts.columns),
-                    scheme.name,
+                    scheme.label,
                     _rounded(error),
-                    list(mine.notes),
+                    [*mine.notes, *_calibration_notes(stats, scheme)],
                 )
                 results.append((tensors, record))
         return results
+
+
+def _calibration_notes(stats: LayerStats, scheme: Scheme) -> list[str]:
+    notes = channel_notes(stats, scheme)
+    if stats.reached is not None and stats.tokens:
+        some = f"only {stats.reached}" if stats.reached else "none"
+        notes.append(
+            f"{some} of {stats.tokens} calibration tokens reached this expert; it was calibrated on all of them"
+        )
+    return notes
 
 
 def _rounded(error: float | None) -> float | None:

@@ -21,6 +21,7 @@ from ..safetensors_file import SafetensorsFile
 from ..stubs import block_calls
 from ..turned import untied
 from .assignment import Assignment, Treatment
+from .guard import LayerGuard
 from .parts import layers_of
 from .quantize_blocks import BlockQuantizer
 from .step import RunContext, StepRecord
@@ -116,7 +117,9 @@ class QuantizeStep:
         context.journal.mkdir(parents=True, exist_ok=True)
         working = self.transforms.opened(model, context.seed)
         chosen = self.assignment.of(working)
-        blocks = BlockQuantizer(working, chosen, self.transforms, self._cache_args(working), context)
+        blocks = BlockQuantizer(
+            working, chosen, self.transforms, self._cache_args(working), LayerGuard(self.settings.guard), context
+        )
         blocks.run()
         self._write(working, chosen, blocks.parts, target)
         layers = layers_of(blocks.parts)

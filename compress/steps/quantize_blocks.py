@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 
 import torch
 from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor, nn
 
 from ...quant.activations import ActivationRounding, quantize_inputs
+from ...quant.layer_stats import LayerStats
 from ...quant.quantized_weight import restore
 from ..activations import ActivationStore
 from ..anatomy import SharedInput
@@ -20,7 +22,8 @@ from ..streamed import StreamedModel
 from .assignment import Treatment
 from .block_passes import BlockPasses, observe_head
 from .group_quantizer import GroupQuantizer, LayerRecord, ToRound
-from .parts import load_part, save_part
+from .guard import LayerGuard
+from .parts import layers_of, load_part, save_part
 from .step import RunContext
 from .transforms import Transforms, fill
 
@@ -33,6 +36,7 @@ class BlockQuantizer:
         chosen: what each linear is given, by name.
         transforms: what is done to each block's weights before they are rounded.
         cache: what keys and values are cached in, if not as they are computed.
+        guard: what a layer may lose.
         context: the run around it.
     """
 
@@ -42,9 +46,11 @@ class BlockQuantizer:
         chosen: dict[str, Treatment],
         transforms: Transforms,
         cache: QuantizationArgs | None,
+        guard: LayerGuard,
         context: RunContext,
     ) -> None:
         self._cache = cache
+        self._guard = guard
         self._model = model
         self._chosen = chosen
         self._transforms = transforms
@@ -57,6 +63,8 @@ class BlockQuantizer:
     def run(self) -> None:
         """Make all parts. A block that an earlier run finished is only run, so that the next one sees its outputs."""
         if all(part.exists() for part in self.parts):
+            for part in self.parts:
+                self._recall(part)
             return
         streamed = self._streamed
         store = streamed.embed(self._context.tokens)
@@ -64,6 +72,7 @@ class BlockQuantizer:
             for index in self._context.progress.track(range(len(streamed)), "quantizing blocks", len(streamed)):
                 release_freed_memory()
                 if self.parts[index].exists():
+                    self._recall(self.parts[index])
                     with streamed.block(index) as block, ExitStack() as hooks:
                         stored = load_part(self.parts[index])
                         self._install(block, index, stored, hooks)
@@ -78,6 +87,13 @@ class BlockQuantizer:
                 self._head(store)
         finally:
             store.close()
+
+    def _recall(self, part: Path) -> None:
+        """Which layers of a finished part got the guard's fallback."""
+        for record in layers_of([part]):
+            other = self._guard.fallback(self._chosen[record["name"]])
+            if other is not None and record["scheme"] == other.scheme.label:
+                self._chosen[record["name"]] = other
 
     def _block(self, index: int, store: ActivationStore) -> None:
         anatomy, streamed = self._model.anatomy.blocks[index], self._streamed
@@ -126,26 +142,58 @@ class BlockQuantizer:
         ]
         hessian = any(self._chosen[prefix + name].method.needs_hessian for group in wanted for name in group.linears)
         for group, stats in passes.observe(wanted, hessian=hessian):
-            for members in self._alike(prefix, group):
-                linears = [
-                    ToRound(facts := self._model.linears[prefix + name], self._weight(weights, name, facts))
-                    for name in members
-                ]
-                rounded = GroupQuantizer(self._chosen[prefix + members[0]], self._transforms.ranges).round(
-                    linears, stats
-                )
-                for linear, (tensors, record) in zip(linears, rounded, strict=True):
-                    key = linear.facts.key.removesuffix("weight")
-                    stored |= {key + local: tensor for local, tensor in tensors.items()}
-                    records.append(record)
+            linears = {
+                name: ToRound(facts := self._model.linears[prefix + name], self._weight(weights, name, facts))
+                for name in group.linears
+            }
+            for linear, (tensors, record) in self._rounded(prefix, linears, stats):
+                key = linear.facts.key.removesuffix("weight")
+                stored |= {key + local: tensor for local, tensor in tensors.items()}
+                records.append(record)
         for group in wanted:
             for name in group.linears:
                 self._use(passes.block.get_submodule(name), self._model.linears[prefix + name], stored, hooks)
 
-    def _alike(self, prefix: str, group: SharedInput) -> list[list[str]]:
+    def _rounded(
+        self, prefix: str, linears: dict[str, ToRound], stats: LayerStats
+    ) -> list[tuple[ToRound, tuple[dict[str, Tensor], LayerRecord]]]:
+        """Round the linears of a group; again with more bits where the guard says so."""
+
+        def attempt() -> list[tuple[ToRound, tuple[dict[str, Tensor], LayerRecord]]]:
+            found = []
+            for names in self._alike(prefix, list(linears)):
+                members = [linears[name] for name in names]
+                quantizer = GroupQuantizer(self._chosen[prefix + names[0]], self._transforms.ranges)
+                found += zip(members, quantizer.round(members, stats), strict=True)
+            return found
+
+        found = attempt()
+        failing = self._guard.failing([record for _, (_, record) in found])
+        if not failing:
+            return found
+        # All that read the same input are stored alike; transformers wants one scheme for all experts.
+        others = {
+            linear.facts.name: self._guard.fallback(self._chosen[linear.facts.name])
+            for linear, _ in found
+            if not linear.facts.is_expert
+        }
+        if not others or None in others.values():
+            for record in failing:
+                record.notes.append(self._guard.told(record))
+            return found
+        worst = max(failing, key=lambda record: record.error or 0.0)
+        self._chosen.update({name: other for name, other in others.items() if other is not None})
+        again = attempt()
+        for _, (_, record) in again:
+            record.notes.append(
+                f"stored as {record.scheme}, because at {worst.scheme} {worst.name}: {self._guard.told(worst)}"
+            )
+        return again
+
+    def _alike(self, prefix: str, linears: list[str]) -> list[list[str]]:
         """The linears of a group by treatment; those that are treated alike are rounded as one."""
         found: list[tuple[Treatment, list[str]]] = []
-        for name in group.linears:
+        for name in linears:
             treatment = self._chosen[prefix + name]
             for known, names in found:
                 if known == treatment:
@@ -179,7 +227,7 @@ class BlockQuantizer:
         treatment = self._chosen[facts.name]
         stats = observe_head(self._streamed.head(), store, hessian=treatment.method.needs_hessian)
         linear = ToRound(facts, self._model.weights.load(facts.key))
-        ((tensors, record),) = GroupQuantizer(treatment, self._transforms.ranges).round([linear], stats)
+        ((_, (tensors, record)),) = self._rounded("", {facts.name: linear}, stats)
         prefix = facts.key.removesuffix("weight")
         save_part(self.parts[-1], {prefix + local: tensor for local, tensor in tensors.items()}, [record])
 
