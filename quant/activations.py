@@ -15,12 +15,14 @@ from torch.utils.hooks import RemovableHandle
 def quantize_inputs(module: nn.Module, args: QuantizationArgs) -> RemovableHandle:
     """Make ``module`` see its input rounded as ``args`` say, with scales computed on the fly.
 
+    Gradients pass straight through the rounding.
+
     Returns:
         The hook's handle; ``remove()`` restores full-precision inputs.
     """
 
     def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (rounded_inputs(inputs[0], args), *inputs[1:])
+        return (_StraightThrough.apply(inputs[0], args), *inputs[1:])
 
     return module.register_forward_pre_hook(hook)
 
@@ -34,6 +36,18 @@ def rounded_inputs(inputs: Tensor, args: QuantizationArgs) -> Tensor:
     batched = inputs if inputs.dim() > 2 else inputs.unsqueeze(0)
     scale, zero = compute_dynamic_scales_and_zp(value=batched, args=args, module=nn.Module())
     return fake_quantize(x=batched, scale=scale, zero_point=zero, args=args).view_as(inputs)
+
+
+class _StraightThrough(torch.autograd.Function):
+    """:func:`rounded_inputs`, with the derivative of the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, args: QuantizationArgs) -> Tensor:
+        return rounded_inputs(inputs, args)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
 
 
 def is_int8_by_token(args: QuantizationArgs) -> bool:
