@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -55,6 +55,13 @@ class ActivationStore:
         start, stop, _ = batch.indices(self._shape[0])
         hidden = torch.empty(stop - start, *self._shape[1:], dtype=self._dtype)
         _whole(os.preadv, self._file, _bytes(hidden), start * self._window, self._path)
+        return hidden
+
+    def gather(self, windows: Sequence[int]) -> Tensor:
+        """A copy of windows that need not lie side by side."""
+        hidden = torch.empty(len(windows), *self._shape[1:], dtype=self._dtype)
+        for place, window in enumerate(windows):
+            _whole(os.preadv, self._file, _bytes(hidden[place]), window * self._window, self._path)
         return hidden
 
     def write(self, batch: slice, hidden: Tensor) -> None:

@@ -91,16 +91,28 @@ class ActivationRounding:
 
 
 def quantize_inputs(module: nn.Module, rounding: ActivationRounding) -> RemovableHandle:
-    """Make ``module`` see its input rounded.
+    """Make ``module`` see its input rounded. Gradients pass straight through the rounding.
 
     Returns:
         The hook's handle; ``remove()`` restores full-precision inputs.
     """
 
     def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (rounding(inputs[0]), *inputs[1:])
+        return (_StraightThrough.apply(inputs[0], rounding), *inputs[1:])
 
     return module.register_forward_pre_hook(hook)
+
+
+class _StraightThrough(torch.autograd.Function):
+    """A rounding, with the derivative of the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, rounding: ActivationRounding) -> Tensor:
+        return rounding(inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
 
 
 def rounded_inputs(inputs: Tensor, args: QuantizationArgs) -> Tensor:

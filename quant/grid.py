@@ -6,6 +6,7 @@ method needs to know neither integers from floats nor groups from blocks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +14,9 @@ from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 from torch import Tensor
 
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_E2M1_LIMITS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-_E4M3_MAX = 448.0
+_E2M1_MAX, _E2M1_MANTISSA, _E2M1_LEAST = 6.0, 1, 1.0
+_E4M3_MAX, _E4M3_MANTISSA, _E4M3_LEAST = 448.0, 3, 2.0**-6
+_EXPONENT_BITS = 0x7F800000  # of a float32
 
 
 @dataclass(frozen=True)
@@ -47,17 +48,28 @@ class Grid:
             args: the number format.
             stored: the dtype that scales are stored in, ``weight``'s own by default; rounding uses the stored values.
         """
-        stored = stored or weight.dtype
-        low, high, width = _extremes(weight.float(), args)
-        global_scale = None
-        if args.strategy == "tensor_group":
-            global_scale = generate_gparam(low.amin(), high.amax())
+        low, high, width = extremes(weight.float(), args)
+        global_scale = shared_scale([weight], args)
+        return cls.between(low, high, args, stored or weight.dtype, weight.shape, width, global_scale)
+
+    @classmethod
+    def between(
+        cls,
+        low: Tensor,
+        high: Tensor,
+        args: QuantizationArgs,
+        stored: torch.dtype,
+        shape: torch.Size,
+        width: int,
+        global_scale: Tensor | None = None,
+    ) -> Grid:
+        """A grid whose groups reach from ``low`` to ``high``; scales are stored as ``stored`` if the format leaves it open."""
         scale, zero = calculate_qparams(low, high, args, global_scale=global_scale)
         if args.scale_dtype is None:
             scale = scale.to(stored)
             # A group of tiny weights can have a scale below the stored type's smallest number.
             scale = torch.where(scale == 0, torch.finfo(stored).tiny, scale)
-        return cls.of_scale(args, scale, None if args.symmetric else zero, weight.shape, width, global_scale)
+        return cls.of_scale(args, scale, None if args.symmetric else zero, shape, width, global_scale)
 
     @classmethod
     def of_scale(
@@ -107,16 +119,36 @@ def round_codes(codes: Tensor, args: QuantizationArgs) -> Tensor:
         return codes.round().clamp_(-half, half - 1)
     if args.num_bits == 8:
         return codes.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn).to(codes.dtype)
-    magnitude = codes.abs()
-    values = torch.tensor(_E2M1, dtype=codes.dtype)
-    # Ties go to the even code: at limits 1, 3 and 5 that is the upper neighbour.
-    index = torch.zeros_like(magnitude, dtype=torch.int64)
-    for place, limit in enumerate(_E2M1_LIMITS):
-        index += magnitude >= limit if place % 2 else magnitude > limit
-    return values[index] * codes.sign()
+    # Halves of the local spacing go to the even multiple of it, which is the even code.
+    local = spacing(codes, args)
+    return (codes / local).round_().mul_(local).clamp_(-_E2M1_MAX, _E2M1_MAX)
 
 
-def _extremes(weight: Tensor, args: QuantizationArgs) -> tuple[Tensor, Tensor, int]:
+def largest_code(args: QuantizationArgs) -> float:
+    """The largest code of a number format."""
+    if args.type == "int":
+        return 2 ** (args.num_bits - 1) - 1
+    return _E4M3_MAX if args.num_bits == 8 else _E2M1_MAX
+
+
+def spacing(codes: Tensor, args: QuantizationArgs) -> Tensor:
+    """Distance between the float codes around each of ``codes`` (float32): that of its power of two."""
+    mantissa, least = (_E4M3_MANTISSA, _E4M3_LEAST) if args.num_bits == 8 else (_E2M1_MANTISSA, _E2M1_LEAST)
+    power = (codes.contiguous().view(torch.int32) & _EXPONENT_BITS).view(torch.float32)
+    return power.clamp_min_(least).mul_(2.0**-mantissa)
+
+
+def shared_scale(weights: Sequence[Tensor], args: QuantizationArgs) -> Tensor | None:
+    """NVFP4's global scale for weights that a server will fuse, which must have it in common; None for other formats."""
+    if args.strategy != "tensor_group":
+        return None
+    low = torch.stack([weight.amin() for weight in weights]).amin().float()
+    high = torch.stack([weight.amax() for weight in weights]).amax().float()
+    return generate_gparam(low, high)
+
+
+def extremes(weight: Tensor, args: QuantizationArgs) -> tuple[Tensor, Tensor, int]:
+    """Smallest and largest element of each group of a float32 weight, and how many columns a group has."""
     rows, columns = weight.shape
     if args.strategy == "block":
         assert args.block_structure is not None

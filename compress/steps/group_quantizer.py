@@ -13,7 +13,7 @@ from ...quant.activations import ActivationRounding
 from ...quant.channels import channel_notes
 from ...quant.grid import Grid
 from ...quant.layer_stats import LayerStats, output_error
-from ...quant.quantized_weight import restore
+from ...quant.quantized_weight import QuantizedWeight, restore
 from ...quant.scheme import Scheme
 from ...quant.transforms import TRANSFORMS
 from ..errors import SmeltError
@@ -85,10 +85,7 @@ class GroupQuantizer:
         """
         scheme = self._treatment.scheme
         stacked = scheme.args.strategy != "block"
-        inputs: dict[str, Tensor] = {}
-        if scheme.activations is not None:
-            low, high = stats.low.amin(), stats.high.amax()
-            inputs = ActivationRounding.observed(scheme.activations, low, high, linears[0].facts.dtype).stored()
+        inputs = input_rounding(scheme, stats, linears[0].facts.dtype)
         results = []
         for members in [linears] if stacked else [[linear] for linear in linears]:
             stored = members[0].facts.dtype
@@ -101,24 +98,33 @@ class GroupQuantizer:
             whole = self._treatment.method.function(weight, scheme.args, stats, self._treatment.options, grid)
             start = 0
             for linear in members:
-                facts, weight = linear.facts, linear.weight
-                mine = whole.rows(start, start + weight.shape[0])
-                start += weight.shape[0]
-                tensors = mine.stored(scheme) | {name: tensor.clone() for name, tensor in inputs.items()}
-                error = output_error(weight, restore(tensors, scheme), stats)
-                if error is not None and not math.isfinite(error):
-                    raise SmeltError(
-                        f"{facts.name}: its outputs on the calibration text are not finite; add it to ignore or use other text"
-                    )
-                record = LayerRecord(
-                    facts.name,
-                    (facts.rows, facts.columns),
-                    scheme.label,
-                    _rounded(error),
-                    [*mine.notes, *_calibration_notes(stats, scheme)],
-                )
-                results.append((tensors, record))
+                mine = whole.rows(start, start + len(linear.weight))
+                start += len(linear.weight)
+                results.append(finished(linear, mine, scheme, stats, inputs))
         return results
+
+
+def input_rounding(scheme: Scheme, stats: LayerStats, stored: torch.dtype) -> ActivationRounding | None:
+    """How inputs with these statistics are rounded; None if the scheme leaves them as they are."""
+    if scheme.activations is None:
+        return None
+    return ActivationRounding.observed(scheme.activations, stats.low.amin(), stats.high.amax(), stored)
+
+
+def finished(
+    linear: ToRound, rounded: QuantizedWeight, scheme: Scheme, stats: LayerStats, inputs: ActivationRounding | None
+) -> tuple[dict[str, Tensor], LayerRecord]:
+    """What the checkpoint stores for a rounded linear, and what is told of it."""
+    facts = linear.facts
+    beside = {} if inputs is None else {name: tensor.clone() for name, tensor in inputs.stored().items()}
+    tensors = rounded.stored(scheme) | beside
+    error = output_error(linear.weight, restore(tensors, scheme), stats)
+    if error is not None and not math.isfinite(error):
+        raise SmeltError(
+            f"{facts.name}: its outputs on the calibration text are not finite; add it to ignore or use other text"
+        )
+    notes = [*rounded.notes, *_calibration_notes(stats, scheme)]
+    return tensors, LayerRecord(facts.name, (facts.rows, facts.columns), scheme.label, _rounded(error), notes)
 
 
 def _calibration_notes(stats: LayerStats, scheme: Scheme) -> list[str]:

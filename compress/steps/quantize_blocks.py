@@ -8,10 +8,14 @@ from pathlib import Path
 import torch
 from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from ...quant.activations import ActivationRounding, quantize_inputs
+from ...quant.grid import shared_scale
 from ...quant.layer_stats import LayerStats
 from ...quant.quantized_weight import restore
+from ...quant.rounding.learned_weight import Learned
+from ...quant.rounding.signround import signround
 from ..activations import ActivationStore
 from ..anatomy import SharedInput
 from ..keys_values import KeysValues, RangesCache, with_cache
@@ -21,7 +25,7 @@ from ..resources import release_freed_memory
 from ..streamed import StreamedModel
 from .assignment import Treatment
 from .block_passes import BlockPasses, observe_head
-from .group_quantizer import GroupQuantizer, LayerRecord, ToRound
+from .group_quantizer import GroupQuantizer, LayerRecord, ToRound, finished, input_rounding
 from .guard import LayerGuard
 from .parts import layers_of, load_part, save_part
 from .step import RunContext
@@ -50,6 +54,9 @@ class BlockQuantizer:
         context: RunContext,
     ) -> None:
         self._cache = cache
+        self._plain: ActivationStore | None = (
+            None  # what the unrounded blocks make of the windows, for methods that need it
+        )
         self._guard = guard
         self._model = model
         self._chosen = chosen
@@ -68,12 +75,16 @@ class BlockQuantizer:
             return
         streamed = self._streamed
         store = streamed.embed(self._context.tokens)
+        if any(treatment.method.by_block for treatment in self._chosen.values()):
+            self._plain = streamed.embed(self._context.tokens)
         try:
             for index in self._context.progress.track(range(len(streamed)), "quantizing blocks", len(streamed)):
                 release_freed_memory()
                 if self.parts[index].exists():
                     self._recall(self.parts[index])
                     with streamed.block(index) as block, ExitStack() as hooks:
+                        if self._plain is not None:
+                            streamed.run_block(index, block, self._plain)
                         stored = load_part(self.parts[index])
                         self._install(block, index, stored, hooks)
                         if self._cache is not None:
@@ -87,6 +98,8 @@ class BlockQuantizer:
                 self._head(store)
         finally:
             store.close()
+            if self._plain is not None:
+                self._plain.close()
 
     def _recall(self, part: Path) -> None:
         """Which layers of a finished part got the guard's fallback."""
@@ -104,6 +117,9 @@ class BlockQuantizer:
             weights = block_weights(block, read_in)
             if read_in != streamed.dtype:
                 fill(block, weights, streamed.dtype)
+            if self._plain is not None:
+                # The float block makes of float inputs what the rounded one is to make of its own.
+                streamed.run_block(index, block, self._plain)
             passes = BlockPasses(block, anatomy, store, lambda hidden: streamed.call(index, hidden))
             hooks.callback(passes.close)
             schemes = {
@@ -119,6 +135,7 @@ class BlockQuantizer:
             records: list[LayerRecord] = []
             for phase in anatomy.phases():
                 self._phase(passes, phase, weights, stored, records, hooks)
+            self._learn(passes, index, weights, store, stored, records, hooks)
             if self._cache is not None:
                 stored |= self._keys_values(block, index, store)
                 passes.close()  # what was kept of attention was computed with keys and values as they are
@@ -138,7 +155,7 @@ class BlockQuantizer:
         wanted = [
             SharedInput(kept, group.phase)
             for group in phase
-            if (kept := tuple(name for name in group.linears if prefix + name in self._chosen))
+            if (kept := tuple(name for name in group.linears if self._is_rounded_alone(prefix + name)))
         ]
         hessian = any(self._chosen[prefix + name].method.needs_hessian for group in wanted for name in group.linears)
         for group, stats in passes.observe(wanted, hessian=hessian):
@@ -153,6 +170,72 @@ class BlockQuantizer:
         for group in wanted:
             for name in group.linears:
                 self._use(passes.block.get_submodule(name), self._model.linears[prefix + name], stored, hooks)
+
+    def _is_rounded_alone(self, name: str) -> bool:
+        return name in self._chosen and not self._chosen[name].method.by_block
+
+    def _learn(
+        self,
+        passes: BlockPasses,
+        index: int,
+        weights: dict[str, Tensor],
+        store: ActivationStore,
+        stored: dict[str, Tensor],
+        records: list[LayerRecord],
+        hooks: ExitStack,
+    ) -> None:
+        """Round together the linears whose method works on the whole block."""
+        prefix, block = f"{passes.anatomy.name}.", passes.block
+        wanted = [
+            SharedInput(kept, group.phase)
+            for group in passes.anatomy.groups
+            if (
+                kept := tuple(
+                    n for n in group.linears if prefix + n in self._chosen and not self._is_rounded_alone(prefix + n)
+                )
+            )
+        ]
+        if not wanted:
+            return
+        assert self._plain is not None
+        passes.close()  # what was kept of the block's inside is not what it computes while it learns
+        stats = {name: found for group, found in passes.survey(wanted) for name in group.linears}
+        linears, roundings, layers = {}, {}, {}
+        for group in wanted:
+            treatments = [self._chosen[prefix + name] for name in group.linears]
+            shared = shared_scale([weights[f"{name}.weight"] for name in group.linears], treatments[0].scheme.args)
+            for name, treatment in zip(group.linears, treatments, strict=True):
+                facts, module = self._model.linears[prefix + name], block.get_submodule(name)
+                linears[name] = ToRound(facts, self._weight(weights, name, facts))
+                roundings[name] = input_rounding(treatment.scheme, stats[name], facts.dtype)
+                layers[name] = Learned(
+                    module,
+                    treatment.scheme.args,
+                    facts.dtype,
+                    roundings[name],
+                    isinstance(module, Conv1D),
+                    shared,
+                    linears[name].weight if self._transforms.change_weights else None,
+                )
+        options = next(t.options for t in self._chosen.values() if t.method.by_block)
+        learned = signround(
+            layers,
+            lambda hidden: self._streamed.call(index, hidden).run(block, hidden),
+            store.gather,
+            self._plain.gather,
+            store.shape[0],
+            options,
+        )
+        for name, linear in linears.items():
+            scheme = self._chosen[prefix + name].scheme
+            tensors, record = finished(linear, learned[name], scheme, stats[name], roundings[name])
+            if self._guard.failing([record]):
+                record.notes.append(self._guard.told(record))
+            key = linear.facts.key.removesuffix("weight")
+            stored |= {key + local: tensor for local, tensor in tensors.items()}
+            records.append(record)
+        for name, linear in linears.items():
+            self._use(block.get_submodule(name), linear.facts, stored, hooks)
 
     def _rounded(
         self, prefix: str, linears: dict[str, ToRound], stats: LayerStats

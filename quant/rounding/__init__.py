@@ -6,11 +6,13 @@ from .gptq import GptqOptions, gptq
 from .hqq import HqqOptions, hqq
 from .method import Method, RoundingOptions
 from .nearest import NearestOptions, nearest
+from .signround import SignroundOptions
 
 METHODS: dict[str, Method] = {
     "nearest": Method(nearest, NearestOptions, needs_hessian=False),
     "gptq": Method(gptq, GptqOptions, needs_hessian=True),
     "hqq": Method(hqq, HqqOptions, needs_hessian=False),
+    "signround": Method(nearest, SignroundOptions, needs_hessian=False, by_block=True),
 }
 
 __all__ = ["METHODS", "Method", "RoundingOptions"]

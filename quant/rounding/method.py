@@ -21,11 +21,14 @@ class Method:
     """A rounding method.
 
     Attributes:
-        function: ``(weight, args, stats, options, grid) -> QuantizedWeight``.
+        function: ``(weight, args, stats, options, grid) -> QuantizedWeight``; for methods by block, what the output
+            head is rounded with, which belongs to none.
         options: the pydantic model of its options.
         needs_hessian: whether ``stats.hessian`` must be gathered for it.
+        by_block: whether it rounds a block's linears together, as :func:`signround` does.
     """
 
     function: Callable[..., QuantizedWeight]
     options: type[RoundingOptions]
     needs_hessian: bool
+    by_block: bool = False

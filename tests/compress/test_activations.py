@@ -43,3 +43,12 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         store.close()
+
+
+def test_windows_are_gathered_in_any_order(tmp_path: Path) -> None:
+    store = ActivationStore((7, 3, 5), torch.bfloat16, tmp_path)
+    hidden = torch.randn(7, 3, 5).to(torch.bfloat16)
+    store.write(slice(0, 7), hidden)
+    for windows in ([4], [6, 0, 3], [2, 2]):
+        assert torch.equal(store.gather(windows), hidden[windows])
+    store.close()

@@ -193,7 +193,7 @@ def test_linears_can_have_schemes_of_their_own(tiny: Callable[..., Path], recipe
     assert stored["model.layers.1.mlp.up_proj.weight_packed"].shape == (256, 128 * 3 // 32)
     assert stored["model.layers.2.mlp.up_proj.weight_packed"].shape == (256, 128 * 4 // 32)
     labels = {layer.name: layer.scheme for layer in result.report.candidates[0].layers}
-    assert labels["model.layers.1.mlp.gate_proj"] == "W3A16"
+    assert labels["model.layers.1.mlp.gate_proj"] == "W3A16 g64"
     assert json.loads((result.checkpoint / "smelt.json").read_text())["reload"]["through"] == "transformers"
 
 
@@ -222,3 +222,26 @@ def test_seeds_choose_rotations(tmp_path: Path) -> None:
     turns = [Turn.random(streams, 128, seed).stream.matrix() for seed in (0, 0, 1)]  # type: ignore[union-attr]
     assert torch.equal(turns[0], turns[1])
     assert all(not torch.equal(a, b) for a, b in pairwise(turns[1:]))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"group_size": 32}, {"scheme": "W4A8", "group_size": 32, "inputs": "static"}], ids=str
+)
+def test_signround_learns_blocks_within_a_run_and_continues(
+    settings: dict[str, Any], tiny: Callable[..., Path], recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closer to the original than rounding to nearest, transforms included; the same bytes after an interruption."""
+    path = tiny("llama", torch.bfloat16)
+    with torch.no_grad():
+        before = AutoModelForCausalLM.from_pretrained(path)(TOKENS).logits.float()
+    distances = []
+    for rounding in ("nearest", {"method": "signround", "iterations": 20, "batch": 4}):
+        made = recipe(path, {"evaluate": False}, rounding=rounding, transforms=["rotate", "smooth"], **settings)
+        result = run(made, fresh=True)
+        with torch.no_grad():
+            after = AutoModelForCausalLM.from_pretrained(result.checkpoint)(TOKENS).logits.float()
+        distances.append((after - before).norm().item())
+    assert distances[1] < distances[0]
+    quiet = {p.name: p.read_bytes() for p in result.checkpoint.iterdir()}
+    interrupt_after(1, monkeypatch, lambda: run(made, fresh=True))
+    assert {p.name: p.read_bytes() for p in run(made).checkpoint.iterdir()} == quiet

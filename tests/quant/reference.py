@@ -63,3 +63,42 @@ def hqq_zero_point(
         z = (codes - (w - e) / s).mean(dim=1, keepdim=True)
         beta *= kappa
     return best
+
+
+class SignRoundReference:
+    """SignRound's equations (Cheng et al. 2023, equations 2 to 4) in float64, left to autograd.
+
+    Integers only. Symmetric scales are compressed-tensors' (the larger extreme over half the range) and
+    keep one factor; asymmetric ones are the paper's, with one factor for each end.
+    """
+
+    def __init__(self, weight: Tensor, bits: int, group: int, *, symmetric: bool) -> None:
+        self.low_code, self.high_code, self.symmetric = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1, symmetric
+        self.weight = weight.double().view(weight.shape[0], -1, group)
+        self.low = self.weight.amin(-1, keepdim=True).clamp(max=0)
+        self.high = self.weight.amax(-1, keepdim=True).clamp(min=0)
+        self.offset = torch.zeros_like(self.weight, requires_grad=True)
+        count = 1 if symmetric else 2
+        self.factors = [torch.ones_like(self.low, requires_grad=True) for _ in range(count)]
+
+    def quantized(self) -> Tensor:
+        steps = self.high_code - self.low_code
+        if self.symmetric:
+            scale = torch.maximum(-self.low, self.high) * self.factors[0] / (steps / 2)
+            zero = torch.zeros_like(scale)
+        else:
+            scale = (self.high * self.factors[0] - self.low * self.factors[1]) / steps
+            zero = _straight_through(self.low_code - self.low * self.factors[1] / scale)
+        codes = _straight_through(self.weight / scale + zero + self.offset).clamp(self.low_code, self.high_code)
+        return ((codes - zero) * scale).flatten(1)
+
+    def descend(self, loss: Tensor, rate: float) -> None:
+        variables = [self.offset, *self.factors]
+        for variable, slope in zip(variables, torch.autograd.grad(loss, variables), strict=True):
+            variable.data -= rate * slope.sign()
+        for factor in self.factors:
+            factor.data.clamp_(0, 1)
+
+
+def _straight_through(values: Tensor) -> Tensor:
+    return values + (values.round() - values).detach()

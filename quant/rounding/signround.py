@@ -1,0 +1,179 @@
+"""SignRound: learn which way to round, and where to clip, by signed descent (Cheng et al., 2023, arXiv:2309.05516)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from ..activations import quantize_inputs
+from ..quantized_weight import QuantizedWeight
+from .learned_weight import Learned, LearnedWeight
+from .method import RoundingOptions
+
+# Hidden states ``[windows, length, width]`` of the windows with these numbers.
+Read = Callable[[Sequence[int]], Tensor]
+
+# How often the learned state is judged: each time costs two forward passes, and a step costs about three.
+_JUDGED = 10
+# The judges are this many batches, but never more than this share of all windows.
+_JUDGING_BATCHES, _JUDGING_SHARE = 2, 4
+
+
+class SignroundOptions(RoundingOptions):
+    """Options of SignRound."""
+
+    iterations: int = Field(default=200, ge=1, description="Steps of signed gradient descent for each block.")
+    batch: int = Field(default=8, ge=1, description="Calibration windows a step.")
+    learning_rate: float | None = Field(
+        default=None, gt=0, description="Of the first step; it falls linearly to 0. By default 1 / iterations."
+    )
+    learn_clipping: bool = Field(default=True, description="Learn each group's range beside the rounding.")
+    least_clip: float = Field(
+        default=0.0, ge=0, lt=1, description="The share of its extremes below which no group's range shrinks."
+    )
+    seed: int = Field(default=0, ge=0, description="Of the order in which windows are drawn.")
+
+
+def signround(
+    layers: Mapping[str, Learned],
+    run: Callable[[Tensor], Tensor],
+    inputs: Read,
+    targets: Read,
+    windows: int,
+    options: SignroundOptions | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, QuantizedWeight]:
+    """Round one block's linears together, so that the block's outputs come closest to ``targets``.
+
+    Every weight gets an offset that is added before rounding, every group a factor on its range; both
+    move by the sign of the gradient of the outputs' mean squared error. A few windows are kept apart: at
+    the start, at the end and nine times between, the error on them is measured, and the state where it
+    was least is returned. So the result is never worse on them than the start, which is rounding to
+    nearest with ranges that suit the inputs.
+
+    As the authors' own code does it, ``inputs`` are what the quantized blocks before this one give, and
+    ``targets`` what the float block makes of float inputs: the block then also makes up for their errors.
+
+    While it runs, the modules' weights are overwritten; afterwards, and if it is interrupted, they are as before.
+
+    Args:
+        layers: the block's linears by name. Their inputs must not be rounded yet; that is done here.
+        run: the block, from hidden states ``[windows, length, width]`` to the same, differentiable.
+        inputs, targets: hidden states that enter the block, and those that should leave it.
+        windows: how many there are.
+        options: see :class:`SignroundOptions`.
+        progress: called after every step with the number of steps done.
+    """
+    options = options or SignroundOptions()
+    order = torch.randperm(windows, generator=torch.Generator().manual_seed(options.seed)).tolist()
+    apart = min(_JUDGING_BATCHES * options.batch, windows // _JUDGING_SHARE)
+    judges, pupils = (order[:apart], order[apart:]) if apart else (order, order)
+
+    def error(batch: Sequence[int]) -> Tensor:
+        return nn.functional.mse_loss(run(inputs(batch)).float(), targets(batch).float())
+
+    with torch.no_grad(), ExitStack() as held:
+        importance = _importance(layers, lambda batch: run(inputs(batch)), _batches(judges, options.batch))
+        weights: dict[str, LearnedWeight] = {}
+        for name, layer in layers.items():
+            weights[name] = LearnedWeight(layer, importance.get(name), options.least_clip)
+            held.callback(weights[name].release)
+            if layer.activations is not None:
+                held.callback(quantize_inputs(layer.module, layer.activations).remove)
+        best = _descend(weights, error, judges, pupils, options, progress)
+        return {name: weight.result(_notes(weight, best, len(judges), options)) for name, weight in weights.items()}
+
+
+def _descend(
+    weights: dict[str, LearnedWeight],
+    error: Callable[[Sequence[int]], Tensor],
+    judges: list[int],
+    pupils: list[int],
+    options: SignroundOptions,
+    progress: Callable[[int], None] | None,
+) -> dict[int, float]:
+    """Learn, and keep what judged best. Returns the errors that were the least so far, by step."""
+    parameters = [weight.parameter for weight in weights.values()]
+    best: dict[int, float] = {}
+
+    def judge(step: int) -> None:
+        found = sum(error(part).item() * len(part) for part in _batches(judges, options.batch)) / len(judges)
+        if found < min(best.values(), default=math.inf):
+            best[step] = found
+            for weight in weights.values():
+                weight.keep()
+
+    for weight in weights.values():
+        weight.write()
+    draws = _draws(pupils, options.batch, torch.Generator().manual_seed(options.seed))
+    first_rate = options.learning_rate or 1 / options.iterations
+    often = max(1, options.iterations // _JUDGED)
+    for step in range(options.iterations):
+        if step % often == 0:
+            judge(step)
+        with torch.enable_grad():
+            loss = error(next(draws))
+        if not loss.requires_grad or not loss.isfinite():
+            break  # no token reaches these layers, or there is no gradient to follow
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        rate = first_rate * (1 - step / options.iterations)
+        for weight, gradient in zip(weights.values(), gradients, strict=True):
+            if gradient is not None:
+                weight.learn(gradient, rate, rate if options.learn_clipping else 0.0)
+                weight.write()
+        if progress is not None:
+            progress(step + 1)
+    judge(options.iterations)
+    return best
+
+
+def _notes(weight: LearnedWeight, best: dict[int, float], judges: int, options: SignroundOptions) -> list[str]:
+    if not best:
+        return ["rounded to nearest instead of signround: the block's outputs on the calibration text are not finite"]
+    if not weight.reached:
+        return ["rounded to nearest instead of signround: no calibration token reached it"]
+    first, (step, least) = next(iter(best.values())), list(best.items())[-1]
+    return [
+        f"signround: the block's squared error on {judges} windows fell from {first:.4g} to {least:.4g}"
+        f" at step {step} of {options.iterations}"
+    ]
+
+
+def _batches(windows: list[int], size: int) -> Iterator[list[int]]:
+    return (windows[start : start + size] for start in range(0, len(windows), size))
+
+
+def _draws(windows: list[int], size: int, generator: torch.Generator) -> Iterator[list[int]]:
+    """Batches of one size, endlessly; a window comes again only when all others have come, or nearly all."""
+    size = min(size, len(windows))
+    while True:
+        order = torch.randperm(len(windows), generator=generator).tolist()
+        for start in range(0, len(order) - size + 1, size):
+            yield [windows[place] for place in order[start : start + size]]
+
+
+def _importance(
+    layers: Mapping[str, Learned], pass_through: Callable[[list[int]], Any], batches: Iterator[list[int]]
+) -> dict[str, Tensor]:
+    """Mean squares, but for a common factor, of each layer's input columns."""
+    sums: dict[str, Tensor] = {}
+
+    def hook_of(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+            squares = inputs[0].float().square().flatten(0, -2).sum(0)
+            sums[name] = sums[name] + squares if name in sums else squares
+
+        return hook
+
+    with ExitStack() as held:
+        for name, layer in layers.items():
+            held.callback(layer.module.register_forward_pre_hook(hook_of(name)).remove)
+        for batch in batches:
+            pass_through(batch)
+    return sums
