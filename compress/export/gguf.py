@@ -164,9 +164,10 @@ def _write(opened: _Opened, target: Path, kind: Kind, progress: Progress) -> Ggu
     }
     file = GgufFile(target, arch, fields, _dimensions(opened))
     linears: Counter[str] = Counter()
-    falling: set[str] = set()
+    larger = 0
 
     def each() -> Iterator[tuple[str, np.ndarray, tuple[int, ...], GGMLQuantizationType]]:
+        nonlocal larger
         for name, tensor in opened.positions.tensors.items():
             yield _small(name, tensor, record)
         for tensor in progress.track(opened.tensors, "writing"):
@@ -179,8 +180,7 @@ def _write(opened: _Opened, target: Path, kind: Kind, progress: Progress) -> Ggu
             _count(record, found)
             if not tensor.table:
                 linears[found.type.name] += found.data.nbytes
-            if wanted is not None and found.type.name != wanted:
-                falling.add(f"{matrices[0].shape[1]} numbers")
+            larger += wanted is not None and found.type.name != wanted
             rows, columns = matrices[0].shape
             shape = (len(matrices), rows, columns) if tensor.stacked else (rows, columns)
             del matrices
@@ -192,7 +192,7 @@ def _write(opened: _Opened, target: Path, kind: Kind, progress: Progress) -> Ggu
 
     file.write(each())
     record.bytes = file.nbytes
-    record.notes = [*_notes(record, kind, falling), *differences(opened.architecture, opened.spec)]
+    record.notes = [*_notes(record, kind, larger), *differences(opened.architecture, opened.spec)]
     record.notes += [*opened.positions.notes, *opened.tokenizer.notes]
     return record
 
@@ -287,7 +287,7 @@ def _counts(carried: Carried) -> list[str]:
     return said
 
 
-def _notes(record: GgufRecord, kind: Kind, falling: set[str]) -> list[str]:
+def _notes(record: GgufRecord, kind: Kind, larger: int) -> list[str]:
     notes = []
     for name, carried in sorted(record.tensors.items()):
         if kind is AUTO and carried.requantized:
@@ -299,6 +299,9 @@ def _notes(record: GgufRecord, kind: Kind, falling: set[str]) -> list[str]:
             notes.append(
                 f"{carried.rescaled} weights keep their codes in {name}, but their scales or minima were rounded to float16"
             )
-    for length in sorted(falling):
-        notes.append(f"rows of {length} are no whole blocks of the type asked for; they are stored in a larger one")
+    if larger:
+        notes.append(
+            f"{larger} weights are stored in another type than the one asked for, since their rows are no whole blocks of it "
+            "or float16, which its scales are, lacks their size"
+        )
     return notes

@@ -24,6 +24,8 @@ _FLOATS = {
 _TORCH = {kind.name: dtype for dtype, kind in _FLOATS.items()}
 # What holds rows that are no whole blocks of a type, smallest first.
 _NARROWER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q6_K": "Q8_0"}
+# The relative error of weights that are nothing or infinite in float16, of which blocks' scales are.
+_LOST = 0.9
 _AT_ONCE = 1 << 20  # numbers that are encoded together
 
 
@@ -53,7 +55,7 @@ KINDS = {
     "Q4_1": Kind("Q4_1", "Q6_K", 3),
     "Q4_0": Kind("Q4_0", "Q6_K", 2),
     "Q3_K": Kind("Q3_K", "Q6_K", 11),
-    "Q2_K": Kind("Q2_K", "Q6_K", 21),
+    "Q2_K": Kind("Q2_K", "Q6_K", 10),
 }
 AUTO = Kind(None, None, 1024)
 
@@ -88,8 +90,8 @@ def stored(matrix: Matrix, wanted: str | None) -> Stored:
     floats = None if wanted is not None else _small_floats(matrix)
     if floats is not None:
         return floats
-    if wanted in _TORCH or (wanted is None and matrix.is_plain):
-        return _plain(matrix, wanted)
+    if wanted is None and matrix.is_plain:
+        return _plain(matrix, None)
     candidates = [_fitting(wanted, matrix.shape[1])] if wanted else [layout.name for layout in LAYOUTS]
     layouts = [BY_NAME[name] for name in candidates if name in BY_NAME]
     for tolerant in (False, True):
@@ -99,7 +101,8 @@ def stored(matrix: Matrix, wanted: str | None) -> Stored:
                 return found
     # Of codes that no type holds, a type with some more bits loses little.
     name = candidates[0] if wanted else _fitting("Q6_K" if _bits(matrix) <= 4 else "Q8_0", matrix.shape[1])
-    return _plain(matrix, name) if name in _TORCH else _requantized(matrix, BY_NAME[name])
+    found = _plain(matrix, name) if name in _TORCH else _requantized(matrix, BY_NAME[name])
+    return found if found.error < _LOST else _plain(matrix, "BF16")
 
 
 def holding(matrix: Matrix, layout: Layout, tolerant: bool = False) -> Blocks | None:
