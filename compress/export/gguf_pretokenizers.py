@@ -23,12 +23,16 @@ class Known:
         name: its name there.
         cuts: the expressions that cut text, one after another.
         whole_words: whether a word that is a token is taken without merging (``ignore_merges``).
+        differs: where llama.cpp cuts otherwise all the same.
     """
 
     name: str
     cuts: tuple[str, ...]
     whole_words: bool = False
+    differs: str | None = None
 
+
+_ASCII = "llama.cpp tells upper from lower case only in English letters, so words in others may be cut differently"
 
 KNOWN = (
     Known("gpt-2", (_GPT2,)),
@@ -36,18 +40,22 @@ KNOWN = (
     Known("llama-bpe", (rf"{_SUFFIXES}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",), whole_words=True),
     Known("dbrx", (rf"{_SUFFIXES}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",)),
     Known("qwen2", (rf"{_SUFFIXES}|{_WORDS}|\p{{N}}|{_REST}",)),
-    Known("gpt-4o", (rf"{_CASED[0]}{_SUFFIXES}?|{_CASED[1]}{_SUFFIXES}?|\p{{N}}{{1,3}}|{_REST_WITH_SLASH}",)),
-    Known("tekken", (rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_REST_WITH_SLASH}",), whole_words=True),
+    Known(
+        "gpt-4o",
+        (rf"{_CASED[0]}{_SUFFIXES}?|{_CASED[1]}{_SUFFIXES}?|\p{{N}}{{1,3}}|{_REST_WITH_SLASH}",),
+        differs=_ASCII,
+    ),
+    Known("tekken", (rf"{_CASED[0]}|{_CASED[1]}|\p{{N}}|{_REST_WITH_SLASH}",), whole_words=True, differs=_ASCII),
 )
 
 
-def pre_tokenizer_of(tokenizer: dict[str, Any]) -> str | None:
-    """llama.cpp's name for what a ``tokenizer.json`` does before it merges bytes; None if it has none."""
+def pre_tokenizer_of(tokenizer: dict[str, Any]) -> Known | None:
+    """llama.cpp's way that is what a ``tokenizer.json`` does before it merges bytes; None if it has none."""
     cuts = _cuts(tokenizer.get("pre_tokenizer"))
     whole_words = bool(tokenizer["model"].get("ignore_merges"))
     for known in KNOWN:
         if cuts == known.cuts and whole_words == known.whole_words:
-            return known.name
+            return known
     return None
 
 

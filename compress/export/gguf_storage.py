@@ -249,9 +249,9 @@ def _bits(matrix: Matrix) -> int:
 
 
 def _parts(matrix: Matrix) -> Iterator[Matrix]:
-    """Some rows at a time."""
+    """Some rows at a time; codes times scales are not rounded, whatever type scales are of."""
     rows = max(1, _AT_ONCE // matrix.shape[1])
-    plain = replace(matrix, floats=None)
+    plain = replace(matrix, floats=None, scale=None if matrix.scale is None else matrix.scale.float())
     for start in range(0, matrix.shape[0], rows):
         yield plain.rows(torch.arange(start, min(start + rows, matrix.shape[0])))
 

@@ -72,18 +72,20 @@ def _is_sentencepiece(data: dict[str, Any]) -> bool:
 
 
 def _byte_level(found: Tokenizer, data: dict[str, Any], rows: int) -> None:
-    name = pre_tokenizer_of(data)
-    if name is None:
+    known = pre_tokenizer_of(data)
+    if known is None:
         found.notes.append(
             "llama.cpp has no name for how this tokenizer cuts text into words; it takes its default and may cut text differently"
         )
+    elif known.differs:
+        found.notes.append(known.differs)
     if data.get("normalizer") is not None:
         kind = data["normalizer"]["type"]
         found.notes.append(f"llama.cpp does not normalize text ({kind}), so text that this changes is cut differently")
     tokens, types = _tokens(data, rows)
     found.fields |= {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": name or "default",
+        "tokenizer.ggml.pre": known.name if known else "default",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": types,
         "tokenizer.ggml.merges": [" ".join(pair) for pair in _merges(data)],
