@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from gguf import MODEL_TENSOR, TENSOR_NAMES
+from gguf import MODEL_TENSOR, MODEL_TENSORS, TENSOR_NAMES
 from torch import Tensor
 
 from ...runtime.architectures import DecoderSpec
@@ -97,7 +97,7 @@ def _llama3(found: Positions, rope: Rope, parameters: dict[str, Any], _: Decoder
 
 
 def _longrope(found: Positions, rope: Rope, parameters: dict[str, Any], _: DecoderSpec, to: Architecture) -> None:
-    if MODEL_TENSOR.ROPE_FACTORS_LONG not in _factors_of(to):
+    if MODEL_TENSOR.ROPE_FACTORS_LONG not in MODEL_TENSORS[to.arch]:
         found.problems.append(f"its positions are scaled by 'longrope', which llama.cpp's {to.arch.name} cannot do")
         return
     found.fields |= {
@@ -113,12 +113,6 @@ def _longrope(found: Positions, rope: Rope, parameters: dict[str, Any], _: Decod
     found.notes.append(
         f"llama.cpp takes the factors for long texts if its context is set above {rope.original_length} tokens, whatever the text's length"
     )
-
-
-def _factors_of(architecture: Architecture) -> list[MODEL_TENSOR]:
-    from gguf import MODEL_TENSORS
-
-    return MODEL_TENSORS[architecture.arch]
 
 
 def _unscaled(parameters: dict[str, Any], rotated: int) -> Tensor:

@@ -38,6 +38,17 @@ AWKWARD = [
     "HTTPServer camelCase ÉCOLE école ὈΔΥΣΣΕΎΣ",
 ]
 
+_ROPE = {"rope_theta": 10000.0, "original_max_position_embeddings": 64}
+LLAMA3 = _ROPE | {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+YARN = _ROPE | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LONGROPE = _ROPE | {
+    "rope_type": "longrope",
+    "factor": 2.0,
+    "short_factor": [1 + 0.01 * i for i in range(16)],
+    "long_factor": [1 + 0.3 * i for i in range(16)],
+}
+
 
 @pytest.mark.parametrize(
     "architecture",
@@ -50,14 +61,27 @@ def test_llama_cpp_computes_what_transformers_computes(
     path = tiny(architecture, **changes)
     # llama.cpp has sliding windows in Gemma only; the others agree as far as the window reaches.
     length = 14 if architecture == "mistral" else 48
-    tokens = torch.randint(6, 4000, (2, length), generator=torch.Generator().manual_seed(1))
-    found = _logits(_export(path, tmp_path, "f32"), tokens.tolist(), tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
-    with torch.no_grad():
-        expected = model(tokens).logits.numpy()
     # llama.cpp looks GELU up in a table of float16.
     tolerance = 2e-3 if "ge" in architecture or "gpt" in architecture else 2e-5
-    assert np.linalg.norm(found - expected) <= tolerance * np.linalg.norm(expected)
+    _agrees(path, length, tolerance, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("llama", {"rope_parameters": LLAMA3}),
+        ("llama", {"rope_parameters": LINEAR}),
+        ("qwen2", {"rope_parameters": YARN}),
+        ("phi3", {"rope_parameters": LONGROPE}),
+        ("gemma3_text", {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+        ("gpt_neox", {"use_parallel_residual": False}),
+    ],
+)
+def test_what_a_config_asks_for_reaches_llama_cpp(
+    architecture: str, changes: dict[str, Any], tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    _agrees(tiny(architecture, **changes), 100, 2e-5 if "rope_parameters" in changes else 2e-3, tmp_path)
 
 
 @pytest.mark.parametrize("group", [32, 64])
@@ -135,6 +159,16 @@ def test_every_named_way_of_cutting_is_llama_cpps(known: Any, tmp_path: Path) ->
     notes = [known.differs] if known.differs else []
     awkward = [line for line in AWKWARD if not (known.differs and "É" in line)]
     _compare(tmp_path / "model", [*(text[:300] for text in texts[100:160]), *awkward], notes)
+
+
+def _agrees(path: Path, length: int, tolerance: float, folder: Path) -> None:
+    """Logits of random tokens are transformers'."""
+    tokens = torch.randint(6, 4000, (2, length), generator=torch.Generator().manual_seed(1))
+    found = _logits(_export(path, folder, "f32"), tokens.tolist(), folder)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        expected = model(tokens).logits.numpy()
+    assert np.linalg.norm(found - expected) <= tolerance * np.linalg.norm(expected)
 
 
 def _compare(folder: Path, lines: list[str], notes: list[str] | None = None) -> None:
