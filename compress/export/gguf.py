@@ -1,0 +1,307 @@
+"""A checkpoint as one GGUF file, which llama.cpp and what is built on it run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType
+from torch import Tensor
+
+from ...runtime.architectures import DecoderSpec, spec_of
+from ...runtime.checkpoint import Checkpoint
+from ...runtime.errors import RuntimeProblem
+from ...runtime.machine import human_bytes
+from ..errors import Problem, SmeltError, raise_problems
+from ..model_directory import ModelDirectory
+from ..progress import Progress
+from .gguf_architectures import ARCHITECTURES, Architecture, differences, shortcomings
+from .gguf_fields import fields_of
+from .gguf_file import GgufFile
+from .gguf_positions import Positions, positions_of
+from .gguf_storage import AUTO, EXACT, KINDS, REQUANTIZED, RESCALED, Kind, Stored, together
+from .gguf_tensors import Large, Small, tensors_of
+from .gguf_tokenizer import Tokenizer, tokenizer_of
+
+_QUANTIZATION_VERSION = 2
+_OTHER_FILE_TYPES = {"MXFP4": 38, "NVFP4": 39}
+
+
+@dataclass
+class Carried:
+    """The tensors that a file stores in one type.
+
+    Attributes:
+        exact: how many are what they were: the same codes and scales, or the same values.
+        rescaled: how many have the same codes, with scales rounded to float16.
+        requantized: how many were rounded anew.
+        worst_error: the largest relative error of the latter two, by the root of the mean square.
+    """
+
+    exact: int = 0
+    rescaled: int = 0
+    requantized: int = 0
+    worst_error: float = 0.0
+
+
+@dataclass
+class GgufRecord:
+    """What was written.
+
+    Attributes:
+        path: the file.
+        bytes: how large it is.
+        tensors: by GGUF's types.
+        notes: what a user should know, one sentence each.
+    """
+
+    path: str
+    bytes: int = 0
+    tensors: dict[str, Carried] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def as_data(self) -> dict[str, Any]:
+        """As plain data for JSON."""
+        return asdict(self)
+
+    def summary(self) -> str:
+        """For people."""
+        lines = [f"{self.path}: {human_bytes(self.bytes)}"]
+        for name, carried in sorted(self.tensors.items()):
+            lines.append(f"{name}: {', '.join(_counts(carried))}")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def gguf_problems(checkpoint: Path, target: Path, kind: str | None) -> list[Problem]:
+    """Everything that would make :func:`export_gguf` fail, without reading a weight.
+
+    Args:
+        checkpoint: a directory that the runtime reads.
+        target: the file to write.
+        kind: a name of :data:`~.gguf_storage.KINDS`, or None for what holds each weight exactly.
+    """
+    found = _target_problems(target)
+    if kind is not None and kind.upper() not in KINDS:
+        found.append(Problem("--type", f"there is no type {kind!r}; there are {', '.join(KINDS)}"))
+    try:
+        with _Opened(checkpoint) as opened:
+            found += opened.problems()
+    except (RuntimeProblem, SmeltError) as error:
+        found.append(Problem(str(checkpoint), str(error).removeprefix(f"{checkpoint}: ")))
+    return found
+
+
+def export_gguf(checkpoint: Path, target: Path, *, kind: str | None = None, progress: Progress) -> GgufRecord:
+    """Write a checkpoint as a GGUF file; no more than one tensor (of a mixture, all experts' of a layer) is in memory.
+
+    Args:
+        checkpoint: a directory that the runtime reads.
+        target: the file; it appears when it is complete.
+        kind: the type of linears; None keeps each one's codes, in the smallest type that holds them.
+        progress: shows how far it is.
+
+    Raises:
+        SmeltError: it cannot be done, or not be written.
+    """
+    raise_problems(gguf_problems(checkpoint, target, kind))
+    with _Opened(checkpoint) as opened:
+        return _write(opened, target, AUTO if kind is None else KINDS[kind.upper()], progress)
+
+
+class _Opened:
+    """A checkpoint with all that is known before its weights are read."""
+
+    def __init__(self, path: Path) -> None:
+        self.checkpoint = Checkpoint(path)
+        config = self.checkpoint.config
+        try:
+            known = ARCHITECTURES.get(config.model_type)
+            if known is None:
+                names = ", ".join(sorted(ARCHITECTURES))
+                raise SmeltError(f"the architecture {config.model_type!r} cannot be exported to GGUF; {names} can")
+            self.architecture: Architecture = known
+            self.spec: DecoderSpec = spec_of(config)
+            self.positions: Positions = positions_of(config, self.spec, known)
+            self.tensors = tensors_of(self.checkpoint, self.spec, known)
+            self.tokenizer: Tokenizer = tokenizer_of(
+                ModelDirectory(str(path), path).tokenizer(), self.spec.vocabulary, _ends(self.checkpoint)
+            )
+        except BaseException:
+            self.checkpoint.close()
+            raise
+
+    def __enter__(self) -> _Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.checkpoint.close()
+
+    def problems(self) -> list[Problem]:
+        """What the architecture cannot do."""
+        said = shortcomings(self.architecture, self.spec, self.checkpoint.config.model_type)
+        return [Problem(str(self.checkpoint.path), what) for what in [*said, *self.positions.problems]]
+
+
+def _write(opened: _Opened, target: Path, kind: Kind, progress: Progress) -> GgufRecord:
+    record = GgufRecord(str(target))
+    arch = MODEL_ARCH_NAMES[opened.architecture.arch]
+    told = fields_of(opened.checkpoint.config, opened.spec, opened.architecture) | opened.positions.fields
+    fields = {
+        "general.name": _model_name(opened),
+        "general.type": "model",
+        "general.quantization_version": _QUANTIZATION_VERSION,
+        "general.file_type": kind.file_type,
+        **{f"{arch}.{name}": value for name, value in told.items()},
+        **opened.tokenizer.fields,
+    }
+    file = GgufFile(target, arch, fields, _dimensions(opened))
+    linears: Counter[str] = Counter()
+    larger = 0
+
+    def each() -> Iterator[tuple[str, np.ndarray, tuple[int, ...], GGMLQuantizationType]]:
+        nonlocal larger
+        for name, tensor in opened.positions.tensors.items():
+            yield _small(name, tensor, record)
+        for tensor in progress.track(opened.tensors, "writing"):
+            if isinstance(tensor, Small):
+                yield _small(tensor.name, tensor.load(), record)
+                continue
+            matrices = tensor.load()
+            wanted = kind.table if tensor.table else kind.linear
+            found = together(matrices, wanted)
+            _count(record, found)
+            if not tensor.table:
+                linears[found.type.name] += found.data.nbytes
+            larger += wanted is not None and found.type.name != wanted
+            rows, columns = matrices[0].shape
+            shape = (len(matrices), rows, columns) if tensor.stacked else (rows, columns)
+            del matrices
+            yield tensor.name, found.data, shape, found.type
+            if tensor.factored:
+                yield _small(_factor_name(tensor), _factors(found, rows), record)
+        if kind is AUTO and linears:
+            fields["general.file_type"] = _file_type(linears.most_common(1)[0][0])
+
+    file.write(each())
+    record.bytes = file.nbytes
+    record.notes = [*_notes(record, kind, larger), *differences(opened.architecture, opened.spec)]
+    record.notes += [*opened.positions.notes, *opened.tokenizer.notes]
+    return record
+
+
+def _model_name(opened: _Opened) -> str:
+    """The directory's name. By this name llama.cpp knows Phi-3, and then looks for that model's tokens, or fails."""
+    name = opened.checkpoint.path.resolve().name
+    if {"</s>", "<unk>", "<s>", "<|endoftext|>"} <= set(opened.tokenizer.fields["tokenizer.ggml.tokens"]):
+        return name
+    return re.sub("phi-?3", "phi 3", name, flags=re.IGNORECASE)
+
+
+def _dimensions(opened: _Opened) -> dict[str, int]:
+    found = dict.fromkeys(opened.positions.tensors, 1)
+    for tensor in opened.tensors:
+        if isinstance(tensor, Small):
+            found[tensor.name] = tensor.dimensions
+            continue
+        found[tensor.name] = 3 if tensor.stacked else 2
+        if tensor.factored:
+            found[_factor_name(tensor)] = 1
+    return found
+
+
+def _small(
+    name: str, tensor: Tensor, record: GgufRecord
+) -> tuple[str, np.ndarray, tuple[int, ...], GGMLQuantizationType]:
+    values = tensor.to(torch.float32).contiguous()
+    record.tensors.setdefault("F32", Carried()).exact += 1
+    return name, values.numpy(), tuple(values.shape), GGMLQuantizationType.F32
+
+
+def _factor_name(tensor: Large) -> str:
+    return tensor.name.removesuffix("weight") + "scale"
+
+
+def _factors(found: Stored, rows: int) -> Tensor:
+    """One for each expert, or one: the rows of a matrix share theirs."""
+    count = len(found.data) // rows
+    return torch.ones(count) if found.factor is None else found.factor.view(count, rows)[:, 0]
+
+
+def _count(record: GgufRecord, found: Stored) -> None:
+    carried = record.tensors.setdefault(found.type.name, Carried())
+    carried.exact += found.how == EXACT
+    carried.rescaled += found.how == RESCALED
+    carried.requantized += found.how == REQUANTIZED
+    carried.worst_error = max(carried.worst_error, found.error)
+
+
+def _file_type(name: str) -> int:
+    return _OTHER_FILE_TYPES[name] if name in _OTHER_FILE_TYPES else KINDS[name].file_type
+
+
+def _ends(checkpoint: Checkpoint) -> list[int]:
+    """The model's end tokens, as it generates with them."""
+    found = None
+    path = checkpoint.path / "generation_config.json"
+    if path.is_file():
+        try:
+            found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        except ValueError:
+            raise SmeltError(f"{path}: is not valid JSON; fetch it again") from None
+    if found is None:
+        found = getattr(checkpoint.config, "eos_token_id", None)
+    return [] if found is None else found if isinstance(found, list) else [found]
+
+
+def _target_problems(target: Path) -> list[Problem]:
+    parent = target.parent
+    if target.suffix != ".gguf":
+        return [Problem("--output", f"{target} must end in .gguf")]
+    if target.is_dir():
+        return [Problem("--output", f"{target} is a directory; choose another name")]
+    if not parent.is_dir():
+        return [Problem("--output", f"{parent} is no directory; make it first")]
+    if not os.access(parent, os.W_OK):
+        return [Problem("--output", f"{parent} is not writable; choose another")]
+    return []
+
+
+def _counts(carried: Carried) -> list[str]:
+    said = []
+    if carried.exact:
+        said.append(f"{carried.exact} exactly")
+    if carried.rescaled:
+        said.append(f"{carried.rescaled} with the same codes and rounded scales")
+    if carried.requantized:
+        said.append(f"{carried.requantized} rounded anew")
+    if carried.worst_error:
+        said.append(f"relative error up to {carried.worst_error:.2g}")
+    return said
+
+
+def _notes(record: GgufRecord, kind: Kind, larger: int) -> list[str]:
+    notes = []
+    for name, carried in sorted(record.tensors.items()):
+        if kind is AUTO and carried.requantized:
+            notes.append(
+                f"{carried.requantized} weights are stored in a way that no type of GGUF holds; they were rounded to {name}, "
+                f"with a relative error up to {carried.worst_error:.2g}"
+            )
+        if carried.rescaled:
+            notes.append(
+                f"{carried.rescaled} weights keep their codes in {name}, but their scales or minima were rounded to float16"
+            )
+    if larger:
+        notes.append(
+            f"{larger} weights are stored in another type than the one asked for, since their rows are no whole blocks of it "
+            "or float16, which its scales are, lacks their size"
+        )
+    return notes

@@ -1,0 +1,91 @@
+"""Writing a GGUF file one tensor after another, without knowing their types beforehand."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType, GGUFWriter
+
+from ..safetensors_file import disk_error
+
+
+class GgufFile:
+    """A file that appears when it is complete.
+
+    A header names every tensor's type, which is known once the tensor was read. Its length depends only on names,
+    dimensions and fields; so a header with other types holds its place until the end.
+
+    Args:
+        target: the file.
+        arch: llama.cpp's name of the architecture.
+        fields: everything but tensors; a number may still change until the last tensor is written.
+        tensors: the name of each tensor, in order, and how many dimensions it has.
+    """
+
+    def __init__(self, target: Path, arch: str, fields: dict[str, Any], tensors: dict[str, int]) -> None:
+        self._target, self._arch, self._fields = target, arch, fields
+        self._names = list(tensors)
+        self._known: dict[str, tuple[tuple[int, ...], GGMLQuantizationType, int]] = {}
+        self._partial = target.with_name(target.name + ".partial")
+        held = {name: ((1,) * count, GGMLQuantizationType.F32, 4) for name, count in tensors.items()}
+        self._header_size = len(self._header(held))
+        self.nbytes = 0
+
+    def write(self, tensors: Iterable[tuple[str, np.ndarray, tuple[int, ...], GGMLQuantizationType]]) -> None:
+        """Write all tensors, each given by name, bytes, shape and type, and let the file appear."""
+        try:
+            with self._partial.open("wb") as file:
+                file.seek(_padded(self._header_size))
+                for name, data, shape, kind in tensors:
+                    self._known[name] = (shape, kind, data.nbytes)
+                    file.write(np.ascontiguousarray(data).data)
+                    file.seek(_padded(file.tell()))
+                assert list(self._known) == self._names
+                header = self._header(self._known)
+                assert len(header) == self._header_size
+                file.truncate()
+                self.nbytes = file.tell()
+                file.seek(0)
+                file.write(header)
+                file.flush()
+                os.fsync(file.fileno())
+            self._partial.replace(self._target)
+        except OSError as error:
+            self._partial.unlink(missing_ok=True)
+            raise disk_error(error, self._target, self.nbytes) from None
+        except BaseException:
+            self._partial.unlink(missing_ok=True)
+            raise
+
+    def _header(self, tensors: dict[str, tuple[tuple[int, ...], GGMLQuantizationType, int]]) -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "header"
+            writer = GGUFWriter(path, self._arch)
+            for name, value in self._fields.items():
+                _add(writer, name, value)
+            for name, (shape, kind, size) in tensors.items():
+                writer.add_tensor_info(name, shape, np.dtype(np.float32), size, kind)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            writer.close()
+            return path.read_bytes()
+
+
+_TYPES = {bool: GGUFValueType.BOOL, int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}
+
+
+def _add(writer: GGUFWriter, name: str, value: Any) -> None:
+    if isinstance(value, list):
+        writer.add_array(name, value)
+    else:
+        writer.add_key_value(name, value, _TYPES[type(value)])
+
+
+def _padded(size: int) -> int:
+    return -(-size // GGUF_DEFAULT_ALIGNMENT) * GGUF_DEFAULT_ALIGNMENT

@@ -1,0 +1,133 @@
+"""Rotary positions for llama.cpp: the fields and the tensors that say how far queries and keys are turned."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from gguf import MODEL_TENSOR, MODEL_TENSORS, TENSOR_NAMES
+from torch import Tensor
+
+from ...runtime.architectures import DecoderSpec
+from ...runtime.rope import Rope
+from .gguf_architectures import Architecture
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass
+class Positions:
+    """What a file says of positions.
+
+    Attributes:
+        fields: its fields, without the architecture before them.
+        tensors: factors of single frequencies, by name.
+        problems: why llama.cpp would turn them otherwise, one sentence each.
+        notes: what a user may live with.
+    """
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def positions_of(config: Any, spec: DecoderSpec, architecture: Architecture) -> Positions:
+    """The rotary positions of a model; nothing for one that learned its positions."""
+    found = Positions()
+    if not spec.ropes:
+        return found
+    main = spec.ropes.get(_FULL) or next(iter(spec.ropes.values()))
+    told = config.rope_parameters
+    parameters = told[_FULL] if _FULL in told else told.get(_SLIDING, told)
+    found.fields["rope.freq_base"] = float(parameters["rope_theta"])
+    rotated = 2 * len(main.frequencies(0)[0])
+    found.fields["rope.dimension_count"] = rotated
+    scaling = _SCALINGS.get(main.kind)
+    if scaling is None:
+        found.problems.append(f"its positions are scaled by {main.kind!r}, which llama.cpp cannot do")
+    else:
+        scaling(found, main, parameters, spec, architecture)
+    sliding = spec.ropes.get(_SLIDING)
+    if sliding is not None and _FULL in spec.ropes:
+        found.fields["rope.freq_base_swa"] = float(told[_SLIDING]["rope_theta"])
+        if sliding.kind != "default":
+            found.problems.append("positions are scaled in layers with a sliding window, which llama.cpp cannot do")
+    return found
+
+
+def _default(*_: Any) -> None:
+    return
+
+
+def _linear(found: Positions, rope: Rope, parameters: dict[str, Any], *_: Any) -> None:
+    found.fields |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(parameters["factor"])}
+
+
+def _dynamic(found: Positions, rope: Rope, parameters: dict[str, Any], spec: DecoderSpec, _: Architecture) -> None:
+    found.notes.append(
+        f"llama.cpp does not scale positions by the length: beyond {spec.max_length} tokens its answers differ"
+    )
+
+
+def _yarn(found: Positions, rope: Rope, parameters: dict[str, Any], spec: DecoderSpec, _: Architecture) -> None:
+    factor = float(parameters["factor"])
+    found.fields |= {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": factor,
+        "rope.scaling.original_context_length": int(rope.original_length),
+        "rope.scaling.yarn_beta_fast": float(parameters.get("beta_fast") or 32),
+        "rope.scaling.yarn_beta_slow": float(parameters.get("beta_slow") or 1),
+    }
+    # llama.cpp has its own factor for attention, which is transformers' where the config gives none.
+    if abs(rope.frequencies(0)[1] - (0.1 * math.log(factor) + 1)) > 1e-6:
+        found.problems.append("its yarn scaling has an attention factor of its own, which llama.cpp cannot be told")
+    if parameters.get("truncate") is False:
+        found.problems.append("its yarn scaling does not round its range to whole frequencies, as llama.cpp does")
+
+
+def _llama3(found: Positions, rope: Rope, parameters: dict[str, Any], _: DecoderSpec, to: Architecture) -> None:
+    if not to.rope_factors:
+        found.problems.append(f"its positions are scaled by 'llama3', which llama.cpp's {to.arch.name} cannot do")
+        return
+    plain = _unscaled(parameters, found.fields["rope.dimension_count"])
+    found.tensors[_weight(MODEL_TENSOR.ROPE_FREQS)] = plain / rope.frequencies(0)[0]
+
+
+def _longrope(found: Positions, rope: Rope, parameters: dict[str, Any], _: DecoderSpec, to: Architecture) -> None:
+    if MODEL_TENSOR.ROPE_FACTORS_LONG not in MODEL_TENSORS[to.arch]:
+        found.problems.append(f"its positions are scaled by 'longrope', which llama.cpp's {to.arch.name} cannot do")
+        return
+    found.fields |= {
+        "rope.scaling.type": "longrope",
+        "rope.scaling.original_context_length": int(rope.original_length),
+        "rope.scaling.attn_factor": float(rope.frequencies(1)[1]),
+    }
+    for kind, name in (
+        (MODEL_TENSOR.ROPE_FACTORS_LONG, "long_factor"),
+        (MODEL_TENSOR.ROPE_FACTORS_SHORT, "short_factor"),
+    ):
+        found.tensors[_weight(kind)] = torch.tensor(parameters[name], dtype=torch.float32)
+    found.notes.append(
+        f"llama.cpp takes the factors for long texts if its context is set above {rope.original_length} tokens, whatever the text's length"
+    )
+
+
+def _unscaled(parameters: dict[str, Any], rotated: int) -> Tensor:
+    return 1.0 / parameters["rope_theta"] ** (torch.arange(0, rotated, 2, dtype=torch.float32) / rotated)
+
+
+def _weight(kind: MODEL_TENSOR) -> str:
+    return f"{TENSOR_NAMES[kind]}.weight"
+
+
+_SCALINGS = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "llama3": _llama3,
+    "longrope": _longrope,
+}
