@@ -127,7 +127,7 @@ def measured(command: list[str], work: Path, held_out: torch.Tensor) -> dict[str
     peak = result["peak_mb"] * 2**20 if ours else result["quantize_peak_bytes"]
     return {
         "settings": result.get("settings", {}),
-        "perplexity": judged(work / "quantized", held_out),
+        "perplexity": judged(work / "quantized" / ("checkpoint" if ours else ""), held_out),
         "seconds": result["quantize_seconds"],
         "peak_bytes": int(peak),
         "versions": result.get("versions", {}),

@@ -2,8 +2,8 @@
 
     PEER/bin/python benchmarks/peer_llm_compressor.py --model DIR --tokens FILE --method gptq --bits 3 --group-size 128 --out DIR
 
-A method is any transforms and one rounding, joined by "+": awq, smoothquant, spinquant, quip; then rtn, gptq or
-autoround. ``--set gptq.actorder=null`` sets a field of a part. With ``--activations`` the activations get as many
+A method is any transforms and one rounding, joined by "+": awq, smoothquant, spinquant, quip; then rtn or
+gptq. ``--set gptq.actorder=null`` sets a field of a part. With ``--activations`` the activations get as many
 bits as the weights, one scale a token ("dynamic") or a tensor ("static"). A dense checkpoint holds weights alone, so
 ``--evaluation`` gives the perplexity of the peer's own model, with its activations quantized and its online
 rotations running. ``--packed`` writes the peer's own checkpoint instead of a dense one and counts the time.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 TRANSFORMS = ("awq", "smoothquant", "spinquant", "quip")
-ROUNDINGS = ("rtn", "gptq", "autoround")
+ROUNDINGS = ("rtn", "gptq")
 
 
 def work(job: Job) -> dict[str, Any]:
@@ -33,7 +33,6 @@ def work(job: Job) -> dict[str, Any]:
         import transformers
         from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
         from llmcompressor import oneshot
-        from llmcompressor.modifiers.autoround import AutoRoundModifier
         from llmcompressor.modifiers.gptq import GPTQModifier
         from llmcompressor.modifiers.quantization import QuantizationModifier
         from llmcompressor.modifiers.transform import QuIPModifier, SpinQuantModifier
@@ -53,10 +52,12 @@ def work(job: Job) -> dict[str, Any]:
         input_activations=activations(given.activations, job.bits, QuantizationArgs),
     )
     kinds = {"awq": AWQModifier, "smoothquant": SmoothQuantModifier, "spinquant": SpinQuantModifier}
-    kinds |= {"quip": QuIPModifier, "rtn": QuantizationModifier, "gptq": GPTQModifier, "autoround": AutoRoundModifier}
+    kinds |= {"quip": QuIPModifier, "rtn": QuantizationModifier, "gptq": GPTQModifier}
     *transforms, rounding = job.method.split("+")
     if rounding not in ROUNDINGS or not set(transforms) <= set(TRANSFORMS):
         raise SystemExit(f"--method {job.method}: write transforms of {TRANSFORMS}, then one of {ROUNDINGS}")
+    if stray := [key for key in job.options if key.partition(".")[0] not in (*transforms, rounding)]:
+        raise SystemExit(f"--set {stray[0]}: write PART.FIELD=JSON, with a part of {job.method}")
     recipe = [kinds[name](**part(job, name)) for name in transforms]
     recipe.append(kinds[rounding](config_groups={"all": scheme}, ignore=["lm_head"], **part(job, rounding)))
 
