@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -23,10 +24,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import save_file
 from smelt.compress import Recipe, run
 from smelt.compress.corpus import TextSource, calibration_windows, evaluation_windows
 from transformers import AutoTokenizer
 
+from .against_peers import judged
 from .common import REPOSITORY, RESULTS, SHARED, save
 from .random_model import build
 
@@ -55,8 +59,7 @@ def main() -> None:
         tokenizer = AutoTokenizer.from_pretrained(MODEL)
         if "quality" in chosen.parts:
             held_out = evaluation_windows(TextSource(str(EVALUATION), "evaluation"), tokenizer, 64, 256).tokens
-            (work / "evaluation.json").write_text(json.dumps(held_out.tolist()))
-            results["quality"] = [quality(work, chosen.peer_python, tokenizer, *fmt) for fmt in FORMATS]
+            results["quality"] = [quality(work, chosen.peer_python, tokenizer, held_out, *fmt) for fmt in FORMATS]
             save(NAME, COMMAND, results)
         if "cost" in chosen.parts:
             label = "cost, smelt-6m, W4 g128, 128 x 256 tokens"
@@ -70,7 +73,7 @@ def main() -> None:
                 save(NAME, COMMAND, results)
 
 
-def quality(work: Path, peer: str, tokenizer: Any, bits: int, group: int) -> dict[str, Any]:
+def quality(work: Path, peer: str, tokenizer: Any, held_out: torch.Tensor, bits: int, group: int) -> dict[str, Any]:
     """Perplexity of both after the same windows, for every seed."""
     ours, theirs, original = [], [], 0.0
     for seed in SEEDS:
@@ -79,7 +82,8 @@ def quality(work: Path, peer: str, tokenizer: Any, bits: int, group: int) -> dic
         original = before["text"]["perplexity"]
         ours.append(round(after["text"]["perplexity"], 3))
         windows(work, tokenizer, 128, seed)
-        theirs.append(round(run_peer(work, peer, MODEL, bits, group, evaluate=True)["perplexity"], 3))
+        run_peer(work, peer, MODEL, bits, group, "--out")
+        theirs.append(judged(work / "peer", held_out))
     row = {"bits": bits, "group_size": group, "seeds": list(SEEDS), "original": round(original, 3)}
     row |= {"smelt": ours, "llm_compressor": theirs}
     row |= {"smelt_mean": round(statistics.mean(ours), 3), "llm_compressor_mean": round(statistics.mean(theirs), 3)}
@@ -96,7 +100,7 @@ def cost(work: Path, peer: str, model: Path, samples: int, tokenizer: Any, repea
     ours, theirs = [], []
     for _ in range(repeats):
         ours.append(_json([sys.executable, "-m", "benchmarks.smelt_gptq_job", str(work / "recipe.yaml")]))
-        theirs.append(run_peer(work, peer, model, 4, 128, evaluate=False))
+        theirs.append(in_smelts_terms(run_peer(work, peer, model, 4, 128, "--packed")))
     row: dict[str, Any] = {"repeats": repeats}
     for name, runs in (("smelt", ours), ("llm_compressor", theirs)):
         row[name] = {
@@ -130,15 +134,27 @@ def recipe_of(
 def windows(work: Path, tokenizer: Any, samples: int, seed: int) -> None:
     """Write the windows that Smelt draws by ``seed``, for the peer to read."""
     drawn = calibration_windows(TextSource(str(CALIBRATION), "calibration"), tokenizer, samples, 256, seed)
-    (work / "calibration.json").write_text(json.dumps(drawn.tokens.tolist()))
+    save_file({"tokens": drawn.tokens.contiguous()}, work / "calibration.safetensors")
 
 
-def run_peer(work: Path, peer: str, model: Path, bits: int, group: int, *, evaluate: bool) -> dict[str, Any]:
+def run_peer(work: Path, peer: str, model: Path, bits: int, group: int, output: str) -> dict[str, Any]:
     """llm-compressor's side of a job, in the checkpoint's own dtype, as both tools do by default."""
+    shutil.rmtree(work / "peer", ignore_errors=True)
     command = [peer, str(Path(__file__).with_name("peer_llm_compressor.py")), "--model", str(model)]
-    command += ["--calibration", str(work / "calibration.json"), "--output", str(work / "peer"), "--dtype", "bfloat16"]
-    command += ["--bits", str(bits), "--group-size", str(group)]
-    return _json(command + (["--evaluation", str(work / "evaluation.json")] if evaluate else []))
+    command += ["--tokens", str(work / "calibration.safetensors"), output, str(work / "peer")]
+    command += ["--method", "gptq", "--bits", str(bits), "--group-size", str(group), "--batch-size", "1"]
+    return _json(command)
+
+
+def in_smelts_terms(result: dict[str, Any]) -> dict[str, Any]:
+    """A peer's time and memory with its packed checkpoint written, as ``smelt_gptq_job`` states ours."""
+    return {
+        "quantize_seconds": round(result["quantize_seconds"] + result["pack_seconds"], 2),
+        "import_seconds": result["import_seconds"],
+        "peak_mb": round(result["pack_peak_bytes"] / 2**20, 1),
+        "import_mb": round(result["import_peak_bytes"] / 2**20, 1),
+        "versions": result["versions"],
+    }
 
 
 def _json(command: list[str]) -> dict[str, Any]:

@@ -1,109 +1,138 @@
-"""One GPTQ job by llm-compressor, measured; run by against_llm_compressor.py in the peer's own environment.
+"""One job by llm-compressor, measured; run by the peer's own interpreter. Prints one JSON line.
 
-Prints one JSON line. Windows are given as a JSON file of token ids, so that both tools read the same.
+    PEER/bin/python benchmarks/peer_llm_compressor.py --model DIR --tokens FILE --method gptq --bits 3 --group-size 128 --out DIR
+
+A method is any transforms and one rounding, joined by "+": awq, smoothquant, spinquant, quip; then rtn or
+gptq. ``--set gptq.actorder=null`` sets a field of a part. With ``--activations`` the activations get as many
+bits as the weights, one scale a token ("dynamic") or a tensor ("static"). A dense checkpoint holds weights alone, so
+``--evaluation`` gives the perplexity of the peer's own model, with its activations quantized and its online
+rotations running. ``--packed`` writes the peer's own checkpoint instead of a dense one and counts the time.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import math
-import os
-import sys
-import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+from peer_job import Job, perplexity, read_tokens, run_job
 
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
 
-def peak() -> float:
-    """Largest resident memory of this process so far, in MB (getrusage would count the parent's too)."""
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) / 1024 for line in file if line.startswith("VmHWM"))
+TRANSFORMS = ("awq", "smoothquant", "spinquant", "quip")
+ROUNDINGS = ("rtn", "gptq")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    for name in ("--model", "--calibration", "--output", "--dtype"):
-        parser.add_argument(name, required=True)
-    parser.add_argument("--evaluation")
-    parser.add_argument("--bits", type=int, required=True)
-    parser.add_argument("--group-size", type=int, required=True)
-    args = parser.parse_args()
-
-    begun = time.perf_counter()
-    with contextlib.redirect_stdout(sys.stderr):  # its log goes to standard output
+def work(job: Job) -> dict[str, Any]:
+    """Quantize with llm-compressor and hand back what its codes mean."""
+    with job.stage("import"):
         import datasets
-        import llmcompressor
         import torch
         import transformers
         from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-        from compressed_tensors.quantization.lifecycle.forward import dequantize, quantize
         from llmcompressor import oneshot
         from llmcompressor.modifiers.gptq import GPTQModifier
-    imported, after_import = time.perf_counter(), peak()
+        from llmcompressor.modifiers.quantization import QuantizationModifier
+        from llmcompressor.modifiers.transform import QuIPModifier, SpinQuantModifier
+        from llmcompressor.modifiers.transform.awq import AWQModifier
+        from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
-    with open(args.calibration) as file:
-        windows = json.load(file)
+    given = job.arguments
+    with job.stage("load"):
+        model = transformers.AutoModelForCausalLM.from_pretrained(job.model, dtype=given.dtype)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(job.model)
+    windows = job.windows().tolist()
     data = datasets.Dataset.from_dict({"input_ids": windows, "attention_mask": [[1] * len(w) for w in windows]})
-    grain = {"strategy": "group", "group_size": args.group_size}
-    weights = QuantizationArgs(num_bits=args.bits, type="int", symmetric=True, **grain)
-    groups = {"group_0": QuantizationScheme(targets=["Linear"], weights=weights)}
-    start = time.perf_counter()
-    with contextlib.redirect_stdout(sys.stderr):
+    grain = {"strategy": "group", "group_size": job.group_size} if job.group_size > 0 else {"strategy": "channel"}
+    scheme = QuantizationScheme(
+        targets=["Linear"],
+        weights=QuantizationArgs(num_bits=job.bits, type="int", symmetric=True, **grain),
+        input_activations=activations(given.activations, job.bits, QuantizationArgs),
+    )
+    kinds = {"awq": AWQModifier, "smoothquant": SmoothQuantModifier, "spinquant": SpinQuantModifier}
+    kinds |= {"quip": QuIPModifier, "rtn": QuantizationModifier, "gptq": GPTQModifier}
+    *transforms, rounding = job.method.split("+")
+    if rounding not in ROUNDINGS or not set(transforms) <= set(TRANSFORMS):
+        raise SystemExit(f"--method {job.method}: write transforms of {TRANSFORMS}, then one of {ROUNDINGS}")
+    if stray := [key for key in job.options if key.partition(".")[0] not in (*transforms, rounding)]:
+        raise SystemExit(f"--set {stray[0]}: write PART.FIELD=JSON, with a part of {job.method}")
+    recipe = [kinds[name](**part(job, name)) for name in transforms]
+    recipe.append(kinds[rounding](config_groups={"all": scheme}, ignore=["lm_head"], **part(job, rounding)))
+
+    with job.stage("quantize"):
         model = oneshot(
             model=model,
             tokenizer=tokenizer,
-            recipe=GPTQModifier(config_groups=groups, ignore=["lm_head"]),
+            recipe=recipe,
             dataset=data,
+            batch_size=job.batch_size,
             num_calibration_samples=len(windows),
             max_seq_length=len(windows[0]),
             shuffle_calibration_samples=False,
         )
-    quantized = time.perf_counter()
-    codes = {}
-    for name, module in model.named_modules():
-        if getattr(getattr(module, "quantization_scheme", None), "weights", None) is not None:
-            scheme = module.quantization_scheme.weights
-            scale = module.weight_scale.detach().clone()
-            codes[name] = (quantize(module.weight.detach(), scale, None, scheme, dtype=torch.int8), scale, scheme)
-    saving = time.perf_counter()
-    with contextlib.redirect_stdout(sys.stderr):
-        model.save_pretrained(args.output, save_compressed=True)
-    saved, at_peak = time.perf_counter(), peak()
+    stated: dict[str, Any] = {"settings": {"activations": given.activations, "dtype": given.dtype, **job.options}}
+    if given.packed:
+        with job.stage("pack"):
+            model.save_pretrained(given.packed, save_compressed=True)
+        return stated
+    with torch.no_grad():
+        model.float()
+        if given.evaluation:
+            stated["own_perplexity"] = perplexity(model, read_tokens(given.evaluation))
+        weights = dict(model.state_dict())
+        for name, module in model.named_modules():
+            if getattr(module, "quantization_scheme", None) is not None:
+                weights[f"{name}.weight"] = effective(module)
+    job.write_dense(weights, tied=model.config.tie_word_embeddings)
+    return stated
 
-    perplexity = None
-    if args.evaluation:
-        plain = transformers.AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
-        layers = dict(plain.named_modules())
-        losses = []
-        with open(args.evaluation) as file, torch.no_grad():
-            for name, (code, scale, scheme) in codes.items():
-                layers[name].weight.copy_(dequantize(code, scale.float(), None, args=scheme))
-            for window in json.load(file):
-                ids = torch.tensor([window])
-                logits = plain(ids, use_cache=False).logits[0, :-1].float()
-                losses.append(torch.nn.functional.cross_entropy(logits, ids[0, 1:]).item())
-        perplexity = math.exp(sum(losses) / len(losses))
-    print(
-        json.dumps(
-            {
-                "perplexity": perplexity,
-                "quantize_seconds": round(quantized - start + saved - saving, 2),
-                "import_seconds": round(imported - begun, 2),
-                "peak_mb": round(at_peak, 1),
-                "import_mb": round(after_import, 1),
-                "versions": {
-                    "llm-compressor": llmcompressor.__version__,
-                    "torch": torch.__version__,
-                    "transformers": transformers.__version__,
-                },
-            }
-        )
+
+def activations(kind: str, bits: int, args: Any) -> Any:
+    """How inputs of linears are quantized."""
+    if kind == "none":
+        return None
+    if kind == "dynamic":
+        return args(num_bits=bits, type="int", symmetric=True, strategy="token", dynamic=True)
+    return args(num_bits=bits, type="int", symmetric=True, strategy="tensor", dynamic=False)
+
+
+def part(job: Job, name: str) -> dict[str, Any]:
+    """The options that are meant for one part of the method."""
+    return {key.partition(".")[2]: value for key, value in job.options.items() if key.startswith(f"{name}.")}
+
+
+def effective(module: Module) -> Tensor:
+    """The matrix that a quantized linear multiplies by: its weight as quantized, and its online rotations if it has any.
+
+    Read off the module's answer to unit vectors, while its activations are left alone.
+    """
+    import torch
+    from compressed_tensors.quantization.lifecycle.forward import forward_quantize
+
+    weight: Any = module.weight
+    weight.data = forward_quantize(module, weight.data, "weight", module.quantization_scheme.weights)  # pyright: ignore
+    module.quantization_enabled = False  # pyright: ignore
+    answer = module(torch.eye(weight.shape[1]))
+    bias = getattr(module, "bias", None)
+    return (answer if bias is None else answer - bias).T.contiguous()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What only this peer takes."""
+    parser.add_argument("--activations", choices=("none", "dynamic", "static"), default="none")
+    parser.add_argument(
+        "--evaluation", type=Path, help="safetensors file with the windows to judge the peer's model on"
     )
+    parser.add_argument("--packed", type=Path, help="directory of the peer's own checkpoint")
+    parser.add_argument("--dtype", default="auto")
 
 
 if __name__ == "__main__":
-    main()
+    run_job(
+        work,
+        f"any of {', '.join(TRANSFORMS)}, then one of {', '.join(ROUNDINGS)}, joined by +",
+        ("llmcompressor", "compressed-tensors"),
+        add_arguments,
+    )
