@@ -17,8 +17,9 @@ _CHUNK = 1 << 17
 def fit_scales(weight: Tensor, grid: Grid, importance: Tensor) -> Grid:
     """A grid that lowers ``sum_j importance_j (w_j - q_j)^2`` in every group, rounding to nearest.
 
-    Candidates are the given scale, shrunk; the best is refined by one closed-form least-squares
-    step if that helps. Symmetric integer formats have such a choice; others keep their grid.
+    Candidates are the given scale, shrunk, and scales that give the group's largest weight the one
+    code more that two's complement has on its negative side; such a scale is negative where that weight
+    is positive. The best is refined by one closed-form least-squares step if that helps. Symmetric integer formats have such a choice; others keep their grid.
 
     Args:
         weight: ``[rows, columns]``.
@@ -41,11 +42,14 @@ def fit_scales(weight: Tensor, grid: Grid, importance: Tensor) -> Grid:
 
 def _search(groups: Tensor, start: Tensor, use: Tensor, args: QuantizationArgs, stored: torch.dtype) -> Tensor:
     best, best_loss = start, _loss(groups, start, use, args)
-    for factor in _FACTORS:
-        candidate = _as_stored(start * factor, best, stored)
-        loss = _loss(groups, candidate, use, args)
-        won = loss < best_loss
-        best, best_loss = torch.where(won, candidate, best), torch.where(won, loss, best_loss)
+    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    signed = largest / -(2 ** (args.num_bits - 1))
+    for full in (start, signed):
+        for factor in (1.0, *_FACTORS):
+            candidate = _as_stored(full * factor, best, stored)
+            loss = _loss(groups, candidate, use, args)
+            won = loss < best_loss
+            best, best_loss = torch.where(won, candidate, best), torch.where(won, loss, best_loss)
     codes = round_codes(groups / best, args)
     weighted = use * codes
     energy = (weighted * codes).sum(-1, keepdim=True)
@@ -57,7 +61,7 @@ def _search(groups: Tensor, start: Tensor, use: Tensor, args: QuantizationArgs, 
 
 def _as_stored(scale: Tensor, otherwise: Tensor, stored: torch.dtype) -> Tensor:
     rounded = scale.to(stored).float()
-    return torch.where(rounded > 0, rounded, otherwise)
+    return torch.where(rounded != 0, rounded, otherwise)
 
 
 def _loss(groups: Tensor, step: Tensor, use: Tensor, args: QuantizationArgs) -> Tensor:

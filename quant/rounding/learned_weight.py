@@ -49,8 +49,8 @@ class LearnedWeight:
 
     The parameter that the module computes with is overwritten by :meth:`write` and given back by
     :meth:`release`. Gradients are taken with respect to that parameter; what follows from them for
-    ``v`` and ``c`` is worked out by hand, since signed descent needs signs only: the step is positive,
-    so ``v`` has the gradient's own sign wherever the code is not clipped.
+    ``v`` and ``c`` is worked out by hand, since signed descent needs signs only: ``v`` has the gradient's
+    own sign, or the other where the step is negative, wherever the code is not clipped.
 
     Attributes:
         parameter: what the module computes with.
@@ -75,11 +75,13 @@ class LearnedWeight:
         self._global = layer.global_scale
         if self._global is None:
             self._global = shared_scale([self._weight], self._args)
+        self._start: Tensor | None = None  # scales to start from, of either sign
         self.offset = torch.zeros(self._weight.shape)
         self.clip = torch.ones(1 if self._args.symmetric else 2, *self._low.shape)
         if importance is not None and self._args.type == "int" and self._args.symmetric:
-            fitted = fit_scales(self._weight.float(), Grid.fit(self._weight, self._args, layer.stored), importance)
-            self.clip[0] = fitted.scale.float() / self._between(self.clip, torch.float32).scale
+            widest = Grid.fit(self._weight, self._args, layer.stored)
+            self._start = fit_scales(self._weight.float(), widest, importance).scale.float()
+            self.clip[0] = self._start.abs() / widest.scale.float()
         self._least, self._highest = least, self.clip.clamp_min(1.0)
         self._grid = self._between(self.clip, layer.stored)
         self._compact = torch.int8 if self._args.type == "int" else torch.float8_e4m3fn  # which has all codes of e2m1
@@ -117,7 +119,8 @@ class LearnedWeight:
             slope = gradient[part].float().view(codes.shape)
             # As the derivative of a clamp: nothing outside of it, all on its edge.
             inside = (place.round() == codes) if self._args.type == "int" else place.abs() <= largest_code(self._args)
-            self._grouped(self.offset[part]).addcmul_(slope.sign(), inside, value=-rate)
+            descent = slope.sign().mul_(self._scales(part)[0].sign())
+            self._grouped(self.offset[part]).addcmul_(descent, inside, value=-rate)
             if not clip_rate:
                 continue
             zero = self._scales(part)[1]
@@ -136,6 +139,7 @@ class LearnedWeight:
     def result(self, notes: list[str]) -> QuantizedWeight:
         """The weight as remembered, or rounded to nearest if nothing was learned."""
         if self._best is None or not self.reached:
+            self._start = None
             grid = self._between(torch.ones_like(self.clip), self._layer.stored)
             return QuantizedWeight(grid.round(self._weight.float()), grid, notes)
         codes, grid = self._best
@@ -157,7 +161,7 @@ class LearnedWeight:
     def _move_clip(self, scale_slope: Tensor, zero_slope: Tensor, rate: float) -> None:
         """Descend on the range factors; the slopes are the loss's sums over each row's groups."""
         if self._args.symmetric:
-            slopes = [self._by_scale(scale_slope)]
+            slopes = [self._by_scale(scale_slope * self._grid.step.sign())]
         else:
             step, most = self._grid.step, 2**self._args.num_bits - 1
             low, high = self._low.clamp_max(0), self._high.clamp_min(0)
@@ -183,6 +187,11 @@ class LearnedWeight:
 
     def _between(self, clip: Tensor, stored: torch.dtype) -> Grid:
         low, high = self._low * clip[-1], self._high * clip[0]
+        if self._start is not None:  # the extremes' scale at a factor of 1, with the sign that was found
+            widest = torch.maximum(self._high, -self._low) / (largest_code(self._args) + 0.5)
+            scale = (widest * clip[0]).copysign(self._start).to(stored)
+            scale = torch.where(scale == 0, torch.finfo(stored).tiny, scale)
+            return Grid.of_scale(self._args, scale, None, self._weight.shape, self._width)
         return Grid.between(low, high, self._args, stored, self._weight.shape, self._width, self._global)
 
     def _scales(self, part: slice) -> tuple[Tensor, Tensor | None]:

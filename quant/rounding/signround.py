@@ -87,7 +87,7 @@ def signround(
             if layer.activations is not None:
                 held.callback(quantize_inputs(layer.module, layer.activations).remove)
         best = _descend(weights, error, judges, pupils, options, progress)
-        return {name: weight.result(_notes(weight, best, len(judges), options)) for name, weight in weights.items()}
+        return {name: weight.result(_notes(weight, best, len(judges))) for name, weight in weights.items()}
 
 
 def _descend(
@@ -133,16 +133,14 @@ def _descend(
     return best
 
 
-def _notes(weight: LearnedWeight, best: dict[int, float], judges: int, options: SignroundOptions) -> list[str]:
+def _notes(weight: LearnedWeight, best: dict[int, float], judges: int) -> list[str]:
     if not best:
         return ["rounded to nearest instead of signround: the block's outputs on the calibration text are not finite"]
     if not weight.reached:
         return ["rounded to nearest instead of signround: no calibration token reached it"]
-    first, (step, least) = next(iter(best.values())), list(best.items())[-1]
-    return [
-        f"signround: the block's squared error on {judges} windows fell from {first:.4g} to {least:.4g}"
-        f" at step {step} of {options.iterations}"
-    ]
+    if len(best) == 1:
+        return [f"no step of signround lowered the block's error on {judges} windows; it stays as it started"]
+    return []
 
 
 def _batches(windows: list[int], size: int) -> Iterator[list[int]]:

@@ -8,10 +8,12 @@ from compressed_tensors.quantization import QuantizationArgs
 from smelt.compress.safetensors_file import SafetensorsFile
 from smelt.quant.grid import Grid
 from smelt.quant.layer_stats import LayerStats, StatsCollector, output_error
+from smelt.quant.quantized_weight import QuantizedWeight, restore
 from smelt.quant.rounding import METHODS
 from smelt.quant.rounding.gptq import GptqOptions, gptq
 from smelt.quant.rounding.hqq import HqqOptions, hqq, shrink
 from smelt.quant.rounding.nearest import nearest
+from smelt.quant.scale_search import fit_scales
 from smelt.quant.scheme import SUPPORTED, resolve
 from torch import Tensor
 
@@ -235,3 +237,22 @@ def test_the_sample_of_rows_is_even_and_bounded() -> None:
         collector.add(torch.arange(start, min(start + 700, 10_000), dtype=torch.float32)[:, None].expand(-1, 4))
     rows = collector.result().rows[:, 0]
     assert torch.equal(rows, torch.arange(0, 10_000, 10, dtype=torch.float32))
+
+
+def test_a_scale_of_either_sign_gives_the_largest_weight_the_extra_code() -> None:
+    """Two's complement has one more code on its negative side; at 2 bits that is a quarter of all codes."""
+    torch.manual_seed(0)
+    weight = torch.randn(64, 128)
+    args = resolve("W2A16", 64).args
+    grid = Grid.fit(weight, args)
+    fitted = fit_scales(weight, grid, torch.ones(128))
+    assert (fitted.scale < 0).float().mean() > 0.2
+    groups = weight.double().view(64, 2, 64)
+    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    signed = largest / -2
+    candidates = [grid.scale.double()[..., None] * f for f in (1.0, 0.8, 0.6)] + [signed * f for f in (1.0, 0.8, 0.6)]
+    least = torch.stack([(groups - (groups / s).round().clamp(-2, 1) * s).square().sum(-1) for s in candidates]).amin(0)
+    found = (groups.flatten(1) - fitted.round(weight).double()).square().view(64, 2, 64).sum(-1)
+    assert (found <= least * (1 + 1e-5)).all()
+    restored = restore(QuantizedWeight(fitted.round(weight), fitted).stored(resolve("W2A16", 64)), resolve("W2A16", 64))
+    assert torch.equal(restored, fitted.round(weight))

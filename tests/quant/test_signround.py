@@ -135,7 +135,7 @@ def test_every_format_learns_and_stays_on_its_grid(scheme: Scheme, dtype: torch.
         restored = restore(found[name].stored(scheme), scheme)
         assert torch.equal(found[name].values.to(restored.dtype), restored), name
         assert torch.equal(found[name].grid.round(found[name].values), found[name].values), name
-        assert "fell from" in found[name].notes[0]
+        assert not any("nearest" in note for note in found[name].notes)
         assert not layer.module.weight.requires_grad
     learned = _error(block, layers, {name: weight.values for name, weight in found.items()}, hidden)
     rounded = {name: nearest(layer.module.weight, scheme.args).values for name, layer in layers.items()}
@@ -149,7 +149,7 @@ def test_it_learns_where_the_caller_has_no_use_for_gradients() -> None:
     block, hidden = _block(), _hidden()
     before = {name: parameter.clone() for name, parameter in block.named_parameters()}
     found = _learn(block, _layers(block, resolve("W3A16", 64)), hidden)
-    assert found["up"].notes == found["down"].notes
+    assert found["up"].notes == found["down"].notes == []
     for name, parameter in block.named_parameters():
         assert torch.equal(parameter, before[name])
 
@@ -161,7 +161,7 @@ def test_transposed_weights_learn_the_same() -> None:
     expected = _learn(plain, _layers(plain, scheme, torch.bfloat16), hidden, **few)
     found = _learn(transposed, _layers(transposed, scheme, torch.bfloat16), hidden, **few)
     for name in expected:
-        assert "at step 3" in expected[name].notes[0]
+        assert expected[name].notes == []
         # Transposed sums are added in another order, so that a rare gradient of nearly 0 changes its sign.
         assert (found[name].values == expected[name].values).double().mean() > 0.99
 
@@ -242,7 +242,7 @@ def test_an_expert_that_no_token_reached_is_rounded_to_nearest() -> None:
     found = _learn(block, layers, hidden)
     assert found["idle"].notes == ["rounded to nearest instead of signround: no calibration token reached it"]
     assert torch.equal(found["idle"].values, nearest(idle.weight, scheme.args).values)
-    assert "fell from" in found["up"].notes[0]
+    assert found["up"].notes == []
     alone = _learn(block, {"idle": layers["idle"]}, hidden)
     assert torch.equal(alone["idle"].values, found["idle"].values)
 
