@@ -15,6 +15,8 @@ from .model_directory import find_model
 from .weights import CheckpointWeights
 
 _PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_global_scale", "weight_shape", "weight_g_idx")
+# Of GPTQ and AWQ.
+_WORDS = ("qweight", "qzeros", "scales", "g_idx")
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,16 @@ def inspect(name: str) -> Inspection:
     quantization = config.get("quantization_config") or {}
     scheme = _scheme_label(quantization)
     gathered: dict[tuple[str, str], list[list[int]]] = defaultdict(list)
-    dense_names = [n for n in weights.names() if n.rpartition(".")[2] not in _PARTS]
+    dense_names = [n for n in weights.names() if n.rpartition(".")[2] not in (*_PARTS, *_WORDS)]
     packed = {n.removesuffix("weight_scale") for n in weights.names() if n.endswith(".weight_scale")}
     for prefix in sorted(packed):
         parts = [n for n in weights.names() if n.startswith(prefix + "weight")]
         size = sum(weights.info(n).nbytes for n in parts)
         gathered[_pattern(prefix + "weight"), scheme].append([_numel(weights, prefix, parts), size])
+    for prefix in sorted(n.removesuffix("qweight") for n in weights.names() if n.endswith(".qweight")):
+        parts = [prefix + part for part in _WORDS if prefix + part in weights.names()]
+        size = sum(weights.info(n).nbytes for n in parts)
+        gathered[_pattern(prefix + "weight"), scheme].append([_numel_of_words(weights, prefix, parts), size])
     for tensor in dense_names:
         if tensor.removesuffix("weight") in packed:
             continue
@@ -139,6 +145,14 @@ def _numel(weights: CheckpointWeights, prefix: str, parts: list[str]) -> int:
     return stored.nbytes // stored.dtype.itemsize * per_element
 
 
+def _numel_of_words(weights: CheckpointWeights, prefix: str, parts: list[str]) -> int:
+    rows = weights.info(prefix + "scales").shape[1]
+    words = weights.info(prefix + "qweight").shape
+    if words[1] == rows:  # GPTQ packs columns, of which g_idx has one number each
+        return rows * (weights.info(prefix + "g_idx").shape[0] if prefix + "g_idx" in parts else words[0] * 8)
+    return rows * words[0]
+
+
 def _scheme_label(quantization: dict[str, Any]) -> str:
     if not quantization:
         return ""
@@ -146,7 +160,8 @@ def _scheme_label(quantization: dict[str, Any]) -> str:
     first: dict[str, Any] = next(iter(groups.values()), {})
     args = first.get("weights") or {}
     if not args:
-        return str(quantization.get("quant_method", "quantized"))
+        method, bits, size = (quantization.get(key) for key in ("quant_method", "bits", "group_size"))
+        return f"{method} W{bits}A16 {'channel' if size == -1 else f'g{size}'}" if bits else str(method or "quantized")
     size = args.get("group_size")
     grain = f"g{size}" if size and size > 0 else str(args.get("strategy"))
     inputs = first.get("input_activations")
@@ -158,7 +173,9 @@ def _original_bytes(path: Path, groups: list[TensorGroup], scheme: str) -> tuple
     made_by = path / "smelt.json"
     if made_by.exists():
         try:
-            return int(json.loads(made_by.read_text(encoding="utf-8"))["model"]["bytes"]), False
+            made = json.loads(made_by.read_text(encoding="utf-8"))
+            if "model" in made:  # an export of another's checkpoint does not know
+                return int(made["model"]["bytes"]), False
         except (ValueError, KeyError, TypeError):
             raise SmeltError(f"{made_by}: cannot be understood; the checkpoint was changed after it was made") from None
     quantized = [g for g in groups if scheme and g.scheme == scheme]

@@ -138,6 +138,13 @@ def find_model(name: str, *, revision: str | None = None, trust_remote_code: boo
     return ModelDirectory(name, _fetch(name, revision, trust_remote_code), trust_remote_code)
 
 
+def find_checkpoint(name: str, *, trust_remote_code: bool = False) -> ModelDirectory:
+    """Like :func:`find_model`; a run's output directory stands for the checkpoint in it."""
+    inside = Path(name) / "checkpoint"
+    held = (inside / "config.json").is_file() and not (Path(name) / "config.json").exists()
+    return find_model(str(inside) if held else name, trust_remote_code=trust_remote_code)
+
+
 def _fetch(name: str, revision: str | None, trust_remote_code: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError

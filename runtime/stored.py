@@ -155,27 +155,37 @@ class _Gptq:
     def __init__(self, config: dict[str, Any], tensors: Tensors) -> None:
         self._bits = int(config["bits"])
         self._group = int(config.get("group_size", -1))
+        # GPTQModel's settings of layers that differ, by regular expression.
+        self._dynamic: dict[str, dict[str, Any]] = config.get("dynamic") or {}
         self._v1 = config.get("checkpoint_format", "gptq") == "gptq"
         self._tensors = tensors
-        if self._bits not in (2, 3, 4, 8):
-            raise RuntimeProblem(f"GPTQ of {self._bits} bits is not supported; 2, 3, 4 and 8 are")
+        for bits in (self._bits, *(each["bits"] for each in self._dynamic.values() if "bits" in each)):
+            if bits not in (2, 3, 4, 8):
+                raise RuntimeProblem(f"GPTQ of {bits} bits is not supported; 2, 3, 4 and 8 are")
 
     def matrix(self, name: str) -> Matrix:
         if not self._tensors.has(f"{name}.qweight"):
             return _Plain(self._tensors).matrix(name)
-        codes = _unpacked(self._tensors.tensor(f"{name}.qweight").T.contiguous(), self._bits)
+        bits, group = self._settings(name)
+        codes = _unpacked(self._tensors.tensor(f"{name}.qweight").T.contiguous(), bits)
         scale = self._tensors.tensor(f"{name}.scales").T.contiguous()
-        zero = _unpacked(self._tensors.tensor(f"{name}.qzeros"), self._bits).T.contiguous()[: scale.shape[0]]
-        zero = (zero + 1 if self._v1 else zero) - 2 ** (self._bits - 1)
-        codes = codes - 2 ** (self._bits - 1)
+        zero = _unpacked(self._tensors.tensor(f"{name}.qzeros"), bits).T.contiguous()[: scale.shape[0]]
+        zero = (zero + 1 if self._v1 else zero) - 2 ** (bits - 1)
+        codes = codes - 2 ** (bits - 1)
         columns = codes.shape[1]
         centred = zero.to(torch.int8)
         kept = None if not centred.any() else centred
-        found = Matrix(codes.to(torch.int8), _label(self._bits, columns, scale), self._bits, scale, kept)
+        found = Matrix(codes.to(torch.int8), _label(bits, columns, scale), bits, scale, kept)
         if self._tensors.has(f"{name}.g_idx"):
             return _gathered(found, self._tensors.tensor(f"{name}.g_idx"), name)
-        size = columns if self._group <= 0 else self._group
+        size = columns if group <= 0 else group
         return _gathered(found, torch.arange(columns) // size, name)
+
+    def _settings(self, name: str) -> tuple[int, int]:
+        for pattern, each in self._dynamic.items():
+            if re.match(pattern.removeprefix("+:"), name):
+                return int(each.get("bits", self._bits)), int(each.get("group_size", self._group))
+        return self._bits, self._group
 
 
 class _Awq:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from ..errors import SmeltError
 from ..inspection import inspect
-from ..model_directory import ModelDirectory, find_model
+from ..model_directory import ModelDirectory, find_checkpoint
 from ..output import digest
 from ..weights import CheckpointWeights
 from .result import Layer, ModelResult, Size
@@ -117,10 +117,7 @@ def subjects(checkpoints: list[str], baseline: str | None, *, trust_remote_code:
     problems = []
     for name in names:
         try:
-            # A run's output holds its checkpoint.
-            inside = Path(name) / "checkpoint"
-            held = (inside / "config.json").is_file() and not (Path(name) / "config.json").exists()
-            directory = find_model(str(inside) if held else name, trust_remote_code=trust_remote_code)
+            directory = find_checkpoint(name, trust_remote_code=trust_remote_code)
             directory.config_data()
             found.append(directory)
         except SmeltError as error:

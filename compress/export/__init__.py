@@ -1,1 +1,8 @@
 """Carrying a quantized checkpoint over into formats that other programs read: GPTQ, AWQ, GGUF, or plain weights."""
+
+from __future__ import annotations
+
+from .export import Exported, Written, export
+from .targets import TARGETS
+
+__all__ = ["TARGETS", "Exported", "Written", "export"]

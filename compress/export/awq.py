@@ -1,0 +1,107 @@
+"""AWQ's layout, version ``gemm``, as AutoAWQ defined it and vLLM, GPTQModel and transformers read it.
+
+A linear has ``qweight`` int32 ``[columns, rows / 8]``, ``qzeros`` int32 ``[groups, rows / 8]`` and ``scales`` float16
+``[groups, rows]``. A word holds the unsigned 4-bit codes of eight neighbouring rows, in an order of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checkpoint import Entry
+from ..errors import Problem
+from ..safetensors_file import TensorInfo
+from .dynamic import patterns
+from .source import Source, StoredLinear, for_each, in_block, scale_problems
+
+# The four bits from 4j on are those of this one of the eight.
+_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_GROUPS = (-1, 32, 64, 128)
+
+
+def awq_problems(source: Source) -> list[Problem]:
+    """What of a checkpoint AWQ cannot say."""
+    found = [
+        (linear.name, sentence) for linear in source.linears.values() if (sentence := _why_not(linear)) is not None
+    ]
+    problems = for_each(found) + scale_problems(source)
+    sizes = sorted({linear.group for linear in source.linears.values()})
+    if not problems and len(sizes) > 1:
+        shown = " and ".join("one for the row" if size == -1 else str(size) for size in sizes)
+        problems.append(
+            Problem("group_size", f"layers have groups of {shown}, and AWQ has one size for all; use --to gptq")
+        )
+    return problems
+
+
+def awq_entries(source: Source, linear: StoredLinear) -> list[Entry]:
+    """The tensors that stand for one linear."""
+    groups = 1 if linear.group == -1 else linear.columns // linear.group
+    return [
+        (
+            f"{linear.name}.qweight",
+            TensorInfo(torch.int32, (linear.columns, linear.rows // 8)),
+            lambda: _words(source.matrix(linear.name).values),
+        ),
+        (f"{linear.name}.qzeros", TensorInfo(torch.int32, (groups, linear.rows // 8)), lambda: _zeros(source, linear)),
+        (f"{linear.name}.scales", TensorInfo(torch.float16, (groups, linear.rows)), lambda: _scales(source, linear)),
+    ]
+
+
+def awq_config(source: Source) -> dict[str, Any]:
+    """What config.json's ``quantization_config`` says."""
+    (group,) = {linear.group for linear in source.linears.values()}
+    plain = source.plain_matrices()
+    kinds = dict.fromkeys(source.linears, "") | dict.fromkeys(filter(in_block, plain), "plain")
+    config: dict[str, Any] = {
+        "quant_method": "awq",
+        "bits": 4,
+        "group_size": group,
+        "zero_point": True,
+        "version": "gemm",
+        "modules_to_not_convert": plain or None,
+    }
+    if "plain" in kinds.values():  # GPTQModel does not look at the field above
+        config["dynamic"] = {f"-:{pattern}": {} for pattern, _ in patterns(kinds)}
+    return config
+
+
+def _why_not(linear: StoredLinear) -> str | None:
+    if linear.rounds_inputs or not linear.coded:
+        inputs = " with rounded inputs" if linear.rounds_inputs else ""
+        return f"is stored as {linear.label}{inputs}, and AWQ holds only 4-bit codes with 16-bit inputs; use --to dense"
+    if linear.bits != 4:
+        return f"has codes of {linear.bits} bits, and AWQ has only 4; use --to gptq"
+    if linear.group not in _GROUPS:
+        sizes = ", ".join(map(str, _GROUPS[1:]))
+        return f"has groups of {linear.group} columns, and AWQ's kernels know {sizes} or one for the row; use --to gptq"
+    if linear.reordered:
+        return "has its columns in activation order, which AWQ cannot say; use --to gptq"
+    if linear.rows % 8:
+        return f"has {linear.rows} rows, and AWQ packs them by eight; use --to dense"
+    if not in_block(linear.name):
+        return "is quantized, and AWQ's readers know quantized layers only in blocks; use --to gptq, or quantize again with it in ignore"
+    return None
+
+
+def _zeros(source: Source, linear: StoredLinear) -> Tensor:
+    matrix = source.matrix(linear.name)
+    assert matrix.scale is not None
+    return _words(torch.zeros(matrix.scale.shape, dtype=torch.int8) if matrix.zero is None else matrix.zero)
+
+
+def _scales(source: Source, linear: StoredLinear) -> Tensor:
+    scale = source.matrix(linear.name).scale
+    assert scale is not None
+    return scale.T.half()
+
+
+def _words(codes: Tensor) -> Tensor:
+    """Codes ``[rows, n]`` between -8 and 7 as words ``[n, rows / 8]``."""
+    eight = (codes.T.int() + 8).unflatten(1, (-1, 8))[..., list(_ORDER)]
+    # The highest four bits reach a word's sign; int64 has room for them until the bits are taken as they are.
+    words = (eight.long() << (4 * torch.arange(8))).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).int()

@@ -1,0 +1,19 @@
+"""Plain weights again, in the type that the model computes in."""
+
+from __future__ import annotations
+
+from ..checkpoint import Entry
+from ..safetensors_file import TensorInfo
+from .source import Source, StoredLinear
+
+
+def dense_entries(source: Source, linear: StoredLinear) -> list[Entry]:
+    """The one tensor that stands for a linear: the values which its codes mean."""
+    info = TensorInfo(source.dtype, (linear.rows, linear.columns))
+    return [(f"{linear.name}.weight", info, lambda: source.matrix(linear.name).dense(source.dtype))]
+
+
+def dense_notes(source: Source) -> list[str]:
+    """What plain weights do not keep."""
+    rounded = sum(linear.rounds_inputs for linear in source.linears.values())
+    return [f"the inputs of {rounded} linears were rounded as they computed, and no longer are"] if rounded else []

@@ -1,0 +1,207 @@
+"""``smelt export``: a checked, complete directory (or GGUF file), or one sentence for each reason why not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...runtime.machine import human_bytes
+from ..checkpoint import Entry, write_checkpoint
+from ..errors import SmeltError, raise_problems
+from ..model_directory import ModelDirectory, find_checkpoint
+from ..progress import Progress
+from ..recipe_file import nearest_name
+from ..resources import free_disk
+from ..safetensors_file import disk_error, write_text
+from .source import Source
+from .targets import TARGETS, Target
+
+_GGUF = "gguf"
+_RECORD = "smelt.json"
+
+
+class Written(Protocol):
+    """What an export tells of its result: where it is, and sentences that a user should read."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def notes(self) -> list[str]: ...
+    def as_data(self) -> dict[str, Any]: ...
+    def summary(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model directory that was written.
+
+    Attributes:
+        path: the directory.
+        format: the name given to ``--to``.
+        layers: how many quantized linears it has.
+        bytes: of its tensors.
+        notes: what a user should know of it, one sentence each.
+    """
+
+    path: str
+    format: str
+    layers: int
+    bytes: int
+    notes: list[str]
+
+    def as_data(self) -> dict[str, Any]:
+        """As plain data for JSON."""
+        return asdict(self)
+
+    def summary(self) -> str:
+        """For people."""
+        size = f"{self.layers} quantized layers, {human_bytes(self.bytes)}"
+        return "\n".join([f"{self.path}: {self.format}, {size}", *(f"note: {note}" for note in self.notes)])
+
+
+def export(
+    checkpoint: str,
+    to: str,
+    output: Path,
+    *,
+    kind: str | None = None,
+    fresh: bool = False,
+    trust_remote_code: bool = False,
+    progress: bool = True,
+) -> Written:
+    """Carry a quantized checkpoint over into another format, its codes bit for bit.
+
+    Args:
+        checkpoint: a directory, a run's output directory or a hub name.
+        to: a name of :data:`TARGETS`, or ``gguf``.
+        output: the new directory, or GGUF file.
+        kind: which of GGUF's types.
+        fresh: replace what an earlier export left there.
+        trust_remote_code: run Python code that comes with the checkpoint.
+        progress: show progress bars when standard error is a terminal.
+
+    Raises:
+        SmeltError: the format cannot hold this checkpoint, or the output cannot be written; nothing was changed.
+    """
+    output = output.expanduser()
+    known = [*TARGETS, _GGUF]
+    if to not in known:
+        raise SmeltError(f"--to: there is no format {to!r}; there are {', '.join(known)}{nearest_name(to, known)}")
+    if kind is not None and to != _GGUF:
+        raise SmeltError(f"--type: only gguf has types, and the format is {to}; remove it")
+    source = find_checkpoint(checkpoint, trust_remote_code=trust_remote_code)
+    _check_output(output, source.path, fresh)
+    show = Progress(progress)
+    if to == _GGUF:
+        return _export_gguf(source, output, kind, show)
+    if not source.config_data().get("quantization_config"):
+        raise SmeltError(
+            f"{source.path}: its weights are plain, and export carries quantized ones over; quantize it first, with `smelt run`"
+        )
+    opened = Source(source.path, trust_remote_code=trust_remote_code, progress=show)
+    try:
+        return _export_directory(opened, source, to, output, show)
+    finally:
+        opened.close()
+
+
+def _export_directory(source: Source, original: ModelDirectory, to: str, output: Path, show: Progress) -> Exported:
+    target = TARGETS[to]
+    if not source.linears:
+        raise SmeltError(
+            f"{source.path}: its config.json speaks of quantized layers and its files hold none; fetch it again"
+        )
+    raise_problems(target.problems(source))
+    entries = _entries(source, target)
+    size = sum(info.nbytes for _, info, _ in entries)
+    free = free_disk(output)
+    if size > free:
+        raise SmeltError(
+            f"{output}: {human_bytes(size)} are needed and {human_bytes(free)} are free; make room or choose another"
+        )
+    quantization = target.config(source)
+    config = {key: value for key, value in original.config_data().items() if key != "quantization_config"}
+    if quantization is not None:
+        config["quantization_config"] = quantization
+    result = Exported(str(output), to, len(source.linears) if quantization else 0, size, target.notes(source))
+    staging = output.with_name(output.name + ".partial")
+    shutil.rmtree(staging, ignore_errors=True)
+    show.say(f"writing {human_bytes(size)}")
+    try:
+        write_checkpoint(staging, source.path, config, entries, with_code=original.trust_remote_code)
+        if target.own_file:
+            write_text(staging / target.own_file, json.dumps(quantization, indent=2) + "\n")
+        write_text(staging / _RECORD, json.dumps(_record(original, result), indent=2) + "\n")
+        _publish(staging, output)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    return result
+
+
+def _export_gguf(source: ModelDirectory, output: Path, kind: str | None, show: Progress) -> Written:
+    gguf = import_module(".gguf", __package__)
+    raise_problems(gguf.gguf_problems(source.path, output, kind))
+    return gguf.export_gguf(source.path, output, kind=kind, progress=show)
+
+
+def _entries(source: Source, target: Target) -> list[Entry]:
+    """Every tensor, those of a layer together and in the checkpoint's order as far as there is one."""
+    entries: list[Entry] = [
+        (name, source.weights.info(name), lambda name=name: source.weights.load(name)) for name in source.carried
+    ]
+    for linear in source.linears.values():
+        entries += target.entries(source, linear)
+    return entries
+
+
+def _check_output(output: Path, source: Path, fresh: bool) -> None:
+    if output.resolve() == source.resolve():
+        raise SmeltError(f"--output: {output} is the checkpoint itself; choose another")
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    if not fresh:
+        raise SmeltError(
+            f"--output: {output} exists; choose another, or pass --fresh to replace what an export left there"
+        )
+    if not (_is_export(output) or (output.is_file() and output.suffix == ".gguf")):
+        raise SmeltError(f"--output: {output} was not made by `smelt export`; choose another or remove it yourself")
+
+
+def _is_export(output: Path) -> bool:
+    try:
+        return "export" in json.loads((output / _RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+
+
+def _record(original: ModelDirectory, result: Exported) -> dict[str, Any]:
+    """What is known of the weights' making, for ``smelt inspect`` and ``smelt eval``, and of this export."""
+    try:
+        made = json.loads((original.path / _RECORD).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        made = {}
+    except ValueError:
+        raise SmeltError(
+            f"{original.path / _RECORD}: cannot be understood; the checkpoint was changed after it was made"
+        ) from None
+    made.pop("reload", None)  # it was said of other files
+    told = {key: value for key, value in result.as_data().items() if key != "path"}
+    return {**made, "export": {**told, "of": original.name}}
+
+
+def _publish(staging: Path, output: Path) -> None:
+    """Make the finished directory appear under its name; what an earlier export left there stays until then."""
+    earlier = output.with_name(output.name + ".replaced")
+    try:
+        shutil.rmtree(earlier, ignore_errors=True)
+        if output.exists():
+            output.rename(earlier)
+        staging.rename(output)
+        shutil.rmtree(earlier, ignore_errors=True)
+    except OSError as error:
+        raise disk_error(error, output, 0) from None

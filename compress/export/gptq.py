@@ -1,0 +1,164 @@
+"""GPTQ's layout, as AutoGPTQ defined it and GPTQModel, vLLM and transformers read it.
+
+A linear of ``bits`` bits with groups of ``g`` columns has ``qweight`` int32 ``[columns * bits / 32, rows]``,
+``qzeros`` int32 ``[groups, rows * bits / 32]``, ``scales`` float16 ``[groups, rows]`` and ``g_idx`` int32 ``[columns]``,
+the group of each column. Codes are unsigned, dense and little-endian. Version 1 stores each zero-point less one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import torch
+from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+from torch import Tensor
+
+from ..checkpoint import Entry
+from ..errors import Problem
+from ..safetensors_file import TensorInfo
+from ..versions import versions
+from .dynamic import any_number, patterns
+from .source import Source, StoredLinear, for_each, in_block, scale_problems
+
+_BITS = (2, 3, 4, 8)
+_GROUPS = (-1, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def gptq_problems(source: Source, version: int) -> list[Problem]:
+    """What of a checkpoint GPTQ cannot say."""
+    found = [
+        (linear.name, sentence)
+        for linear in source.linears.values()
+        if (sentence := _why_not(linear, version)) is not None
+    ]
+    return for_each(found) + scale_problems(source)
+
+
+def gptq_entries(source: Source, linear: StoredLinear, version: int) -> list[Entry]:
+    """The tensors that stand for one linear."""
+    groups = 1 if linear.group == -1 else linear.columns // linear.group
+    words = linear.bits * linear.columns // 32, linear.bits * linear.rows // 32
+    return [
+        (
+            f"{linear.name}.qweight",
+            TensorInfo(torch.int32, (words[0], linear.rows)),
+            lambda: _packed_codes(source, linear),
+        ),
+        (
+            f"{linear.name}.qzeros",
+            TensorInfo(torch.int32, (groups, words[1])),
+            lambda: _packed_zeros(source, linear, version),
+        ),
+        (f"{linear.name}.scales", TensorInfo(torch.float16, (groups, linear.rows)), lambda: _scales(source, linear)),
+        (f"{linear.name}.g_idx", TensorInfo(torch.int32, (linear.columns,)), lambda: _groups_of(source, linear)),
+    ]
+
+
+def gptq_config(source: Source, version: int) -> dict[str, Any]:
+    """What ``quantize_config.json`` and config.json's ``quantization_config`` say.
+
+    Layers that differ from most, or are plain, are named in GPTQModel's ``dynamic``, which vLLM reads too.
+    """
+    settings = {name: _settings(linear) for name, linear in source.linears.items()}
+    usual = Counter(tuple(each.items()) for each in settings.values()).most_common(1)[0][0]
+    plain = [name for name in source.plain_matrices() if in_block(name)]
+    kinds = {
+        name: "" if tuple(each.items()) == usual else repr(each) for name, each in settings.items() if in_block(name)
+    }
+    kinds |= dict.fromkeys(plain, "plain")
+    dynamic = {
+        f"+:{pattern}": settings[example] for pattern, example in patterns(kinds) if kinds[example] not in ("", "plain")
+    } | {f"-:{pattern}": {} for pattern, example in patterns(kinds) if kinds[example] == "plain"}
+    config: dict[str, Any] = {
+        **dict(usual),
+        "lm_head": "lm_head" in source.linears,
+        "quant_method": "gptq",
+        "checkpoint_format": "gptq" if version == 1 else "gptq_v2",
+        "pack_dtype": "int32",
+        "meta": {"quantizer": [f"smelt:{versions()['smelt']}"]},
+    }
+    if dynamic:
+        config["dynamic"] = dynamic
+    inside = _alike_in_all_blocks(source, plain)
+    if inside is not None:
+        config["modules_in_block_to_quantize"] = [inside]
+    return config
+
+
+def gptq_notes(source: Source, version: int) -> list[str]:
+    """What readers of the format do with it that a user should know."""
+    settings = {tuple(_settings(linear).items()) for linear in source.linears.values()}
+    plain = [name for name in source.plain_matrices() if in_block(name)]
+    notes = []
+    if len(settings) > 1 or (plain and _alike_in_all_blocks(source, plain) is None):
+        notes.append("layers differ, which GPTQModel and vLLM read in the field `dynamic`, and transformers does not")
+    if version == 1 and not all(linear.symmetric for linear in source.linears.values()):
+        notes.append("GPTQModel loads zero-points of its own version 1 only; for that program use --to gptq-v2")
+    return notes
+
+
+def _why_not(linear: StoredLinear, version: int) -> str | None:
+    if linear.rounds_inputs or not linear.coded:
+        inputs = " with rounded inputs" if linear.rounds_inputs else ""
+        return (
+            f"is stored as {linear.label}{inputs}, and GPTQ holds only integer codes with 16-bit inputs; use --to dense"
+        )
+    if linear.bits not in _BITS:
+        return f"has codes of {linear.bits} bits, and GPTQ has 2, 3, 4 and 8; use --to dense"
+    if linear.group not in _GROUPS:
+        sizes = ", ".join(map(str, _GROUPS[1:]))
+        return (
+            f"has groups of {linear.group} columns, and GPTQ's readers know {sizes} or one for the row; quantize again"
+        )
+    if linear.columns * linear.bits % 32 or linear.rows * linear.bits % 32:
+        return (
+            f"is {linear.rows} x {linear.columns}, which does not fill whole words of 32 bits in GPTQ; use --to dense"
+        )
+    if version == 1 and linear.lowest_zero:
+        return "has a zero-point at the lowest code, which version 1 cannot hold as it stores zero-points less one; use --to gptq-v2"
+    if not in_block(linear.name) and linear.name != "lm_head":
+        return "is quantized, and GPTQ knows quantized layers only in blocks and as lm_head; quantize again with it in ignore"
+    return None
+
+
+def _settings(linear: StoredLinear) -> dict[str, Any]:
+    return {"bits": linear.bits, "group_size": linear.group, "desc_act": linear.reordered, "sym": linear.symmetric}
+
+
+def _alike_in_all_blocks(source: Source, plain: list[str]) -> list[str] | None:
+    """What transformers needs to know where not all of a block is quantized; None where it need not or cannot."""
+    if not plain or any(re.search(r"\.experts\.", name) for name in source.linears):
+        return None
+    quantized = {any_number(name) for name in source.linears if in_block(name)}
+    if quantized & {any_number(name) for name in plain}:
+        return None
+    inside = (re.sub(r"^.*?\.\d+\.", "", name) for name in source.linears if in_block(name))
+    return list(dict.fromkeys(inside))
+
+
+def _packed_codes(source: Source, linear: StoredLinear) -> Tensor:
+    matrix = source.matrix(linear.name)
+    codes = matrix.values if matrix.order is None else matrix.values[:, matrix.order.argsort()]
+    return pack_to_int32(codes, linear.bits).T.contiguous()
+
+
+def _packed_zeros(source: Source, linear: StoredLinear, version: int) -> Tensor:
+    matrix = source.matrix(linear.name)
+    assert matrix.scale is not None
+    zero = torch.zeros(matrix.scale.shape, dtype=torch.int8) if matrix.zero is None else matrix.zero
+    stored = zero - 1 if version == 1 else zero
+    return pack_to_int32(stored.to(torch.int8).T.contiguous(), linear.bits)
+
+
+def _scales(source: Source, linear: StoredLinear) -> Tensor:
+    scale = source.matrix(linear.name).scale
+    assert scale is not None
+    return scale.T.half()
+
+
+def _groups_of(source: Source, linear: StoredLinear) -> Tensor:
+    matrix = source.matrix(linear.name)
+    places = torch.arange(linear.columns, dtype=torch.int32) // matrix.group
+    return places if matrix.order is None else places[matrix.order.argsort()]

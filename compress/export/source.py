@@ -1,0 +1,185 @@
+"""A quantized checkpoint as its exporters see it: every linear's codes and scales, and what is stored plain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...runtime.checkpoint import Checkpoint
+from ...runtime.matrix import Matrix
+from ..errors import Problem
+from ..progress import Progress
+from ..weights import CheckpointWeights
+
+# What stands for a quantized linear's weight, by local name; all else, such as its bias, is carried over as it is.
+_PARTS = {
+    "weight",
+    "weight_packed",
+    "weight_scale",
+    "weight_zero_point",
+    "weight_shape",
+    "weight_global_scale",
+    "weight_g_idx",
+    "qweight",
+    "qzeros",
+    "scales",
+    "g_idx",
+}
+_MARKS = ("weight_scale", "qweight")
+
+
+@dataclass(frozen=True)
+class StoredLinear:
+    """How one linear's weight is stored.
+
+    Attributes:
+        name: the linear's name in the checkpoint.
+        rows, columns: its shape.
+        label: the number format, for people.
+        bits: of each code.
+        coded: whether it is integer codes with scales; otherwise only its values are known.
+        group: columns that share a scale; -1 if a row has one scale.
+        symmetric: whether all zero-points stand in the middle of the codes.
+        lowest_zero: whether a zero-point is the lowest code.
+        reordered: whether its groups are not of neighbouring columns.
+        rounds_inputs: whether its inputs are rounded as it computes.
+        scales: how many it has.
+        odd_scales: how many of them float16 does not hold exactly.
+        largest_move: the most that one of those moves in float16, relative to the largest scale.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    label: str
+    bits: int
+    coded: bool
+    group: int
+    symmetric: bool
+    lowest_zero: bool
+    reordered: bool
+    rounds_inputs: bool
+    scales: int
+    odd_scales: int
+    largest_move: float
+
+    @classmethod
+    def of(cls, name: str, matrix: Matrix) -> StoredLinear:
+        """The facts of one weight."""
+        rows, columns = matrix.shape
+        scale, zero = matrix.scale, matrix.zero
+        odd, move = (0, 0.0) if scale is None else _moved_by_float16(scale)
+        return cls(
+            name,
+            rows,
+            columns,
+            matrix.format,
+            matrix.bits,
+            coded=scale is not None and matrix.floats is None,
+            group=-1 if matrix.group == columns else matrix.group,
+            symmetric=zero is None or not bool(zero.any()),
+            lowest_zero=zero is not None and int(zero.min()) == -(2 ** (matrix.bits - 1)),
+            reordered=matrix.order is not None,
+            rounds_inputs=matrix.inputs is not None,
+            scales=0 if scale is None else scale.numel(),
+            odd_scales=odd,
+            largest_move=move,
+        )
+
+
+class Source:
+    """A quantized checkpoint, opened. Every quantized weight is read once to know how it is stored.
+
+    Args:
+        path: the model's directory.
+        trust_remote_code: run Python code that comes with it.
+
+    Raises:
+        RuntimeProblem, SmeltError: it cannot be read.
+    """
+
+    def __init__(self, path: Path, *, trust_remote_code: bool = False, progress: Progress | None = None) -> None:
+        self.path = path
+        self.weights = CheckpointWeights(path)
+        self.checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
+        self.matrix: Callable[[str], Matrix] = lru_cache(maxsize=1)(self.checkpoint.matrix)
+        stored = self.weights.names()
+        names = sorted({n.rpartition(".")[0] for n in stored if n.rpartition(".")[2] in _MARKS}, key=_by_number)
+        show = progress or Progress(False)
+        self.linears = {
+            name: StoredLinear.of(name, self.matrix(name)) for name in show.track(names, "reading layers", len(names))
+        }
+        self.carried = [
+            n for n in stored if n.rpartition(".")[0] not in self.linears or n.rpartition(".")[2] not in _PARTS
+        ]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in."""
+        return self.checkpoint.dtype
+
+    def plain_matrices(self) -> list[str]:
+        """Names of the weights ``[rows, columns]`` that are not quantized."""
+        found = [name for name in self.carried if name.endswith(".weight")]
+        return [name.removesuffix(".weight") for name in found if len(self.weights.info(name).shape) == 2]
+
+    def close(self) -> None:
+        """Let go of its files."""
+        self.checkpoint.close()
+
+
+def in_block(name: str) -> bool:
+    """Whether a module is one of the model's numbered blocks' own."""
+    return any(part.isdigit() for part in name.split("."))
+
+
+def for_each(found: list[tuple[str, str]]) -> list[Problem]:
+    """Pairs of a linear's name and what is wrong with it, as one problem for each different sentence."""
+    by_sentence: dict[str, list[str]] = {}
+    for name, sentence in found:
+        by_sentence.setdefault(sentence, []).append(name)
+    return [
+        Problem(f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}", sentence)
+        for sentence, names in by_sentence.items()
+    ]
+
+
+def scales_in_float16(source: Source) -> list[str]:
+    """What storing scales in float16 changes, as a sentence; nothing where all of them are kept exactly."""
+    odd = sum(linear.odd_scales for linear in source.linears.values())
+    if not odd:
+        return []
+    total = sum(linear.scales for linear in source.linears.values())
+    move = max(linear.largest_move for linear in source.linears.values())
+    return [
+        f"{odd:,} of {total:,} scales are no float16 numbers, which the format holds; each was rounded to the nearest,"
+        f" by at most {move:.1e} of its layer's largest"
+    ]
+
+
+def scale_problems(source: Source) -> list[Problem]:
+    """Scales that float16 cannot hold at all."""
+    return for_each(
+        [
+            (linear.name, "has scales beyond float16's largest number, 65504, which the format holds; use --to dense")
+            for linear in source.linears.values()
+            if math.isinf(linear.largest_move)
+        ]
+    )
+
+
+def _moved_by_float16(scale: Tensor) -> tuple[int, float]:
+    exact = scale.double()
+    move = (exact.half().double() - exact).abs()
+    odd = int((move > 0).sum())
+    return odd, (move.max() / exact.abs().max()).item() if odd else 0.0
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
