@@ -97,7 +97,7 @@ def test_weights_of_four_bits_are_packed_though_inputs_are_rounded(
         ({"numbers": "int8", "scales": "head"}, lambda x: x.abs().amax((0, 2, 3)).view(-1, 1, 1) / 127.5),
         ({"numbers": "int4", "scales": "head"}, lambda x: x.abs().amax((0, 2, 3)).view(-1, 1, 1) / 7.5),
     ],
-    ids=str,
+    ids=lambda value: "" if callable(value) else str(value),
 )
 def test_cache_scales_are_those_of_transformers_own_cache(
     kv_cache: Any,
