@@ -14,7 +14,7 @@ from ..kernels.routing import most_blocks, route
 from ..kernels.tile import tiles_of
 from ..keys_values import KeysValues
 from ..linear import Linear
-from ..matrix import Matrix
+from ..matrix import Matrix, see_the_same
 from ..operators import Experts, LayerParts, Operators, Rowwise, Stack
 from .cache import GpuKeysValues
 from .fusions import Fusions
@@ -101,6 +101,8 @@ class GpuOperators(Operators):
 
     def _grouped(self, matrices: Sequence[Matrix], gate: str) -> _Grouped | None:
         """None if some must be computed on their own, or not all are alike."""
+        if not see_the_same(matrices):
+            return None
         parts: list[_GpuLinear] = []
         for matrix in matrices:
             parts.append(self._linear(matrix, None, gate))
