@@ -11,6 +11,7 @@ from transformers.activations import ACT2FN
 
 from .architectures import DecoderSpec, LayerSpec, spec_of
 from .batch import Batch
+from .cache_scheme import cache_scheme
 from .checkpoint import Checkpoint
 from .errors import RuntimeProblem
 from .feed_forward import FeedForward, GatedFeedForward, PlainFeedForward, RoutedFeedForward
@@ -35,6 +36,7 @@ class Model:
         survey: looks logits over.
         stack: all layers at once, if there is a way.
         rotations: its rotary positions.
+        cache_scheme: how keys and values are rounded, where the checkpoint says so.
     """
 
     def __init__(
@@ -55,6 +57,16 @@ class Model:
             self._layers.append(_Layer(load, self.spec, layer, i))
             if progress:
                 progress(i + 1, len(self.spec.layers))
+        self.cache_scheme = cache_scheme(
+            checkpoint.cache_args,
+            checkpoint,
+            [
+                names.layer.format(i=i) + names.query_key_value[0].rpartition(".")[0]
+                for i in range(len(self.spec.layers))
+            ],
+            self.spec.key_value_heads,
+            self.spec.head_size,
+        )
         self._run = operators.lower(self._through_layers)
         self.stack = operators.stack([layer.parts for layer in self._layers])
         if self.spec.tied or not checkpoint.has_matrix(names.head):
@@ -81,7 +93,7 @@ class Model:
         """What the last layer makes of a step's tokens, ``[tokens, hidden]``; :attr:`head` makes logits of it."""
         hidden = self.embed(batch.tokens, batch.positions)
         rotations = self.rotations.of(batch.positions, batch.lengths)
-        if self.stack is not None and self.stack.takes(batch):
+        if self.stack is not None and self.stack.takes(batch, store):
             return self.stack(hidden, rotations, store, batch)
         return self._run(hidden, rotations, store, batch)
 
@@ -104,11 +116,19 @@ class Model:
             hidden = hidden + functional.embedding(positions + self.spec.position_offset, self._positions)
         return hidden
 
-    def keys_values(self, blocks: int, block_size: int, kept: torch.dtype) -> KeysValues:
+    def kept(self, wanted: torch.dtype) -> torch.dtype:
+        """What keys and values are kept in: what is wanted, if the checkpoint does not say itself what they are rounded to."""
+        if self.cache_scheme is None:
+            return wanted
+        codes = self.cache_scheme.kept
+        return self.dtype if codes is None or not self.operators.keeps(codes) else codes
+
+    def keys_values(self, blocks: int, block_size: int, wanted: torch.dtype) -> KeysValues:
         """An empty cache for this model."""
-        spec = self.spec
+        spec, scheme, kept = self.spec, self.cache_scheme, self.kept(wanted)
+        rules = None if scheme is None else scheme.rules(self.dtype, kept, self.device)
         return self.operators.keys_values(
-            len(spec.layers), spec.key_value_heads, spec.head_size, blocks, block_size, kept
+            len(spec.layers), spec.key_value_heads, spec.head_size, blocks, block_size, kept, rules
         )
 
     @property

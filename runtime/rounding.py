@@ -29,11 +29,9 @@ class FixedRounding:
     def __init__(self, rounding: ActivationRounding, dtype: torch.dtype, device: torch.device | None = None) -> None:
         assert is_fixed(rounding)
         assert rounding.scale is not None
-        args, zero = rounding.args, rounding.zero
+        self._args, zero = rounding.args, rounding.zero
         self.scale = rounding.scale.to(device, dtype)
         self._zero = None if zero is None else zero.to(device, dtype)
-        self._float = args.type == "float"
-        self._least, self._most = code_range(args)
 
     def __call__(self, x: Tensor) -> Tensor:
         """``x``, rounded."""
@@ -42,11 +40,41 @@ class FixedRounding:
     def codes(self, x: Tensor) -> Tensor:
         """What is multiplied by the scale, in the type of ``x``; less the zero-point, if there is one."""
         found = x / self.scale
-        if self._zero is not None:
-            found += self._zero
-        found.clamp_(self._least, self._most)
-        found = found.to(torch.float8_e4m3fn).to(x.dtype) if self._float else found.round_()
-        return found if self._zero is None else found - self._zero
+        if self._zero is None:
+            return nearest_code(found, self._args)
+        return nearest_code(found.add_(self._zero), self._args).sub_(self._zero)
+
+    def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes and scale."""
+        return self.codes(x), self.scale
+
+
+class RowRounding:
+    """To symmetric numbers with a scale for each row, computed from it; on a GPU nothing of it waits for the host."""
+
+    def __init__(self, args: QuantizationArgs) -> None:
+        self._args = args
+        least, most = code_range(args)
+        self.half = (most - least) / 2
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``x``, rounded."""
+        codes, scale = self.parts(x)
+        return codes * scale
+
+    def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes, in the type of ``x``, and scales ``[..., 1]``."""
+        largest = x.abs().amax(-1, keepdim=True)
+        # By a tensor: on a GPU torch multiplies by the reciprocal of a Python number.
+        scale = largest / torch.full_like(largest, self.half)
+        scale = scale.masked_fill(scale == 0, torch.finfo(x.dtype).eps)
+        return nearest_code(x / scale, self._args), scale
+
+
+def nearest_code(x: Tensor, args: QuantizationArgs) -> Tensor:
+    """``x``, which is overwritten, to the nearest code, in its own type."""
+    found = x.clamp_(*code_range(args))
+    return found.to(torch.float8_e4m3fn).to(x.dtype) if args.type == "float" else found.round_()
 
 
 def code_range(args: QuantizationArgs) -> tuple[float, float]:

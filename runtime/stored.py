@@ -66,6 +66,13 @@ class _CompressedTensors:
             raise RuntimeProblem(
                 f"quantization_config is not one of compressed-tensors ({error.errors()[0]['msg']})"
             ) from None
+        for name, scheme in self._config.config_groups.items():
+            assert isinstance(scheme, QuantizationScheme)
+            if scheme.weights is None and scheme.input_activations is not None:
+                raise RuntimeProblem(
+                    f"quantization_config: {name} rounds inputs of {', '.join(scheme.targets)} but no weights, which is not"
+                    " supported; keys and values may be rounded by a kv_cache_scheme"
+                )
 
     def matrix(self, name: str) -> Matrix:
         stored = {
