@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from .cache_scheme import cache_args
 from .errors import RuntimeProblem
 from .matrix import Matrix
 from .stored import reader_of
@@ -22,6 +23,9 @@ class Checkpoint:
     Args:
         path: the directory.
         trust_remote_code: run the checkpoint's own Python for its config; refused unless asked for.
+
+    Attributes:
+        cache_args: how keys and values are rounded; None if they are not.
     """
 
     def __init__(self, path: str | Path, *, trust_remote_code: bool = False) -> None:
@@ -41,6 +45,7 @@ class Checkpoint:
         self._open = ExitStack()
         self._home = self._files()
         self._reader = reader_of(raw.get("quantization_config"), self)
+        self.cache_args = cache_args(raw.get("quantization_config"))
 
     @property
     def dtype(self) -> torch.dtype:

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from ..quant.activations import is_int8_by_token
 from .matrix import Matrix
+from .rounding import FixedRounding, inputs_told, is_fixed_int8
 
 _ZERO = 128  # oneDNN multiplies unsigned inputs with signed weights
 
 
 class Int8Linear:
-    """Int8 weights by int8 inputs, each row of inputs with a scale of its own, summed up exactly in int32."""
+    """Int8 weights by int8 inputs, summed up exactly in int32; each row of inputs has a scale of its own, or all have a fixed one."""
 
     def __init__(self, matrix: Matrix, bias: Tensor | None, dtype: torch.dtype) -> None:
         assert matrix.scale is not None
@@ -23,7 +24,11 @@ class Int8Linear:
         self._bias = None if bias is None else bias.to(dtype)
         self.numel = matrix.values.numel()
         self.nbytes = self.numel + self._scale.nbytes
-        self._explanation = "onednn.qlinear, int8 weights and inputs"
+        assert matrix.inputs is not None
+        fixed = is_fixed_int8(matrix.inputs)
+        self._fixed = FixedRounding(matrix.inputs, dtype) if fixed else None
+        rounded = inputs_told(matrix.inputs) if fixed else " and inputs"
+        self._explanation = f"onednn.qlinear, int8 weights{rounded}"
 
     @staticmethod
     def takes(matrix: Matrix, dtype: torch.dtype) -> bool:
@@ -36,14 +41,20 @@ class Int8Linear:
             and matrix.scale.shape[1] == 1
             and matrix.zero is None
             and inputs is not None
-            and is_int8_by_token(inputs)
+            and (is_int8_by_token(inputs.args) or is_fixed_int8(inputs))
             and torch.backends.mkldnn.is_available()
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        scale = wide.abs().amax(-1, keepdim=True).div_(127.5)
-        codes = (wide / scale).round_().clamp_(-128, 127).add_(_ZERO).to(torch.uint8)
+        if self._fixed is not None:
+            codes = self._fixed.codes(x).float()
+            # What is not a number must reach the outputs, not vanish in a cast.
+            scale = self._fixed.scale.float() + 0 * codes.sum(-1, keepdim=True)
+        else:
+            wide = x.float()
+            scale = wide.abs().amax(-1, keepdim=True).div_(127.5)
+            codes = (wide / scale).round_().clamp_(-128, 127)
+        codes = codes.add_(_ZERO).to(torch.uint8)
         out: Tensor = torch.ops.onednn.qlinear_pointwise(
             codes, 1.0, _ZERO, self._weight, self._scale, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
         )

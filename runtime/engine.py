@@ -113,8 +113,10 @@ class Engine:
         self.max_length = min(max_length or spec.max_length, spec.max_length)
         self.tokenizer = _tokenizer(opened.path, trust_remote_code)
         self.ends = _end_tokens(opened)
-        kept = _KV_DTYPES.get(kv_dtype, self.model.dtype)
-        _check_cache(self.model, kept, block_size)
+        kept = self.model.kept(_KV_DTYPES.get(kv_dtype, self.model.dtype))
+        _check_cache(self.model, kept, block_size, kv_dtype)
+        if self.model.cache_scheme is not None:
+            self._told(self.model.cache_scheme.sentence(kept))
         self.reservation: Reservation = reserve(
             self.model,
             max_length=self.max_length,
@@ -557,7 +559,12 @@ def _check_options(max_sequences: int, token_budget: int, block_size: int, utili
         raise RuntimeProblem(f"kv_dtype is {kv_dtype!r}; it must be auto, {', '.join(_KV_DTYPES)}")
 
 
-def _check_cache(model: Model, kept: torch.dtype, block_size: int) -> None:
+def _check_cache(model: Model, kept: torch.dtype, block_size: int, kv_dtype: str) -> None:
+    scheme = model.cache_scheme
+    if scheme is not None and kv_dtype not in ("auto", scheme.numbers):
+        raise RuntimeProblem(
+            f"kv_dtype is {kv_dtype}, but the checkpoint itself rounds keys and values to {scheme.numbers}; leave kv_dtype at auto"
+        )
     if not hasattr(model.operators, "fusions"):
         if kept == _KV_DTYPES["int4"]:
             raise RuntimeProblem("kv_dtype int4 is for GPUs with Smelt's kernels; use int8 or fp8 on this device")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +12,8 @@ from torch import Tensor
 from .errors import RuntimeProblem
 from .pages import zeros_in_large_pages
 
+Rule = Callable[[Tensor], tuple[Tensor, Tensor]]
+Rules = Sequence[tuple[Rule, Rule]]
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
@@ -21,11 +24,13 @@ class KeysValues(Protocol):
         block_size: positions in a block.
         dtype: of what is stored.
         handles: what kernels know its layers by; theirs to fill.
+        rules: how each layer's keys and values are rounded, where the checkpoint says so; None if it does not.
     """
 
     block_size: int
     dtype: torch.dtype
     handles: dict[Any, Any]
+    rules: Rules | None
 
     def layer(self, index: int) -> Any:
         """One layer's part, as its kernels know it."""
@@ -69,6 +74,7 @@ class PagedKeysValues:
         block_size: positions in a block.
         dtype: of what is stored; int8 and float8_e4m3fn have a scale for each head and position.
         device: where.
+        rules: how each layer's keys and values become codes and scales, where the checkpoint says so.
 
     Attributes:
         handles: what kernels know its layers by; theirs to fill.
@@ -83,6 +89,7 @@ class PagedKeysValues:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device | None = None,
+        rules: Rules | None = None,
     ) -> None:
         if size % 2:
             raise RuntimeProblem(
@@ -91,6 +98,7 @@ class PagedKeysValues:
         self.block_size = block_size
         self.dtype = dtype
         self.handles: dict[Any, Any] = {}
+        self.rules = rules
         self._keys = zeros_in_large_pages((layers, blocks, heads, size // 2, block_size, 2), dtype, device)
         self._values = zeros_in_large_pages((layers, blocks, heads, -(-block_size // 2), size, 2), dtype, device)
         scaled = dtype in _LARGEST
@@ -117,8 +125,11 @@ class PagedKeysValues:
         """Store ``[tokens, heads, size]`` at ``slots``: a block's number times its size, and the place inside."""
         part = self.layer(layer)
         blocks, inside = slots // self.block_size, slots % self.block_size
-        key_codes, key_scales = _rounded(keys, self.dtype)
-        value_codes, value_scales = _rounded(values, self.dtype)
+        if self.rules is None:
+            (key_codes, key_scales), (value_codes, value_scales) = (_rounded(x, self.dtype) for x in (keys, values))
+        else:
+            of_keys, of_values = self.rules[layer]
+            (key_codes, key_scales), (value_codes, value_scales) = of_keys(keys), of_values(values)
         _bits(part.keys)[blocks, :, :, inside] = _bits(key_codes).unflatten(-1, (-1, 2))
         _bits(part.values)[blocks, :, inside // 2, :, inside % 2] = _bits(value_codes)
         if part.key_scales is not None and part.value_scales is not None:

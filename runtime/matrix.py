@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor
+
+from ..quant.activations import ActivationRounding
+from .rounding import alike
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,12 @@ class Matrix:
     bits: int
     scale: Tensor | None = None
     zero: Tensor | None = None
-    inputs: QuantizationArgs | None = None
+    inputs: ActivationRounding | None = None
     order: Tensor | None = None
     floats: FloatCodes | None = None
 
     @classmethod
-    def plain(cls, values: Tensor, inputs: QuantizationArgs | None = None, format: str | None = None) -> Matrix:
+    def plain(cls, values: Tensor, inputs: ActivationRounding | None = None, format: str | None = None) -> Matrix:
         """A weight given by its values."""
         name = format or str(values.dtype).removeprefix("torch.")
         return cls(values, name, 8 * values.element_size(), inputs=inputs)
@@ -131,21 +133,29 @@ class Matrix:
         return values if self.order is None else values[:, self.order.argsort()]
 
 
+def see_the_same(parts: Sequence[Matrix]) -> bool:
+    """Whether linears that are given the same inputs round them alike."""
+    return all(alike(part.inputs, parts[0].inputs) for part in parts)
+
+
 def stacked(parts: Sequence[Matrix], dtype: torch.dtype) -> Matrix:
-    """Matrices with the same columns as one. Those that are stored alike stay so, others become plain."""
+    """Matrices with the same columns as one. Those that are stored alike stay so, others become plain.
+
+    All must have their inputs rounded alike.
+    """
     if len(parts) == 1:
         return parts[0]
     first = parts[0]
-    alike = all(
+    assert see_the_same(parts)
+    stored_alike = all(
         p.format == first.format
         and p.group == first.group
         and (p.scale is None) == (first.scale is None)
         and (p.zero is None) == (first.zero is None)
-        and p.inputs == first.inputs
         and (p.order is first.order or (p.order is not None and first.order is not None and p.order.equal(first.order)))
         for p in parts
     )
-    if not alike:
+    if not stored_alike:
         return Matrix.plain(torch.cat([p.dense(dtype) for p in parts]), first.inputs)
     return replace(
         first,

@@ -11,13 +11,14 @@ from transformers.activations import ACT2FN
 
 from .architectures import DecoderSpec, LayerSpec, spec_of
 from .batch import Batch
+from .cache_scheme import cache_scheme
 from .checkpoint import Checkpoint
 from .errors import RuntimeProblem
 from .feed_forward import FeedForward, GatedFeedForward, PlainFeedForward, RoutedFeedForward
 from .heads import Heads
 from .keys_values import KeysValues
-from .linear import Linear
-from .matrix import Matrix, stacked
+from .linear import Linear, SideBySide
+from .matrix import Matrix, see_the_same, stacked
 from .operators import Experts, LayerParts, Operators, Rotation, Rowwise
 from .pages import in_large_pages
 from .rope import Rotations
@@ -35,6 +36,7 @@ class Model:
         survey: looks logits over.
         stack: all layers at once, if there is a way.
         rotations: its rotary positions.
+        cache_scheme: how keys and values are rounded, where the checkpoint says so.
     """
 
     def __init__(
@@ -55,6 +57,16 @@ class Model:
             self._layers.append(_Layer(load, self.spec, layer, i))
             if progress:
                 progress(i + 1, len(self.spec.layers))
+        self.cache_scheme = cache_scheme(
+            checkpoint.cache_args,
+            checkpoint,
+            [
+                names.layer.format(i=i) + names.query_key_value[0].rpartition(".")[0]
+                for i in range(len(self.spec.layers))
+            ],
+            self.spec.key_value_heads,
+            self.spec.head_size,
+        )
         self._run = operators.lower(self._through_layers)
         self.stack = operators.stack([layer.parts for layer in self._layers])
         if self.spec.tied or not checkpoint.has_matrix(names.head):
@@ -81,7 +93,7 @@ class Model:
         """What the last layer makes of a step's tokens, ``[tokens, hidden]``; :attr:`head` makes logits of it."""
         hidden = self.embed(batch.tokens, batch.positions)
         rotations = self.rotations.of(batch.positions, batch.lengths)
-        if self.stack is not None and self.stack.takes(batch):
+        if self.stack is not None and self.stack.takes(batch, store):
             return self.stack(hidden, rotations, store, batch)
         return self._run(hidden, rotations, store, batch)
 
@@ -104,11 +116,19 @@ class Model:
             hidden = hidden + functional.embedding(positions + self.spec.position_offset, self._positions)
         return hidden
 
-    def keys_values(self, blocks: int, block_size: int, kept: torch.dtype) -> KeysValues:
+    def kept(self, wanted: torch.dtype) -> torch.dtype:
+        """What keys and values are kept in: what is wanted, if the checkpoint does not say itself what they are rounded to."""
+        if self.cache_scheme is None:
+            return wanted
+        codes = self.cache_scheme.kept
+        return self.dtype if codes is None or not self.operators.keeps(codes) else codes
+
+    def keys_values(self, blocks: int, block_size: int, wanted: torch.dtype) -> KeysValues:
         """An empty cache for this model."""
-        spec = self.spec
+        spec, scheme, kept = self.spec, self.cache_scheme, self.kept(wanted)
+        rules = None if scheme is None else scheme.rules(self.dtype, kept, self.device)
         return self.operators.keys_values(
-            len(spec.layers), spec.key_value_heads, spec.head_size, blocks, block_size, kept
+            len(spec.layers), spec.key_value_heads, spec.head_size, blocks, block_size, kept, rules
         )
 
     @property
@@ -196,19 +216,27 @@ class _Loader:
         return found
 
     def linear(self, *names: str, rows: Tensor | None = None, shape: tuple[int, int] | None = None) -> Linear:
-        """One linear of some matrices stacked."""
-        matrix, bias = self.stack(*names, rows=rows, shape=shape)
-        return self.operators.linear(matrix, bias)
+        """One linear of some matrices: stacked, or side by side where they must be."""
+        found = self.stack(*names, rows=rows, shape=shape)
+        return self.side_by_side(names) if found is None else self.operators.linear(*found)
+
+    def side_by_side(self, names: tuple[str, ...]) -> Linear:
+        """Some linears of the same inputs, each on its own."""
+        return SideBySide([self.linear(name) for name in names])
 
     def stack(
         self, *names: str, rows: Tensor | None = None, shape: tuple[int, int] | None = None
-    ) -> tuple[Matrix, Tensor | None]:
-        """Some matrices stacked, and their biases."""
-        matrix = stacked([self.matrix(name) for name in names], self.dtype)
-        if shape is not None and matrix.shape != shape:
+    ) -> tuple[Matrix, Tensor | None] | None:
+        """Some matrices stacked, and their biases; None if their inputs are not rounded alike."""
+        parts = [self.matrix(name) for name in names]
+        found = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+        if shape is not None and found != shape:
             raise RuntimeProblem(
-                f"{self.checkpoint.path}: {' + '.join(names)} has the shape {list(matrix.shape)}, the config says {list(shape)}"
+                f"{self.checkpoint.path}: {' + '.join(names)} has the shape {list(found)}, the config says {list(shape)}"
             )
+        if not see_the_same(parts):
+            return None
+        matrix = stacked(parts, self.dtype)
         biases = [self.checkpoint.optional(f"{name}.bias") for name in names]
         bias = None
         if any(b is not None for b in biases):
@@ -354,6 +382,7 @@ def _feed_forward(load: _Loader, spec: DecoderSpec, prefix: str) -> FeedForward:
     if spec.gated:
         return _gated(load, up, prefix + spec.names.down, load.operators.gate(spec.activation))
     stored = load.stack(*up)
+    assert stored is not None  # it is one matrix
     fused = load.operators.activated(*stored, spec.activation)
     activation = None if fused else ACT2FN[spec.activation]
     return PlainFeedForward(fused or load.operators.linear(*stored), load.linear(prefix + spec.names.down), activation)
@@ -361,6 +390,8 @@ def _feed_forward(load: _Loader, spec: DecoderSpec, prefix: str) -> FeedForward:
 
 def _gated(load: _Loader, gate_up: tuple[str, ...], down: str, gate: Rowwise) -> GatedFeedForward:
     stored = load.stack(*gate_up)
+    if stored is None:
+        return GatedFeedForward(load.side_by_side(gate_up), load.linear(down), gate)
     fused = load.operators.gated(*stored, load.spec.activation)
     first = fused or load.operators.linear(*stored)
     del stored  # so that it is not held while the other is packed
@@ -392,9 +423,9 @@ def _experts(load: _Loader, spec: DecoderSpec, prefix: str) -> FeedForward:
 
 
 def _grouped(load: _Loader, named: list[tuple[tuple[str, str], str]]) -> Experts | None:
-    """All experts as one, if they have no biases."""
-    parts = [(load.stack(*up), load.stack(down)) for up, down in named]
-    if any(bias is not None for both in parts for _, bias in both):
+    """All experts as one, if they have no biases and their inputs are rounded alike."""
+    parts = [load.stack(*names) for up, down in named for names in (up, (down,))]
+    matrices = [part[0] for part in parts if part is not None and part[1] is None]
+    if len(matrices) < len(parts):
         return None
-    first, second = ([both[i][0] for both in parts] for i in range(2))
-    return load.operators.experts(first, second, load.spec.activation)
+    return load.operators.experts(matrices[0::2], matrices[1::2], load.spec.activation)

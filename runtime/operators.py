@@ -15,7 +15,7 @@ from .attention import attend
 from .batch import Batch
 from .cpu import Int8Linear
 from .heads import Heads
-from .keys_values import KeysValues, PagedKeysValues
+from .keys_values import KeysValues, PagedKeysValues, Rules
 from .linear import DenseLinear, Linear
 from .matrix import Matrix
 from .rope import rotate
@@ -85,7 +85,7 @@ class Experts(Protocol):
 class Stack(Protocol):
     """All layers at once, for some kinds of steps."""
 
-    def takes(self, batch: Batch) -> bool:
+    def takes(self, batch: Batch, store: KeysValues) -> bool:
         """Whether it can compute this step."""
         ...
 
@@ -184,10 +184,21 @@ class Operators:
         return run
 
     def keys_values(
-        self, layers: int, heads: int, size: int, blocks: int, block_size: int, kept: torch.dtype
+        self,
+        layers: int,
+        heads: int,
+        size: int,
+        blocks: int,
+        block_size: int,
+        kept: torch.dtype,
+        rules: Rules | None = None,
     ) -> KeysValues:
         """An empty cache, as these operators want it; arguments as of :class:`PagedKeysValues`."""
-        return PagedKeysValues(layers, heads, size, blocks, block_size, kept, self.device)
+        return PagedKeysValues(layers, heads, size, blocks, block_size, kept, self.device, rules)
+
+    def keeps(self, codes: torch.dtype) -> bool:
+        """Whether codes of keys and values can be kept as the checkpoint rounds them."""
+        return True
 
     def block_bytes(self, layers: int, heads: int, size: int, block_size: int, kept: torch.dtype) -> int:
         """Memory of one of the cache's blocks, over all layers."""
@@ -197,17 +208,25 @@ class Operators:
 class _TorchAttention:
     def __init__(self, heads: Heads) -> None:
         self._heads = heads
-        self._widths = [heads.queries, heads.shared, heads.shared]
 
     def __call__(
         self, projected: Tensor, rotation: Rotation | None, store: KeysValues, layer: int, batch: Batch
     ) -> Tensor:
-        queries, keys, values = projected.unflatten(-1, (-1, self._heads.size)).split(self._widths, dim=1)
-        if rotation is not None:
-            queries, keys = rotate(queries, *rotation), rotate(keys, *rotation)
-        store.write(layer, batch.slots, keys, values)
         heads = self._heads
+        queries = stored_by_torch(projected, rotation, store, layer, batch, heads)
         return attend(queries, store, layer, heads.scale, heads.window, heads.cap, batch).flatten(1)
+
+
+def stored_by_torch(
+    projected: Tensor, rotation: Rotation | None, store: KeysValues, layer: int, batch: Batch, heads: Heads
+) -> Tensor:
+    """Rotate queries and keys and store keys and values, in plain torch; gives queries ``[tokens, heads, size]``."""
+    widths = [heads.queries, heads.shared, heads.shared]
+    queries, keys, values = projected.unflatten(-1, (-1, heads.size)).split(widths, dim=1)
+    if rotation is not None:
+        queries, keys = rotate(queries, *rotation), rotate(keys, *rotation)
+    store.write(layer, batch.slots, keys, values)
+    return queries
 
 
 def _normed(hidden: Tensor, eps: float) -> Tensor:

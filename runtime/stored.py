@@ -13,6 +13,7 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig
 from pydantic import ValidationError
 from torch import Tensor
 
+from ..quant.activations import ActivationRounding
 from .errors import RuntimeProblem
 from .matrix import FloatCodes, Matrix
 
@@ -65,6 +66,13 @@ class _CompressedTensors:
             raise RuntimeProblem(
                 f"quantization_config is not one of compressed-tensors ({error.errors()[0]['msg']})"
             ) from None
+        for name, scheme in self._config.config_groups.items():
+            assert isinstance(scheme, QuantizationScheme)
+            if scheme.weights is None and scheme.input_activations is not None:
+                raise RuntimeProblem(
+                    f"quantization_config: {name} rounds inputs of {', '.join(scheme.targets)} but no weights, which is not"
+                    " supported; keys and values may be rounded by a kv_cache_scheme"
+                )
 
     def matrix(self, name: str) -> Matrix:
         stored = {
@@ -85,9 +93,7 @@ class _CompressedTensors:
         scheme = self._scheme(name)
         args = scheme.weights
         assert args is not None
-        inputs = scheme.input_activations
-        if inputs is not None and inputs.dynamic is not True:
-            raise RuntimeProblem(f"{name}: inputs quantized with fixed scales are not supported, only dynamic ones")
+        inputs = self._inputs(name, scheme.input_activations)
         scale = stored["weight_scale"]
         if args.type == "int" and "weight_packed" in stored:
             rows, columns = stored["weight_shape"].tolist()
@@ -118,6 +124,16 @@ class _CompressedTensors:
         plain = Matrix.plain(values, inputs, f"{args.type}{args.num_bits}, {args.strategy}")
         return replace(plain, floats=_float_codes(stored, args, values.shape[0], values.shape[1]))
 
+    def _inputs(self, name: str, args: QuantizationArgs | None) -> ActivationRounding | None:
+        """How the linear's inputs are rounded."""
+        if args is None:
+            return None
+        if args.dynamic is False and args.strategy != "tensor":
+            raise RuntimeProblem(
+                f"{name}: inputs with fixed scales by {args.strategy} are not supported; one scale for all of them is"
+            )
+        return rounding_of(args, self._tensors, name, "input")
+
     def _scheme(self, name: str) -> QuantizationScheme:
         best: QuantizationScheme | None = None
         for scheme in self._config.config_groups.values():
@@ -130,6 +146,23 @@ class _CompressedTensors:
         if best is None:
             raise RuntimeProblem(f"{name}: is stored quantized, but no group of quantization_config names it")
         return best
+
+
+def rounding_of(args: QuantizationArgs, tensors: Tensors, module: str, what: str) -> ActivationRounding:
+    """How ``input``, ``k`` or ``v`` of a module is rounded.
+
+    Raises:
+        RuntimeProblem: the checkpoint lacks a scale or a zero-point.
+    """
+    kinds = ("scale", "global_scale") if args.symmetric else ("scale", "zero_point")
+    names = {f"{what}_{kind}": f"{module}.{what}_{kind}" for kind in kinds}
+    stored = {own: tensors.tensor(name) for own, name in names.items() if tensors.has(name)}
+    if args.dynamic is False and not args.symmetric and f"{what}_zero_point" not in stored:
+        raise RuntimeProblem(f"{module}: its {what}_zero_point is missing; compress the model again")
+    try:
+        return ActivationRounding.stored_as(args, stored, what)
+    except ValueError as error:
+        raise RuntimeProblem(f"{module}: {error}; compress the model again") from None
 
 
 def _float_codes(stored: dict[str, Tensor], args: QuantizationArgs, rows: int, columns: int) -> FloatCodes | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.cached import LIMITS, STORED, LayerCache, layer_cache, restored, rotation
+from ..keys_values import Rules
 
 _KINDS = {torch.int8: "int8", torch.float8_e4m3fn: "float8", torch.float8_e4m3fnuz: "float8 fnuz", torch.int4: "int4"}  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -26,16 +27,26 @@ class GpuKeysValues:
         block_size: positions in a block.
         kept: of what is stored; int4, int8 and 8-bit floats have a scale for each head and position.
         device: where.
+        rules: how each layer's keys and values become codes and scales, where the checkpoint says so.
 
     Attributes:
-        block_size, dtype, handles: see :class:`KeysValues`.
+        block_size, dtype, handles, rules: see :class:`KeysValues`.
     """
 
     def __init__(
-        self, layers: int, heads: int, size: int, blocks: int, block_size: int, kept: torch.dtype, device: torch.device
+        self,
+        layers: int,
+        heads: int,
+        size: int,
+        blocks: int,
+        block_size: int,
+        kept: torch.dtype,
+        device: torch.device,
+        rules: Rules | None = None,
     ) -> None:
         self.block_size = block_size
         self.dtype = kept
+        self.rules = rules
         self.handles: dict[Any, Any] = {}
         # The layers lie one after another, so that a block of all of them is copied at once. Each has one block more,
         # where plain torch puts what goes nowhere.
@@ -60,12 +71,11 @@ class GpuKeysValues:
         if part.turned():
             keys = (keys.double() @ rotation(part.size, part.turned(), keys.device)).to(keys.dtype)
         blocks, inside = slots // self.block_size, slots % self.block_size
-        for codes, scales, found in (
-            (part.keys, part.key_scales, keys),
-            (part.values, part.value_scales, values),
+        for i, (codes, scales, found) in enumerate(
+            ((part.keys, part.key_scales, keys), (part.values, part.value_scales, values))
         ):
-            rounded, scale = _rounded(found, part.kind)
-            _bits(codes)[blocks, :, inside] = _bits(rounded if scales is not None else found.to(codes.dtype))
+            rounded, scale = _rounded(found, part.kind) if self.rules is None else self.rules[layer][i](found)
+            _bits(codes)[blocks, :, inside] = _bits(rounded if scales is not None else rounded.to(codes.dtype))
             if scales is not None:
                 scales[blocks, :, inside] = scale
 

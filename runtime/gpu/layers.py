@@ -46,7 +46,7 @@ class GpuLayers:
             isinstance(each.feed_forward, RoutedFeedForward) and each.feed_forward.waits for each in parts
         )
 
-    def takes(self, batch: Batch) -> bool:
+    def takes(self, batch: Batch, store: Any) -> bool:
         """Every step."""
         return True
 
@@ -247,10 +247,10 @@ class _Attention:
             projected.shape[0], heads.queries * heads.size, dtype=projected.dtype, device=projected.device
         )
         tile = self._tiles.of_tokens(heads, projected.dtype, cache.kind)
-        if self._storing and step.work is None:
+        if self._storing and step.work is None and store.rules is None:
             storing = Storing(self._norms, turns)
             return attend_tokens(projected, heads, cache, step.runs, out, storing_too=storing, tile=tile)
-        if self._fusions.rotation:
+        if self._fusions.rotation and store.rules is None:
             queries = rotate_and_store(projected, heads, cache, step.slots, self._norms, turns)
         else:
             queries = self._rotated_plainly(projected, step, store, index, turns)

@@ -12,9 +12,9 @@ from ..kernels.linears import HALVES, BytesLinear, DenseGpuLinear, PackedLinear,
 from ..kernels.normalize_rows import Norm
 from ..kernels.routing import most_blocks, route
 from ..kernels.tile import tiles_of
-from ..keys_values import KeysValues
+from ..keys_values import KeysValues, Rules
 from ..linear import Linear
-from ..matrix import Matrix
+from ..matrix import Matrix, see_the_same
 from ..operators import Experts, LayerParts, Operators, Rowwise, Stack
 from .cache import GpuKeysValues
 from .fusions import Fusions
@@ -73,9 +73,19 @@ class GpuOperators(Operators):
         return GpuLayers(layers, self.dtype, self._tiles, self.fusions)
 
     def keys_values(
-        self, layers: int, heads: int, size: int, blocks: int, block_size: int, kept: torch.dtype
+        self,
+        layers: int,
+        heads: int,
+        size: int,
+        blocks: int,
+        block_size: int,
+        kept: torch.dtype,
+        rules: Rules | None = None,
     ) -> KeysValues:
-        return GpuKeysValues(layers, heads, size, blocks, block_size, self._kept(kept), self.device)
+        return GpuKeysValues(layers, heads, size, blocks, block_size, self._kept(kept), self.device, rules)
+
+    def keeps(self, codes: torch.dtype) -> bool:
+        return codes != torch.float8_e4m3fn or self._tiles.target.float8 == codes
 
     def block_bytes(self, layers: int, heads: int, size: int, block_size: int, kept: torch.dtype) -> int:
         return GpuKeysValues.block_bytes(layers, heads, size, block_size, self._kept(kept))
@@ -101,6 +111,8 @@ class GpuOperators(Operators):
 
     def _grouped(self, matrices: Sequence[Matrix], gate: str) -> _Grouped | None:
         """None if some must be computed on their own, or not all are alike."""
+        if not see_the_same(matrices):
+            return None
         parts: list[_GpuLinear] = []
         for matrix in matrices:
             parts.append(self._linear(matrix, None, gate))

@@ -6,7 +6,8 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor
 
-from ...quant.activations import is_int8_by_token, rounded_inputs
+from ...quant.activations import ActivationRounding, is_int8_by_token
+from ..rounding import is_fixed, rounder
 from .linear_bytes import CHUNK
 from .quantize_rows import round_rows
 
@@ -15,29 +16,29 @@ class InputRounding:
     """To codes and back; nothing if there is no scheme.
 
     Args:
-        args: the scheme.
+        rounding: the scheme, and the scale where it is fixed.
+        dtype: of inputs.
+        device: where.
 
     Attributes:
-        waits: whether torch's operators round, which send scalars to the device and wait.
+        waits: whether compressed-tensors' own code rounds, which sends scalars to the device and waits.
     """
 
-    def __init__(self, args: QuantizationArgs | None) -> None:
-        self._args = args
-        self._code = None if args is None else _code_of(args)
-        self.waits = args is not None and self._code is None
+    def __init__(self, rounding: ActivationRounding | None, dtype: torch.dtype, device: torch.device) -> None:
+        self._code = None if rounding is None else _code_of(rounding.args)
+        self._round = None if rounding is None or self._code else rounder(rounding, dtype, device)
+        self.waits = self._round is not None and rounding is not None and not is_fixed(rounding)
 
     def __call__(self, x: Tensor) -> Tensor:
         """``x [rows, columns]``, rounded."""
-        if self._args is None:
-            return x
-        if self._code is None:
-            return rounded_inputs(x, self._args)
-        return round_rows(x.contiguous(), self._code[0], by_block=self._code[1])
+        if self._code is not None:
+            return round_rows(x.contiguous(), self._code[0], by_block=self._code[1])
+        return x if self._round is None else self._round(x)
 
 
 def is_e4m3(args: QuantizationArgs) -> bool:
-    """Whether inputs are rounded to 8-bit floats as tensor cores have them."""
-    return args.num_bits == 8 and args.type == "float" and args.symmetric is True
+    """Whether inputs are rounded to 8-bit floats as tensor cores have them, with scales computed from them."""
+    return args.num_bits == 8 and args.type == "float" and args.symmetric is True and args.dynamic is True
 
 
 def _code_of(args: QuantizationArgs) -> tuple[torch.dtype, bool] | None:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from ...quant.activations import is_int8_by_token
 from ..linear import Linear, restored_from
 from ..matrix import FloatCodes, Matrix
+from ..rounding import inputs_told
 from . import linear_bytes, linear_codes
 from .codes_weight import CodesWeight
 from .codes_weight import of_experts as codes_of_experts
@@ -101,7 +102,7 @@ class DenseGpuLinear:
     ) -> None:
         weight = matrix.dense(dtype).to(device).contiguous()
         bias = None if bias is None else bias.to(device, dtype)
-        self._rounding, self._tiles = InputRounding(matrix.inputs), tiles
+        self._rounding, self._tiles = InputRounding(matrix.inputs, dtype, device), tiles
         self.waits = self._rounding.waits
         self.numel, (rows, self.columns) = weight.numel(), weight.shape
         # Columns that are no multiple of 16 numbers are read one number at a time.
@@ -113,8 +114,9 @@ class DenseGpuLinear:
             self.weight = DenseWeight(rows, self.columns, weight, bias, gate)
         self.nbytes = self.weight.weight.nbytes
         name = str(dtype).removeprefix("torch.")
-        self.kernel = f"Triton linear_dense, {name}{restored_from(matrix, dtype)}{_told_of(gate)}"
-        self._explanation = f"{name} F.linear{restored_from(matrix, dtype)}{_told_of(gate)}"
+        told = f"{restored_from(matrix, dtype)}{inputs_told(matrix.inputs)}{_told_of(gate)}"
+        self.kernel = f"Triton linear_dense, {name}{told}"
+        self._explanation = f"{name} F.linear{told}"
         if self._few:
             self._explanation = f"{self.kernel}; more than {DENSE_ROWS} rows by F.linear (tiles for {tiles.told})"
         self._by_rows: dict[tuple[int, int], Tile] = {}
@@ -179,7 +181,8 @@ class PackedLinear:
 
     def __init__(self, weight: CodesWeight, matrix: Matrix, dtype: torch.dtype, tiles: Tiles) -> None:
         self.weight = weight
-        self._rounding, self._dtype, self._tiles = InputRounding(matrix.inputs), dtype, tiles
+        self._rounding = InputRounding(matrix.inputs, dtype, weight.codes.device)
+        self._dtype, self._tiles = dtype, tiles
         self.waits = self._rounding.waits
         self.groups = matrix.order is None and not self.waits
         self._order = None if matrix.order is None else matrix.order.to(weight.codes.device)
@@ -187,12 +190,13 @@ class PackedLinear:
         self.numel = weight.rows * weight.columns
         self.nbytes = weight.nbytes
         self.columns = weight.columns
-        rounded = f", inputs rounded to {matrix.inputs.type}{matrix.inputs.num_bits}" if matrix.inputs else ""
         gated = _told_of(weight.gate)
         many = f"; from {tiles.restore_rows} rows on restored, then F.linear" if tiles.restore_rows else ""
         name = str(dtype).removeprefix("torch.")
         sparse = ", 2:4 sparse" if weight.form == "sparse4" else ""
-        self.kernel = f"Triton linear_codes, {matrix.format} weights{sparse}, {name} inputs{rounded}{gated}"
+        self.kernel = (
+            f"Triton linear_codes, {matrix.format} weights{sparse}, {name} inputs{inputs_told(matrix.inputs)}{gated}"
+        )
         self._explanation = f"{self.kernel}{many} (tiles for {tiles.told})"
 
     def __call__(self, x: Inputs, residual: Tensor | None = None) -> Tensor:
@@ -349,7 +353,7 @@ def on_kernels(
     """
     if dtype not in HALVES or (is_gated(gate) and matrix.shape[0] % 16):
         return None
-    if is_gated(gate) and matrix.inputs is not None and matrix.inputs.strategy == "group":
+    if is_gated(gate) and matrix.inputs is not None and matrix.inputs.args.strategy == "group":
         return None  # rows of a gate and of its inputs do not share a block's scale
     bias = None if bias is None else bias.to(device, dtype)
     eight = _bytes_weight(matrix, bias, device, tiles, gate)
@@ -363,9 +367,10 @@ def _bytes_weight(
     matrix: Matrix, bias: Tensor | None, device: torch.device, tiles: Tiles, gate: str
 ) -> BytesWeight | None:
     """For weights and inputs of 8 bits that the device multiplies as such."""
-    inputs, floats = matrix.inputs, matrix.floats
-    if inputs is None or matrix.order is not None:
+    floats = matrix.floats
+    if matrix.inputs is None or matrix.order is not None:
         return None
+    inputs = matrix.inputs.args
     if matrix.scale is not None:
         if matrix.bits != 8 or matrix.scale.shape[1] != 1 or matrix.zero is not None or not is_int8_by_token(inputs):
             return None

@@ -14,6 +14,11 @@ LARGEST_HEAD = 512  # attention_runs.cpp packs 16 positions of a head at a time 
 _KINDS = {torch.bfloat16: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
 
 
+def stores(store: KeysValues) -> bool:
+    """Whether the kernels write to the cache; if not, torch rounds as the checkpoint says, and they only read."""
+    return store.rules is None
+
+
 def layer_handle(kernels: ModuleType, store: KeysValues, layer: int, heads: Heads) -> Any:
     """One layer of the cache, made once."""
     found = store.handles.get(layer)

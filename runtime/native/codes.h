@@ -20,6 +20,8 @@ inline __m512 scales_at(const void* scales, int64_t place) {
 // Inputs rounded to int8; for each group of a row's columns a scale, and what to add for the weights' zero-point: minus the
 // sum of the codes, times the zero-point if it is the same for all weights.
 //
+// Where the checkpoint fixes the scale, codes are what its own arithmetic gives: quotients are bfloat16 before they are rounded.
+//
 // Rows stand in panels of up to `most`; a panel holds [4 columns][row][4 codes], so that a step of the loop over columns
 // reads one stretch of memory, whatever the number of rows. Room is made for a multiple of `multiple` rows.
 struct Rounded {
@@ -28,20 +30,24 @@ struct Rounded {
     std::vector<int32_t> less;
     int64_t rows, columns, group, panels, height;
     int zero;
+    float fixed;
 
-    Rounded(const bf16* x, int64_t rows, int64_t columns, int64_t group, int64_t most, int64_t multiple, int zero, int threads)
+    Rounded(const bf16* x, int64_t rows, int64_t columns, int64_t group, int64_t most, int64_t multiple, int zero, float fixed, int threads)
         : codes((rows + multiple - 1) / multiple * multiple * columns), scales(rows * (columns / group)), less(scales.size()), rows(rows), columns(columns), group(group),
-          panels((rows + most - 1) / most), height((rows + panels - 1) / panels), zero(zero) {
+          panels((rows + most - 1) / most), height((rows + panels - 1) / panels), zero(zero), fixed(fixed) {
         const int64_t groups = columns / group;
         spread(threads, rows * groups, std::max<int64_t>(1, 16384 / group), [&](int64_t i) {
             const int64_t row = i / groups, g = i % groups, panel = row / height;
             int8_t* to = codes.data() + panel * height * columns + 4 * (row - panel * height);
-            round_group(x + row * columns + g * group, to + g * group * height_of(panel), 4 * height_of(panel), i);
+            const bf16* from = x + row * columns + g * group;
+            int8_t* there = to + g * group * height_of(panel);
+            fixed > 0 ? round_group<true>(from, there, 4 * height_of(panel), i) : round_group<false>(from, there, 4 * height_of(panel), i);
         });
     }
 
     int64_t height_of(int64_t panel) const { return std::min(height, rows - panel * height); }
 
+    template <bool kFixed>
     void round_group(const bf16* x, int8_t* to, int64_t stride, int64_t place) {
         __m512 most = _mm512_setzero_ps();
         __mmask16 strange = 0;
@@ -50,11 +56,13 @@ struct Rounded {
             strange |= _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
             most = _mm512_max_ps(most, _mm512_abs_ps(v));
         }
-        const float largest = _mm512_reduce_max_ps(most), scale = largest / 127.5f;
+        const float largest = _mm512_reduce_max_ps(most), scale = kFixed ? fixed : largest / 127.5f;
         const __m512 divisor = _mm512_set1_ps(largest > 0 ? scale : 1);
         __m512i sum = _mm512_setzero_si512();
         for (int64_t k = 0; k < group; k += 16) {
-            const __m512i code = _mm512_cvtps_epi32(_mm512_div_ps(load16(x + k, first(group - k)), divisor));
+            __m512 quotient = _mm512_div_ps(load16(x + k, first(group - k)), divisor);
+            if (kFixed) quotient = _mm512_min_ps(narrowed(quotient), _mm512_set1_ps(127));
+            const __m512i code = _mm512_cvtps_epi32(quotient);
             const __m512i kept = _mm512_max_epi32(_mm512_min_epi32(code, _mm512_set1_epi32(127)), _mm512_set1_epi32(-128));
             sum = _mm512_add_epi32(sum, kept);
             alignas(16) int32_t four[4];
@@ -62,7 +70,7 @@ struct Rounded {
             for (int64_t i = 0; i < std::min<int64_t>(4, (group - k) / 4); i++) std::memcpy(to + (k / 4 + i) * stride, four + i, 4);
         }
         // What is not a number must reach the logits, not vanish in a cast.
-        scales[place] = strange == 0 && std::isfinite(largest) ? scale : NAN;
+        scales[place] = strange == 0 && (kFixed || std::isfinite(largest)) ? scale : NAN;
         less[place] = -zero * _mm512_reduce_add_epi32(sum);
     }
 };

@@ -21,7 +21,8 @@ struct Codes {
     const bf16* bias;      // null: none
     int64_t outputs, columns, group;
     int bits;
-    bool wide_scales;  // float32 instead of bfloat16
+    bool wide_scales;   // float32 instead of bfloat16
+    float input_scale;  // of all inputs that are rounded; 0: computed from each group of them
 };
 
 // out[rows, outputs] = x[rows, columns] times the weight. `group` inputs are rounded to int8 together; 0: none are rounded.

@@ -208,7 +208,7 @@ void rows_exact(const Codes& w, const bf16* x, const float* sums, int64_t rows, 
 
 template <int kBits, class Scale>
 void multiply_int8(const Codes& w, const bf16* x, int64_t rows, int64_t group, bf16* out, int threads) {
-    const Rounded rounded(x, rows, w.columns, group, kPanel, kPanel, w.zeros ? 1 : 1 << (kBits - 1), threads);
+    const Rounded rounded(x, rows, w.columns, group, kPanel, kPanel, w.zeros ? 1 : 1 << (kBits - 1), w.input_scale, threads);
     const int64_t tiles = (w.outputs + kTile - 1) / kTile;
     // As many panels at a time as stay in the second cache while tiles pass by.
     const int64_t together = std::max<int64_t>(1, (384 << 10) / (w.columns * rounded.height));

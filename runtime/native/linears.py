@@ -11,6 +11,7 @@ from torch.nn import functional
 from ...quant.activations import is_int8_by_token
 from ..matrix import Matrix
 from ..pages import in_large_pages
+from ..rounding import inputs_told, is_fixed_int8
 from .library import processor_features
 
 _TILE = 32  # outputs that a tile of codes holds
@@ -44,7 +45,12 @@ class CodesLinear:
         self._zero = None if matrix.zero is None else _tiled((matrix.zero.int() + half).to(torch.uint8))
         self._bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
         self._order = matrix.order
-        if matrix.inputs is not None:
+        fixed = 0.0
+        if matrix.inputs is not None and matrix.inputs.scale is not None:
+            # In bfloat16, as inputs are.
+            fixed = float(matrix.inputs.scale.bfloat16())
+            self._group, self._exact = matrix.group, 0
+        elif matrix.inputs is not None:
             self._group, self._exact = self.columns, 0
         else:
             self._group = next(size for size in _TOGETHER if matrix.group % size == 0)
@@ -59,6 +65,7 @@ class CodesLinear:
             group=matrix.group,
             bits=self._bits,
             wide_scales=self._wide,
+            input_scale=fixed,
         )
         self.handle = kernels.Linear.of_codes(codes, self._group, self._exact)
         self.numel = matrix.values.numel()
@@ -71,11 +78,12 @@ class CodesLinear:
         if matrix.scale is None or not 2 <= matrix.bits <= 8 or matrix.scale.dim() != 2:
             return False
         step = 8 if _kept_bits(matrix) == 4 else 4
-        if matrix.inputs is not None:
-            by_row = matrix.scale.shape[1] == 1 and is_int8_by_token(matrix.inputs)
+        if matrix.inputs is not None and not is_fixed_int8(matrix.inputs):
+            by_row = matrix.scale.shape[1] == 1 and is_int8_by_token(matrix.inputs.args)
             return by_row and matrix.shape[1] % step == 0 and matrix.shape[1] <= _LONGEST_SUM
         fits = matrix.zero is None or int(matrix.zero.min()) >= -(1 << (_kept_bits(matrix) - 1))
-        return fits and matrix.group % 8 == 0
+        short = matrix.inputs is None or matrix.group <= _LONGEST_SUM
+        return fits and short and matrix.group % 8 == 0
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
@@ -96,7 +104,8 @@ class CodesLinear:
     def _explained(self, matrix: Matrix) -> str:
         kept = f", kept in {self._bits} bits" if matrix.bits != self._bits else ""
         if matrix.inputs is not None:
-            return f"Smelt's kernel, {matrix.format} weights{kept}, int8 inputs by token"
+            rounded = inputs_told(matrix.inputs) if is_fixed_int8(matrix.inputs) else ", int8 inputs by token"
+            return f"Smelt's kernel, {matrix.format} weights{kept}{rounded}"
         if self._exact > 1 << 32:
             return f"Smelt's kernel, {matrix.format} weights{kept}, bfloat16 inputs"
         tiles = ", many rows on matrix tiles" if self._kernels.tiles_are_used() and self._group % 32 == 0 else ""

@@ -12,9 +12,9 @@ from ..heads import Heads
 from ..keys_values import KeysValues
 from ..linear import Linear, restored_from
 from ..matrix import Matrix
-from ..operators import Attention, LayerParts, Operators, Rotation, Rowwise, Stack
+from ..operators import Attention, LayerParts, Operators, Rotation, Rowwise, Stack, stored_by_torch
 from ..sampling import Survey
-from .cache import LARGEST_HEAD, layer_handle
+from .cache import LARGEST_HEAD, layer_handle, stores
 from .library import processor_features
 from .linears import CodesLinear, NativeDenseLinear
 from .rows import ACTIVATIONS, NativeGate, NativeRmsNorm
@@ -77,17 +77,21 @@ class _NativeAttention:
         projected = projected.contiguous()
         cache = layer_handle(self._kernels, store, layer, heads)
         cosine, sine = (None, None) if rotation is None else rotation
-        self._kernels.rotate_and_store(
-            cache,
-            projected.data_ptr(),
-            tokens,
-            heads.queries,
-            0 if cosine is None else cosine.data_ptr(),
-            0 if sine is None else sine.data_ptr(),
-            0 if cosine is None else cosine.shape[-1],
-            batch.slots.data_ptr(),
-            threads,
-        )
+        if stores(store):
+            self._kernels.rotate_and_store(
+                cache,
+                projected.data_ptr(),
+                tokens,
+                heads.queries,
+                0 if cosine is None else cosine.data_ptr(),
+                0 if sine is None else sine.data_ptr(),
+                0 if cosine is None else cosine.shape[-1],
+                batch.slots.data_ptr(),
+                threads,
+            )
+        else:
+            projected = stored_by_torch(projected, rotation, store, layer, batch, heads).flatten(1)
+            width = projected.shape[1]
         out = torch.empty(tokens, heads.queries * heads.size, dtype=torch.bfloat16)
         singles = batch.singles
         if singles is not None:

@@ -43,6 +43,8 @@ inline void store16(bf16* to, __m512 values, __mmask16 mask) {
     _mm256_mask_storeu_epi16(to, mask, (__m256i)_mm512_cvtneps_pbh(values));
 }
 
+inline __m512 narrowed(__m512 values) { return widen16((__m256i)_mm512_cvtneps_pbh(values)); }
+
 // The lanes of the first `count` numbers, all of them from 16 on.
 inline __mmask16 first(int64_t count) { return count >= 16 ? __mmask16(0xffff) : __mmask16((1u << count) - 1); }
 

@@ -12,7 +12,7 @@ from ..batch import Batch
 from ..feed_forward import GatedFeedForward
 from ..keys_values import KeysValues
 from ..operators import LayerParts, Rotation
-from .cache import LARGEST_HEAD, layer_handle
+from .cache import LARGEST_HEAD, layer_handle, stores
 from .linears import DENSE_ROWS, CodesLinear, NativeDenseLinear
 from .rows import ACTIVATIONS, NativeRmsNorm
 
@@ -26,9 +26,9 @@ class NativeStack:
         self._ropes = ropes
         self._layers = kernels.Layers([_layer(kernels, parts, ropes) for parts in layers])
 
-    def takes(self, batch: Batch) -> bool:
+    def takes(self, batch: Batch, store: KeysValues) -> bool:
         """Whether a step is of this kind; for more rows torch's product of bfloat16 is the faster one."""
-        return not batch.longer and len(batch.runs) <= DENSE_ROWS
+        return not batch.longer and len(batch.runs) <= DENSE_ROWS and stores(store)
 
     def __call__(self, hidden: Tensor, rotations: dict[str, Rotation], store: KeysValues, batch: Batch) -> Tensor:
         """From embeddings ``[tokens, hidden]``, which are overwritten, to what the last layer gives."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs
-from smelt.quant.activations import rounded_inputs
+from smelt.quant.activations import ActivationRounding
 from smelt.runtime.cpu import Int8Linear
 from smelt.runtime.matrix import Matrix
 from smelt.runtime.operators import Operators
 
-BY_TOKEN = QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True)
+BY_TOKEN = ActivationRounding(QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True))
+FIXED = ActivationRounding(
+    QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="tensor", dynamic=False), torch.tensor([0.01])
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -24,9 +27,7 @@ def test_int8_is_what_the_rounded_product_is(dtype: torch.dtype, rows: int, outp
     x[0] = 0
     module = Operators(dtype).linear(Matrix(codes, "int8", 8, scale, None, BY_TOKEN), bias)
     assert isinstance(module, Int8Linear)
-    expected = (
-        rounded_inputs(x.float(), BY_TOKEN).double() @ (codes.double() * scale.double()).T + bias.to(dtype).double()
-    )
+    expected = BY_TOKEN(x.float()).double() @ (codes.double() * scale.double()).T + bias.to(dtype).double()
     torch.testing.assert_close(
         module(x).double(),
         expected,
@@ -35,8 +36,25 @@ def test_int8_is_what_the_rounded_product_is(dtype: torch.dtype, rows: int, outp
     )
 
 
-def test_inputs_that_are_not_numbers_stay_so() -> None:
-    matrix = Matrix(torch.ones(8, 16, dtype=torch.int8), "int8", 8, torch.ones(8, 1), None, BY_TOKEN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_int8_with_a_fixed_scale(dtype: torch.dtype) -> None:
+    """Codes are those of compressed-tensors in the same type; their products are exact."""
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(-128, 128, (33, 200), generator=generator, dtype=torch.int8)
+    scale = torch.rand(33, 1, generator=generator) * 1e-2
+    x = (2 * torch.randn(7, 200, generator=generator)).to(dtype)
+    fixed = ActivationRounding(FIXED.args, torch.tensor([0.017], dtype=dtype))
+    module = Operators(dtype).linear(Matrix(codes, "int8", 8, scale, None, fixed), None)
+    assert isinstance(module, Int8Linear)
+    assert "inputs rounded to int8 with a fixed scale" in module.explain()
+    whole = (fixed(x).double() / fixed.scale.double()).round()
+    expected = (whole @ codes.double().T) * scale.double().T * fixed.scale.double()
+    torch.testing.assert_close(module(x).double(), expected, rtol=2**-8 if dtype == torch.bfloat16 else 1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("inputs", [BY_TOKEN, FIXED], ids=["by token", "fixed"])
+def test_inputs_that_are_not_numbers_stay_so(inputs: ActivationRounding) -> None:
+    matrix = Matrix(torch.ones(8, 16, dtype=torch.int8), "int8", 8, torch.ones(8, 1), None, inputs)
     module = Operators(torch.float32).linear(matrix, None)
     x = torch.ones(3, 16)
     x[1, 4] = float("nan")

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs
-from smelt.quant.activations import rounded_inputs
+from smelt.quant.activations import ActivationRounding
 from smelt.runtime.attention import attend
 from smelt.runtime.batch import Batch, Run
 from smelt.runtime.checkpoint import Checkpoint
@@ -31,7 +31,7 @@ from ..tiny import make_model, save_model
 from .drive import logits_in_pieces
 from .test_architectures import VARIANTS
 
-BY_TOKEN = QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True)
+BY_TOKEN = ActivationRounding(QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True))
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +103,35 @@ def test_int8_by_token_is_the_rounded_product(compiled: ModuleType, rows: int) -
     matrix = Matrix(codes, "int8", 8, torch.full((96, 1), 0.01), None, BY_TOKEN)
     x = (_random(rows, 1024) * _random(rows, 1, seed=2)).bfloat16()
     x[0] = 0
-    expected = rounded_inputs(x.float(), BY_TOKEN).double() @ matrix_in_float64(matrix).T
+    expected = BY_TOKEN(x.float()).double() @ matrix_in_float64(matrix).T
     torch.testing.assert_close(
         CodesLinear(compiled, matrix, None, exact=False)(x).double(), expected, rtol=1e-2, atol=2e-2
     )
+
+
+@pytest.mark.parametrize(("bits", "columns", "group"), [(8, 256, 256), (8, 1024, 128), (4, 256, 32), (3, 200, 200)])
+def test_int8_with_a_fixed_scale_is_what_compressed_tensors_rounds_to(
+    compiled: ModuleType, bits: int, columns: int, group: int
+) -> None:
+    """Every code, in bfloat16's arithmetic: a row of a unit matrix gives one of them back."""
+    args = QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="tensor", dynamic=False)
+    fixed = ActivationRounding(args, torch.tensor([0.019], dtype=torch.bfloat16))
+    matrix = replace(_matrix(bits, 75, columns, group, asymmetric=False, dtype=torch.bfloat16), inputs=fixed)
+    linear = CodesLinear(compiled, matrix, None, exact=False)
+    assert "inputs rounded to int8 with a fixed scale" in linear.explain()
+    unit = Matrix(torch.eye(columns, dtype=torch.int8), "int8", 8, torch.ones(columns, 1), None, fixed)
+    for rows in (1, 3, 21):
+        x = (2 * _random(rows, columns, seed=rows)).bfloat16()
+        x[0, :2] = torch.tensor([float("inf"), -float("inf")])
+        assert torch.equal(CodesLinear(compiled, unit, None, exact=False)(x), fixed(x))
+        assert fixed.scale is not None
+        whole = (fixed(x).double() / fixed.scale.double()).round() * fixed.scale.double()
+        assert _error(linear(x), whole @ matrix_in_float64(matrix).T) < 0.003
+        tiled = torch.empty(rows, 75, dtype=torch.bfloat16)
+        if compiled.linear_tiles(linear.handle, x.data_ptr(), rows, tiled.data_ptr(), 2):
+            assert torch.equal(tiled, linear(x))
+        x[0, 5] = float("nan")
+        assert linear(x)[0].isnan().all()
 
 
 @pytest.mark.parametrize("bits", [3, 4, 8])

@@ -12,11 +12,14 @@ import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, run
-from smelt.quant.scheme import SUPPORTED
+from smelt.quant.scheme import SUPPORTED, resolve
 from smelt.runtime import RuntimeProblem
 from smelt.runtime.checkpoint import Checkpoint
+from smelt.runtime.gpu import GpuOperators
+from smelt.runtime.model import Model
 from smelt.runtime.native import library
 from smelt.runtime.native.operators import NativeOperators
+from smelt.runtime.operators import Operators
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -27,31 +30,36 @@ PROMPT = torch.randint(4, 4096, (40,), generator=torch.Generator().manual_seed(0
 GENERATOR = torch.Generator().manual_seed(11)
 
 
-@pytest.mark.parametrize("scheme", SUPPORTED)
-@pytest.mark.parametrize("architecture", ["llama", "phi3", "mixtral"])
+STATIC = [("W8A8", "static"), ("W8A8", "static_asymmetric"), ("W4A8", "static"), ("W4AFP8", "static")]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "scheme", "inputs"),
+    [
+        *((architecture, scheme, None) for architecture in ("llama", "phi3", "mixtral") for scheme in SUPPORTED),
+        *(("llama", *kind) for kind in STATIC),
+    ],
+)
 def test_a_checkpoint_of_smelt_computes_what_transformers_computes(
-    scheme: str, architecture: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]
+    architecture: str, scheme: str, inputs: str | None, tiny: Callable[..., Path], recipe: Callable[..., Recipe]
 ) -> None:
-    floating = scheme in ("NVFP4A16", "MXFP4A16")
-    if architecture == "mixtral" and scheme in ("W8A8", "FP8_BLOCK", "NVFP4A16"):
+    if architecture == "mixtral" and not resolve(scheme).experts_reload:
         pytest.skip("transformers reloads no experts of this scheme")
     if architecture == "mixtral" and scheme == "FP8_DYNAMIC":
         pytest.skip("transformers does not round the inputs of experts, as the scheme says and the runtime does")
     size = {"hidden_size": 256, "intermediate_size": 256} if architecture == "llama" else {}
-    path = tiny(architecture, torch.bfloat16 if floating else torch.float32, **size)
+    # transformers restores the 4-bit floats as bfloat16, as it first computes; from then on it may compute in float32.
+    dtype = torch.bfloat16 if "FP4" in scheme else torch.float32
+    path = tiny(architecture, dtype, **size)
     group = {"group_size": 32} if scheme.endswith("A16") and scheme[0] == "W" and scheme != "W8A16" else {}
-    made = run(recipe(path, {"evaluate": False}, scheme=scheme, **group, rounding="nearest"), progress=False)
-    # transformers restores the 4-bit floats as bfloat16, as it first computes; then its weights are taken over.
-    dtype = torch.bfloat16 if floating else torch.float32
+    asked = recipe(path, {"evaluate": False}, scheme=scheme, inputs=inputs, **group, rounding="nearest")
+    made = run(asked, progress=False)
     reference = AutoModelForCausalLM.from_pretrained(made.checkpoint, dtype=dtype, experts_implementation="eager")
     with torch.no_grad():
-        expected = reference(torch.tensor([PROMPT])).logits[0]
-        if floating:
-            plain = make_model(architecture, **size)
-            plain.load_state_dict({name: reference.get_parameter(name).float() for name in plain.state_dict()})
-            expected = plain(torch.tensor([PROMPT])).logits[0]
+        reference(torch.tensor([PROMPT]))
+        expected = torch.nn.Module.float(reference)(torch.tensor([PROMPT])).logits[0]
     found = logits_in_pieces(made.checkpoint, [PROMPT], [[(0, 40)]])[0]
-    if scheme == "W8A8":
+    if (scheme, inputs) in (("W8A8", None), ("W8A8", "static")):
         # Sums in another order put an input on the other side of a code's edge now and then, and every later
         # token sees it; test_int8_is_what_the_rounded_product_is compares the products themselves.
         difference = (found - expected).abs()
@@ -59,6 +67,52 @@ def test_a_checkpoint_of_smelt_computes_what_transformers_computes(
         assert difference.mean() <= 3e-2 * expected.abs().mean()
         return
     assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def test_linears_of_the_same_inputs_that_round_them_differently(
+    tiny: Callable[..., Path], recipe: Callable[..., Recipe]
+) -> None:
+    """Keys and values, or gate and up, with other scales than what they are computed beside; by Smelt they never have."""
+    path = tiny("llama", hidden_size=128)
+    asked = recipe(path, {"evaluate": False}, scheme="W8A8", inputs="static_asymmetric", rounding="nearest")
+    made = run(asked, progress=False).checkpoint
+    tensors = load_file(made / "model.safetensors")
+    for name in ("self_attn.k_proj", "mlp.up_proj"):
+        tensors[f"model.layers.1.{name}.input_scale"] *= 1.5
+    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
+    with torch.no_grad():
+        expected = AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32)(torch.tensor([PROMPT])).logits[0]
+    for operators in (Operators(torch.float32), GpuOperators(torch.float32, torch.device("cpu"))):
+        found = logits_in_pieces(made, [PROMPT], [[(0, 40)]], operators)[0]
+        assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+    told = engine(made).explain()
+    assert "inputs rounded to int8 with a fixed scale and zero-point" in told["attention out"]
+    for lost, sentence in (("input_scale", "its input_scale is missing"), ("input_zero_point", "input_zero_point is")):
+        kept = {name: value for name, value in tensors.items() if name != f"model.layers.1.mlp.up_proj.{lost}"}
+        save_file(kept, made / "model.safetensors")
+        with pytest.raises(RuntimeProblem, match=f"model.layers.1.mlp.up_proj: .*{sentence}"):
+            engine(made)
+
+
+@pytest.mark.parametrize("scheme", ["W8A8", "W4A8"])
+def test_a_trained_model_with_fixed_scales_on_the_cpu_kernels(scheme: str, recipe: Callable[..., Recipe]) -> None:
+    """In bfloat16, a prompt and then single tokens; a trained model does not magnify what roundings differ in."""
+    kernels = library.kernels(lambda _: None)
+    if kernels is None:
+        pytest.skip("this machine cannot run the compiled kernels")
+    asked = recipe("builtin:smelt-6m", {"evaluate": False}, scheme=scheme, inputs="static", rounding="nearest")
+    made = run(asked, progress=False).checkpoint
+    reference = AutoModelForCausalLM.from_pretrained(made, dtype=torch.bfloat16)
+    with torch.no_grad():
+        text = reference.generate(torch.tensor([PROMPT[:8]]), max_new_tokens=24, do_sample=False)[0].tolist()
+        expected = reference(torch.tensor([text])).logits[0].float()
+    pieces = [[(0, 20)], *([(0, 1)] for _ in range(len(text) - 20))]
+    operators = NativeOperators(kernels, exact=False)
+    for role, linear in Model(Checkpoint(made), operators).linears().items():
+        told = "weights, inputs rounded to int8 with a fixed scale"
+        assert role == "head" or (linear.explain().startswith("Smelt's kernel, int") and told in linear.explain())
+    found = logits_in_pieces(made, [text], pieces, operators)[0]
+    assert (found - expected).norm() <= 3e-2 * expected.norm()
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs
 from smelt.compress import Recipe, run
-from smelt.quant.activations import rounded_inputs
+from smelt.quant.activations import ActivationRounding
 from smelt.quant.scheme import SUPPORTED
 from smelt.runtime.checkpoint import Checkpoint
 from smelt.runtime.gpu import GpuOperators
@@ -29,6 +29,8 @@ PROMPT = torch.randint(4, 4096, (40,), generator=torch.Generator().manual_seed(0
 PIECES = [[(0, 39)], [(0, 1)]]
 DRAW = torch.Generator().manual_seed(3)
 SIZE = {"hidden_size": 256, "intermediate_size": 256, "num_key_value_heads": 4, "num_hidden_layers": 1}
+FIXED = ActivationRounding(QuantizationArgs(num_bits=8, strategy="tensor", dynamic=False), torch.tensor([0.02]).half())
+BY_TOKEN = ActivationRounding(QuantizationArgs(num_bits=8, strategy="token", dynamic=True))
 TOLD = {
     "W8A8": "int8 inputs by token",
     "FP8_DYNAMIC": "e4m3 inputs by token",
@@ -36,10 +38,14 @@ TOLD = {
 }
 
 
+def _is_weight_only(scheme: str) -> bool:
+    return scheme.endswith("A16") and scheme not in ("W8A16", "W2A16")
+
+
 @pytest.mark.parametrize(
     ("architecture", "scheme"),
     [
-        *(("llama", scheme) for scheme in SUPPORTED if scheme not in ("W8A16", "W2A16")),
+        *(("llama", scheme) for scheme in SUPPORTED if scheme in TOLD or _is_weight_only(scheme)),
         ("mixtral", "W4A16"),
         ("mixtral", "FP8_DYNAMIC"),
         ("gemma2", "W8A16"),
@@ -103,9 +109,21 @@ def _matrix(rows: int, columns: int, bits: int, groups: int, zero: bool = False)
         _matrix(80, 256, 3, 1),
         _matrix(80, 256, 6, 2),
         replace(_matrix(80, 256, 4, 4), order=torch.randperm(256, generator=DRAW)),
-        replace(_matrix(80, 256, 4, 4), inputs=QuantizationArgs(num_bits=8, strategy="token", dynamic=True)),
+        replace(_matrix(80, 256, 4, 4), inputs=BY_TOKEN),
+        replace(_matrix(80, 256, 4, 4), inputs=FIXED),
+        replace(_matrix(80, 256, 8, 1), inputs=FIXED),
     ],
-    ids=["int4", "zeros", "zeros by row", "int3 by row", "int6", "activation order", "int8 inputs"],
+    ids=[
+        "int4",
+        "zeros",
+        "zeros by row",
+        "int3 by row",
+        "int6",
+        "activation order",
+        "int8 inputs",
+        "fixed",
+        "int8 fixed",
+    ],
 )
 @pytest.mark.parametrize("many", [False, True])
 def test_codes_are_multiplied_as_their_values_are(matrix: Matrix, many: bool) -> None:
@@ -115,7 +133,7 @@ def test_codes_are_multiplied_as_their_values_are(matrix: Matrix, many: bool) ->
     assert isinstance(linear, PackedLinear)
     x = torch.randn(5 if many else 3, 256, generator=DRAW).half()
     # As where weights have 8 bits, scales are float32: in the inputs' own type compressed-tensors rounds scales, too.
-    inputs = x if matrix.inputs is None else rounded_inputs(x.float(), matrix.inputs)
+    inputs = x if matrix.inputs is None else matrix.inputs(x if matrix.inputs is FIXED else x.float())
     expected = Operators(torch.float32).linear(replace(matrix, inputs=None), bias)(inputs.float())
     assert (linear(x).float() - expected).norm() <= 2e-3 * expected.norm()
     assert "from 4 rows on restored" in linear.explain()
@@ -158,7 +176,7 @@ def test_a_gate_is_applied_in_the_same_launch(rows: int, activation: str) -> Non
 
 
 def test_int8_by_token_is_multiplied_as_int8() -> None:
-    matrix = replace(_matrix(80, 256, 8, 1), inputs=QuantizationArgs(num_bits=8, strategy="token", dynamic=True))
+    matrix = replace(_matrix(80, 256, 8, 1), inputs=BY_TOKEN)
     linear = on_kernels(matrix, None, torch.float16, CPU, tiles_of(CPU))
     assert isinstance(linear, BytesLinear)
     for rows in (1, 20):
@@ -190,7 +208,7 @@ def test_tensor_cores_without_8_bit_floats_multiply_them_as_16_bit_ones() -> Non
     from smelt.runtime.matrix import FloatCodes
 
     values = torch.randn(64, 256, generator=DRAW).to(torch.float8_e4m3fn)
-    inputs = QuantizationArgs(num_bits=8, type="float", strategy="token", dynamic=True)
+    inputs = ActivationRounding(QuantizationArgs(num_bits=8, type="float", strategy="token", dynamic=True))
     scale = torch.rand(64, 1, generator=DRAW).bfloat16()
     matrix = replace(Matrix.plain(values.bfloat16() * scale, inputs), floats=FloatCodes(values, scale))
     tiles = replace(tiles_of(CPU), target=TARGETS["sm_80"])
@@ -216,8 +234,8 @@ def test_blocks_that_do_not_fill_their_rows_are_multiplied_row_by_row(
     assert (linear(x) - plain(x)).float().norm() <= 6e-3 * plain(x).float().norm()
 
 
-@pytest.mark.parametrize("inputs", [None, QuantizationArgs(num_bits=8, strategy="token", dynamic=True)])
-def test_a_step_may_need_no_rows(inputs: QuantizationArgs | None) -> None:
+@pytest.mark.parametrize("inputs", [None, BY_TOKEN])
+def test_a_step_may_need_no_rows(inputs: ActivationRounding | None) -> None:
     """A piece of a prompt that is not its last asks the head for nothing."""
     linear = on_kernels(replace(_matrix(80, 256, 8, 1), inputs=inputs), None, torch.float16, CPU, tiles_of(CPU))
     assert linear is not None
