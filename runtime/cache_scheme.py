@@ -98,6 +98,12 @@ class CacheRule:
             self._round = RowRounding(rounding.args)
         self.waits = self._round is rounding
 
+    def by_head(self, heads: int) -> Tensor | None:
+        """float32 scales of each head, in the computing type's precision; None if they are not fixed."""
+        if not isinstance(self._round, FixedRounding):
+            return None
+        return self._round.scale.float().flatten().expand(heads).contiguous()
+
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Codes as they are kept, and float32 scales ``[tokens, heads]``; rounded numbers, twice, where no codes are kept."""
         if self._kept is None or isinstance(self._round, ActivationRounding):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,8 +12,10 @@ from torch import Tensor
 from .errors import RuntimeProblem
 from .pages import zeros_in_large_pages
 
-Rule = Callable[[Tensor], tuple[Tensor, Tensor]]
-Rules = Sequence[tuple[Rule, Rule]]
+if TYPE_CHECKING:
+    from .cache_scheme import CacheRule
+
+Rules = Sequence[tuple["CacheRule", "CacheRule"]]
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 

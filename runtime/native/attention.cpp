@@ -36,6 +36,35 @@ float scale_of(const float* values, int64_t size) {
     return most / (std::is_same_v<T, int8_t> ? 127.0f : 448.0f);
 }
 
+inline int8_t coded(float value, const Rule& rule, int8_t*) {
+    return int8_t(std::nearbyint(std::max(rule.least, std::min(rule.most, value))));
+}
+
+inline Float8 coded(float value, const Rule&, Float8* type) { return kept(value, 1.0f, type); }
+
+float scale_by_rule(const Rule& rule, const float* fixed, int64_t head, const float* values, int64_t size) {
+    if (fixed) return fixed[head];
+    float most = 0;
+    for (int64_t i = 0; i < size; i++) most = std::max(most, std::fabs(values[i]));
+    const float scale = widen(narrow(most / rule.half));
+    return scale > 0 ? scale : 0.0078125f;  // bfloat16's epsilon, as compressed-tensors has it
+}
+
+// Quotients are bfloat16 before they are rounded.
+template <class T>
+void store_by_rule(const Cache& cache, int64_t slot, int64_t head, const float* key, const float* value) {
+    const int64_t size = cache.size, length = cache.block;
+    const int64_t place = slot / length * cache.heads + head, inside = slot % length;
+    const Rule& rule = cache.rule;
+    T* keys = keys_of<T>(cache, place) + 2 * inside;
+    T* values = values_of<T>(cache, place) + inside / 2 * 2 * size + inside % 2;
+    const float key_scale = scale_by_rule(rule, rule.keys, head, key, size), value_scale = scale_by_rule(rule, rule.values, head, value, size);
+    for (int64_t i = 0; i < size; i++) keys[i / 2 * 2 * length + i % 2] = coded(widen(narrow(key[i] / key_scale)), rule, (T*)nullptr);
+    for (int64_t i = 0; i < size; i++) values[2 * i] = coded(widen(narrow(value[i] / value_scale)), rule, (T*)nullptr);
+    cache.key_scales[place * length + inside] = key_scale;
+    cache.value_scales[place * length + inside] = value_scale;
+}
+
 template <class T>
 void store_token(const Cache& cache, int64_t slot, int64_t head, const float* key, const float* value) {
     const int64_t size = cache.size, length = cache.block;
@@ -267,8 +296,9 @@ void rotate_and_store(const Cache& cache, bf16* heads, int64_t tokens, int64_t q
         for (int64_t i = 0; i < 2 * cache.heads * size; i++) wide[i] = widen(row[query_heads * size + i]);
         for (int64_t h = 0; h < cache.heads; h++) {
             const float *key = wide.data() + h * size, *value = key + cache.heads * size;
-            if (cache.kind == kInt8) store_token<int8_t>(cache, slots[token], h, key, value);
-            if (cache.kind == kFloat8) store_token<Float8>(cache, slots[token], h, key, value);
+            const bool ruled = cache.rule.half > 0;
+            if (cache.kind == kInt8) (ruled ? store_by_rule<int8_t> : store_token<int8_t>)(cache, slots[token], h, key, value);
+            if (cache.kind == kFloat8) (ruled ? store_by_rule<Float8> : store_token<Float8>)(cache, slots[token], h, key, value);
         }
     });
 }

@@ -37,11 +37,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
              "weight"_a, "size"_a, "eps"_a, "rounds_first"_a);
     pybind11::class_<smelt::Cache>(module, "Cache")
         .def(pybind11::init([](Address keys, Address values, Address key_scales, Address value_scales, int64_t heads, int64_t size,
-                               int64_t block, int kind) {
+                               int64_t block, int kind, Address key_rule, Address value_rule, float half, float least, float most) {
                  return smelt::Cache{at<void>(keys), at<void>(values), at<float>(key_scales), at<float>(value_scales), heads, size,
-                                     block,          kind};
+                                     block,          kind,             {at<float>(key_rule), at<float>(value_rule), half, least, most}};
              }),
-             "keys"_a, "values"_a, "key_scales"_a, "value_scales"_a, "heads"_a, "size"_a, "block"_a, "kind"_a);
+             "keys"_a, "values"_a, "key_scales"_a, "value_scales"_a, "heads"_a, "size"_a, "block"_a, "kind"_a,
+             "key_rule"_a = 0, "value_rule"_a = 0, "half"_a = 0.0f, "least"_a = 0.0f, "most"_a = 0.0f);
 
     pybind11::class_<smelt::Linear>(module, "Linear")
         .def_static(

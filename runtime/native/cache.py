@@ -9,14 +9,16 @@ import torch
 
 from ..heads import Heads
 from ..keys_values import KeysValues
+from ..rounding import code_range
 
 LARGEST_HEAD = 512  # attention_runs.cpp packs 16 positions of a head at a time in its own memory
 _KINDS = {torch.bfloat16: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
+_CODES = (torch.int8, torch.float8_e4m3fn)
 
 
 def stores(store: KeysValues) -> bool:
     """Whether the kernels write to the cache; if not, torch rounds as the checkpoint says, and they only read."""
-    return store.rules is None
+    return store.rules is None or store.dtype in _CODES
 
 
 def layer_handle(kernels: ModuleType, store: KeysValues, layer: int, heads: Heads) -> Any:
@@ -33,5 +35,18 @@ def layer_handle(kernels: ModuleType, store: KeysValues, layer: int, heads: Head
             size=heads.size,
             block=store.block_size,
             kind=_KINDS[parts.keys.dtype],
+            **_rule(store, layer, heads.shared),
         )
     return found
+
+
+def _rule(store: KeysValues, layer: int, heads: int) -> dict[str, Any]:
+    """How the checkpoint wants codes made, for the kernels."""
+    if store.rules is None or not stores(store):
+        return {}
+    rules = store.rules[layer]
+    scales = [rule.by_head(heads) for rule in rules]
+    store.handles["scales", layer] = scales  # the kernels have their addresses
+    keys, values = (0 if each is None else each.data_ptr() for each in scales)
+    least, most = code_range(rules[0].rounding.args)
+    return {"key_rule": keys, "value_rule": values, "half": (most - least) / 2, "least": least, "most": most}

@@ -64,12 +64,19 @@ void survey(const float* logits, int64_t rows, int64_t size, int64_t* best, floa
 
 enum { kBfloat16, kInt8, kFloat8 };
 
+// How a checkpoint wants keys and values rounded: its own arithmetic, in bfloat16.
+struct Rule {
+    const float *keys, *values;  // scales of each head; null: computed from each head of a token
+    float half, least, most;     // of the codes: half their range, and its ends; half is 0 where there is no rule
+};
+
 // One layer's keys and values, as stored.h describes.
 struct Cache {
     void *keys, *values;
     float *key_scales, *value_scales;  // [block][head][position in block]; null in bfloat16
     int64_t heads, size, block;
     int kind;
+    Rule rule;
 };
 
 // Rotates queries and keys in `heads` [tokens, query heads + key heads + value heads, size] and stores keys and values.

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, run
 from smelt.quant.activations import ActivationRounding
 from smelt.runtime import RuntimeProblem, SamplingParams
+from smelt.runtime.batch import Batch, Run
 from smelt.runtime.checkpoint import Checkpoint
 from smelt.runtime.gpu import GpuOperators
 from smelt.runtime.model import Model
@@ -105,7 +106,13 @@ def test_the_cpu_kernels_attend_to_the_same_numbers(name: str, tmp_path: Path) -
     path = _checkpoint(SMELT_6M, SCHEMES[name][0], tmp_path / "rounded", torch.bfloat16)
     expected = _expected(path, torch.bfloat16, PIECES)
     found = logits_in_pieces(path, [PROMPT], PIECES, NativeOperators(kernels, exact=False))[0]
-    assert (found - expected).norm() <= 2e-2 * expected.norm()
+    # Rotated in float32 and rounded once, a key may be another bfloat16 than transformers', and so another code; rounding to
+    # int4 itself moves these logits by a quarter.
+    assert (found - expected).norm() <= (4e-2 if "int4" in name else 2e-2) * expected.norm()
+    model = Model(Checkpoint(path), NativeOperators(kernels, exact=False))
+    single, store = Batch([Run([5], 3, [0], 16, 1)], 8), model.keys_values(2, 8, torch.bfloat16)
+    assert model.stack is not None
+    assert model.stack.takes(single, store) == (SCHEMES[name][1] is not None)
 
 
 @pytest.mark.parametrize("name", ["fp8 by head", "int8", "int4 by token"])

@@ -15,6 +15,7 @@ from compressed_tensors.quantization import QuantizationArgs
 from smelt.quant.activations import ActivationRounding
 from smelt.runtime.attention import attend
 from smelt.runtime.batch import Batch, Run
+from smelt.runtime.cache_scheme import CacheScheme
 from smelt.runtime.checkpoint import Checkpoint
 from smelt.runtime.keys_values import PagedKeysValues
 from smelt.runtime.matrix import Matrix
@@ -30,6 +31,7 @@ from transformers import AutoModelForCausalLM
 from ..tiny import make_model, save_model
 from .drive import logits_in_pieces
 from .test_architectures import VARIANTS
+from .test_cache_scheme import SCHEMES
 
 BY_TOKEN = ActivationRounding(QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True))
 
@@ -410,3 +412,28 @@ def test_models_are_as_near_to_float32_as_transformers_in_bfloat16(
     allowed = 1.5 if architecture in ("mixtral", "qwen3_moe") else 1.25
     for found, beside, reference in zip(ours, theirs, exact, strict=True):
         assert (found - reference).abs().median() <= allowed * (beside - reference).abs().median()
+
+
+@pytest.mark.parametrize("size", [32, 80])
+@pytest.mark.parametrize("name", ["fp8", "int8", "fp8 by head", "int4 by head", "fp8 by token", "int8 by token"])
+def test_keys_and_values_are_rounded_as_the_checkpoint_says(compiled: ModuleType, name: str, size: int) -> None:
+    """The same codes and scales as torch keeps, from equal bits: nothing is rotated here."""
+    description, kept = SCHEMES[name]
+    args = QuantizationArgs(**description | ({"group_size": size} if description["dynamic"] else {}))
+    shape = (3, 1, 1) if args.strategy == "attn_head" else (1,)
+    most = [torch.linspace(first, 5, 3)[: shape[0]].view(shape) for first in (2.0, 3.0)]
+    pair = tuple(ActivationRounding.observed(args, -high, high, torch.bfloat16) for high in most)
+    assert kept is not None
+    rules = CacheScheme(args, [(pair[0], pair[1])], size).rules(torch.bfloat16, kept)
+    stores = [PagedKeysValues(1, 3, size, 3, 7, kept, rules=rules) for _ in range(2)]
+    projected = (2 * _random(20, 9 * size)).bfloat16()
+    projected[4] = 0
+    heads = Heads(3, 3, size, 1.0, None, None)
+    batch = Batch([Run([0] * 20, 0, [2, 0, 1], 20, 1)], 7)
+    for operators, store in zip(
+        (NativeOperators(compiled, exact=False), Operators(torch.bfloat16)), stores, strict=True
+    ):
+        operators.attention(heads)(projected.clone(), None, store, 0, batch)
+    for one, other in zip(*(vars(store.layer(0)).values() for store in stores), strict=True):
+        assert one is not None
+        assert torch.equal(one.float(), other.float())
