@@ -78,14 +78,17 @@ def inspect(name: str) -> Inspection:
     packed = {n.removesuffix("weight_scale") for n in weights.names() if n.endswith(".weight_scale")}
     for prefix in sorted(packed):
         parts = [n for n in weights.names() if n.startswith(prefix + "weight")]
-        size = sum(weights.info(n).nbytes for n in parts)
+        inputs = [n for n in weights.names() if n.startswith(prefix + "input_")]
+        size = sum(weights.info(n).nbytes for n in (*parts, *inputs))
         gathered[_pattern(prefix + "weight"), scheme].append([_numel(weights, prefix, parts), size])
     for prefix in sorted(n.removesuffix("qweight") for n in weights.names() if n.endswith(".qweight")):
         parts = [prefix + part for part in _WORDS if prefix + part in weights.names()]
         size = sum(weights.info(n).nbytes for n in parts)
         gathered[_pattern(prefix + "weight"), scheme].append([_numel_of_words(weights, prefix, parts), size])
     for tensor in dense_names:
-        if tensor.removesuffix("weight") in packed:
+        if tensor.removesuffix("weight") in packed or (
+            tensor.rpartition(".")[0] + "." in packed and ".input_" in tensor
+        ):
             continue
         info = weights.info(tensor)
         label = str(info.dtype).removeprefix("torch.")

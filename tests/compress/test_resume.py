@@ -93,10 +93,10 @@ def test_finished_blocks_are_not_done_again(
 ) -> None:
     recipe_file = _recipe_file(tmp_path, tiny("llama", torch.bfloat16))
     recipe = Recipe.load(recipe_file, [f"output={tmp_path / 'out'}"])
-    from smelt.compress.steps import quantize as step
+    from smelt.compress.steps import quantize_blocks as step
 
     done: list[Path] = []
-    save = step._save_part
+    save = step.save_part
 
     def interrupted(path: Path, *rest: object) -> None:
         save(path, *rest)  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ def test_finished_blocks_are_not_done_again(
         if len(done) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(step, "_save_part", interrupted)
+    monkeypatch.setattr(step, "save_part", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(recipe)
     assert not (tmp_path / "out" / "checkpoint.partial").exists()
