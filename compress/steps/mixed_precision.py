@@ -17,6 +17,7 @@ from ..mixed.cache import Kept
 from ..mixed.choose import best_choice
 from ..mixed.costs import bytes_of, header_bytes, other_header_bytes, unit_bytes
 from ..mixed.sensitivity import Measured, fisher_losses, kl_losses
+from ..mixed.speed import StepTimes, step_times
 from ..mixed.units import Unit, find_units
 from ..open_model import OpenModel
 from ..output import digest
@@ -199,13 +200,20 @@ class MixedPrecision:
     def _choose(
         self, model: OpenModel, choices: Choices, ranges: list[TransformChoice], context: RunContext
     ) -> dict[str, Any]:
+        budget = self._budget(model, choices)
+        costs, most, times = budget.costs, budget.most, None
+        if self._target.speedup is not None:
+            times = self._times(model, choices, context)
+            costs = [[round(seconds * 1e9) for seconds in unit] for unit in times.units]
+            most = int((times.whole / self._target.speedup - times.around) * 1e9)
+            if most < sum(min(unit) for unit in costs):
+                raise SmeltError(f"{self._where}.target.speedup: {self._too_fast(times)}")
         losses = self._losses(model, choices, ranges, context)
         by_option = [
             [0.0 if scheme is None else unit[self.candidates.index(scheme)] for scheme in options]
             for options, unit in zip(choices.options, losses, strict=True)
         ]
-        budget = self._budget(model, choices)
-        places = best_choice(by_option, budget.costs, budget.most)
+        places = best_choice(by_option, costs, most)
         if places is None:
             raise SmeltError(f"{self._where}.target.{self._target.kind}: {self._unreachable(choices, budget)}")
         schemes = [options[place] for options, place in zip(choices.options, places, strict=True)]
@@ -221,14 +229,32 @@ class MixedPrecision:
                     "linears": len(unit.linears),
                     "scheme": _label(options[place]),
                     "options": {
-                        _label(option): {"loss": loss, "bytes": cost}
-                        for option, loss, cost in zip(options, unit_losses, costs, strict=True)
+                        _label(option): {"loss": loss, "nanoseconds" if times else "bytes": cost}
+                        for option, loss, cost in zip(options, unit_losses, unit_costs, strict=True)
                     },
                 }
-                for unit, options, unit_losses, costs, place in zip(
-                    choices.units, choices.options, by_option, budget.costs, places, strict=True
+                for unit, options, unit_losses, unit_costs, place in zip(
+                    choices.units, choices.options, by_option, costs, places, strict=True
                 )
             ],
+            **({} if times is None else self._predicted(times, places)),
+        }
+
+    def _times(self, model: OpenModel, choices: Choices, context: RunContext) -> StepTimes:
+        fixed = [(unit, choices.apart[unit.linears[0]].scheme) for unit in find_units(model, choices.apart)]
+        return step_times(model, choices.units, choices.options, fixed, context.progress)
+
+    def _too_fast(self, times: StepTimes) -> str:
+        fastest = times.around + sum(min(unit) for unit in times.units)
+        most = f"{times.whole / fastest:.2f}" if fastest else "without limit"
+        return f"{self._target.speedup:g} cannot be reached on this machine: the most is {most}, with the fastest candidates"
+
+    def _predicted(self, times: StepTimes, places: list[int]) -> dict[str, Any]:
+        """What the choice is expected to gain, for the record."""
+        step = times.around + sum(unit[place] for unit, place in zip(times.units, places, strict=True))
+        return {
+            "predicted_speedup": times.whole / step,
+            "step_seconds": {"original": times.whole, "around": times.around, "estimated": times.estimated},
         }
 
     def _losses(
@@ -329,6 +355,7 @@ class MixedPrecision:
         context.progress.say(
             f"chosen: {shares}; {record['bits_per_weight']:.2f} bits a weight,"
             f" predicted divergence {record['predicted_kl']:.4f} nats a token"
+            + (f", predicted speedup {record['predicted_speedup']:.2f}" if "predicted_speedup" in record else "")
         )
 
 

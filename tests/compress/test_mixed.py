@@ -16,7 +16,7 @@ from safetensors import safe_open
 from scipy.stats import spearmanr
 from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.corpus import TextSource, calibration_windows
-from smelt.compress.mixed import cache, sensitivity
+from smelt.compress.mixed import cache, sensitivity, speed
 from smelt.compress.mixed.choose import best_choice
 from smelt.compress.mixed.sensitivity import Measured, fisher_losses, kl_losses
 from smelt.compress.mixed.units import find_units
@@ -274,6 +274,44 @@ def test_what_cannot_be_is_told_before_any_work(
 def test_recipes_that_contradict_themselves(quantize: dict[str, Any], expected: str) -> None:
     with pytest.raises(ValidationError, match=expected):
         Quantize.model_validate(quantize)
+
+
+def test_a_format_that_is_not_faster_is_never_chosen_for_speed(
+    tiny: Callable[..., Path], recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine where only four bits gain anything, whatever the others' sizes are."""
+
+    def seconds(rows: int, columns: int, scheme: Any, *_: Any) -> float:
+        return (
+            rows
+            * columns
+            * {"W4A16": 1e-9, "W2A16": 5e-9, "W3A16": 5e-9, "W8A16": 4e-9}.get(scheme and scheme.name, 4e-9)
+        )
+
+    monkeypatch.setattr(speed, "linear_seconds", seconds)
+    path = tiny("llama", torch.bfloat16)
+    numbers = sum(facts.numel for facts in OpenModel(find_model(str(path))).linears.values()) - 128 * 4096
+    monkeypatch.setattr(speed, "step_seconds", lambda *_, **__: 2 * 4e-9 * numbers)
+    result = run(recipe(path, {"evaluate": False}, scheme="auto", group_size=32, target={"speedup": 1.3}))
+    told = _chosen(result.checkpoint)
+    assert {unit["scheme"] for unit in told["units"]} == {"W4A16 g32", "as it is"}
+    assert 1.3 <= told["predicted_speedup"] < 1.4
+    fast = sum(x.shape[0] * x.shape[1] for x in result.report.candidates[0].layers)
+    assert told["predicted_speedup"] == pytest.approx(8 * numbers / (8 * numbers - 3 * fast))
+    with pytest.raises(SmeltError, match=r"2 cannot be reached on this machine: the most is 1.60"):
+        run(recipe(path, {"evaluate": False}, scheme="auto", group_size=32, target={"speedup": 2}), fresh=True)
+
+
+def test_times_are_taken_from_the_runtime(tiny: Callable[..., Path], kept: Path) -> None:
+    model = OpenModel(find_model(str(tiny("llama", torch.bfloat16, num_hidden_layers=1))))
+    units = find_units(model, [name for name in model.linears if name != "lm_head"])
+    options = [[None, resolve("W4A16", 32)]] * len(units)
+    found = speed.step_times(model, units, options, [], Progress(False))
+    assert found.whole > 0
+    assert found.around >= 0
+    assert all(time >= 0 for unit in found.units for time in unit)
+    assert len(list(kept.glob("seconds-linear-*.json"))) == 8
+    assert speed.step_times(model, units, options, [], Progress(False)) == found
 
 
 @pytest.mark.slow
