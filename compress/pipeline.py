@@ -111,7 +111,13 @@ def _make_checkpoint(plan: Plan, output: Output, tokens: torch.Tensor, name: str
         },
         "model": {"name": name, "sha256": model.stored.fingerprint(), "bytes": model.weights.nbytes},
         "steps": [
-            {"step": record.name, "settings": record.settings, "layers": record.layers, "unknown": record.unknown}
+            {
+                "step": record.name,
+                "settings": record.settings,
+                "layers": record.layers,
+                "unknown": record.unknown,
+                **({} if record.chosen is None else {"chosen": record.chosen}),
+            }
             for record in records
         ],
         "reload": outcome.as_data(),
@@ -177,6 +183,8 @@ def _label(step: QuantizeStep) -> str:
     """What to call the result: its scheme, group size and rounding."""
     settings = step.settings
     group = "" if settings.group_size is None else f" g{settings.group_size}" if settings.group_size > 0 else " per row"
+    if settings.target is not None:
+        group = f" {settings.target.label}"
     methods = [*(choice.method for choice in settings.transforms), settings.rounding.method]
     return f"{settings.scheme}{group} {' + '.join(methods)}"
 

@@ -154,11 +154,17 @@ class Plan:
             lines[0] += f" ({data['architecture']}, {data['blocks']} blocks, {human_bytes(data['bytes'])})"
         lines.append(f"output:  {data['output']}")
         for number, step in enumerate(data.get("steps", [])):
+            what, at_most = f"{step['scheme']} (group {step.get('group_size') or 'none'}", ""
+            if "candidates" in step:
+                what, at_most = (
+                    f"the best of {', '.join(step['candidates'])} by {step['loss']} ({step['units']} units",
+                    "at most ",
+                )
             lines.append(
-                f"step {number}:  {step['step']} {step['linears']} linears to {step['scheme']}"
-                f" (group {step['group_size'] or 'none'}, {step['rounding']}, {step['format']}):"
-                f" {human_bytes(step['bytes_before'])} -> {human_bytes(step['bytes_after'])},"
-                f" {step['bits_per_weight']:.2f} bits per weight"
+                f"step {number}:  {step['step']} {step['linears']} linears to {what},"
+                f" {step['rounding']}{', ' + step['format'] if 'format' in step else ''}):"
+                f" {human_bytes(step['bytes_before'])} -> {at_most}{human_bytes(step['bytes_after'])},"
+                f" {at_most}{step['bits_per_weight']:.2f} bits per weight"
             )
         if "predicted" in data:
             predicted, free = data["predicted"], data["available"]

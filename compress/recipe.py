@@ -12,7 +12,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from ..quant import scheme as schemes
 from ..quant.rounding import METHODS
 from ..quant.transforms import TRANSFORMS
+from ..runtime.machine import human_bytes
 from .corpus import TextSource
+
+AUTO = "auto"
 
 
 class RecipeModel(BaseModel):
@@ -172,9 +175,14 @@ def _choice_schema(table: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _scheme_or_auto(value: Any) -> Any:
+    return AUTO if isinstance(value, str) and value.lower() == AUTO else _scheme_name(value)
+
+
 RoundingField = Annotated[Rounding, WithJsonSchema(_choice_schema(METHODS))]
 TransformField = Annotated[TransformChoice, WithJsonSchema(_choice_schema(TRANSFORMS))]
 SchemeField = Annotated[str, BeforeValidator(_scheme_name)]
+SchemeOrAutoField = Annotated[str, BeforeValidator(_scheme_or_auto)]
 
 
 class KvCache(RecipeModel):
@@ -245,16 +253,85 @@ class Override(RecipeModel):
     _patterns = field_validator("targets")(_compiled)
 
 
+class Candidate(RecipeModel):
+    """A number format that `scheme: auto` may choose."""
+
+    scheme: SchemeField = Field(
+        description="By compressed-tensors' name.", json_schema_extra={"enum": list(schemes.SUPPORTED)}
+    )
+    group_size: int | None = Field(
+        default=None, description="Columns that share a scale; absent for the step's, or the scheme's own."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_shorthand(cls, value: Any) -> Any:
+        return {"scheme": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _group_size_fits_scheme(self) -> Candidate:
+        schemes.resolve(self.scheme, self.group_size)
+        return self
+
+
+CandidateField = Annotated[
+    Candidate, WithJsonSchema({"anyOf": [{"enum": list(schemes.SUPPORTED)}, Candidate.model_json_schema()]})
+]
+USUAL_CANDIDATES = ("W2A16", "W3A16", "W4A16", "W8A16")
+
+
+class Target(RecipeModel):
+    """What `scheme: auto` must keep to: one of these."""
+
+    bits: float | None = Field(
+        default=None, gt=0, description="Most bits a weight of the linears that are chosen for, scales included."
+    )
+    bytes: int | None = Field(default=None, gt=0, description="Most bytes of the checkpoint's weights files.")
+    speedup: float | None = Field(
+        default=None, gt=1, description="Least gain in decoding speed of one request, by the runtime on this machine."
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> Target:
+        if len(self.model_dump(exclude_none=True)) != 1:
+            raise ValueError("a target is one of bits, bytes and speedup")
+        return self
+
+    @property
+    def kind(self) -> str:
+        """Which of them."""
+        return next(iter(self.model_dump(exclude_none=True)))
+
+    @property
+    def label(self) -> str:
+        """For people: ``4.25 bits``, ``3.5 MB``, ``2x faster``."""
+        if self.bits is not None:
+            return f"{self.bits:g} bits"
+        return human_bytes(self.bytes) if self.bytes is not None else f"{self.speedup:g}x faster"
+
+
 class Quantize(RecipeModel):
     """Store weights (and compute with activations) in fewer bits."""
 
-    scheme: SchemeField = Field(
-        description="The number format, by compressed-tensors' name.",
-        json_schema_extra={"enum": list(schemes.SUPPORTED)},
+    scheme: SchemeOrAutoField = Field(
+        description="The number format, by compressed-tensors' name; `auto` chooses one of `candidates` for every part"
+        " of the model, so that it loses least within `target`.",
+        json_schema_extra={"enum": [AUTO, *schemes.SUPPORTED]},
     )
     group_size: int | None = Field(
         default=None,
         description="Columns that share a scale; -1 for one scale per output channel; absent for the scheme's own.",
+    )
+    candidates: list[CandidateField] | None = Field(
+        default=None,
+        min_length=1,
+        description=f"What `auto` chooses from, besides leaving a part as it is; absent for {', '.join(USUAL_CANDIDATES)}.",
+    )
+    target: Target | None = Field(default=None, description="What `auto` must keep to.")
+    loss: Literal["fisher", "kl"] | None = Field(
+        default=None,
+        description="How `auto` judges what rounding a part costs: by gradients, or by measuring it (exact, and slow);"
+        " absent for `fisher`.",
     )
     inputs: Literal["dynamic", "static", "static_asymmetric"] | None = Field(
         default=None,
@@ -288,9 +365,32 @@ class Quantize(RecipeModel):
     )
 
     @model_validator(mode="after")
-    def _group_size_fits_scheme(self) -> Quantize:
-        schemes.resolve(self.scheme, self.group_size, self.inputs)
+    def _fields_fit_scheme(self) -> Quantize:
+        if self.scheme != AUTO:
+            schemes.resolve(self.scheme, self.group_size, self.inputs)
+            given = [name for name in ("candidates", "target", "loss") if getattr(self, name) is not None]
+            if given:
+                raise ValueError(f"{given[0]} belongs to scheme: auto; remove it or set scheme: auto")
+            return self
+        if self.target is None:
+            raise ValueError("scheme: auto needs a target, such as target: {bits: 4.25}")
+        if self.inputs is not None:
+            raise ValueError("inputs belongs to one scheme; remove it, or name a scheme instead of auto")
+        if self.guard is not None and self.guard.otherwise == "fallback":
+            raise ValueError("guard.otherwise: fallback would break auto's target; use warn or fail")
+        for candidate in self.auto_candidates():
+            schemes.resolve(candidate.scheme, candidate.group_size)
         return self
+
+    def auto_candidates(self) -> list[Candidate]:
+        """What `auto` chooses from, each with its group size settled; none twice."""
+        found: dict[str, Candidate] = {}
+        for candidate in self.candidates or [Candidate(scheme=name) for name in USUAL_CANDIDATES]:
+            scheme = schemes.resolve(candidate.scheme, candidate.group_size)
+            if candidate.group_size is None and scheme.accepts_group_size:
+                candidate = Candidate(scheme=candidate.scheme, group_size=self.group_size)
+            found.setdefault(schemes.resolve(candidate.scheme, candidate.group_size).label, candidate)
+        return list(found.values())
 
     _patterns = field_validator("targets", "ignore")(_compiled)
 

@@ -151,6 +151,10 @@ class HeadFunction:
     @torch.no_grad()
     def __call__(self, hidden: Tensor) -> Tensor:
         """Logits of hidden states that left the last block."""
+        return self.traced(hidden)
+
+    def traced(self, hidden: Tensor) -> Tensor:
+        """The same, through which gradients can be taken."""
         model = self._skeleton.model
         embedded = hidden.new_zeros(*hidden.shape[:2], self._skeleton.embedding_width)
         # Two models may share one skeleton, so the head is there for the call only.

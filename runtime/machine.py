@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import psutil
@@ -31,6 +32,11 @@ def available_memory() -> int:
     except ImportError:  # no such limits outside Unix
         pass
     return min(free)
+
+
+def cache_directory() -> Path:
+    """Where this user's programs keep what can be made again: ``$XDG_CACHE_HOME/smelt``, or ``~/.cache/smelt``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smelt"
 
 
 def human_bytes(count: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,6 +75,11 @@ class Assignment:
             for facts in model.linears.values()
             if named(facts, self._settings.targets, model) and not named(facts, self._settings.ignore, model)
         }
+
+    def named_apart(self, model: OpenModel) -> set[str]:
+        """The linears that an override gives a scheme of its own."""
+        own = [override.targets for override in self._settings.overrides if override.scheme is not None]
+        return {name for name in self.of(model) if any(named(model.linears[name], each, model) for each in own)}
 
     def problems(self, model: OpenModel) -> list[Problem]:
         """Everything that stands between these settings and this model."""
@@ -210,6 +216,19 @@ class Assignment:
                     )
                 ]
         return []
+
+
+def alike(treatments: Mapping[str, Treatment]) -> list[list[str]]:
+    """Linears by treatment, in order; those that are treated alike are together."""
+    found: list[tuple[Treatment, list[str]]] = []
+    for name, treatment in treatments.items():
+        for known, names in found:
+            if known == treatment:
+                names.append(name)
+                break
+        else:
+            found.append((treatment, [name]))
+    return [names for _, names in found]
 
 
 def named(facts: LinearFacts, patterns: list[str], model: OpenModel) -> bool:

@@ -77,11 +77,11 @@ class BlockPasses:
             group: replace(collector.result(), reached=few[group].tokens) for group, collector in collectors.items()
         }
 
-    def survey(self, groups: list[SharedInput]) -> Iterator[tuple[SharedInput, LayerStats]]:
+    def survey(self, groups: list[SharedInput], *, hessian: bool = False) -> Iterator[tuple[SharedInput, LayerStats]]:
         """Gather what every group reads before anything is rounded. Nothing is kept for later passes: the block may change."""
-        for wave in self._waves(groups, hessian=False):
+        for wave in self._waves(groups, hessian):
             collectors = {
-                group: StatsCollector(self._columns(group), self._store.tokens, hessian=False) for group in wave
+                group: StatsCollector(self._columns(group), self._store.tokens, hessian=hessian) for group in wave
             }
             self._watch(collectors, stop=False, keep=False)
             for group in wave:

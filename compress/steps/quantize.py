@@ -15,18 +15,21 @@ from ..checkpoint import Entry, quantization_config, write_checkpoint
 from ..errors import Problem, SmeltError
 from ..keys_values import head_width, takes_cache
 from ..open_model import LinearFacts, OpenModel
-from ..recipe import Quantize
+from ..recipe import AUTO, Quantize
 from ..resources import Cost, compute_dtype
 from ..safetensors_file import SafetensorsFile
 from ..stubs import block_calls
 from ..turned import untied
 from .assignment import Assignment, Treatment
 from .guard import LayerGuard
+from .mixed_precision import MixedPrecision
 from .parts import layers_of
 from .quantize_blocks import BlockQuantizer
 from .step import RunContext, StepRecord
 from .transforms import Transforms
 
+# Where there are several schemes, transformers takes that for the experts' whose targets have a pattern that names them.
+_EXPERTS = r"re:.*\.experts\.\d+\..*"
 _CACHE_TENSORS = ("k_scale", "v_scale", "k_zero_point", "v_zero_point")
 
 
@@ -41,14 +44,14 @@ class QuantizeStep:
     def __init__(self, settings: Quantize, where: str) -> None:
         self.settings = settings
         self._where = where
-        self.assignment = Assignment(settings, where)
+        self._assignment = (MixedPrecision if settings.scheme == AUTO else Assignment)(settings, where)
         self.transforms = Transforms(settings.transforms, where)
 
     def check(self, model: OpenModel) -> list[Problem]:
         problems = self.transforms.problems(model)
         if problems:
             return problems
-        problems = self.assignment.problems(self.transforms.opened(model, 0))
+        problems = self._assignment.problems(self.transforms.opened(model, 0))
         return problems + self._cache_problems(model)
 
     def plan(self, model: OpenModel) -> dict[str, Any]:
@@ -57,26 +60,27 @@ class QuantizeStep:
         stored = sum(treatment.scheme.stored_bytes(f.rows, f.columns, f.dtype.itemsize) for f, treatment in chosen)
         before = sum(facts.numel * facts.dtype.itemsize for facts, _ in chosen)
         numbers = sum(facts.numel for facts, _ in chosen)
-        usual = self.assignment.usual
-        return {
+        told = {
             "step": "quantize",
-            "scheme": usual.scheme.name,
-            "group_size": usual.scheme.args.group_size,
-            "format": usual.scheme.format,
+            "scheme": self.settings.scheme,
             "transforms": [choice.method for choice in self.settings.transforms],
-            "rounding": usual.rounding,
+            "rounding": self.settings.rounding.method,
             "linears": len(chosen),
             "bits_per_weight": 8 * stored / numbers if numbers else 0.0,
             "bytes_before": before,
             "bytes_after": stored,
             "checkpoint_bytes": working.weights.nbytes - before + stored,
         }
+        if isinstance(self._assignment, MixedPrecision):
+            return told | self._assignment.plan(working)
+        usual = self._assignment.usual.scheme
+        return told | {"group_size": usual.args.group_size, "format": usual.format}
 
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
         model = self.transforms.opened(model, 0)
         tokens = windows * length
         batch = max(BATCH_TOKENS, length)
-        chosen = self.assignment.of(model)
+        chosen = self._assignment.of(model)
         number = compute_dtype(model.dtype).itemsize
         held = number + (4 if self.transforms.change_weights else 0)
         memory, operations, kept, sequential = 0, 0.0, 0, 0
@@ -111,19 +115,31 @@ class QuantizeStep:
         memory = max(memory, model.embedding_bytes())
         plan = self.plan(model)
         disk = plan["bytes_after"] + plan["checkpoint_bytes"] + hidden
-        return Cost(int(memory), int(disk), operations, sequential)
+        rounding = Cost(int(memory), int(disk), operations, sequential)
+        mixed = self._assignment if isinstance(self._assignment, MixedPrecision) else None
+        if mixed is None:
+            return rounding
+        measuring = mixed.cost(model, windows, length)
+        candidates = len(mixed.candidates)
+        return rounding + measuring + Cost(0, 0, candidates * operations, candidates * sequential)
 
     def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
         context.journal.mkdir(parents=True, exist_ok=True)
         working = self.transforms.opened(model, context.seed)
-        chosen = self.assignment.of(working)
+        record = None
+        if isinstance(self._assignment, MixedPrecision):
+            chosen, record = self._assignment.chosen(working, self.transforms.ranges, context)
+        else:
+            chosen = self._assignment.of(working)
         blocks = BlockQuantizer(
             working, chosen, self.transforms, self._cache_args(working), LayerGuard(self.settings.guard), context
         )
         blocks.run()
         self._write(working, chosen, blocks.parts, target)
         layers = layers_of(blocks.parts)
-        return StepRecord("quantize", self.settings.model_dump(mode="json"), layers, list(model.anatomy.unknown))
+        return StepRecord(
+            "quantize", self.settings.model_dump(mode="json"), layers, list(model.anatomy.unknown), record
+        )
 
     def _cache_args(self, model: OpenModel) -> QuantizationArgs | None:
         wanted = self.settings.kv_cache
@@ -145,7 +161,7 @@ class QuantizeStep:
         return []
 
     def _chosen(self, model: OpenModel) -> list[tuple[LinearFacts, Treatment]]:
-        return [(model.linears[name], treatment) for name, treatment in self.assignment.of(model).items()]
+        return [(model.linears[name], treatment) for name, treatment in self._assignment.of(model).items()]
 
     def _write(self, model: OpenModel, chosen: dict[str, Treatment], parts: list[Path], target: Path) -> None:
         quantized = {model.linears[name].key for name in chosen}
@@ -173,6 +189,9 @@ class QuantizeStep:
             for name, treatment in chosen.items()
             for label in dict.fromkeys((model.linears[name].key.removesuffix(".weight"), name))
         }
+        experts = next((treatment.scheme for name, treatment in chosen.items() if model.linears[name].is_expert), None)
+        if experts is not None:
+            schemes[_EXPERTS] = experts
         entries += [
             (name, file.tensors[name], lambda name=name, file=file: file.load(name))
             for name, file in home.items()

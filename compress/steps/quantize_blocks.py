@@ -23,7 +23,7 @@ from ..links import as_rows, block_weights
 from ..open_model import LinearFacts, OpenModel
 from ..resources import release_freed_memory
 from ..streamed import StreamedModel
-from .assignment import Treatment
+from .assignment import Treatment, alike
 from .block_passes import BlockPasses, observe_head
 from .group_quantizer import GroupQuantizer, LayerRecord, ToRound, finished, input_rounding
 from .guard import LayerGuard
@@ -244,7 +244,7 @@ class BlockQuantizer:
 
         def attempt() -> list[tuple[ToRound, tuple[dict[str, Tensor], LayerRecord]]]:
             found = []
-            for names in self._alike(prefix, list(linears)):
+            for names in alike({name: self._chosen[prefix + name] for name in linears}):
                 members = [linears[name] for name in names]
                 quantizer = GroupQuantizer(self._chosen[prefix + names[0]], self._transforms.ranges)
                 found += zip(members, quantizer.round(members, stats), strict=True)
@@ -272,19 +272,6 @@ class BlockQuantizer:
                 f"stored as {record.scheme}, because at {worst.scheme} {worst.name}: {self._guard.told(worst)}"
             )
         return again
-
-    def _alike(self, prefix: str, linears: list[str]) -> list[list[str]]:
-        """The linears of a group by treatment; those that are treated alike are rounded as one."""
-        found: list[tuple[Treatment, list[str]]] = []
-        for name in linears:
-            treatment = self._chosen[prefix + name]
-            for known, names in found:
-                if known == treatment:
-                    names.append(name)
-                    break
-            else:
-                found.append((treatment, [name]))
-        return [names for _, names in found]
 
     def _weight(self, weights: dict[str, Tensor], name: str, facts: LinearFacts) -> Tensor:
         weight = weights[f"{name}.weight"]

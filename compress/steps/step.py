@@ -43,12 +43,14 @@ class StepRecord:
         settings: its settings, as plain data.
         layers: one record a layer it changed: name, shape, scheme, error, notes.
         unknown: what it left alone because it is not understood.
+        chosen: what it decided by measuring, as plain data; None if the recipe decided everything.
     """
 
     name: str
     settings: dict[str, Any]
     layers: list[dict[str, Any]]
     unknown: list[str]
+    chosen: dict[str, Any] | None = None
 
 
 class Step(Protocol):

@@ -21,6 +21,8 @@ from types import ModuleType
 
 import torch
 
+from ..machine import cache_directory
+
 _NAME = "smelt_native"
 _HERE = Path(__file__).parent
 _FLAGS = ["-O3", "-march=native", "-fopenmp", "-std=c++20", "-fno-math-errno"]
@@ -73,7 +75,7 @@ _found: ModuleType | None = None
 def _loaded(told: Told) -> ModuleType:
     global _found  # noqa: PLW0603 - a process can load an extension only once
     if _found is None:
-        kept = _cache_directory() / _key() / f"{_NAME}.so"
+        kept = cache_directory() / _key() / f"{_NAME}.so"
         if not kept.is_file():
             told("compiling Smelt's CPU kernels (once; about ten seconds)")
             _build(kept)
@@ -114,10 +116,6 @@ def _tiles_tried(kept: Path) -> str:
     if code == Verdict.REFUSED:
         return "the system does not give them"
     return "wrong" if -code in (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS) else f"exit status {code}"
-
-
-def _cache_directory() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smelt"
 
 
 def _sources() -> list[Path]:
