@@ -1,11 +1,13 @@
-"""What a token's step takes here, and each of its linears: timed on the kernels that serve them."""
+"""What a token's step takes here, and each of its linears: timed on the kernels that serve them.
+
+The fastest of several rounds counts: what other work on the machine adds is no property of a kernel.
+"""
 
 from __future__ import annotations
 
 import itertools
-import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -25,36 +27,44 @@ from .workload import Arrival
 
 _CACHE_SIZES = Path("/sys/devices/system/cpu/cpu0/cache")
 _USUAL_CACHE = 32 << 20
-_ROUNDS = 9
+_ROUNDS = 15
 _CALLS = 24
 _SMALL_ROWS, _SMALL_COLUMNS = 32, 128
 _PROMPT, _OUTPUT = 16, 48
 
 
-def linear_seconds(rows: int, columns: int, scheme: Scheme | None, dtype: torch.dtype, layers: int) -> float:
-    """Seconds that a linear takes for one row, on this machine's CPU.
+def linear_seconds(
+    rows: int, columns: int, schemes: Sequence[Scheme | None], dtype: torch.dtype, layers: int
+) -> list[float]:
+    """Seconds that a linear takes for one row, on this machine's CPU, by what it is stored as.
 
-    As many copies of the weight take turns as the model has layers, so that a cache holds no more of them than it
-    would; no more than fill it four times. What a call takes that does next to nothing is taken off.
+    The schemes take turns, so that the machine's moods hit all alike. Of each, as many copies of the weight take turns
+    as the model has layers, so that a cache holds no more of them than it would; no more than fill it four times. What a
+    call takes that does next to nothing is taken off.
 
     Args:
         rows, columns: of the weight.
-        scheme: what it is stored as; None for as it is.
+        schemes: what it is stored as; None for as it is.
         dtype: what the model computes in.
         layers: how many layers have such a linear.
     """
-    matrix = _random_matrix(rows, columns, scheme, dtype)
     operators = operators_for(dtype, torch.device("cpu"), told=lambda _: None)
-    first = operators.linear(matrix, None)
-    enough = -(-4 * _last_cache() // max(1, first.nbytes))
-    copies = [first, *(operators.linear(matrix, None) for _ in range(min(layers, enough) - 1))]
-    small = (_SMALL_ROWS, max(_SMALL_COLUMNS, (scheme and scheme.args.group_size) or 0))
-    nothing = [operators.linear(_random_matrix(*small, scheme, dtype), None)]
-    x, little = torch.randn(1, columns).to(dtype), torch.randn(1, small[1]).to(dtype)
-    spent = []
+    timed: list[tuple[list[Linear], Tensor, float]] = []
+    for scheme in schemes:
+        matrix = _random_matrix(rows, columns, scheme, dtype)
+        first = operators.linear(matrix, None)
+        enough = -(-4 * _last_cache() // max(1, first.nbytes))
+        copies = [first, *(operators.linear(matrix, None) for _ in range(min(layers, enough) - 1))]
+        small = (_SMALL_ROWS, max(_SMALL_COLUMNS, (scheme and scheme.args.group_size) or 0))
+        nothing = [operators.linear(_random_matrix(*small, scheme, dtype), None)]
+        little = torch.randn(1, small[1]).to(dtype)
+        idle = min(_each(nothing, little) for _ in range(_ROUNDS))
+        timed.append((copies, torch.randn(1, columns).to(dtype), idle))
+    spent: list[list[float]] = [[] for _ in timed]
     for _ in range(_ROUNDS):
-        spent.append(_each(copies, x) - _each(nothing, little))
-    return max(0.0, statistics.median(spent))
+        for mine, (copies, x, idle) in zip(spent, timed, strict=True):
+            mine.append(_each(copies, x) - idle)
+    return [max(0.0, min(mine)) for mine in spent]
 
 
 def step_seconds(checkpoint: str | Path, told: Callable[[str], object], *, trust_remote_code: bool = False) -> float:
@@ -77,7 +87,7 @@ def step_seconds(checkpoint: str | Path, told: Callable[[str], object], *, trust
         load = run_load(engine, "alone", [Arrival(0, _PROMPT, _OUTPUT)], 1, seed=i)
         assert load.between_tokens_p50 is not None
         found.append(load.between_tokens_p50)
-    return statistics.median(found[1:])
+    return min(found[1:])
 
 
 def _each(linears: list[Linear], x: Tensor) -> float:

@@ -68,19 +68,23 @@ def step_times(
     share = spec.experts_per_token / spec.experts if spec.experts else 1.0
     wanted = [(unit, option) for unit, each in zip(units, options, strict=True) for option in each]
     wanted += [(unit, option) for unit, scheme in apart for option in (None, scheme)]
-    pieces = {(*_shape(model, stack), _name(option)): option for unit, option in wanted for stack in unit.stacks}
+    by_shape: dict[tuple[int, int], dict[str, Scheme | None]] = {}
+    for unit, option in wanted:
+        for stack in unit.stacks:
+            by_shape.setdefault(_shape(model, stack), {})[_name(option)] = option
     layers = len(model.anatomy.blocks)
-    timed = {}
-    for (rows, columns, name), option in progress.track(list(pieces.items()), "timing linears", len(pieces)):
+    timed: dict[tuple[int, int], dict[str, float]] = {}
+    for (rows, columns), by_name in progress.track(list(by_shape.items()), "timing linears", len(by_shape)):
+        each = list(by_name.values())
 
-        def time_it(rows: int = rows, columns: int = columns, option: Scheme | None = option) -> float:
-            return linear_seconds(rows, columns, option, model.dtype, layers)
+        def time_them(rows: int = rows, columns: int = columns, each: list[Scheme | None] = each) -> list[float]:
+            return linear_seconds(rows, columns, each, model.dtype, layers)
 
-        about = {"rows": rows, "columns": columns, "scheme": _data(option), "layers": layers}
-        timed[rows, columns, name] = _once(model, "linear", about, time_it)
+        about = {"rows": rows, "columns": columns, "schemes": [_data(option) for option in each], "layers": layers}
+        timed[rows, columns] = dict(zip(by_name, _once(model, "linear", about, time_them), strict=True))
 
     def seconds(unit: Unit, option: Scheme | None) -> float:
-        parts = (timed[(*_shape(model, stack), _name(option))] for stack in unit.stacks)
+        parts = (timed[_shape(model, stack)][_name(option)] for stack in unit.stacks)
         return sum(parts) * (share if unit.is_experts else 1.0)
 
     estimated = _IN_MEMORY * model.stored.nbytes > available_memory()
@@ -88,13 +92,13 @@ def step_times(
     now = sum(seconds(unit, None) for unit in [*units, *(unit for unit, _ in apart)])
     if estimated:
         heads = any(head.name in unit.linears for unit in units)
-        whole = now + (0.0 if heads else linear_seconds(head.rows, head.columns, None, model.dtype, 1))
+        whole = now + (0.0 if heads else linear_seconds(head.rows, head.columns, [None], model.dtype, 1)[0])
         progress.say("the original does not fit in memory: its step is estimated from its linears alone")
     else:
         trust = model.directory.trust_remote_code
         about = {"model": model.stored.fingerprint()}
-        whole = _once(
-            model, "step", about, lambda: step_seconds(model.directory.path, progress.say, trust_remote_code=trust)
+        (whole,) = _once(
+            model, "step", about, lambda: [step_seconds(model.directory.path, progress.say, trust_remote_code=trust)]
         )
     fixed = sum(seconds(unit, scheme) for unit, scheme in apart)
     around = max(0.0, whole - now) + fixed
@@ -123,14 +127,14 @@ def beyond_noise(seconds: list[float], stored: list[int]) -> list[float]:
     return found
 
 
-def _once(model: OpenModel, kind: str, about: dict[str, Any], measure: Callable[[], float]) -> float:
+def _once(model: OpenModel, kind: str, about: dict[str, Any], measure: Callable[[], list[float]]) -> list[float]:
     machine = this_machine().model_dump(include={"processor", "cores", "threads", "system"})
     kept = Kept(f"seconds-{kind}", {**about, "dtype": str(model.dtype), "machine": machine, "versions": versions()})
     found = kept.read()
     if found is None:
         found = measure()
         kept.write(found)
-    return float(found)
+    return [float(seconds) for seconds in found]
 
 
 def _shape(model: OpenModel, stack: tuple[str, ...]) -> tuple[int, int]:
