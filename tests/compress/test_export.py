@@ -22,7 +22,7 @@ from smelt.compress.checkpoint import quantization_config
 from smelt.compress.cli import app
 from smelt.compress.export import export
 from smelt.quant.rounding.nearest import nearest
-from smelt.quant.scheme import resolve
+from smelt.quant.scheme import Scheme, resolve
 from smelt.runtime.checkpoint import Checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -441,14 +441,16 @@ def _compressed(path: Path, scheme: str, group: int | None = None) -> Path:
     """A model directory with all linears but the head rounded to a scheme, in place."""
     settled = resolve(scheme, group)
     tensors: dict[str, Tensor] = {}
+    schemes: dict[str, Scheme] = {}
     for name, weight in load_file(path / "model.safetensors").items():
         if "_proj.weight" not in name:
             tensors[name] = weight
             continue
         base = name.removesuffix("weight")
+        schemes[base.removesuffix(".")] = settled
         tensors |= {base + local: t for local, t in nearest(weight, settled.args).stored(settled).items()}
     save_file(tensors, path / "model.safetensors")
     config = json.loads((path / "config.json").read_text())
-    config["quantization_config"] = quantization_config(settled, ["lm_head", "re:.*mlp.gate$"])
+    config["quantization_config"] = quantization_config(schemes, ["lm_head", "re:.*mlp.gate$"])
     (path / "config.json").write_text(json.dumps(config))
     return path

@@ -227,11 +227,13 @@ def test_blocks_that_do_not_fill_their_rows_are_multiplied_row_by_row(
     path = tiny("llama", torch.bfloat16, **SIZE | {"num_key_value_heads": 2})
     made = run(recipe(path, {"evaluate": False}, scheme="FP8_BLOCK", rounding="nearest"), progress=False)
     role = "layer 0 query, key, value"
-    plain = Model(Checkpoint(made.checkpoint), Operators(torch.float16)).linears()[role]
+    # In float32: rounding inputs to 8 bits in 16-bit arithmetic moves some across the border of two codes.
+    exact = Model(Checkpoint(made.checkpoint), Operators(torch.float32)).linears()[role]
     linear = Model(Checkpoint(made.checkpoint), GpuOperators(torch.float16, CPU)).linears()[role]
     assert isinstance(linear, PackedLinear)
     x = torch.randn(3, 256, generator=DRAW).half()
-    assert (linear(x) - plain(x)).float().norm() <= 6e-3 * plain(x).float().norm()
+    expected = exact(x.float())
+    assert (linear(x) - expected).norm() <= 3e-3 * expected.norm()
 
 
 @pytest.mark.parametrize("inputs", [None, BY_TOKEN])
