@@ -82,13 +82,12 @@ def quantize(
 
 
 def _take_over(model: PreTrainedModel, checkpoint: Path) -> None:
-    """Give ``model`` the checkpoint's weights, through transformers' own loading."""
-    from transformers import AutoModelForCausalLM, CompressedTensorsConfig
+    """Give ``model`` the checkpoint's weights, restored as transformers loads them."""
+    from transformers import AutoModelForCausalLM
 
-    config = type(model.config).from_pretrained(checkpoint).quantization_config
-    dense = AutoModelForCausalLM.from_pretrained(
-        checkpoint, dtype=model.dtype, quantization_config=CompressedTensorsConfig(**{**config, "dequantize": True})
-    )
+    from .transformers_plugin import config_for
+
+    dense = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=model.dtype, config=config_for(checkpoint))
     with torch.no_grad():
         model.load_state_dict(dense.state_dict(), strict=True)
 

@@ -86,7 +86,8 @@ def reload(model: OpenModel, checkpoint: Path, scheme: Scheme, tokens: Tensor, s
     store.close()
     release_freed_memory()
     with memory_returned_at_once():
-        loaded, found = _through_transformers(checkpoint, dtype, tokens, trust=model.directory.trust_remote_code)
+        told, how = _what_loading_needs(model, checkpoint, scheme)
+        loaded, found = _through_transformers(checkpoint, dtype, tokens, told, trust=model.directory.trust_remote_code)
         _compare_weights(checkpoint, loaded, model, ours)
         del loaded
         gc.collect()  # transformers' models refer to themselves
@@ -100,12 +101,30 @@ def reload(model: OpenModel, checkpoint: Path, scheme: Scheme, tokens: Tensor, s
     logits = (
         "are too" if difference == 0 else f"differ by at most {difference:.1e} of the largest (allowed {allowed:.0e})"
     )
-    sentence = f"reloaded with transformers; its weights are exactly ours, and its logits {logits}"
+    sentence = f"reloaded with transformers{how}; its weights are exactly ours, and its logits {logits}"
+    if how:
+        sentence += "; vLLM, which documents this layout, was not tried"
     return Reload("transformers", difference, allowed, sentence)
 
 
+def _what_loading_needs(model: OpenModel, checkpoint: Path, scheme: Scheme) -> tuple[dict[str, Any], str]:
+    """What ``from_pretrained`` must be told of this checkpoint, and how a report says it."""
+    if scheme.args.symmetric:
+        return {}, ""
+    if any(facts.is_expert for facts in model.linears.values()):
+        from .transformers_plugin import config_for
+
+        config = config_for(checkpoint, trust_remote_code=model.directory.trust_remote_code)
+        return {"config": config}, " and config=smelt.compress.config_for(…), which experts with zero-points need there"
+    from transformers import CompressedTensorsConfig
+
+    dequantized = CompressedTensorsConfig(dequantize=True)
+    how = " and quantization_config=CompressedTensorsConfig(dequantize=True), which zero-points need there"
+    return {"quantization_config": dequantized}, how
+
+
 def _through_transformers(
-    checkpoint: Path, dtype: torch.dtype, tokens: Tensor, *, trust: bool
+    checkpoint: Path, dtype: torch.dtype, tokens: Tensor, told: dict[str, Any], *, trust: bool
 ) -> tuple[nn.Module, Tensor]:
     from transformers import AutoModelForCausalLM
 
@@ -116,6 +135,7 @@ def _through_transformers(
                 dtype=dtype,
                 trust_remote_code=trust,
                 local_files_only=True,
+                **told,
                 experts_implementation="eager",  # sums experts in our order, so that no token changes its route
             ).eval()
             with torch.no_grad():

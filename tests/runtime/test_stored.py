@@ -11,16 +11,15 @@ import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from safetensors.torch import load_file, save_file
-from smelt.compress import Recipe, run
+from smelt.compress import Recipe, config_for, run
 from smelt.quant.scheme import SUPPORTED
 from smelt.runtime import RuntimeProblem
 from smelt.runtime.checkpoint import Checkpoint
 from smelt.runtime.native import library
 from smelt.runtime.native.operators import NativeOperators
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
-from ..tiny import make_model, save_model
+from ..tiny import from_transformers, make_model, save_model
 from .drive import engine, logits_in_pieces
 
 PROMPT = torch.randint(4, 4096, (40,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -39,11 +38,12 @@ def test_a_checkpoint_of_smelt_computes_what_transformers_computes(
         pytest.skip("transformers does not round the inputs of experts, as the scheme says and the runtime does")
     size = {"hidden_size": 256, "intermediate_size": 256} if architecture == "llama" else {}
     path = tiny(architecture, torch.bfloat16 if floating else torch.float32, **size)
-    group = {"group_size": 32} if scheme.endswith("A16") and scheme[0] == "W" and scheme != "W8A16" else {}
+    group = {"group_size": 32} if scheme.startswith(("W4A16", "W3A16", "W2A16")) else {}
     made = run(recipe(path, {"evaluate": False}, scheme=scheme, **group, rounding="nearest"), progress=False)
     # transformers restores the 4-bit floats as bfloat16, as it first computes; then its weights are taken over.
     dtype = torch.bfloat16 if floating else torch.float32
-    reference = AutoModelForCausalLM.from_pretrained(made.checkpoint, dtype=dtype, experts_implementation="eager")
+    config = {"config": config_for(made.checkpoint)} if architecture == "mixtral" and scheme.endswith("_ASYM") else {}
+    reference = from_transformers(made.checkpoint, dtype=dtype, experts_implementation="eager", **config)
     with torch.no_grad():
         expected = reference(torch.tensor([PROMPT])).logits[0]
         if floating:
