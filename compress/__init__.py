@@ -19,14 +19,27 @@ if TYPE_CHECKING:
     from .inspection import inspect
     from .pipeline import RunResult, run
     from .recipe import Evaluate, Recipe
+    from .transformers_plugin import config_for
 
-__all__ = ["Evaluate", "Recipe", "ReportData", "RunResult", "SmeltError", "evaluate", "inspect", "quantize", "run"]
+__all__ = [
+    "Evaluate",
+    "Recipe",
+    "ReportData",
+    "RunResult",
+    "SmeltError",
+    "config_for",
+    "evaluate",
+    "inspect",
+    "quantize",
+    "run",
+]
 
 _HOMES = {
     "Evaluate": ".recipe",
     "Recipe": ".recipe",
     "ReportData": ".evaluation.result",
     "RunResult": ".pipeline",
+    "config_for": ".transformers_plugin",
     "evaluate": ".evaluation.evaluate",
     "inspect": ".inspection",
     "quantize": ".in_memory",
