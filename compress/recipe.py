@@ -342,6 +342,10 @@ class Quantize(RecipeModel):
         description="What keys and values are cached in: `fp8`, `int8` or `int4`, or {numbers: …, scales: …}; absent for"
         " as they are computed.",
     )
+    embeddings: Literal["int8"] | None = Field(
+        default=None,
+        description="What the input embedding is stored in: `int8`, with a scale for each token; absent for as it is.",
+    )
     transforms: list[TransformField] = Field(
         default=[],
         description="What is done to the weights before they are rounded, in order, without changing the function.",

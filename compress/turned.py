@@ -15,6 +15,7 @@ from ..quant.transforms.rotation import Rotation
 from .errors import SmeltError
 from .links import as_rows
 from .open_model import OpenModel
+from .own_head import with_own_head
 from .residual import BlockStream, OuterStream, find_block_stream, find_outer_stream, folded_norm
 from .safetensors_file import TensorInfo
 from .weights import Weights
@@ -81,11 +82,12 @@ class Streams:
 
 def turned(model: OpenModel, streams: Streams, turn: Turn) -> OpenModel:
     """The same function with other weights. A head that shared the embedding's weight gets its own."""
-    return OpenModel(model.directory, TurnedWeights(model, streams, turn), head_apart=model.is_tied)
+    apart = with_own_head(model)
+    return OpenModel(model.directory, TurnedWeights(apart, streams, turn), head_apart=model.is_tied)
 
 
 class TurnedWeights:
-    """The edited weights of a model by their names in its checkpoint."""
+    """The edited weights of a model, whose head has its own, by their names in its checkpoint."""
 
     def __init__(self, model: OpenModel, streams: Streams, turn: Turn) -> None:
         self._model = model
@@ -95,18 +97,17 @@ class TurnedWeights:
         self._name_of = {key: name for name, key in model.names.items()}
         skeleton = model.skeleton
         self._embedding = model.names[f"{skeleton.embedding_name}.weight"]
-        self._head = f"{skeleton.head_name}.weight" if model.is_tied else model.names[f"{skeleton.head_name}.weight"]
-        self._tied = model.is_tied
+        self._head = model.names[f"{skeleton.head_name}.weight"]
 
     def names(self) -> list[str]:
-        return [*self._source.names(), *([self._head] if self._tied else [])]
+        return self._source.names()
 
     def info(self, name: str) -> TensorInfo:
-        return self._source.info(self._embedding if name == self._head and self._tied else name)
+        return self._source.info(name)
 
     @property
     def nbytes(self) -> int:
-        return sum(self.info(name).nbytes for name in self.names())
+        return self._source.nbytes
 
     def load(self, name: str) -> Tensor:
         """A tensor, edited."""
@@ -149,7 +150,7 @@ class TurnedWeights:
 
     def _head_weight(self) -> Tensor:
         outer = self._streams.outer
-        weight = self._source.load(self._embedding if self._tied else self._head)
+        weight = self._source.load(self._head)
         if outer.norm is None:
             return self._turned_rows(weight, None)
         gain = self._source.load(self._model.names[f"{outer.norm}.weight"]).double() + outer.offset
@@ -163,12 +164,3 @@ class TurnedWeights:
             part = part if gain is None else part * gain
             out[start : start + _SLICE] = part if self._turn.stream is None else self._turn.stream.apply(part)
         return out
-
-
-def untied(config: dict) -> dict:  # type: ignore[type-arg]
-    """A ``config.json`` that says that the head has a weight of its own."""
-    changed = {**config, "tie_word_embeddings": False}
-    for key, value in config.items():
-        if isinstance(value, dict) and "tie_word_embeddings" in value:
-            changed[key] = {**value, "tie_word_embeddings": False}
-    return changed

@@ -66,9 +66,9 @@ class Checkpoint:
         except SafetensorError as error:
             raise RuntimeProblem(f"{self.path}: {name} cannot be read ({error}); fetch the file again") from None
 
-    def matrix(self, name: str) -> Matrix:
-        """The weight of linear ``name``, in the format it is stored in."""
-        return self._reader.matrix(name)
+    def matrix(self, name: str, kind: str = "Linear") -> Matrix:
+        """The weight of linear ``name``, or of another kind of module, in the format it is stored in."""
+        return self._reader.matrix(name, kind)
 
     def has_matrix(self, name: str) -> bool:
         """Whether linear ``name`` is stored, in any format."""

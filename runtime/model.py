@@ -22,6 +22,7 @@ from .matrix import Matrix, see_the_same, stacked
 from .operators import Experts, LayerParts, Operators, Rotation, Rowwise
 from .pages import in_large_pages
 from .rope import Rotations
+from .token_table import TokenTable
 
 
 class Model:
@@ -49,7 +50,7 @@ class Model:
         self.survey = operators.survey
         load = _Loader(checkpoint, self.spec, operators)
         names = self.spec.names
-        self._embedding = load.tensor(f"{names.embedding}.weight", (self.spec.vocabulary, None))
+        self._embedding = load.table(names.embedding, self.spec.vocabulary)
         self._positions = load.tensor(f"{names.positions}.weight", None) if names.positions else None
         self._project_in = load.linear(names.project_in) if names.project_in else None
         self._layers: list[_Layer] = []
@@ -70,9 +71,7 @@ class Model:
         self._run = operators.lower(self._through_layers)
         self.stack = operators.stack([layer.parts for layer in self._layers])
         if self.spec.tied or not checkpoint.has_matrix(names.head):
-            if self.device.type == "cpu":
-                self._embedding = in_large_pages(self._embedding)  # so that the head need not copy it
-            head = operators.linear(Matrix.plain(self._embedding), None)
+            head = operators.linear(self._embedding.matrix, None)
         else:
             head = load.linear(names.head)
         project_out = load.linear(names.project_out) if names.project_out else None
@@ -107,7 +106,7 @@ class Model:
     @torch.inference_mode()
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """What the first layer reads."""
-        hidden = functional.embedding(tokens, self._embedding)
+        hidden = self._embedding(tokens)
         if self._embedding_scale is not None:
             hidden = hidden * self._embedding_scale
         if self._project_in is not None:
@@ -203,11 +202,25 @@ class _Loader:
     def tensor(self, name: str, shape: tuple[int | None, ...] | None) -> Tensor:
         """A dense tensor, in the computing type."""
         found = self.checkpoint.tensor(name)
-        if shape is not None and any(want not in (None, have) for want, have in zip(shape, found.shape, strict=False)):
-            raise RuntimeProblem(
-                f"{self.checkpoint.path}: {name} has the shape {list(found.shape)}, the config says {list(shape)}"
-            )
+        if shape is not None:
+            self._check(name, found.shape, shape)
         return found.to(self.operators.device, self.dtype)
+
+    def table(self, name: str, rows: int) -> TokenTable:
+        """The input embedding."""
+        found = self.checkpoint.matrix(name, "Embedding")
+        self._check(f"{name}.weight", found.shape, (rows, None))
+        shared = found.scale is None and (self.spec.tied or not self.checkpoint.has_matrix(self.spec.names.head))
+        if shared and self.operators.device.type == "cpu":
+            # So that the head need not copy it.
+            found = Matrix.plain(in_large_pages(found.values.to(self.dtype)))
+        return TokenTable(found, self.dtype, self.operators.device)
+
+    def _check(self, name: str, found: tuple[int, ...], wanted: tuple[int | None, ...]) -> None:
+        if any(want not in (None, have) for want, have in zip(wanted, found, strict=False)):
+            raise RuntimeProblem(
+                f"{self.checkpoint.path}: {name} has the shape {list(found)}, the config says {list(wanted)}"
+            )
 
     def matrix(self, name: str) -> Matrix:
         found = self.checkpoint.matrix(name)

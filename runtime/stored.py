@@ -28,9 +28,9 @@ class Tensors(Protocol):
 
 
 class Reader(Protocol):
-    """Reads a linear's weight by the linear's name."""
+    """Reads a linear's weight by the linear's name, or that of another kind of module."""
 
-    def matrix(self, name: str) -> Matrix: ...
+    def matrix(self, name: str, kind: str = "Linear") -> Matrix: ...
 
 
 def reader_of(config: dict[str, Any] | None, tensors: Tensors) -> Reader:
@@ -53,7 +53,7 @@ class _Plain:
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors
 
-    def matrix(self, name: str) -> Matrix:
+    def matrix(self, name: str, kind: str = "Linear") -> Matrix:
         return Matrix.plain(self._tensors.tensor(f"{name}.weight"))
 
 
@@ -74,7 +74,7 @@ class _CompressedTensors:
                     " supported; keys and values may be rounded by a kv_cache_scheme"
                 )
 
-    def matrix(self, name: str) -> Matrix:
+    def matrix(self, name: str, kind: str = "Linear") -> Matrix:
         stored = {
             kind: self._tensors.tensor(f"{name}.{kind}")
             for kind in (
@@ -90,7 +90,7 @@ class _CompressedTensors:
         }
         if "weight_scale" not in stored:
             return _Plain(self._tensors).matrix(name)
-        scheme = self._scheme(name)
+        scheme = self._scheme(name, kind)
         args = scheme.weights
         assert args is not None
         inputs = self._inputs(name, scheme.input_activations)
@@ -134,14 +134,14 @@ class _CompressedTensors:
             )
         return rounding_of(args, self._tensors, name, "input")
 
-    def _scheme(self, name: str) -> QuantizationScheme:
+    def _scheme(self, name: str, kind: str) -> QuantizationScheme:
         best: QuantizationScheme | None = None
         for scheme in self._config.config_groups.values():
             assert isinstance(scheme, QuantizationScheme)
             for target in scheme.targets:
                 if target == name or (target.startswith("re:") and re.match(target[3:], name)):
                     return scheme
-                if target == "Linear":
+                if target == kind:
                     best = scheme
         if best is None:
             raise RuntimeProblem(f"{name}: is stored quantized, but no group of quantization_config names it")
@@ -196,7 +196,7 @@ class _Gptq:
             if bits not in (2, 3, 4, 8):
                 raise RuntimeProblem(f"GPTQ of {bits} bits is not supported; 2, 3, 4 and 8 are")
 
-    def matrix(self, name: str) -> Matrix:
+    def matrix(self, name: str, kind: str = "Linear") -> Matrix:
         if not self._tensors.has(f"{name}.qweight"):
             return _Plain(self._tensors).matrix(name)
         bits, group = self._settings(name)
@@ -232,7 +232,7 @@ class _Awq:
             )
         self._tensors = tensors
 
-    def matrix(self, name: str) -> Matrix:
+    def matrix(self, name: str, kind: str = "Linear") -> Matrix:
         if not self._tensors.has(f"{name}.qweight"):
             return _Plain(self._tensors).matrix(name)
         codes = self._in_order(self._tensors.tensor(f"{name}.qweight")).T - 8

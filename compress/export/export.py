@@ -17,6 +17,7 @@ from ..progress import Progress
 from ..recipe_file import nearest_name
 from ..resources import free_disk
 from ..safetensors_file import disk_error, write_text
+from .dense import dense_entries
 from .source import Source
 from .targets import TARGETS, Target
 
@@ -127,7 +128,7 @@ def _export_directory(source: Source, original: ModelDirectory, to: str, output:
     config = {key: value for key, value in original.config_data().items() if key != "quantization_config"}
     if quantization is not None:
         config["quantization_config"] = quantization
-    result = Exported(str(output), to, len(source.linears) if quantization else 0, size, target.notes(source))
+    result = Exported(str(output), to, len(source.linears) if quantization else 0, size, _notes(source, target))
     staging = output.with_name(output.name + ".partial")
     shutil.rmtree(staging, ignore_errors=True)
     show.say(f"writing {human_bytes(size)}")
@@ -154,9 +155,20 @@ def _entries(source: Source, target: Target) -> list[Entry]:
     entries: list[Entry] = [
         (name, source.weights.info(name), lambda name=name: source.weights.load(name)) for name in source.carried
     ]
+    if source.table is not None:
+        entries += dense_entries(source, source.table)
     for linear in source.linears.values():
         entries += target.entries(source, linear)
     return entries
+
+
+def _notes(source: Source, target: Target) -> list[str]:
+    restored = (
+        []
+        if source.table is None
+        else [f"{source.table.name} was restored to {source.dtype}, as no reader wants codes there"]
+    )
+    return [*target.notes(source), *restored]
 
 
 def _check_output(output: Path, source: Path, fresh: bool) -> None:

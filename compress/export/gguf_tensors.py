@@ -67,8 +67,7 @@ class _Walk:
 
     def __iter__(self) -> Iterator[Small | Large]:
         names, spec = self._spec.names, self._spec
-        embedding = f"{names.embedding}.weight"
-        yield Large(_name(MODEL_TENSOR.TOKEN_EMBD), self._table(embedding), table=True)
+        yield Large(_name(MODEL_TENSOR.TOKEN_EMBD), self._table(names.embedding), table=True)
         if names.positions:
             positions = f"{names.positions}.weight"
             yield Small(_name(MODEL_TENSOR.POS_EMBD), 2, lambda: self._checkpoint.tensor(positions))
@@ -77,7 +76,7 @@ class _Walk:
         if own_head:
             yield from self._linear(names.head, MODEL_TENSOR.OUTPUT, table=True)
         elif self._architecture.head == "always":
-            yield Large(_name(MODEL_TENSOR.OUTPUT), self._table(embedding), table=True)
+            yield Large(_name(MODEL_TENSOR.OUTPUT), self._table(names.embedding), table=True)
         for i in range(len(spec.layers)):
             yield from self._layer(i)
 
@@ -175,7 +174,7 @@ class _Walk:
         return rows.view(heads, 2, spec.head_size // 2).transpose(1, 2).flatten()
 
     def _table(self, name: str) -> Callable[[], list[Matrix]]:
-        return lambda: [Matrix.plain(self._checkpoint.tensor(name))]
+        return lambda: [self._checkpoint.matrix(name, "Embedding")]
 
     def _first(self, names: list[str]) -> str:
         for name in names:

@@ -11,7 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...runtime.architectures import spec_of
 from ...runtime.checkpoint import Checkpoint
+from ...runtime.errors import RuntimeProblem
 from ...runtime.matrix import Matrix
 from ..errors import Problem
 from ..progress import Progress
@@ -100,6 +102,12 @@ class Source:
         path: the model's directory.
         trust_remote_code: run Python code that comes with it.
 
+    Attributes:
+        matrix: reads a quantized weight by its module's name.
+        linears: how each quantized linear is stored.
+        table: how the input embedding is stored; None if it is plain.
+        carried: the names of all other tensors.
+
     Raises:
         RuntimeProblem, SmeltError: it cannot be read.
     """
@@ -108,16 +116,20 @@ class Source:
         self.path = path
         self.weights = CheckpointWeights(path)
         self.checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
-        self.matrix: Callable[[str], Matrix] = lru_cache(maxsize=1)(self.checkpoint.matrix)
+        embedding = _embedding(self.checkpoint)
+
+        def read(name: str) -> Matrix:
+            return self.checkpoint.matrix(name, "Embedding" if name == embedding else "Linear")
+
+        self.matrix: Callable[[str], Matrix] = lru_cache(maxsize=1)(read)
         stored = self.weights.names()
         names = sorted({n.rpartition(".")[0] for n in stored if n.rpartition(".")[2] in _MARKS}, key=_by_number)
         show = progress or Progress(False)
         self.linears = {
             name: StoredLinear.of(name, self.matrix(name)) for name in show.track(names, "reading layers", len(names))
         }
-        self.carried = [
-            n for n in stored if n.rpartition(".")[0] not in self.linears or n.rpartition(".")[2] not in _PARTS
-        ]
+        self.table = self.linears.pop(embedding, None)
+        self.carried = [n for n in stored if n.rpartition(".")[0] not in names or n.rpartition(".")[2] not in _PARTS]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -172,6 +184,14 @@ def scale_problems(source: Source) -> list[Problem]:
             if math.isinf(linear.largest_move)
         ]
     )
+
+
+def _embedding(checkpoint: Checkpoint) -> str:
+    """The input embedding's name, if the runtime knows the architecture; other linears are told from it by nothing else."""
+    try:
+        return spec_of(checkpoint.config).names.embedding
+    except RuntimeProblem:
+        return ""
 
 
 def _moved_by_float16(scale: Tensor) -> tuple[int, float]:

@@ -92,13 +92,6 @@ class Assignment:
         problems += self._shared_problems(chosen, model)
         problems += self._expert_problems(chosen, model)
         problems += self._type_problems(chosen, model)
-        if model.anatomy.head in chosen and model.is_tied:
-            problems.append(
-                Problem(
-                    f"{self._where}.ignore",
-                    f"{model.anatomy.head} shares its weight with the input embedding; add {HEAD} to ignore",
-                )
-            )
         strange = sorted({fact.kind for fact in facts if fact.kind != "Linear"})
         if strange:
             problems.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from ..checkpoint import Entry, quantization_config, write_checkpoint
 from ..errors import Problem, SmeltError
 from ..keys_values import head_width, takes_cache
 from ..open_model import LinearFacts, OpenModel
+from ..own_head import untied, with_own_head
 from ..recipe import AUTO, Quantize
 from ..resources import Cost, compute_dtype
 from ..safetensors_file import SafetensorsFile
 from ..stubs import block_calls
-from ..turned import untied
 from .assignment import Assignment, Treatment
+from .embedding import EMBEDDING, embedding_key
 from .guard import LayerGuard
 from .mixed_precision import MixedPrecision
 from .parts import layers_of
@@ -51,15 +53,20 @@ class QuantizeStep:
         problems = self.transforms.problems(model)
         if problems:
             return problems
-        problems = self._assignment.problems(self.transforms.opened(model, 0))
-        return problems + self._cache_problems(model)
+        problems = self._assignment.problems(self._working(model, 0))
+        return problems + self._embedding_problems(model) + self._cache_problems(model)
 
     def plan(self, model: OpenModel) -> dict[str, Any]:
-        working = self.transforms.opened(model, 0)
+        working = self._working(model, 0)
         chosen = self._chosen(working)
         stored = sum(treatment.scheme.stored_bytes(f.rows, f.columns, f.dtype.itemsize) for f, treatment in chosen)
         before = sum(facts.numel * facts.dtype.itemsize for facts, _ in chosen)
         numbers = sum(facts.numel for facts, _ in chosen)
+        if self.settings.embeddings is not None:
+            table = working.weights.info(embedding_key(working))
+            stored += EMBEDDING.stored_bytes(table.shape[0], table.shape[1], table.dtype.itemsize)
+            before += table.nbytes
+            numbers += math.prod(table.shape)
         told = {
             "step": "quantize",
             "scheme": self.settings.scheme,
@@ -77,7 +84,7 @@ class QuantizeStep:
         return told | {"group_size": usual.args.group_size, "format": usual.format}
 
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
-        model = self.transforms.opened(model, 0)
+        model = self._working(model, 0)
         tokens = windows * length
         batch = max(BATCH_TOKENS, length)
         chosen = self._assignment.of(model)
@@ -125,14 +132,20 @@ class QuantizeStep:
 
     def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
         context.journal.mkdir(parents=True, exist_ok=True)
-        working = self.transforms.opened(model, context.seed)
+        working = self._working(model, context.seed)
         record = None
         if isinstance(self._assignment, MixedPrecision):
             chosen, record = self._assignment.chosen(working, self.transforms.ranges, context)
         else:
             chosen = self._assignment.of(working)
         blocks = BlockQuantizer(
-            working, chosen, self.transforms, self._cache_args(working), LayerGuard(self.settings.guard), context
+            working,
+            chosen,
+            self.transforms,
+            self._cache_args(working),
+            LayerGuard(self.settings.guard),
+            context,
+            embedding=self.settings.embeddings is not None,
         )
         blocks.run()
         self._write(working, chosen, blocks.parts, target)
@@ -160,11 +173,24 @@ class QuantizeStep:
             ]
         return []
 
+    def _working(self, model: OpenModel, seed: int) -> OpenModel:
+        """The same function, with the weights that are quantized: transforms change some, and a head needs its own."""
+        changed = self.transforms.opened(model, seed)
+        return with_own_head(changed) if changed.anatomy.head in self._assignment.of(changed) else changed
+
+    def _embedding_problems(self, model: OpenModel) -> list[Problem]:
+        if self.settings.embeddings is None or not self._working(model, 0).is_tied:
+            return []
+        head = f"{model.anatomy.head} shares the input embedding's weight and cannot be left as it is"
+        return [Problem(f"{self._where}.embeddings", f"{head}; quantize it, too (remove lm_head from ignore)")]
+
     def _chosen(self, model: OpenModel) -> list[tuple[LinearFacts, Treatment]]:
         return [(model.linears[name], treatment) for name, treatment in self._assignment.of(model).items()]
 
     def _write(self, model: OpenModel, chosen: dict[str, Treatment], parts: list[Path], target: Path) -> None:
         quantized = {model.linears[name].key for name in chosen}
+        if self.settings.embeddings is not None:
+            quantized.add(embedding_key(model))
         files = [SafetensorsFile(part) for part in parts]
         home = {name: file for file in files for name in file.tensors}
         of_module: dict[str, list[str]] = {}
@@ -189,6 +215,9 @@ class QuantizeStep:
             for name, treatment in chosen.items()
             for label in dict.fromkeys((model.linears[name].key.removesuffix(".weight"), name))
         }
+        if self.settings.embeddings is not None:
+            key = embedding_key(model).removesuffix(".weight")
+            schemes |= dict.fromkeys((key, model.skeleton.embedding_name), EMBEDDING)
         experts = next((treatment.scheme for name, treatment in chosen.items() if model.linears[name].is_expert), None)
         if experts is not None:
             schemes[_EXPERTS] = experts

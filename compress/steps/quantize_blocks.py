@@ -25,6 +25,7 @@ from ..resources import release_freed_memory
 from ..streamed import StreamedModel
 from .assignment import Treatment, alike
 from .block_passes import BlockPasses, observe_head
+from .embedding import WithEmbedding, embedding_key, round_embedding
 from .group_quantizer import GroupQuantizer, LayerRecord, ToRound, finished, input_rounding
 from .guard import LayerGuard
 from .parts import layers_of, load_part, save_part
@@ -42,6 +43,10 @@ class BlockQuantizer:
         cache: what keys and values are cached in, if not as they are computed.
         guard: what a layer may lose.
         context: the run around it.
+        embedding: whether the input embedding is rounded.
+
+    Attributes:
+        parts: the files that it makes: the embedding's, one for each block, the head's.
     """
 
     def __init__(
@@ -52,6 +57,8 @@ class BlockQuantizer:
         cache: QuantizationArgs | None,
         guard: LayerGuard,
         context: RunContext,
+        *,
+        embedding: bool = False,
     ) -> None:
         self._cache = cache
         self._plain: ActivationStore | None = (
@@ -62,30 +69,36 @@ class BlockQuantizer:
         self._chosen = chosen
         self._transforms = transforms
         self._context = context
-        self._streamed = StreamedModel(model.skeleton, model.weights, context.dtype, context.journal)
-        self.parts = [context.journal / f"block-{i:05d}.safetensors" for i in range(len(self._streamed))]
-        if model.anatomy.head in chosen:
-            self.parts.append(context.journal / "head.safetensors")
+        journal, weights = context.journal, model.weights
+        self._embedding = journal / "embedding.safetensors" if embedding else None
+        self._head_part = journal / "head.safetensors" if model.anatomy.head in chosen else None
+        if self._embedding is not None:
+            weights = WithEmbedding(weights, embedding_key(model), self._embedding)
+        self._streamed = StreamedModel(model.skeleton, weights, context.dtype, journal)
+        self._blocks = [journal / f"block-{i:05d}.safetensors" for i in range(len(self._streamed))]
+        self.parts = [part for part in (self._embedding, *self._blocks, self._head_part) if part is not None]
 
     def run(self) -> None:
         """Make all parts. A block that an earlier run finished is only run, so that the next one sees its outputs."""
         if all(part.exists() for part in self.parts):
-            for part in self.parts:
+            for part in (*self._blocks, *([self._head_part] if self._head_part else [])):
                 self._recall(part)
             return
         streamed = self._streamed
+        if self._embedding is not None and not self._embedding.exists():
+            round_embedding(self._model, self._context.tokens, self._embedding)
         store = streamed.embed(self._context.tokens)
         if any(treatment.method.by_block for treatment in self._chosen.values()):
             self._plain = streamed.embed(self._context.tokens)
         try:
             for index in self._context.progress.track(range(len(streamed)), "quantizing blocks", len(streamed)):
                 release_freed_memory()
-                if self.parts[index].exists():
-                    self._recall(self.parts[index])
+                if self._blocks[index].exists():
+                    self._recall(self._blocks[index])
                     with streamed.block(index) as block, ExitStack() as hooks:
                         if self._plain is not None:
                             streamed.run_block(index, block, self._plain)
-                        stored = load_part(self.parts[index])
+                        stored = load_part(self._blocks[index])
                         self._install(block, index, stored, hooks)
                         if self._cache is not None:
                             prefix = self._model.attention_prefix(index)
@@ -94,8 +107,8 @@ class BlockQuantizer:
                         streamed.run_block(index, block, store)
                 else:
                     self._block(index, store)
-            if len(self.parts) > len(streamed) and not self.parts[-1].exists():
-                self._head(store)
+            if self._head_part is not None and not self._head_part.exists():
+                self._head(store, self._head_part)
         finally:
             store.close()
             if self._plain is not None:
@@ -139,7 +152,7 @@ class BlockQuantizer:
             if self._cache is not None:
                 stored |= self._keys_values(block, index, store)
                 passes.close()  # what was kept of attention was computed with keys and values as they are
-            save_part(self.parts[index], stored, records)
+            save_part(self._blocks[index], stored, records)
             passes.advance()
 
     def _phase(
@@ -292,14 +305,14 @@ class BlockQuantizer:
         prefix = self._model.attention_prefix(index)
         return {prefix + name: tensor for name, tensor in rounding.stored().items()}
 
-    def _head(self, store: ActivationStore) -> None:
+    def _head(self, store: ActivationStore, part: Path) -> None:
         facts = self._model.linears[self._model.anatomy.head]
         treatment = self._chosen[facts.name]
         stats = observe_head(self._streamed.head(), store, hessian=treatment.method.needs_hessian)
         linear = ToRound(facts, self._model.weights.load(facts.key))
         ((_, (tensors, record)),) = self._rounded("", {facts.name: linear}, stats)
         prefix = facts.key.removesuffix("weight")
-        save_part(self.parts[-1], {prefix + local: tensor for local, tensor in tensors.items()}, [record])
+        save_part(part, {prefix + local: tensor for local, tensor in tensors.items()}, [record])
 
     def _changed(
         self, block: nn.Module, index: int, weights: dict[str, Tensor], quantized: object

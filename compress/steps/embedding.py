@@ -1,0 +1,81 @@
+"""The input embedding in 8-bit codes, with a scale for each token's row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from compressed_tensors.quantization import QuantizationArgs, QuantizationStrategy
+from torch import Tensor
+
+from ...quant.quantized_weight import restore
+from ...quant.rounding.nearest import nearest
+from ...quant.scheme import Scheme
+from ..open_model import OpenModel
+from ..safetensors_file import TensorInfo
+from ..weights import Weights
+from .group_quantizer import LayerRecord
+from .parts import load_part, save_part
+
+# The one form of an embedding that transformers 5.23 loads. vLLM documents packed codes only, which that does not load.
+EMBEDDING = Scheme(
+    "W8 by token",
+    QuantizationArgs(num_bits=8, symmetric=True, strategy=QuantizationStrategy.CHANNEL),
+    None,
+    "int-quantized",
+)
+_SLICE = 4096
+
+
+def embedding_key(model: OpenModel) -> str:
+    """The name of the input embedding's weight in the checkpoint."""
+    return model.names[f"{model.skeleton.embedding_name}.weight"]
+
+
+def round_embedding(model: OpenModel, tokens: Tensor, part: Path) -> None:
+    """Write the rounded embedding as a part.
+
+    Args:
+        model: whose.
+        tokens: the calibration text; a token's error counts as often as it is there.
+        part: where to.
+    """
+    key = embedding_key(model)
+    table = model.weights.load(key)
+    often = torch.bincount(tokens.flatten(), minlength=len(table)).double()
+    pieces: list[dict[str, Tensor]] = []
+    lost = whole = 0.0
+    for start in range(0, len(table), _SLICE):  # rows do not depend on each other, and a wide copy would be large
+        rows, counts = table[start : start + _SLICE], often[start : start + _SLICE]
+        pieces.append(nearest(rows, EMBEDDING.args).stored(EMBEDDING))
+        difference = restore(pieces[-1], EMBEDDING).double() - rows.double()
+        lost += float(difference.square().sum(1) @ counts)
+        whole += float(rows.double().square().sum(1) @ counts)
+    prefix = key.removesuffix("weight")
+    stored = {prefix + name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+    error = float(f"{(lost / whole) ** 0.5:.6g}") if whole else None
+    shape = (table.shape[0], table.shape[1])
+    save_part(part, stored, [LayerRecord(key.removesuffix(".weight"), shape, EMBEDDING.label, error)])
+
+
+class WithEmbedding:
+    """A model's tensors, with the embedding that a part holds."""
+
+    def __init__(self, source: Weights, key: str, part: Path) -> None:
+        self._source, self._key, self._part = source, key, part
+
+    def names(self) -> list[str]:
+        return self._source.names()
+
+    def info(self, name: str) -> TensorInfo:
+        return self._source.info(name)
+
+    @property
+    def nbytes(self) -> int:
+        return self._source.nbytes
+
+    def load(self, name: str) -> Tensor:
+        if name != self._key:
+            return self._source.load(name)
+        prefix = self._key.removesuffix("weight")
+        return restore({key.removeprefix(prefix): t for key, t in load_part(self._part).items()}, EMBEDDING)
