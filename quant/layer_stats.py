@@ -21,6 +21,8 @@ class LayerStats:
         rows: ``[n, columns]``, an even sample of the inputs themselves, in their own type.
         tokens: how many inputs were seen; 0 for an expert that no token reached.
         reached: how many inputs would have come by the router's choice, where that is fewer.
+        shift: float32 ``[columns, columns]``, the sum of (f - x) xT over tokens divided by their number, where f is
+            what the layer reads in the unrounded model; None if not asked for, or not known.
         low, high: float32 ``[columns]``, each channel's extremes over all tokens, and 0 among them.
     """
 
@@ -30,6 +32,7 @@ class LayerStats:
     low: Tensor = field(default_factory=lambda: torch.zeros(0))
     high: Tensor = field(default_factory=lambda: torch.zeros(0))
     reached: int | None = None
+    shift: Tensor | None = None
 
     @property
     def peak(self) -> Tensor:
@@ -40,8 +43,9 @@ class LayerStats:
 class StatsCollector:
     """Accumulates :class:`LayerStats` from the inputs of a layer, in the order they come."""
 
-    def __init__(self, columns: int, expected_tokens: int, *, hessian: bool) -> None:
+    def __init__(self, columns: int, expected_tokens: int, *, hessian: bool, shift: bool = False) -> None:
         self._hessian = torch.zeros(columns, columns) if hessian else None
+        self._shift = torch.zeros(columns, columns) if shift else None
         self._rows: Tensor | None = None
         self._most = min(SAMPLE_ROWS, expected_tokens)
         self._filled = 0
@@ -50,7 +54,14 @@ class StatsCollector:
         self._tokens = 0
         self._low, self._high = torch.zeros(columns), torch.zeros(columns)
 
-    def add(self, inputs: Tensor) -> None:
+    def add(self, inputs: Tensor, computed: Tensor | None = None, unrounded: Tensor | None = None) -> None:
+        """Take in some inputs.
+
+        Args:
+            inputs: ``[..., columns]``.
+            computed: what the layer computes with instead, where it rounds its inputs and the Hessian is to know.
+            unrounded: for ``shift``: what the layer reads for the same tokens in the unrounded model.
+        """
         rows = inputs.reshape(-1, inputs.shape[-1])
         if len(rows):
             low, high = rows.aminmax(dim=0)
@@ -64,11 +75,14 @@ class StatsCollector:
         self._rows[self._filled : self._filled + len(sampled)] = sampled
         self._filled += len(sampled)
         if self._hessian is not None:
-            flat = rows.float()
+            flat = (rows if computed is None else computed.reshape(rows.shape)).float()
             # x xT is symmetric: only the blocks on and above the diagonal are computed, the rest is mirrored at the end.
             for start in range(0, self._columns, _TILE):
                 part = flat[:, start : start + _TILE]
                 self._hessian[start : start + _TILE, start:].addmm_(part.T, flat[:, start:])
+            if self._shift is not None:
+                assert unrounded is not None
+                self._shift.addmm_((unrounded.reshape(rows.shape).float() - flat).T, flat)
         self._tokens += rows.shape[0]
 
     def result(self) -> LayerStats:
@@ -78,8 +92,10 @@ class StatsCollector:
                 stop = start + _TILE
                 self._hessian[stop:, start:stop] = self._hessian[start:stop, stop:].T
             self._hessian /= self._tokens
+            if self._shift is not None:
+                self._shift /= self._tokens
         rows = torch.zeros(0, self._columns) if self._rows is None else self._rows[: self._filled]
-        return LayerStats(self._hessian, rows, self._tokens, self._low, self._high)
+        return LayerStats(self._hessian, rows, self._tokens, self._low, self._high, shift=self._shift)
 
 
 def output_error(weight: Tensor, quantized: Tensor, stats: LayerStats) -> float | None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor, nn
 
 from ...quant.layer_stats import SAMPLE_ROWS, LayerStats, StatsCollector
@@ -21,6 +22,7 @@ from ..anatomy import BlockAnatomy, SharedInput, Tail
 from ..experts import shown_all_tokens
 from ..streamed import HeadFunction
 from ..stubs import BlockCall
+from .unrounded import UnroundedInputs, add_compared
 
 # Experts of one layer are watched together as long as what is gathered of them fits in this much memory.
 _STATS_BYTES = 512 << 20
@@ -42,10 +44,16 @@ class BlockPasses:
         anatomy: its anatomy.
         store: hidden states that enter it; :meth:`advance` replaces them by those that leave it.
         call: how the model calls the block, for hidden states of a given shape.
+        unrounded: what linears read in the unrounded model, for roundings that compare with it.
     """
 
     def __init__(
-        self, block: nn.Module, anatomy: BlockAnatomy, store: ActivationStore, call: Callable[[Tensor], BlockCall]
+        self,
+        block: nn.Module,
+        anatomy: BlockAnatomy,
+        store: ActivationStore,
+        call: Callable[[Tensor], BlockCall],
+        unrounded: UnroundedInputs | None = None,
     ) -> None:
         self.block = block
         self.anatomy = anatomy
@@ -53,13 +61,20 @@ class BlockPasses:
         self._call = call
         self._kept: dict[str, ActivationStore] = {}
         self._filling: dict[str, ActivationStore] = {}
+        self._unrounded = unrounded
 
     def observe(self, groups: list[SharedInput], *, hessian: bool) -> Iterator[tuple[SharedInput, LayerStats]]:
         """Gather what each group of one phase reads, as many groups at a time as memory allows."""
         waves = list(self._waves(groups, hessian))
         for wave in waves:
             collectors = {
-                group: StatsCollector(self._columns(group), self._store.tokens, hessian=hessian) for group in wave
+                group: StatsCollector(
+                    self._columns(group),
+                    self._store.tokens,
+                    hessian=hessian,
+                    shift=hessian and self._is_compared(group),
+                )
+                for group in wave
             }
             self._watch(collectors, stop=len(groups) == 1)
             found = {group: collectors.pop(group).result() for group in wave}
@@ -109,7 +124,10 @@ class BlockPasses:
             tail = tails.get(group.linears[0])
 
             def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-                collector.add(inputs[0])
+                if keep and self._unrounded is not None and self._is_compared(group):
+                    self._unrounded.add(collector, group.linears[0], inputs[0], current[0])
+                else:
+                    collector.add(inputs[0])
                 if keep and tail is not None and len(group.linears) == 1 and tail.part != tail.linear:
                     self._keep(tail, current[0], inputs[0])
                 if stop:
@@ -160,7 +178,8 @@ class BlockPasses:
         wave: list[SharedInput] = []
         size = 0
         for group in groups:
-            needed = 4 * self._columns(group) * (SAMPLE_ROWS + (self._columns(group) if hessian else 0))
+            matrices = hessian * (1 + self._is_compared(group))
+            needed = 4 * self._columns(group) * (SAMPLE_ROWS + self._columns(group) * matrices)
             if wave and size + needed > _STATS_BYTES:
                 yield wave
                 wave, size = [], 0
@@ -169,24 +188,52 @@ class BlockPasses:
         if wave:
             yield wave
 
+    def _is_compared(self, group: SharedInput) -> bool:
+        return self._unrounded is not None and group.linears[0] in self._unrounded
+
     def _columns(self, group: SharedInput) -> int:
         return self.block.get_submodule(group.linears[0]).weight.shape[1]  # type: ignore[union-attr, index, return-value]
 
 
-def observe_head(head: HeadFunction, store: ActivationStore, *, hessian: bool) -> LayerStats:
-    """Gather what the output head reads."""
+def observe_head(
+    head: HeadFunction,
+    store: ActivationStore,
+    *,
+    hessian: bool,
+    unrounded: ActivationStore | None = None,
+    rounding: QuantizationArgs | None = None,
+) -> LayerStats:
+    """Gather what the output head reads.
+
+    Args:
+        head: the head.
+        store: what leaves the blocks.
+        hessian: whether the Hessian is wanted.
+        unrounded: what leaves the unrounded blocks, to compare with; None if that is not wanted.
+        rounding: how the head's inputs are rounded at run time.
+    """
     module = head.module
-    collector = StatsCollector(module.weight.shape[1], store.tokens, hessian=hessian)
+    collector = StatsCollector(
+        module.weight.shape[1], store.tokens, hessian=hessian, shift=hessian and unrounded is not None
+    )
+    seen: list[Tensor] = []
 
     def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-        collector.add(inputs[0])
+        seen[:] = inputs[:1]
         raise _SeenEnough
+
+    def read(hidden: Tensor) -> Tensor:
+        with suppress(_SeenEnough):
+            head(hidden)
+        return seen[0]
 
     handle = module.register_forward_pre_hook(hook)
     try:
         for batch in store.batches():
-            with suppress(_SeenEnough):
-                head(store.read(batch))
+            if unrounded is None:
+                collector.add(read(store.read(batch)))
+            else:
+                add_compared(collector, read(store.read(batch)), read(unrounded.read(batch)), rounding)
     finally:
         handle.remove()
     return collector.result()

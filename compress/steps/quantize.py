@@ -94,7 +94,7 @@ class QuantizeStep:
         for index, anatomy in enumerate(model.anatomy.blocks):
             numel = model.block_numel(index)
             facts = [model.linears[name] for name in anatomy.linears]
-            rounding = 0
+            rounding, beside = 0, 0
             for group in anatomy.groups:
                 mine = [model.linears[f"{anatomy.name}.{n}"] for n in group.linears if f"{anatomy.name}.{n}" in chosen]
                 size, columns = sum(f.numel for f in mine), model.linears[f"{anatomy.name}.{group.linears[0]}"].columns
@@ -103,6 +103,11 @@ class QuantizeStep:
                     rounding = max(rounding, size * (4 + 4 + 2) + 4 * columns * columns * 4)
                     operations += tokens * columns * columns + size * columns + columns**3
                     sequential += columns
+                    if any(chosen[f.name].options.reads_unrounded and not f.is_expert for f in mine):
+                        # The differences' matrix and its permutation, and the weight's own change.
+                        rounding = max(rounding, size * (4 + 4 + 4 + 2) + 6 * columns * columns * 4)
+                        operations += 2 * tokens * columns * columns + 4 * size * columns
+                        beside += columns
                 else:
                     rounding = max(rounding, size * (4 + 4 + 4 + 2))
             # The block, then whichever is more: rounding one group, or one batch's activations inside the block.
@@ -111,8 +116,15 @@ class QuantizeStep:
             if self.transforms.change_weights:
                 memory = max(memory, numel * 3 * 8)  # the experiments in float64 that show where scales can move
             tails = [model.linears[f"{anatomy.name}.{tail.linear}"].columns for tail in anatomy.tails]
-            kept = max(kept, model.skeleton.hidden_size + sum(tails))
-            operations += 2 * numel * tokens * (1.5 + sum(c.method != "equalize" for c in self.transforms.links))
+            unrounded = [chosen[f.name] for f in facts if f.name in chosen]
+            width = model.skeleton.hidden_size
+            passes = 1.5 + sum(c.method != "equalize" for c in self.transforms.links)
+            if any(t.method.by_block or t.options.reads_unrounded for t in unrounded):
+                # The unrounded block runs, too, and again if transforms change what its linears read.
+                passes += 1 + bool(beside and self.transforms.links)
+                beside += 2 * width
+            kept = max(kept, width + sum(tails) + beside)
+            operations += 2 * numel * tokens * passes
         head = model.linears[model.anatomy.head]
         if head.name in chosen:
             hessian = 4 * head.columns * head.columns * 4 if chosen[head.name].method.needs_hessian else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,12 +18,13 @@ from ...quant.quantized_weight import restore
 from ...quant.rounding.learned_weight import Learned
 from ...quant.rounding.signround import signround
 from ..activations import ActivationStore
-from ..anatomy import SharedInput
+from ..anatomy import BlockAnatomy, SharedInput
 from ..keys_values import KeysValues, RangesCache, with_cache
 from ..links import as_rows, block_weights
 from ..open_model import LinearFacts, OpenModel
 from ..resources import release_freed_memory
 from ..streamed import StreamedModel
+from ..stubs import BlockCall
 from .assignment import Treatment, alike
 from .block_passes import BlockPasses, observe_head
 from .embedding import WithEmbedding, embedding_key, round_embedding
@@ -31,6 +33,7 @@ from .guard import LayerGuard
 from .parts import layers_of, load_part, save_part
 from .step import RunContext
 from .transforms import Transforms, fill
+from .unrounded import UnroundedInputs
 
 
 class BlockQuantizer:
@@ -88,7 +91,7 @@ class BlockQuantizer:
         if self._embedding is not None and not self._embedding.exists():
             round_embedding(self._model, self._context.tokens, self._embedding)
         store = streamed.embed(self._context.tokens)
-        if any(treatment.method.by_block for treatment in self._chosen.values()):
+        if any(t.method.by_block or t.options.reads_unrounded for t in self._chosen.values()):
             self._plain = streamed.embed(self._context.tokens)
         try:
             for index in self._context.progress.track(range(len(streamed)), "quantizing blocks", len(streamed)):
@@ -130,10 +133,19 @@ class BlockQuantizer:
             weights = block_weights(block, read_in)
             if read_in != streamed.dtype:
                 fill(block, weights, streamed.dtype)
-            if self._plain is not None:
+            unrounded = UnroundedInputs(self._compared(anatomy))
+            hooks.callback(unrounded.close)
+
+            def call(hidden: Tensor) -> BlockCall:
+                return streamed.call(index, hidden)
+
+            entering = self._plain
+            if entering is not None:
                 # The float block makes of float inputs what the rounded one is to make of its own.
-                streamed.run_block(index, block, self._plain)
-            passes = BlockPasses(block, anatomy, store, lambda hidden: streamed.call(index, hidden))
+                self._plain = entering.beside(entering.shape[2])
+                hooks.callback(entering.close)
+                unrounded.record(block, call, entering, self._plain)
+            passes = BlockPasses(block, anatomy, store, call, unrounded)
             hooks.callback(passes.close)
             schemes = {
                 name: self._chosen[f"{anatomy.name}.{name}"].scheme
@@ -145,6 +157,8 @@ class BlockQuantizer:
             if self._transforms.links:
                 self._transforms.apply(passes, links, weights, schemes, self._model.dtype)
                 stored |= self._changed(block, index, weights, schemes.keys())
+                if entering is not None and unrounded:
+                    unrounded.record(block, call, entering)  # the same linears read other numbers now
             records: list[LayerRecord] = []
             for phase in anatomy.phases():
                 self._phase(passes, phase, weights, stored, records, hooks)
@@ -165,11 +179,7 @@ class BlockQuantizer:
         hooks: ExitStack,
     ) -> None:
         prefix = f"{passes.anatomy.name}."
-        wanted = [
-            SharedInput(kept, group.phase)
-            for group in phase
-            if (kept := tuple(name for name in group.linears if self._is_rounded_alone(prefix + name)))
-        ]
+        wanted = self._rounded_alone(prefix, phase)
         hessian = any(self._chosen[prefix + name].method.needs_hessian for group in wanted for name in group.linears)
         for group, stats in passes.observe(wanted, hessian=hessian):
             linears = {
@@ -183,6 +193,21 @@ class BlockQuantizer:
         for group in wanted:
             for name in group.linears:
                 self._use(passes.block.get_submodule(name), self._model.linears[prefix + name], stored, hooks)
+
+    def _rounded_alone(self, prefix: str, groups: Iterable[SharedInput]) -> list[SharedInput]:
+        kept = (
+            (tuple(n for n in group.linears if self._is_rounded_alone(prefix + n)), group.phase) for group in groups
+        )
+        return [SharedInput(names, phase) for names, phase in kept if names]
+
+    def _compared(self, anatomy: BlockAnatomy) -> dict[str, QuantizationArgs | None]:
+        """The first linear of each group whose method asks what it reads in the unrounded model, and its inputs' rounding."""
+        prefix = f"{anatomy.name}."
+        return {
+            group.linears[0]: self._chosen[prefix + group.linears[0]].scheme.activations
+            for group in self._rounded_alone(prefix, anatomy.groups)
+            if any(self._chosen[prefix + name].options.reads_unrounded for name in group.linears)
+        }
 
     def _is_rounded_alone(self, name: str) -> bool:
         return name in self._chosen and not self._chosen[name].method.by_block
@@ -308,7 +333,13 @@ class BlockQuantizer:
     def _head(self, store: ActivationStore, part: Path) -> None:
         facts = self._model.linears[self._model.anatomy.head]
         treatment = self._chosen[facts.name]
-        stats = observe_head(self._streamed.head(), store, hessian=treatment.method.needs_hessian)
+        stats = observe_head(
+            self._streamed.head(),
+            store,
+            hessian=treatment.method.needs_hessian,
+            unrounded=self._plain if treatment.options.reads_unrounded else None,
+            rounding=treatment.scheme.activations,
+        )
         linear = ToRound(facts, self._model.weights.load(facts.key))
         ((_, (tensors, record)),) = self._rounded("", {facts.name: linear}, stats)
         prefix = facts.key.removesuffix("weight")

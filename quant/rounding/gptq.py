@@ -32,7 +32,23 @@ class GptqOptions(RoundingOptions):
         description="Shrink a group's range where that lowers its error weighted by input energy. By default for 3 bits"
         " and less, and for 4 bits in groups of more than 64.",
     )
+    error_aware: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Share of the error in its inputs that a layer makes up for: 0 for none, 1 to match what it gives"
+        " in the unrounded model as closely as the calibration text allows. In the middle it gained most.",
+    )
+    refit_groups: bool = Field(
+        default=False,
+        description="Fit a group's scales when it is reached, to weights that already make up for the groups before it."
+        " Columns keep together by group: with activation_order, groups are ordered, and columns within each.",
+    )
     block: int = Field(default=256, ge=1, description="Columns between two updates of the whole weight; speed only.")
+
+    @property
+    def reads_unrounded(self) -> bool:
+        return self.error_aware > 0
 
 
 def gptq(
@@ -44,7 +60,7 @@ def gptq(
 ) -> QuantizedWeight:
     """Round ``weight`` so that the layer's outputs on the calibration inputs change least.
 
-    Scales come from the weight before any correction, so they do not depend on the order of columns.
+    Scales come from the whole weight before any column is rounded, so they do not depend on the order of columns.
     If the Hessian is not positive definite, its damping grows tenfold until it is; past a damping of
     1 the weight is rounded to nearest. Both are said in the result's notes.
 
@@ -65,32 +81,37 @@ def gptq(
         return _nearest_because(weight, grid, "its calibration inputs are not finite")
 
     diagonal = stats.hessian.diagonal()
-    search = options.scale_search
-    # Where it lowered perplexity on real text (benchmarks/rounding_quality.py): extremes cost most there.
-    if args.num_bits < 4 or (args.num_bits == 4 and grid.width > 64) if search is None else search:
-        grid = fit_scales(weight, grid, diagonal)
-    order = torch.arange(weight.shape[1])
-    if options.activation_order:
-        order = torch.argsort(diagonal, descending=True, stable=True)
-    backwards = order.flip(0)
-    feedback, damping = _feedback(stats.hessian, backwards, options.damping)
-    if feedback is None:
+    refit = options.refit_groups and args.strategy == "group"
+    backwards = _order(diagonal, grid.width if refit else None, by_size=options.activation_order).flip(0)
+    factor, damping = _factor(stats.hessian, backwards, options.damping)
+    if factor is None:
         return _nearest_because(weight, grid, f"its Hessian is not positive definite even with damping {damping:g}")
     notes = [] if damping == options.damping else [f"gptq raised its damping from {options.damping:g} to {damping:g}"]
 
     # Transposed, a column of the weight is contiguous; the loop below touches one at a time.
     columns = weight.T.contiguous()[backwards].float()
-    rounded = _round_columns(columns, feedback, grid, backwards, options.block)
+    if options.error_aware and stats.shift is not None:
+        columns += options.error_aware * _makes_up(columns, stats.shift, backwards, factor)
+        weight = columns[torch.argsort(backwards)].T.contiguous()
+    search = options.scale_search
+    # Where it lowered perplexity on real text (benchmarks/rounding_quality.py): extremes cost most there.
+    search = args.num_bits < 4 or (args.num_bits == 4 and grid.width > 64) if search is None else search
+    factor /= factor.diagonal().clone()[:, None]
+    if refit:
+        rounded, grid = _round_groups(columns, factor, grid, backwards, diagonal if search else None)
+    else:
+        grid = fit_scales(weight, grid, diagonal) if search else grid
+        rounded = _round_columns(columns, factor, grid, backwards, options.block)
     return QuantizedWeight(rounded[torch.argsort(backwards)].T.contiguous(), grid, notes)
 
 
-def _feedback(hessian: Tensor, backwards: Tensor, damping: float) -> tuple[Tensor | None, float]:
-    """What each column takes over of the errors of those rounded before it, and the damping that was used.
+def _factor(hessian: Tensor, backwards: Tensor, damping: float) -> tuple[Tensor | None, float]:
+    """The Cholesky factor of the damped Hessian, its columns backwards, and the damping that was used.
 
-    The paper reads it off the inverse Hessian's Cholesky factor. The same numbers stand in the unit
-    triangular ``U`` of ``H = U D U^T``, which needs no inverse (Chee et al., 2023, arXiv:2307.13304,
-    theorem 6): a quarter of the operations, and better conditioned. With the column that is rounded
-    first coming last, that is an ordinary Cholesky factorization.
+    What each column takes over of the errors of those rounded before it, the paper reads off the inverse
+    Hessian's factor. The same numbers stand in the unit triangular ``U`` of ``H = U D U^T``, which needs no
+    inverse (Chee et al., 2023, arXiv:2307.13304, theorem 6): a quarter of the operations, and better
+    conditioned. With the column that is rounded first coming last, that is this factor, each row over its diagonal.
     """
     permuted = hessian[backwards[:, None], backwards]
     diagonal = permuted.diagonal()
@@ -102,10 +123,32 @@ def _feedback(hessian: Tensor, backwards: Tensor, damping: float) -> tuple[Tenso
         added = damping * mean
         factor, failed = torch.linalg.cholesky_ex(permuted, upper=True)
         if not failed and torch.isfinite(factor.diagonal()).all():
-            factor /= factor.diagonal().clone()[:, None]
             return factor, damping
         damping *= 10
     return None, damping / 10
+
+
+def _makes_up(columns: Tensor, shift: Tensor, backwards: Tensor, factor: Tensor) -> Tensor:
+    """What to add to a weight that reads ``x``, so that it comes closest to giving what it gives for the unrounded ``f``.
+
+    That is GPTAQ's objective (Li et al., 2025, arXiv:2504.02692), ``min |W F - Q X|^2``. Its minimum over all real Q is
+    ``W + W (F - X) X^T H^-1``, and what is left of the objective is ``|(Q - that) X|^2``, which is GPTQ's own. So one
+    solve with the factor at hand does it, and the columns can be rounded as ever. The paper itself corrects only
+    columns that are still to come; that gained less at 2 and 3 bits.
+    """
+    permuted = shift[backwards[:, None], backwards]
+    return torch.cholesky_solve(permuted.T @ columns, factor, upper=True)
+
+
+def _order(diagonal: Tensor, width: int | None, *, by_size: bool) -> Tensor:
+    """In which order columns are rounded; with ``width``, one group of so many after another."""
+    if not by_size:
+        return torch.arange(len(diagonal))
+    if width is None:
+        return torch.argsort(diagonal, descending=True, stable=True)
+    groups = diagonal.view(-1, width)
+    inside = torch.argsort(groups, descending=True, stable=True) + torch.arange(0, len(diagonal), width)[:, None]
+    return inside[torch.argsort(groups.sum(1), descending=True, stable=True)].flatten()
 
 
 def _round_columns(columns: Tensor, feedback: Tensor, grid: Grid, backwards: Tensor, block: int) -> Tensor:
@@ -113,25 +156,67 @@ def _round_columns(columns: Tensor, feedback: Tensor, grid: Grid, backwards: Ten
 
     They are replaced by their rounding errors.
     """
+    group = backwards // grid.width
+    rounded = torch.empty_like(columns)
+    for stop in range(columns.shape[0], 0, -block):
+        part = slice(max(0, stop - block), stop)
+        wanted = torch.addmm(columns[part], feedback[part, stop:], columns[stop:])
+        rounded[part] = _round_block(columns[part], wanted, feedback[part, part], grid, group[part])
+    return rounded
+
+
+def _round_groups(
+    columns: Tensor, feedback: Tensor, grid: Grid, backwards: Tensor, importance: Tensor | None
+) -> tuple[Tensor, Grid]:
+    """The same, with scales that a group gets once the errors of the groups before it have moved it."""
+    width = grid.width
+    rounded = torch.empty_like(columns)
+    fitted: dict[int, Grid] = {}
+    for stop in range(columns.shape[0], 0, -width):
+        part = slice(stop - width, stop)
+        passed_on = feedback[part, stop:] @ columns[stop:]
+        # If no column of the group were rounded, those before it would pass on what they take over, too.
+        inside = torch.linalg.solve_triangular(feedback[part, part], passed_on, upper=True, unitriangular=True)
+        moved = (columns[part] + inside).T.contiguous()
+        own = Grid.fit(moved, grid.args, grid.scale.dtype)
+        if importance is not None:
+            own = fit_scales(moved, own, importance[backwards[part]])
+        wanted = columns[part] + passed_on
+        rounded[part] = _round_block(columns[part], wanted, feedback[part, part], own, torch.zeros(width).long())
+        fitted[int(backwards[part][0]) // width] = own
+    grids = [fitted[group] for group in sorted(fitted)]
+    zeros = [own.zero for own in grids if own.zero is not None]
+    shape = torch.Size((columns.shape[1], columns.shape[0]))
+    scale = torch.cat([own.scale for own in grids], 1)
+    return rounded, Grid.of_scale(grid.args, scale, torch.cat(zeros, 1) if zeros else None, shape, width)
+
+
+def _round_block(columns: Tensor, wanted: Tensor, feedback: Tensor, grid: Grid, groups: Tensor) -> Tensor:
+    """Round some columns from the last to the first; they are replaced by their rounding errors.
+
+    Args:
+        columns: the weight's.
+        wanted: the same, moved by the errors of all columns before them; overwritten.
+        feedback: among these columns.
+        grid: their grid.
+        groups: the group of each column.
+    """
     step = grid.step.T.contiguous()
     zero = None if grid.zero is None else grid.zero.T.contiguous()
-    group = (backwards // grid.width).tolist()
+    group = groups.tolist()
     rounded = torch.empty_like(columns)
     # Three levels: all errors so far correct a block, a strip the rest of its block, a column the rest
     # of its strip. Each level works on what its cache can hold.
-    for stop in range(columns.shape[0], 0, -block):
-        start = max(0, stop - block)
-        wanted = torch.addmm(columns[start:stop], feedback[start:stop, stop:], columns[stop:])
-        for last in range(stop, start, -_STRIP):
-            first = max(start, last - _STRIP)
-            for i in reversed(range(first, last)):
-                where = group[i]
-                rounded[i] = round_to(wanted[i - start], step[where], None if zero is None else zero[where], grid.args)
-                error = columns[i].sub_(rounded[i])
-                if i > first:
-                    wanted[first - start : i - start].addr_(feedback[first:i, i], error)
-            if first > start:
-                wanted[: first - start].addmm_(feedback[start:first, first:last], columns[first:last])
+    for last in range(len(columns), 0, -_STRIP):
+        first = max(0, last - _STRIP)
+        for i in reversed(range(first, last)):
+            where = group[i]
+            rounded[i] = round_to(wanted[i], step[where], None if zero is None else zero[where], grid.args)
+            error = columns[i].sub_(rounded[i])
+            if i > first:
+                wanted[first:i].addr_(feedback[first:i, i], error)
+        if first > 0:
+            wanted[:first].addmm_(feedback[:first, first:last], columns[first:last])
     return rounded
 
 

@@ -15,6 +15,11 @@ class RoundingOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
+    @property
+    def reads_unrounded(self) -> bool:
+        """Whether the method also asks what its layer reads in the unrounded model (``stats.shift``)."""
+        return False
+
 
 @dataclass(frozen=True)
 class Method:

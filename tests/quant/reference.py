@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 
 def gptq_by_elimination(
-    weight: Tensor, hessian: Tensor, scale: Tensor, group: int, bits: int, damping: float, order: Tensor
+    weight: Tensor,
+    hessian: Tensor,
+    scale: Tensor | Callable[[Tensor], Tensor],
+    group: int,
+    bits: int,
+    damping: float,
+    order: Tensor,
 ) -> Tensor:
     """GPTQ as optimal brain quantization in a fixed order (Frantar et al. 2022, 2023; equations 2 and 3).
 
     After each column is rounded, the others move by -err / [H^-1]_qq * [H^-1]_{q,:} and the column is
     eliminated from the inverse Hessian by one step of Gaussian elimination. No Cholesky factor, no
     blocks: the textbook form that the fast one must equal.
+
+    Where ``scale`` is a function, it is asked for a group's scales when the first of its columns is reached,
+    with the group's weights as they then are.
     """
+    scales: dict[int, Tensor] = {}
     w = weight.double().clone()
     h = hessian.double().clone()
     dead = h.diagonal() == 0
@@ -23,7 +35,9 @@ def gptq_by_elimination(
     inverse = torch.linalg.inv(h)
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     for q in order.tolist():
-        s = scale[:, q // group].double()
+        if callable(scale) and q // group not in scales:
+            scales[q // group] = scale(w[:, q // group * group : (q // group + 1) * group])
+        s = (scales[q // group] if callable(scale) else scale[:, q // group]).double()
         rounded = (w[:, q] / s).round().clamp(low, high) * s
         error = (w[:, q] - rounded) / inverse[q, q]
         w -= error[:, None] * inverse[q][None, :] * _remaining(order, q)
@@ -31,6 +45,29 @@ def gptq_by_elimination(
         inverse = inverse - torch.outer(inverse[:, q], inverse[q]) / inverse[q, q]
         inverse[q, q] = 1.0  # eliminated; never read again
     return w
+
+
+def gptaq(
+    weight: Tensor, plain: Tensor, inputs: Tensor, scale: Tensor, group: int, bits: int, damping: float
+) -> Tensor:
+    """GPTAQ's algorithm 1 (Li et al. 2025) in the stored order of columns; ``plain`` are the unrounded model's inputs.
+
+    Every column's rounding error, and what the difference of its inputs does, move the columns that are still to come.
+    """
+    w, x, f = weight.double().clone(), inputs.double().T, plain.double().T
+    hessian = x @ x.T / x.shape[1]
+    hessian += torch.eye(len(hessian), dtype=torch.float64) * damping * hessian.diagonal().mean()
+    upper = torch.linalg.cholesky(torch.linalg.inv(hessian), upper=True)
+    asymmetry = ((f - x) @ x.T / x.shape[1] @ upper.T).triu(1) @ upper
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    rounded = torch.empty_like(w)
+    for q in range(w.shape[1]):
+        s = scale[:, q // group].double()
+        rounded[:, q] = (w[:, q] / s).round().clamp(low, high) * s
+        column = w[:, q].clone()
+        error = (column - rounded[:, q]) / upper[q, q]
+        w[:, q + 1 :] += torch.outer(column, asymmetry[q, q + 1 :]) - torch.outer(error, upper[q, q + 1 :])
+    return rounded
 
 
 def _remaining(order: Tensor, column: int) -> Tensor:

@@ -18,7 +18,7 @@ from smelt.quant.scheme import SUPPORTED, resolve
 from torch import Tensor
 
 from ..tiny import SMELT_6M
-from .reference import gptq_by_elimination, hqq_zero_point
+from .reference import gptaq, gptq_by_elimination, hqq_zero_point
 
 
 def _inputs(columns: int, tokens: int = 512, seed: int = 0) -> Tensor:
@@ -74,6 +74,66 @@ def test_gptq_is_the_papers_elimination(
     assert ours == pytest.approx(reference, rel=0.01)
     assert same.double().mean() > 0.97
     assert found.notes == []
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_error_aware_gptq_reaches_for_the_least_squares_optimum(bits: int) -> None:
+    """In float64 the target is a damped regression of the plain outputs on the inputs at hand; the rest is GPTQ."""
+    weight = torch.randn(48, 128, generator=torch.Generator().manual_seed(12))
+    inputs = _inputs(128, 1024)
+    turn, noise = torch.randn(2, 1024, 128, generator=torch.Generator().manual_seed(13))
+    plain = inputs + 0.3 * inputs @ turn[:128] / 128**0.5 + 0.1 * inputs.std() * noise
+    collector = StatsCollector(128, len(inputs), hessian=True, shift=True)
+    for batch, unrounded in zip(inputs.split(100), plain.split(100), strict=True):
+        collector.add(batch, None, unrounded)
+    stats = collector.result()
+    assert stats.hessian is not None
+    args = resolve(f"W{bits}A16", 64).args
+    found = gptq(weight, args, stats, GptqOptions(error_aware=1.0, scale_search=False, activation_order=False))
+
+    w, x, f = weight.double(), inputs.double(), plain.double()
+    pull = (0.01 * stats.hessian.diagonal().double().mean() * len(x)).sqrt()
+    pulled = torch.cat([x, pull * torch.eye(128).double()]), torch.cat([f @ w.T, pull * w.T])
+    target = torch.linalg.lstsq(*pulled).solution.T
+    expected = gptq_by_elimination(target, stats.hessian, found.grid.scale, 64, bits, 0.01, torch.arange(128))
+
+    def lost(values: Tensor) -> float:
+        return (f @ w.T - x @ values.double().T).norm().item()
+
+    same = (found.values.double() - expected).abs() <= 1e-5 * expected.abs().max()
+    assert same.double().mean() > 0.97
+    assert lost(found.values) == pytest.approx(lost(expected), rel=0.01)
+    assert lost(found.values) < lost(gptaq(weight, plain, inputs, found.grid.scale, 64, bits, 0.01))
+    without = gptq(weight, args, stats, GptqOptions(scale_search=False, activation_order=False))
+    assert lost(found.values) < 0.95 * lost(without.values)
+
+
+@pytest.mark.parametrize("activation_order", [True, False])
+@pytest.mark.parametrize("bits", [2, 4])
+def test_groups_refitted_where_they_are_reached_are_the_papers_elimination(bits: int, activation_order: bool) -> None:
+    weight = torch.randn(32, 192, generator=torch.Generator().manual_seed(14))
+    # A group's largest magnitude lies between two codes; if it is positive there is only one to take.
+    weight = torch.where(weight < 0, 0.5 * weight, weight)
+    stats = _stats(_inputs(192))
+    assert stats.hessian is not None
+    energy = stats.hessian.diagonal().view(3, 64)
+    groups = energy.sum(1).argsort(descending=True).tolist() if activation_order else range(3)
+    order = torch.cat(
+        [64 * g + (energy[g].argsort(descending=True) if activation_order else torch.arange(64)) for g in groups]
+    )
+    args = resolve(f"W{bits}A16", 64).args
+    options = GptqOptions(refit_groups=True, scale_search=False, activation_order=activation_order)
+    found = gptq(weight, args, stats, options)
+
+    def fit(moved: Tensor) -> Tensor:
+        return (moved.abs().amax(1) / ((2**bits - 1) / 2)).float()
+
+    expected = gptq_by_elimination(weight, stats.hessian, fit, 64, bits, 0.01, order)
+    same = (found.values.double() - expected).abs() <= 1e-4 * expected.abs().max()
+    assert same.double().mean() > 0.95
+    assert output_error(weight, found.values, stats) == pytest.approx(output_error(weight, expected, stats), rel=0.02)
+    assert not torch.equal(found.grid.scale, Grid.fit(weight, args).scale)
+    assert torch.equal(restore(found.stored(scheme := resolve(f"W{bits}A16", 64)), scheme), found.values)
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
