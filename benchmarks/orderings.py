@@ -68,7 +68,9 @@ def cells() -> Iterator[Cell]:
         ("nearest", "nearest", [], False),
         ("hqq", "hqq", [], False),
         ("awq + nearest", "nearest", ["awq"], True),
+        ("gptq, plain scales", {"method": "gptq", "scale_search": False}, [], True),
         ("gptq", "gptq", [], True),
+        ("gptq, half error-aware", {"method": "gptq", "error_aware": 0.5}, [], True),
         ("awq + gptq", "gptq", ["awq"], True),
         ("rotate + gptq", "gptq", ["rotate"], True),
         ("signround", signround, [], True),
@@ -89,6 +91,7 @@ def cells() -> Iterator[Cell]:
         ("awq + gptq", "gptq", ["awq"], True),
         ("rotate + nearest", "nearest", ["rotate"], True),
         ("rotate + gptq", "gptq", ["rotate"], True),
+        ("rotate + gptq, half error-aware", {"method": "gptq", "error_aware": 0.5}, ["rotate"], True),
         ("signround", signround, [], True),
     ]:
         settings = {"scheme": "W4A4", "group_size": 128, "rounding": rounding, "transforms": transforms}

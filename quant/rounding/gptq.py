@@ -94,7 +94,7 @@ def gptq(
         columns += options.error_aware * _makes_up(columns, stats.shift, backwards, factor)
         weight = columns[torch.argsort(backwards)].T.contiguous()
     search = options.scale_search
-    # Where it lowered perplexity on real text (benchmarks/rounding_quality.py): extremes cost most there.
+    # Where it lowered perplexity on real text (benchmarks/orderings.py): extremes cost most there.
     search = args.num_bits < 4 or (args.num_bits == 4 and grid.width > 64) if search is None else search
     factor /= factor.diagonal().clone()[:, None]
     if refit:
