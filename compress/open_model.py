@@ -87,6 +87,11 @@ class OpenModel:
         return self.linears[self.anatomy.linears()[0]].dtype
 
     @property
+    def is_edited(self) -> bool:
+        """Whether its weights are not those of its files."""
+        return self.weights is not self.stored
+
+    @property
     def is_tied(self) -> bool:
         return self.anatomy.tied
 
