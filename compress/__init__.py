@@ -17,18 +17,37 @@ if TYPE_CHECKING:
     from .evaluation.result import ReportData
     from .in_memory import quantize
     from .inspection import inspect
+    from .merge import merge
     from .pipeline import RunResult, run
     from .recipe import Evaluate, Recipe
+    from .training import for_training
+    from .transformers_plugin import config_for
 
-__all__ = ["Evaluate", "Recipe", "ReportData", "RunResult", "SmeltError", "evaluate", "inspect", "quantize", "run"]
+__all__ = [
+    "Evaluate",
+    "Recipe",
+    "ReportData",
+    "RunResult",
+    "SmeltError",
+    "config_for",
+    "evaluate",
+    "for_training",
+    "inspect",
+    "merge",
+    "quantize",
+    "run",
+]
 
 _HOMES = {
     "Evaluate": ".recipe",
     "Recipe": ".recipe",
     "ReportData": ".evaluation.result",
     "RunResult": ".pipeline",
+    "config_for": ".transformers_plugin",
     "evaluate": ".evaluation.evaluate",
+    "for_training": ".training",
     "inspect": ".inspection",
+    "merge": ".merge",
     "quantize": ".in_memory",
     "run": ".pipeline",
 }

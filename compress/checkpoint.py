@@ -151,6 +151,11 @@ class StoredSchemes:
                 else:
                     self._by_name[target] = scheme
 
+    @property
+    def used(self) -> list[Scheme]:
+        """Every scheme that a linear may have."""
+        return [*self._by_name.values(), *([] if self._usual is None else [self._usual])]
+
     def of(self, name: str) -> Scheme:
         """The scheme of a linear that is stored quantized."""
         scheme = self._by_name.get(name, self._usual)

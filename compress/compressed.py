@@ -41,13 +41,18 @@ class CompressedModel:
     Args:
         original: the model it was made of, whose modules are used.
         checkpoint: where the compressed weights are.
+
+    Attributes:
+        schemes: how its linears are stored.
+        weights: its tensors, restored.
+        model: the dense model that it stands for.
     """
 
     def __init__(self, original: OpenModel, checkpoint: ModelDirectory) -> None:
         config = checkpoint.config_data()
-        self._schemes = StoredSchemes(config["quantization_config"])
+        self.schemes = StoredSchemes(config["quantization_config"])
         self._stored = CheckpointWeights(checkpoint.path)
-        self.weights = DenseWeights(self._stored, self._schemes.of)
+        self.weights = DenseWeights(self._stored, self.schemes.of)
         head_apart = original.is_tied and not config.get("tie_word_embeddings", True)
         self.model = OpenModel(original.directory, self.weights, head_apart=True) if head_apart else original
 
@@ -67,7 +72,7 @@ class CompressedModel:
         rounded, stored = {}, self._stored.names()
         for facts in self.model.linears.values():
             if facts.key in self.weights.packed and (of_experts or not facts.is_expert):
-                inputs = self._schemes.of(facts.key.removesuffix(".weight")).activations
+                inputs = self.schemes.of(facts.key.removesuffix(".weight")).activations
                 if inputs is not None:
                     prefix = facts.key.removesuffix("weight")
                     beside = {n.removeprefix(prefix): n for n in stored if n.startswith(prefix)}
@@ -76,7 +81,7 @@ class CompressedModel:
         return rounded
 
     def _keys_values(self) -> dict[int, KeysValues]:
-        args = self._schemes.keys_values
+        args = self.schemes.keys_values
         if args is None:
             return {}
         found, names = {}, set(self._stored.names())

@@ -82,19 +82,19 @@ def quantize(
 
 
 def _take_over(model: PreTrainedModel, checkpoint: Path) -> None:
-    """Give ``model`` the checkpoint's weights, through transformers' own loading."""
+    """Give ``model`` the checkpoint's weights, restored as transformers loads them."""
     from transformers import AutoModelForCausalLM
 
-    dense = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=model.dtype)
+    from .transformers_plugin import config_for
+
+    dense = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=model.dtype, config=config_for(checkpoint))
     with torch.no_grad():
-        dense(input_ids=torch.zeros(1, 1, dtype=torch.long))  # weights are restored by the first call
         head = model.get_output_embeddings()
         assert head is not None
         if model.config.tie_word_embeddings and not dense.config.tie_word_embeddings:
             head.weight = torch.nn.Parameter(torch.empty_like(head.weight))
             model.config.tie_word_embeddings = False
-        restored = dense.state_dict()
-        model.load_state_dict({name: restored[name] for name in model.state_dict()}, strict=True)
+        model.load_state_dict(dense.state_dict(), strict=True)
 
 
 def _sentence(location: tuple[int | str, ...], message: str) -> str:

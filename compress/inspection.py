@@ -169,7 +169,8 @@ def _scheme_label(quantization: dict[str, Any]) -> str:
     grain = f"g{size}" if size and size > 0 else str(args.get("strategy"))
     inputs = first.get("input_activations")
     acts = f"A{inputs['num_bits']}" if inputs else "A16"
-    return f"{args.get('type')} W{args.get('num_bits')}{acts} {grain}"
+    zeros = "" if args.get("symmetric", True) else " asymmetric"
+    return f"{args.get('type')} W{args.get('num_bits')}{acts} {grain}{zeros}"
 
 
 def _original_bytes(path: Path, groups: list[TensorGroup], scheme: str) -> tuple[int, bool]:

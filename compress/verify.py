@@ -85,7 +85,8 @@ def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> R
     store.close()
     release_freed_memory()
     with memory_returned_at_once():
-        loaded, found = _through_transformers(checkpoint, dtype, tokens, trust=model.directory.trust_remote_code)
+        told, how = _what_loading_needs(compressed, checkpoint)
+        loaded, found = _through_transformers(checkpoint, dtype, tokens, told, trust=model.directory.trust_remote_code)
         _compare_weights(checkpoint, loaded, compressed)
         del loaded
         gc.collect()  # transformers' models refer to themselves
@@ -99,12 +100,33 @@ def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> R
     logits = (
         "are too" if difference == 0 else f"differ by at most {difference:.1e} of the largest (allowed {allowed:.0e})"
     )
-    sentence = f"reloaded with transformers; its weights are exactly ours, and its logits {logits}"
+    sentence = f"reloaded with transformers{how}; its weights are exactly ours, and its logits {logits}"
+    if how:
+        sentence += "; vLLM, which documents this layout, was not tried"
     return Reload("transformers", difference, allowed, sentence)
 
 
+def _what_loading_needs(compressed: CompressedModel, checkpoint: Path) -> tuple[dict[str, Any], str]:
+    """What ``from_pretrained`` must be told of this checkpoint, and how a report says it."""
+    if all(scheme.args.symmetric for scheme in compressed.schemes.used):
+        return {}, ""
+    model, schemes = compressed.model, compressed.schemes
+    alone = schemes.keys_values is None and len({scheme.label for scheme in schemes.used}) == 1
+    if not alone or any(facts.is_expert for facts in model.linears.values()):
+        # Beside other schemes transformers restores zero-points wrongly or not at all.
+        from .transformers_plugin import config_for
+
+        config = config_for(checkpoint, trust_remote_code=model.directory.trust_remote_code)
+        return {"config": config}, " and config=smelt.compress.config_for(…), which its zero-points need there"
+    from transformers import CompressedTensorsConfig
+
+    dequantized = CompressedTensorsConfig(dequantize=True)
+    how = " and quantization_config=CompressedTensorsConfig(dequantize=True), which zero-points need there"
+    return {"quantization_config": dequantized}, how
+
+
 def _through_transformers(
-    checkpoint: Path, dtype: torch.dtype, tokens: Tensor, *, trust: bool
+    checkpoint: Path, dtype: torch.dtype, tokens: Tensor, told: dict[str, Any], *, trust: bool
 ) -> tuple[nn.Module, Tensor]:
     from transformers import AutoModelForCausalLM
 
@@ -115,6 +137,7 @@ def _through_transformers(
                 dtype=dtype,
                 trust_remote_code=trust,
                 local_files_only=True,
+                **told,
                 experts_implementation="eager",  # sums experts in our order, so that no token changes its route
             ).eval()
             with torch.no_grad():

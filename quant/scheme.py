@@ -14,9 +14,11 @@ from compressed_tensors.quantization.quant_scheme import (
     preset_name_to_scheme,
 )
 
-# Each of these is written by Smelt, reloads through transformers and is tested to do so.
+# Each of these is written by Smelt, reloads through transformers and is tested to do so. W4A16_ASYM must be restored as
+# it is loaded: transformers 5.23 has no place for packed zero-points in a model that it keeps compressed.
 SUPPORTED = (
     "W4A16",
+    "W4A16_ASYM",
     "W8A16",
     "W8A8",
     "FP8_DYNAMIC",
@@ -33,13 +35,9 @@ SUPPORTED = (
     "MXFP4",
 )
 
-# Presets of compressed-tensors that Smelt refuses, with the reason a user is told.
-UNSUPPORTED = {
-    "W4A16_ASYM": "transformers 5.23 does not reload its packed zero-points",
-}
-
-# transformers fuses experts as it loads them and restores only these (tested with 5.23).
-LOADABLE_EXPERTS = ("W4A16", "W8A16", "W3A16", "W2A16", "MXFP4A16", "FP8_DYNAMIC")
+# transformers fuses experts as it loads them and restores only these (tested with 5.23); those with zero-points with
+# Smelt's plug-in.
+LOADABLE_EXPERTS = ("W4A16", "W4A16_ASYM", "W8A16", "W3A16", "W2A16", "MXFP4A16", "FP8_DYNAMIC")
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,8 @@ class Scheme:
     def _weight_bytes(self, rows: int, columns: int, scale_bytes: int) -> int:
         bits = self.args.num_bits
         if self.format == "pack-quantized":
-            return rows * math.ceil(columns * bits / 32) * 4 + rows * self._groups(columns) * scale_bytes + 16
+            zeros = 0 if self.args.symmetric else math.ceil(rows * bits / 32) * 4 * self._groups(columns)
+            return rows * math.ceil(columns * bits / 32) * 4 + rows * self._groups(columns) * scale_bytes + zeros + 16
         body = rows * columns * bits // 8
         if self.args.strategy == "block":
             height, width = self.args.block_structure or (1, 1)
@@ -151,7 +150,7 @@ def why_unsupported(name: str) -> str | None:
     upper = name.upper()
     if upper in SUPPORTED or not is_preset_scheme(upper):
         return None
-    return UNSUPPORTED.get(upper, "neither transformers nor Smelt's runtime has been shown to load it")
+    return "neither transformers nor Smelt's runtime has been shown to load it"
 
 
 def resolve(name: str, group_size: int | None = None, inputs: str | None = None) -> Scheme:

@@ -20,6 +20,7 @@ if not torch.cuda.is_available():
 from smelt.compress import Recipe
 from transformers.utils import logging as transformers_logging
 
+from .compress.coded import Coded
 from .tiny import SHARED, make_model, save_model
 
 transformers_logging.set_verbosity_error()
@@ -49,6 +50,17 @@ def recipe(tmp_path: Path) -> Callable[..., Recipe]:
             "steps": [{"quantize": {"scheme": "W4A16", **quantize}}],
         }
         return Recipe.model_validate(data | (top or {}))
+
+    return build
+
+
+@pytest.fixture
+def coded(tiny: Callable[..., Path]) -> Callable[..., Coded]:
+    """``coded(bits=4, group=32, …)`` makes a small Llama of random codes."""
+
+    def build(changed: dict[str, dict[str, Any]] | None = None, **usual: Any) -> Coded:
+        path = tiny("llama", torch.float16, num_hidden_layers=2)
+        return Coded(path, changed, **({"bits": 4, "group": 32, "symmetric": True} | usual))
 
     return build
 

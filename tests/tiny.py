@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, CompressedTensorsConfig, PreTrainedModel
 
 REPOSITORY = Path(__file__).parents[1]
 SMELT_6M = REPOSITORY / "compress" / "builtin" / "smelt-6m"
@@ -89,6 +90,15 @@ def make_model(architecture: str, dtype: torch.dtype = torch.float32, seed: int 
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     return model.to(dtype)
+
+
+def from_transformers(checkpoint: Path, **options: Any) -> PreTrainedModel:
+    """A checkpoint as transformers alone loads it; zero-points it can only restore at once."""
+    config = json.loads((checkpoint / "config.json").read_text()).get("quantization_config", {})
+    groups = config.get("config_groups", {}).values()
+    if "config" not in options and not all(group["weights"]["symmetric"] for group in groups):
+        options["quantization_config"] = CompressedTensorsConfig(dequantize=True)
+    return AutoModelForCausalLM.from_pretrained(checkpoint, **options)
 
 
 def save_model(model: PreTrainedModel, directory: Path, **options: Any) -> Path:

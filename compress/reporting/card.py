@@ -44,7 +44,7 @@ def card(report: ReportData, name: str, original: ModelDirectory) -> str:
     out += ["## Measured", "", *_table(model, baseline)]
     out += [
         *_conditions(report, model),
-        *_use(),
+        *_use(model),
         "## Recipe",
         "",
         "```json",
@@ -164,14 +164,13 @@ def _conditions(report: ReportData, model: ModelResult) -> list[str]:
     return [*lines, ""] if lines else []
 
 
-def _use() -> list[str]:
+def _use(model: ModelResult) -> list[str]:
     return [
         "## Use",
         "",
         "```python",
         "from transformers import AutoModelForCausalLM, AutoTokenizer  # needs compressed-tensors",
-        "",
-        'model = AutoModelForCausalLM.from_pretrained("PATH")',
+        *_loading(model),
         'tokenizer = AutoTokenizer.from_pretrained("PATH")',
         "```",
         "",
@@ -186,6 +185,24 @@ def _use() -> list[str]:
         'print(Engine("PATH").generate("Once upon a time", SamplingParams(max_tokens=50))[0].completions[0].text)',
         "```",
         "",
+    ]
+
+
+def _loading(model: ModelResult) -> list[str]:
+    if "asymmetric" not in model.scheme:
+        return ["", 'model = AutoModelForCausalLM.from_pretrained("PATH")']
+    # Of zero-points transformers 5 can only make plain weights, and of experts' not even that.
+    if any(".experts." in layer.name for layer in model.layers):
+        return [
+            "from smelt.compress import config_for",
+            "",
+            'model = AutoModelForCausalLM.from_pretrained("PATH", config=config_for("PATH"))',
+        ]
+    return [
+        "from transformers import CompressedTensorsConfig",
+        "",
+        "plain = CompressedTensorsConfig(dequantize=True)",
+        'model = AutoModelForCausalLM.from_pretrained("PATH", quantization_config=plain)',
     ]
 
 

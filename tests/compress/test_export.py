@@ -15,18 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from safetensors.torch import load_file, save_file
 from smelt.compress import SmeltError
-from smelt.compress.checkpoint import quantization_config
 from smelt.compress.cli import app
 from smelt.compress.export import export
-from smelt.quant.rounding.nearest import nearest
-from smelt.quant.scheme import Scheme, resolve
 from smelt.runtime.checkpoint import Checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
+
+from .coded import Coded, compressed
 
 PROMPT = torch.randint(4, 4096, (1, 24), generator=torch.Generator().manual_seed(0))
 DOWN = "model.layers.0.mlp.down_proj"
@@ -58,77 +56,6 @@ def _numbers(words: Tensor, bits: int) -> np.ndarray:
     flat = np.unpackbits(words.numpy().view(np.uint8).reshape(rows, -1), axis=1, bitorder="little")
     flat = flat[:, : flat.shape[1] // bits * bits].reshape(rows, -1, bits).astype(np.int64)
     return (flat << np.arange(bits)).sum(-1)
-
-
-class Coded:
-    """A checkpoint of random codes, scales and zero-points, and the float64 weights that they mean."""
-
-    def __init__(self, path: Path, changed: dict[str, dict[str, Any]] | None = None, **usual: Any) -> None:
-        self.path = path
-        self.meant: dict[str, np.ndarray] = {}
-        generator = torch.Generator().manual_seed(7)
-        tensors = load_file(path / "model.safetensors")
-        groups: dict[str, dict[str, Any]] = {}
-        for name in sorted(name.removesuffix(".weight") for name in tensors if "_proj" in name):
-            said = usual | (changed or {}).get(name, {})
-            if said.pop("plain", False):
-                continue
-            self._code(tensors, name, generator, **said)
-            args = {key: said[key] for key in ("bits", "group", "symmetric")}
-            groups.setdefault(json.dumps(args), {"targets": [], "weights": _arguments(**args)})["targets"].append(name)
-        save_file(tensors, path / "model.safetensors")
-        config = json.loads((path / "config.json").read_text())
-        config["quantization_config"] = {
-            "quant_method": "compressed-tensors",
-            "format": "pack-quantized",
-            "config_groups": {f"group_{i}": group for i, group in enumerate(groups.values())},
-        }
-        (path / "config.json").write_text(json.dumps(config))
-
-    def _code(
-        self,
-        tensors: dict[str, Tensor],
-        name: str,
-        generator: torch.Generator,
-        bits: int,
-        group: int,
-        symmetric: bool = True,
-        lowest: int = 1,
-        dtype: torch.dtype = torch.float16,
-        order: bool = False,
-    ) -> None:
-        rows, columns = tensors.pop(f"{name}.weight").shape
-        width, half = columns if group == -1 else group, 2 ** (bits - 1)
-        codes = torch.randint(-half, half, (rows, columns), generator=generator, dtype=torch.int8)
-        scale = (torch.rand(rows, columns // width, generator=generator) * 0.02 + 0.01).mul(2.0 ** (4 - bits)).to(dtype)
-        zeros = torch.randint(lowest - half, half, scale.shape, generator=generator, dtype=torch.int8)
-        places = torch.arange(columns) // width
-        if order:
-            places = places[torch.randperm(columns, generator=generator)]
-            tensors[f"{name}.weight_g_idx"] = places.int()
-        if not symmetric:
-            tensors[f"{name}.weight_zero_point"] = pack_to_int32(zeros, bits, packed_dim=0).contiguous()
-        tensors[f"{name}.weight_packed"] = pack_to_int32(codes, bits)
-        tensors[f"{name}.weight_scale"] = scale
-        tensors[f"{name}.weight_shape"] = torch.tensor([rows, columns])
-        wide = codes.double() - (0 if symmetric else zeros.double()[:, places])
-        self.meant[name] = (wide * scale.double()[:, places]).numpy()
-
-
-def _arguments(bits: int, group: int, symmetric: bool) -> dict[str, Any]:
-    found = {"num_bits": bits, "type": "int", "symmetric": symmetric}
-    return found | ({"strategy": "channel"} if group == -1 else {"strategy": "group", "group_size": group})
-
-
-@pytest.fixture
-def coded(tiny: Callable[..., Path]) -> Callable[..., Coded]:
-    """``coded(bits=4, group=32, …)`` makes a small Llama of random codes."""
-
-    def build(changed: dict[str, dict[str, Any]] | None = None, **usual: Any) -> Coded:
-        path = tiny("llama", usual.pop("model", torch.float16), num_hidden_layers=2, vocab_size=4096)
-        return Coded(path, changed, **({"bits": 4, "group": 32, "symmetric": True} | usual))
-
-    return build
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
@@ -287,14 +214,14 @@ def test_what_a_format_cannot_say_is_said_before_any_work(
 @pytest.mark.parametrize("scheme", ["W8A8", "FP8_DYNAMIC", "NVFP4A16"])
 @pytest.mark.parametrize("to", ["gptq", "awq"])
 def test_formats_that_hold_no_such_numbers(scheme: str, to: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
-    path = _compressed(tiny("llama", torch.bfloat16, num_hidden_layers=1), scheme)
+    path = compressed(tiny("llama", torch.bfloat16, num_hidden_layers=1), scheme)
     with pytest.raises(SmeltError, match=r"down_proj and 6 more: is stored as .*; use --to dense"):
         export(str(path), to, tmp_path / "out")
 
 
 @pytest.mark.parametrize("scheme", ["W4A16", "W8A8", "FP8_DYNAMIC", "NVFP4A16", "MXFP4A16"])
 def test_dense_restores_what_transformers_restores(scheme: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
-    path = _compressed(tiny("llama", torch.bfloat16, num_hidden_layers=1), scheme)
+    path = compressed(tiny("llama", torch.bfloat16, num_hidden_layers=1), scheme)
     done = export(str(path), "dense", tmp_path / "out")
     dense = load_file(tmp_path / "out" / "model.safetensors")
     theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
@@ -312,7 +239,7 @@ def test_dense_restores_what_transformers_restores(scheme: str, tiny: Callable[.
 
 
 def test_experts_keep_their_names(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    path = _compressed(tiny("qwen3_moe", torch.bfloat16, num_hidden_layers=1), "W4A16", 32)
+    path = compressed(tiny("qwen3_moe", torch.bfloat16, num_hidden_layers=1), "W4A16", 32)
     export(str(path), "gptq", tmp_path / "out")
     first, last = Checkpoint(path), Checkpoint(tmp_path / "out")
     for name in ("model.layers.0.mlp.experts.3.down_proj", "model.layers.0.self_attn.q_proj"):
@@ -433,24 +360,5 @@ def _plain_twin(source: Coded, path: Path) -> Path:
     save_file(kept, path / "model.safetensors")
     config = json.loads((path / "config.json").read_text())
     del config["quantization_config"]
-    (path / "config.json").write_text(json.dumps(config))
-    return path
-
-
-def _compressed(path: Path, scheme: str, group: int | None = None) -> Path:
-    """A model directory with all linears but the head rounded to a scheme, in place."""
-    settled = resolve(scheme, group)
-    tensors: dict[str, Tensor] = {}
-    schemes: dict[str, Scheme] = {}
-    for name, weight in load_file(path / "model.safetensors").items():
-        if "_proj.weight" not in name:
-            tensors[name] = weight
-            continue
-        base = name.removesuffix("weight")
-        schemes[base.removesuffix(".")] = settled
-        tensors |= {base + local: t for local, t in nearest(weight, settled.args).stored(settled).items()}
-    save_file(tensors, path / "model.safetensors")
-    config = json.loads((path / "config.json").read_text())
-    config["quantization_config"] = quantization_config(schemes, ["lm_head", "re:.*mlp.gate$"])
     (path / "config.json").write_text(json.dumps(config))
     return path

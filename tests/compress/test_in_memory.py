@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from smelt.compress import Recipe, SmeltError, quantize, run
+from smelt.runtime.checkpoint import Checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..tiny import SMELT_6M, make_model
@@ -25,6 +26,20 @@ def test_the_model_computes_with_what_was_stored(tmp_path: Path) -> None:
         expected = AutoModelForCausalLM.from_pretrained(result.checkpoint)(tokens).logits
         assert torch.equal(model(tokens).logits, expected)
     assert isinstance(model.model.layers[0].mlp.up_proj, torch.nn.Linear)
+
+
+def test_experts_with_zero_points_are_taken_over(tmp_path: Path) -> None:
+    model = make_model("mixtral", torch.bfloat16, num_hidden_layers=1)
+    tokenizer = AutoTokenizer.from_pretrained(SMELT_6M)
+    done = quantize(model, tokenizer, scheme="W4A16_ASYM", group_size=32, output=tmp_path / "out", **SMALL)
+    stored = Checkpoint(done.checkpoint)
+    experts = model.model.layers[0].mlp.experts
+    down = stored.matrix("model.layers.0.block_sparse_moe.experts.2.w2")
+    assert down.zero is not None
+    assert torch.equal(experts.down_proj[2], down.dense(torch.bfloat16))
+    told = (done.report.candidates[0].reload or {})["sentence"]
+    assert "config=smelt.compress.config_for(…), which its zero-points need there" in told
+    assert told.endswith("vLLM, which documents this layout, was not tried")
 
 
 def test_it_writes_the_bytes_of_a_recipe_on_the_same_model(tmp_path: Path) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.quant_args import FP4_E2M1_DATA
 from smelt.quant.grid import Grid, round_codes
+from smelt.quant.layer_stats import StatsCollector
 from smelt.quant.quantized_weight import QuantizedWeight, restore
+from smelt.quant.rounding import METHODS
 from smelt.quant.rounding.nearest import nearest
 from smelt.quant.scheme import SUPPORTED, resolve
 
@@ -26,7 +29,7 @@ def test_rounding_is_compressed_tensors_rounding(name: str, dtype: torch.dtype) 
     scheme = resolve(name)
     weight = _weight(dtype)
     grid = Grid.fit(weight, scheme.args)
-    expected = fake_quantize(weight.float(), grid.scale.float(), None, scheme.args, global_scale=grid.global_scale)
+    expected = fake_quantize(weight.float(), grid.scale.float(), grid.zero, scheme.args, global_scale=grid.global_scale)
     torch.testing.assert_close(grid.round(weight.float()), expected, rtol=1e-6, atol=0)
 
 
@@ -53,6 +56,29 @@ def test_rows_of_a_stack_are_what_the_weight_alone_gives(name: str) -> None:
     for part, alone in ((stacked.rows(0, 128), first), (stacked.rows(128, 256), second)):
         for key, tensor in nearest(alone, scheme.args).stored(scheme).items():
             assert torch.equal(part.stored(scheme)[key], tensor), key
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("group", [32, -1])
+@pytest.mark.parametrize("method", METHODS)
+def test_zero_points_are_stored_bit_for_bit(method: str, group: int, dtype: torch.dtype) -> None:
+    """Codes, scales and zero-points that compressed-tensors unpacks mean the very values that were chosen."""
+    scheme = resolve("W4A16_ASYM", group)
+    weight = _weight(dtype) + 0.05  # a weight whose zero is not in the middle
+    collector = StatsCollector(384, 512, hessian=True)
+    collector.add(torch.randn(512, 384, generator=torch.Generator().manual_seed(1)))
+    chosen = METHODS[method].function(weight, scheme.args, collector.result(), METHODS[method].options())
+    stored = chosen.stored(scheme)
+    shape = torch.Size(chosen.grid.scale.shape)
+    zero = unpack_from_int32(stored["weight_zero_point"], 4, shape, packed_dim=0)
+    codes = unpack_from_int32(stored["weight_packed"], 4, torch.Size(weight.shape))
+    assert chosen.grid.zero is not None
+    assert torch.equal(zero.float(), chosen.grid.zero)
+    assert int(zero.min()) < 0 < int(codes.max())
+    steps = stored["weight_scale"].float().repeat_interleave(chosen.grid.width, 1)
+    assert torch.equal((codes - zero.repeat_interleave(chosen.grid.width, 1)).float() * steps, chosen.values)
+    if dtype == torch.float32:
+        assert torch.equal(restore(stored, scheme), chosen.values)
 
 
 def test_fp4_codes_are_the_librarys_on_every_tie() -> None:

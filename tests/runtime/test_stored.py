@@ -11,7 +11,7 @@ import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from safetensors.torch import load_file, save_file
-from smelt.compress import Recipe, run
+from smelt.compress import Recipe, config_for, run
 from smelt.quant.scheme import SUPPORTED, resolve
 from smelt.runtime import RuntimeProblem
 from smelt.runtime.checkpoint import Checkpoint
@@ -21,9 +21,8 @@ from smelt.runtime.native import library
 from smelt.runtime.native.operators import NativeOperators
 from smelt.runtime.operators import Operators
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
-from ..tiny import make_model, save_model
+from ..tiny import from_transformers, make_model, save_model
 from .drive import engine, logits_in_pieces
 
 PROMPT = torch.randint(4, 4096, (40,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -51,10 +50,11 @@ def test_a_checkpoint_of_smelt_computes_what_transformers_computes(
     # transformers restores the 4-bit floats as bfloat16, as it first computes; from then on it may compute in float32.
     dtype = torch.bfloat16 if "FP4" in scheme else torch.float32
     path = tiny(architecture, dtype, **size)
-    group = {"group_size": 32} if scheme.endswith("A16") and scheme[0] == "W" and scheme != "W8A16" else {}
+    group = {"group_size": 32} if scheme.startswith(("W4A16", "W3A16", "W2A16")) else {}
     asked = recipe(path, {"evaluate": False}, scheme=scheme, inputs=inputs, **group, rounding="nearest")
     made = run(asked, progress=False)
-    reference = AutoModelForCausalLM.from_pretrained(made.checkpoint, dtype=dtype, experts_implementation="eager")
+    config = {"config": config_for(made.checkpoint)} if architecture == "mixtral" and scheme.endswith("_ASYM") else {}
+    reference = from_transformers(made.checkpoint, dtype=dtype, experts_implementation="eager", **config)
     with torch.no_grad():
         reference(torch.tensor([PROMPT]))
         expected = torch.nn.Module.float(reference)(torch.tensor([PROMPT])).logits[0]
@@ -81,7 +81,7 @@ def test_linears_of_the_same_inputs_that_round_them_differently(
         tensors[f"model.layers.1.{name}.input_scale"] *= 1.5
     save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
     with torch.no_grad():
-        expected = AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32)(torch.tensor([PROMPT])).logits[0]
+        expected = from_transformers(made, dtype=torch.float32)(torch.tensor([PROMPT])).logits[0]
     for operators in (Operators(torch.float32), GpuOperators(torch.float32, torch.device("cpu"))):
         found = logits_in_pieces(made, [PROMPT], [[(0, 40)]], operators)[0]
         assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
@@ -102,7 +102,7 @@ def test_a_trained_model_with_fixed_scales_on_the_cpu_kernels(scheme: str, recip
         pytest.skip("this machine cannot run the compiled kernels")
     asked = recipe("builtin:smelt-6m", {"evaluate": False}, scheme=scheme, inputs="static", rounding="nearest")
     made = run(asked, progress=False).checkpoint
-    reference = AutoModelForCausalLM.from_pretrained(made, dtype=torch.bfloat16)
+    reference = from_transformers(made, dtype=torch.bfloat16)
     with torch.no_grad():
         text = reference.generate(torch.tensor([PROMPT[:8]]), max_new_tokens=24, do_sample=False)[0].tolist()
         expected = reference(torch.tensor([text])).logits[0].float()
