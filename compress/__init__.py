@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .evaluation.result import ReportData
     from .in_memory import quantize
     from .inspection import inspect
-    from .merge import merge
+    from .merging import merge
     from .pipeline import RunResult, run
     from .recipe import Evaluate, Recipe
     from .training import for_training
@@ -47,7 +47,7 @@ _HOMES = {
     "evaluate": ".evaluation.evaluate",
     "for_training": ".training",
     "inspect": ".inspection",
-    "merge": ".merge",
+    "merge": ".merging",
     "quantize": ".in_memory",
     "run": ".pipeline",
 }

@@ -54,6 +54,8 @@ _OF_TRAINING = {
     "qalora_group_size",
     "ensure_weight_tying",
     "runtime_config",
+    # Their tensors name the parameters; those of fused experts are refused when they match none of the model's.
+    "target_parameters",
 }
 # Other initializations take from the base what they put into the adapter: such a base is not the checkpoint.
 _KEEPS_THE_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
@@ -188,6 +190,10 @@ class Adapter:
                     "the model's output head and input embedding are one weight, and merging would change both;"
                     " train the adapter without it"
                 )
+            elif key is None and ".experts." in name:
+                sentence = (
+                    "fused experts were trained together, and the checkpoint holds each apart; train without them"
+                )
             elif key is None:
                 sentence = f"the model has no such weight{nearest_name(name, list(model.names))}"
             else:
@@ -235,8 +241,7 @@ class Adapter:
         known = _FOLLOWED | _OF_TRAINING
         strange = [key for key, value in settings.items() if key not in known and value]
         if strange:
-            advice = "; train the linears of experts apart" if "target_parameters" in strange else ""
-            raise SmeltError(f"{self.directory}: uses {', '.join(strange)}, which Smelt cannot merge{advice}")
+            raise SmeltError(f"{self.directory}: uses {', '.join(strange)}, which Smelt cannot merge")
 
     def _find_changes(self) -> dict[str, Change]:
         parts: dict[str, dict[str, str]] = {}
@@ -250,7 +255,7 @@ class Adapter:
             elif "lora_" in name or not name.endswith((".weight", ".bias")):
                 strange.append(stored)
             else:
-                changes[name.replace(".base_layer.", ".")] = Replacement(self._file, stored)
+                changes[name.replace(".base_layer", "")] = Replacement(self._file, stored)
         for module, each in parts.items():
             embedding = "lora_embedding_A" in each
             down, up = (f"lora_embedding_{x}" if embedding else f"lora_{x}" for x in "AB")

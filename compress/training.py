@@ -33,7 +33,8 @@ def for_training(
     Two things are not as they will be served: what adapters read is not rounded, and neither are keys and values
     that the checkpoint caches in few bits.
 
-    Experts are held apart, one linear each, by the names of the checkpoint, so that adapters can be trained on them.
+    Experts are held apart, one linear for each projection. peft (0.21) looks for them fused and passes them over, so
+    adapters can be trained on everything but experts.
 
     Args:
         checkpoint: a directory, a run's output directory or a hub name.
