@@ -73,16 +73,20 @@ class Plan:
                     "steps.1", "a model that is quantized already cannot be quantized again; keep one quantize step"
                 )
             )
+        where, adapter = "model", None
         try:
             found = find_model(recipe.model, revision=recipe.revision, trust_remote_code=recipe.trust_remote_code)
-            adapter = None if recipe.adapter is None else Adapter(Path(recipe.adapter))
-            model = OpenModel(found) if adapter is None else adapted(open_dense(found), adapter)
+            model = OpenModel(found) if recipe.adapter is None else open_dense(found)
+            if recipe.adapter is not None:
+                where = "adapter"
+                adapter = Adapter(Path(recipe.adapter))
+                model = adapted(model, adapter)
         except SmeltError as error:
             return cls(
                 recipe,
                 None,
                 steps,
-                [*(Problem("model", line) for line in str(error).split("\n")), *problems],
+                [*(Problem(where, line) for line in str(error).split("\n")), *problems],
                 Cost(0, 0, 0.0),
             )
         identity = run_identity(recipe, model, adapter)
