@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -281,7 +281,7 @@ def _known(directory: ModelDirectory) -> dict[str, Any]:
 
 
 def _write_card(base: ModelDirectory, merged: Path, name: str, adapter: Adapter, spill: Path) -> None:
-    called = f"{base.path.parent.name if base.path.name == 'checkpoint' else base.path.name}"
+    called = base.path.parent.name if base.path.name == "checkpoint" else base.path.name
     subjects = [
         Subject(called, base, "baseline"),
         Subject(
@@ -292,4 +292,4 @@ def _write_card(base: ModelDirectory, merged: Path, name: str, adapter: Adapter,
     ]
     title = f"{called} with an adapter merged by Smelt"
     nothing = Evaluation(subjects, Evaluate(samples=0), None, spill, Progress(False), title=title, wanted=False)
-    write_card(nothing.report(), merged, base)
+    write_card(nothing.report(), merged, replace(base, name=called))

@@ -29,6 +29,8 @@ peft = pytest.importorskip("peft", reason="needs peft, which is in the dev extra
 PROMPT = torch.randint(4, 4096, (1, 24), generator=torch.Generator().manual_seed(0))
 QUERY = "model.layers.1.self_attn.q_proj.weight"
 SHALLOW = {"num_hidden_layers": 2}
+# One scheme for each way of storing weights; the others are tried among the slow tests.
+EVERY_LAYOUT = ("W4A16_ASYM", "W2A16", "FP8_BLOCK", "NVFP4A16", "MXFP4A16")
 
 
 def restored(path: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -169,6 +171,28 @@ def test_linears_that_share_a_global_scale_are_rounded_together(tiny: Callable[.
     assert torch.equal(after[f"{prefix}q_proj.input_global_scale"], before[f"{prefix}q_proj.input_global_scale"])
 
 
+def test_a_merged_layer_keeps_the_format_that_it_had(
+    tiny: Callable[..., Path], recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    wider = {"targets": ["re:.*down_proj"], "scheme": "W8A16", "group_size": 64}
+    asked = recipe(tiny(**SHALLOW), {"evaluate": False}, group_size=32, overrides=[wider], kv_cache="fp8")
+    path = run(asked, progress=False).checkpoint
+    adapter_on(path, tmp_path / "adapter", target_modules=["q_proj", "down_proj"])
+    done = merge(str(path.parent), tmp_path / "adapter", tmp_path / "merged", progress=False)
+    assert done.rounded == 4
+    assert "fixed scales of cached keys and values" in done.notes[0]
+    said = [json.loads((each / "config.json").read_text())["quantization_config"] for each in (path, Path(done.path))]
+    assert said[0] == said[1]
+    wanted = adapted(opened(path), Adapter(tmp_path / "adapter")).weights
+    found = opened(Path(done.path)).weights
+    for name, loss in ((QUERY, 0.12), ("model.layers.1.mlp.down_proj.weight", 0.012)):
+        assert (found.load(name) - wanted.load(name)).norm() < loss * wanted.load(name).norm(), name
+    before, after = (load_file(each / "model.safetensors") for each in (path, Path(done.path)))
+    scales = [name for name in before if name.endswith((".k_scale", ".v_scale"))]
+    assert len(scales) == 4
+    assert all(torch.equal(before[name], after[name]) for name in scales)
+
+
 def loss_of(model: PreTrainedModel, text: Tensor) -> float:
     with torch.no_grad():
         return model(text, labels=text).loss.item()
@@ -286,8 +310,8 @@ def test_a_recipe_merges_and_rounds_with_calibration(
         run(asked, progress=False)
     with pytest.raises(SmeltError, match=r"^adapter: .*has no adapter_config.json"):
         run(recipe(path, {"adapter": str(path)}), progress=False)
+    written = {"calibrate": {"source": "self"}, "output": str(tmp_path / "other")}
     with pytest.raises(SmeltError, match="self would be written without the adapter"):
-        written = {"calibrate": {"source": "self"}, "output": str(tmp_path / "other")}
         run(recipe(path, {"adapter": str(directory)} | written, group_size=32), progress=False)
 
 
@@ -367,7 +391,10 @@ def test_a_head_that_is_the_embedding_cannot_be_adapted(tiny: Callable[..., Path
         merge(str(path), tmp_path / "adapter", tmp_path / "out", progress=False)
 
 
-@pytest.mark.parametrize("scheme", SUPPORTED)
+@pytest.mark.parametrize(
+    "scheme",
+    [name if name in EVERY_LAYOUT else pytest.param(name, marks=pytest.mark.slow) for name in SUPPORTED],
+)
 def test_every_scheme_is_restored_changed_and_written_again(
     tiny: Callable[..., Path], tmp_path: Path, scheme: str
 ) -> None:
