@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from .evaluation.result import ReportData
     from .in_memory import quantize
     from .inspection import inspect
+    from .merging import merge
     from .pipeline import RunResult, run
     from .recipe import Evaluate, Recipe
+    from .training import for_training
     from .transformers_plugin import config_for
 
 __all__ = [
@@ -29,7 +31,9 @@ __all__ = [
     "SmeltError",
     "config_for",
     "evaluate",
+    "for_training",
     "inspect",
+    "merge",
     "quantize",
     "run",
 ]
@@ -41,7 +45,9 @@ _HOMES = {
     "RunResult": ".pipeline",
     "config_for": ".transformers_plugin",
     "evaluate": ".evaluation.evaluate",
+    "for_training": ".training",
     "inspect": ".inspection",
+    "merge": ".merging",
     "quantize": ".in_memory",
     "run": ".pipeline",
 }

@@ -1,4 +1,4 @@
-"""The command line: ``smelt run``, ``eval``, ``sweep``, ``compare``, ``inspect``, ``export``, ``chat``, ``bench``, ``kernels`` and ``schema``."""
+"""The command line: ``smelt run``, ``eval``, ``sweep``, ``compare``, ``inspect``, ``export``, ``merge``, ``chat``, ``bench``, ``kernels`` and ``schema``."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ app = typer.Typer(
     - `smelt inspect runs/quickstart/checkpoint` shows where the bytes are
 
     - `smelt export runs/quickstart --to gptq --output runs/quickstart-gptq` writes it for other programs
+
+    - `smelt merge runs/quickstart --adapter ./my-adapter --output runs/tuned` puts a LoRA adapter into its weights
 
     - `smelt chat runs/quickstart/checkpoint` talks with it
 
@@ -370,6 +372,31 @@ def export(
     from .export import export as exported
 
     found = exported(checkpoint, to, output, kind=kind, fresh=fresh, trust_remote_code=trust_remote_code)
+    print(json.dumps(found.as_data(), indent=2) if as_json else found.summary())
+    return 0
+
+
+@app.command()
+@_told
+def merge(
+    checkpoint: Annotated[str, typer.Argument(help="A quantized checkpoint, or a run's output directory.")],
+    adapter: Annotated[Path, typer.Option(help="The directory of a LoRA adapter that peft saved.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The new directory.")],
+    fresh: Annotated[bool, typer.Option("--fresh", help="Replace what an earlier merge left there.")] = False,
+    trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that comes with the checkpoint.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> int:
+    """Put a LoRA adapter into the compressed checkpoint that it was trained on; every layer keeps its number format.
+
+    Codes are the nearest ones, and no text is needed. A recipe with `adapter:` rounds with calibration instead.
+
+    Example:
+
+        smelt merge runs/quickstart --adapter ./my-adapter --output runs/tuned
+    """
+    from .merging import merge as merged
+
+    found = merged(checkpoint, adapter, output, fresh=fresh, trust_remote_code=trust_remote_code)
     print(json.dumps(found.as_data(), indent=2) if as_json else found.summary())
     return 0
 

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from ..quant.activations import ActivationRounding
 from .checkpoint import StoredSchemes
+from .errors import SmeltError
 from .keys_values import KeysValues
 from .model_directory import ModelDirectory
 from .open_model import OpenModel
 from .streamed import StreamedModel
 from .weights import CheckpointWeights, DenseWeights
+
+
+def open_dense(directory: ModelDirectory) -> OpenModel:
+    """Open a model; of a quantized one the dense model that it stands for, its weights restored as they are read.
+
+    Raises:
+        SmeltError: it holds no model that Smelt can work on, or is quantized in a way that it does not read.
+    """
+    quantization = directory.config_data().get("quantization_config")
+    if not quantization:
+        return OpenModel(directory)
+    method = quantization.get("quant_method")
+    if method != "compressed-tensors":
+        raise SmeltError(
+            f"{directory.path}: is quantized by {method}; start from a compressed-tensors checkpoint or the original model"
+        )
+    weights = DenseWeights(CheckpointWeights(directory.path), StoredSchemes(quantization).of)
+    return OpenModel(replace(directory, as_dense=True), weights)
 
 
 class CompressedModel:
@@ -44,16 +64,21 @@ class CompressedModel:
             spill: a directory for activations that are too large for memory.
             round_expert_inputs: whether experts' inputs are rounded too. Servers do; transformers does not.
         """
+        rounded = self.input_roundings(of_experts=round_expert_inputs)
+        return StreamedModel(self.model.skeleton, self.weights, dtype, spill, rounded, self._keys_values())
+
+    def input_roundings(self, *, of_experts: bool = True) -> dict[str, ActivationRounding]:
+        """How inputs are rounded, by the names of the linears that read them."""
         rounded, stored = {}, self._stored.names()
         for facts in self.model.linears.values():
-            if facts.key in self.weights.packed and (round_expert_inputs or not facts.is_expert):
+            if facts.key in self.weights.packed and (of_experts or not facts.is_expert):
                 inputs = self.schemes.of(facts.key.removesuffix(".weight")).activations
                 if inputs is not None:
                     prefix = facts.key.removesuffix("weight")
                     beside = {n.removeprefix(prefix): n for n in stored if n.startswith(prefix)}
                     parts = {local: self._stored.load(n) for local, n in beside.items() if local.startswith("input_")}
                     rounded[facts.name] = ActivationRounding.stored_as(inputs, parts)
-        return StreamedModel(self.model.skeleton, self.weights, dtype, spill, rounded, self._keys_values())
+        return rounded
 
     def _keys_values(self) -> dict[int, KeysValues]:
         args = self.schemes.keys_values

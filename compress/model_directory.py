@@ -36,14 +36,16 @@ class ModelDirectory:
         name: what the recipe called it.
         path: where its files are.
         trust_remote_code: whether Python code that comes with it may run.
+        as_dense: whether a quantized checkpoint stands for the dense model that its weights mean.
     """
 
     name: str
     path: Path
     trust_remote_code: bool = False
+    as_dense: bool = False
 
     def config_data(self) -> dict[str, Any]:
-        """``config.json`` as written."""
+        """``config.json`` as written; without its ``quantization_config`` if it stands for a dense model."""
         path = self.path / "config.json"
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
@@ -55,7 +57,7 @@ class ModelDirectory:
             raise SmeltError(f"{path}: is not valid JSON ({error}); download it again") from None
         if not isinstance(data, dict):
             raise SmeltError(f"{path}: does not hold a model configuration; download it again")
-        return data
+        return {k: v for k, v in data.items() if not (self.as_dense and k == "quantization_config")}
 
     def config(self) -> PretrainedConfig:
         """The model's configuration, once it is known to be a causal LM that may be opened."""
@@ -78,6 +80,8 @@ class ModelDirectory:
             raise SmeltError(
                 f"{self.path}/config.json: transformers cannot open model_type {kind!r} ({first})"
             ) from None
+        if self.as_dense and hasattr(config, "quantization_config"):
+            delattr(config, "quantization_config")
         names = data.get("architectures") or []
         if config.is_encoder_decoder or any("Seq2Seq" in n or n.endswith("ForConditionalGeneration") for n in names):
             raise SmeltError(

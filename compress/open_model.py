@@ -55,13 +55,22 @@ class OpenModel:
         directory: where it is.
         weights: its tensors if they are not those of the directory's files but of a transform of them.
         head_apart: whether the output head has a weight of its own though the configuration ties it to the embedding.
+        is_edited: whether ``weights`` are not those of a checkpoint: they come in float32, and are rounded from that.
 
     Raises:
         SmeltError: the directory does not hold a model that Smelt can work on.
     """
 
-    def __init__(self, directory: ModelDirectory, weights: Weights | None = None, *, head_apart: bool = False) -> None:
+    def __init__(
+        self,
+        directory: ModelDirectory,
+        weights: Weights | None = None,
+        *,
+        head_apart: bool = False,
+        is_edited: bool = False,
+    ) -> None:
         self.directory = directory
+        self.is_edited = is_edited
         transformers_logging.set_verbosity_error()
         self.config = directory.config()
         if head_apart:

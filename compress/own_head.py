@@ -13,7 +13,9 @@ from .weights import Weights
 
 def with_own_head(model: OpenModel) -> OpenModel:
     """The same function; the head can now be changed without the embedding."""
-    return OpenModel(model.directory, _OwnHead(model), head_apart=True) if model.is_tied else model
+    if not model.is_tied:
+        return model
+    return OpenModel(model.directory, _OwnHead(model), head_apart=True, is_edited=model.is_edited)
 
 
 def untied(config: dict[str, Any]) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def run(
     show = Progress(progress)
     if 2 * plan.cost.memory > available_memory():
         return_memory_at_once()
-    with Output(Path(recipe.output), run_identity(recipe, plan.model), fresh=fresh) as output:
+    with Output(Path(recipe.output), run_identity(recipe, plan.model, plan.adapter), fresh=fresh) as output:
         if output.is_complete:
             show.say(f"{output.path} is complete already; pass --fresh to run it again")
             return RunResult(output.checkpoint, load(output.report))
@@ -110,6 +110,7 @@ def _make_checkpoint(plan: Plan, output: Output, tokens: torch.Tensor, name: str
             "sha256": fingerprint(tokens),
         },
         "model": {"name": name, "sha256": model.stored.fingerprint(), "bytes": model.weights.nbytes},
+        **({} if plan.adapter is None else {"adapter": plan.adapter.facts()}),
         "steps": [
             {
                 "step": record.name,
@@ -153,6 +154,8 @@ def _evaluate_and_report(plan: Plan, output: Output, name: str, show: Progress) 
 def why_not_served(plan: Plan) -> str | None:
     """Why the models cannot be run whole here; None if they can."""
     assert plan.model is not None
+    if plan.adapter is not None:
+        return "the adapter is not in the original's files"
     fits = whole_reload_bytes(plan.model) <= available_memory()
     return None if fits else "the models do not fit in memory at once"
 
@@ -165,7 +168,8 @@ def _subjects(plan: Plan, output: Output, name: str, reason: str | None) -> list
     trust = model.directory.trust_remote_code
     directory = ModelDirectory(output.checkpoint.name, output.checkpoint, trust)
     facts = json.loads((output.checkpoint / "smelt.json").read_text(encoding="utf-8"))
-    original = Subject(name, model.directory, "baseline", only_text=reason)
+    called = name if plan.adapter is None else f"{name} with {plan.adapter.directory.name}"
+    original = Subject(called, model.directory, "baseline", only_text=reason)
     compressed = Subject(_label(step), directory, "candidate", only_text=reason, warnings=_warnings(facts))
     if reason is not None:
         told = f"transformers, block by block in float32, because {reason}"

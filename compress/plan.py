@@ -11,6 +11,8 @@ import psutil
 from ..runtime.machine import available_memory, human_bytes
 from . import steps as step_kinds
 from .activations import BATCH_TOKENS
+from .adapter import Adapter, adapted
+from .compressed import open_dense
 from .corpus import TextSource, Windows, calibration_windows, evaluation_windows
 from .errors import Problem, SmeltError
 from .evaluation.problems import device_problems, length_problems, task_problems, text_problems
@@ -41,6 +43,7 @@ class Plan:
         steps: its steps, ready to run.
         problems: everything that would make the run fail; empty if it may start.
         cost: the largest memory, all disk and all operations.
+        adapter: what is merged into the model, if anything.
         calibration: the calibration windows, where a text gives them.
         tasks: lm-eval's tasks to evaluate on, if any.
     """
@@ -50,6 +53,7 @@ class Plan:
     steps: list[step_kinds.Step]
     problems: list[Problem]
     cost: Cost
+    adapter: Adapter | None = None
     calibration: Windows | None = None
     tasks: Tasks | None = None
 
@@ -69,18 +73,23 @@ class Plan:
                     "steps.1", "a model that is quantized already cannot be quantized again; keep one quantize step"
                 )
             )
+        where, adapter = "model", None
         try:
             found = find_model(recipe.model, revision=recipe.revision, trust_remote_code=recipe.trust_remote_code)
-            model = OpenModel(found)
+            model = OpenModel(found) if recipe.adapter is None else open_dense(found)
+            if recipe.adapter is not None:
+                where = "adapter"
+                adapter = Adapter(Path(recipe.adapter))
+                model = adapted(model, adapter)
         except SmeltError as error:
             return cls(
                 recipe,
                 None,
                 steps,
-                [*(Problem("model", line) for line in str(error).split("\n")), *problems],
+                [*(Problem(where, line) for line in str(error).split("\n")), *problems],
                 Cost(0, 0, 0.0),
             )
-        identity = run_identity(recipe, model)
+        identity = run_identity(recipe, model, adapter)
         blocked = Output(Path(recipe.output), identity, fresh=fresh).problem()
         if blocked:
             problems.append(Problem("output", blocked))
@@ -110,7 +119,7 @@ class Plan:
                         problems += task_problems(tasks, [found])
                 except SmeltError as error:
                     problems += [Problem("data", line) for line in str(error).split("\n")]
-        return cls(recipe, model, steps, problems, cost, calibration, tasks)
+        return cls(recipe, model, steps, problems, cost, adapter, calibration, tasks)
 
     def as_data(self) -> dict[str, Any]:
         """The plan as plain data."""
@@ -183,9 +192,10 @@ class Plan:
         return "\n".join(lines)
 
 
-def run_identity(recipe: Recipe, model: OpenModel) -> dict[str, Any]:
-    """Everything that decides a run's bytes: versions, the recipe, the model."""
+def run_identity(recipe: Recipe, model: OpenModel, adapter: Adapter | None) -> dict[str, Any]:
+    """Everything that decides a run's bytes: versions, the recipe, the model and what is merged into it."""
     return {
+        **({} if adapter is None else {"adapter": adapter.fingerprint()}),
         "versions": versions(),
         "recipe": recipe.content(),
         "model": model.stored.fingerprint(),
@@ -257,6 +267,8 @@ def _evaluation_cost(recipe: Recipe, model: OpenModel) -> Cost:
 def _resource_problems(recipe: Recipe, model: OpenModel, cost: Cost) -> list[Problem]:
     problems = []
     memory, disk = available_memory(), free_disk(Path(recipe.output))
+    if recipe.calibrate.source == "self" and recipe.adapter is not None:
+        problems.append(Problem("calibrate.source", "self would be written without the adapter; give a text instead"))
     if recipe.calibrate.source == "self" and 2 * model.weights.nbytes > memory:
         problems.append(
             Problem(

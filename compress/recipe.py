@@ -412,6 +412,11 @@ class Recipe(RecipeModel):
     """
 
     model: str = Field(description="A directory, a Hugging Face hub name, or builtin:smelt-6m.")
+    adapter: str | None = Field(
+        default=None,
+        description="The directory of a LoRA adapter that peft saved, to be merged into the model before anything is done"
+        " to it; the model may then be a compressed checkpoint.",
+    )
     output: str = Field(description="The directory that gets checkpoint/, report.* and journal/.")
     seed: int = Field(default=0, ge=0, description="Chooses calibration windows and self-written text.")
     trust_remote_code: bool = Field(

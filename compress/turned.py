@@ -83,7 +83,7 @@ class Streams:
 def turned(model: OpenModel, streams: Streams, turn: Turn) -> OpenModel:
     """The same function with other weights. A head that shared the embedding's weight gets its own."""
     apart = with_own_head(model)
-    return OpenModel(model.directory, TurnedWeights(apart, streams, turn), head_apart=model.is_tied)
+    return OpenModel(model.directory, TurnedWeights(apart, streams, turn), head_apart=model.is_tied, is_edited=True)
 
 
 class TurnedWeights:

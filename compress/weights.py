@@ -19,6 +19,8 @@ from .safetensors_file import SafetensorsFile, TensorInfo
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _SLICE = 1 << 20
+# Stored beside an attention's weights: the scales of its cache, which are no weights.
+CACHE_SCALES = ("k_scale", "v_scale", "k_zero_point", "v_zero_point")
 
 
 class Weights(Protocol):
@@ -143,6 +145,7 @@ class DenseWeights:
             if f"{module}.weight_scale" in parts:
                 self.packed[f"{module}.weight"] = [p for p in parts if p.rpartition(".")[2].startswith("weight")]
                 self._beside |= {p for p in parts if p.rpartition(".")[2].startswith("input_")}
+            self._beside |= {p for p in parts if p.rpartition(".")[2] in CACHE_SCALES}
 
     def names(self) -> list[str]:
         hidden = {part for parts in self.packed.values() for part in parts} | self._beside
@@ -151,16 +154,31 @@ class DenseWeights:
     def info(self, name: str) -> TensorInfo:
         if name not in self.packed:
             return self._stored.info(name)
-        tensor = self.load(name)
-        return TensorInfo(tensor.dtype, tuple(tensor.shape))
+        prefix = name.removesuffix("weight")
+        scale = self._stored.info(f"{prefix}weight_scale").dtype
+        # Scales of a format's own type say nothing of the weight's, and compressed-tensors restores bfloat16.
+        dtype = scale if scale in (torch.float32, torch.float16, torch.bfloat16) else torch.bfloat16
+        if f"{prefix}weight_shape" in self.packed[name]:
+            rows, columns = self._stored.load(f"{prefix}weight_shape").tolist()
+        elif f"{prefix}weight_packed" in self.packed[name]:  # 4-bit floats, two to a byte
+            rows, half = self._stored.info(f"{prefix}weight_packed").shape
+            columns = 2 * half
+        else:
+            rows, columns = self._stored.info(name).shape
+        return TensorInfo(dtype, (rows, columns))
 
     def load(self, name: str) -> Tensor:
         if name not in self.packed:
             return self._stored.load(name)
+        return restore(*self.parts(name))
+
+    def parts(self, name: str) -> tuple[dict[str, Tensor], Scheme]:
+        """What is stored for a packed weight, by local name, and how it is to be read."""
         prefix = name.removesuffix("weight")
         parts = {part.removeprefix(prefix): self._stored.load(part) for part in self.packed[name]}
-        return restore(parts, self._scheme_of(prefix.removesuffix(".")))
+        return parts, self._scheme_of(prefix.removesuffix("."))
 
     @property
     def nbytes(self) -> int:
-        return self._stored.nbytes
+        """Of the dense weights."""
+        return sum(self.info(name).nbytes for name in self.names())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -13,16 +12,15 @@ from ...runtime.machine import human_bytes
 from ..checkpoint import Entry, write_checkpoint
 from ..errors import SmeltError, raise_problems
 from ..model_directory import ModelDirectory, find_checkpoint
+from ..new_directory import RECORD, appearing, check_output
 from ..progress import Progress
 from ..recipe_file import nearest_name
-from ..resources import free_disk
-from ..safetensors_file import disk_error, write_text
+from ..safetensors_file import write_text
 from .dense import dense_entries
 from .source import Source
 from .targets import TARGETS, Target
 
 _GGUF = "gguf"
-_RECORD = "smelt.json"
 
 
 class Written(Protocol):
@@ -95,7 +93,7 @@ def export(
     if kind is not None and to != _GGUF:
         raise SmeltError(f"--type: only gguf has types, and the format is {to}; remove it")
     source = find_checkpoint(checkpoint, trust_remote_code=trust_remote_code)
-    _check_output(output, source.path, fresh)
+    check_output(output, source.path, "export", fresh=fresh, suffix=".gguf")
     show = Progress(progress)
     if to == _GGUF:
         return _export_gguf(source, output, kind, show)
@@ -119,28 +117,17 @@ def _export_directory(source: Source, original: ModelDirectory, to: str, output:
     raise_problems(target.problems(source))
     entries = _entries(source, target)
     size = sum(info.nbytes for _, info, _ in entries)
-    free = free_disk(output)
-    if size > free:
-        raise SmeltError(
-            f"{output}: {human_bytes(size)} are needed and {human_bytes(free)} are free; make room or choose another"
-        )
     quantization = target.config(source)
     config = {key: value for key, value in original.config_data().items() if key != "quantization_config"}
     if quantization is not None:
         config["quantization_config"] = quantization
     result = Exported(str(output), to, len(source.linears) if quantization else 0, size, _notes(source, target))
-    staging = output.with_name(output.name + ".partial")
-    shutil.rmtree(staging, ignore_errors=True)
-    show.say(f"writing {human_bytes(size)}")
-    try:
+    with appearing(output, size) as staging:
+        show.say(f"writing {human_bytes(size)}")
         write_checkpoint(staging, source.path, config, entries, with_code=original.trust_remote_code)
         if target.own_file:
             write_text(staging / target.own_file, json.dumps(quantization, indent=2) + "\n")
-        write_text(staging / _RECORD, json.dumps(_record(original, result), indent=2) + "\n")
-        _publish(staging, output)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
+        write_text(staging / RECORD, json.dumps(_record(original, result), indent=2) + "\n")
     return result
 
 
@@ -163,57 +150,20 @@ def _entries(source: Source, target: Target) -> list[Entry]:
 
 
 def _notes(source: Source, target: Target) -> list[str]:
-    restored = (
-        []
-        if source.table is None
-        else [f"{source.table.name} was restored to {source.dtype}, as no reader wants codes there"]
-    )
+    restored = [] if source.table is None else [f"{source.table.name} was restored, as no reader wants codes there"]
     return [*target.notes(source), *restored]
-
-
-def _check_output(output: Path, source: Path, fresh: bool) -> None:
-    if output.resolve() == source.resolve():
-        raise SmeltError(f"--output: {output} is the checkpoint itself; choose another")
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        return
-    if not fresh:
-        raise SmeltError(
-            f"--output: {output} exists; choose another, or pass --fresh to replace what an export left there"
-        )
-    if not (_is_export(output) or (output.is_file() and output.suffix == ".gguf")):
-        raise SmeltError(f"--output: {output} was not made by `smelt export`; choose another or remove it yourself")
-
-
-def _is_export(output: Path) -> bool:
-    try:
-        return "export" in json.loads((output / _RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
 
 
 def _record(original: ModelDirectory, result: Exported) -> dict[str, Any]:
     """What is known of the weights' making, for ``smelt inspect`` and ``smelt eval``, and of this export."""
     try:
-        made = json.loads((original.path / _RECORD).read_text(encoding="utf-8"))
+        made = json.loads((original.path / RECORD).read_text(encoding="utf-8"))
     except FileNotFoundError:
         made = {}
     except ValueError:
         raise SmeltError(
-            f"{original.path / _RECORD}: cannot be understood; the checkpoint was changed after it was made"
+            f"{original.path / RECORD}: cannot be understood; the checkpoint was changed after it was made"
         ) from None
     made.pop("reload", None)  # it was said of other files
     told = {key: value for key, value in result.as_data().items() if key != "path"}
     return {**made, "export": {**told, "of": original.name}}
-
-
-def _publish(staging: Path, output: Path) -> None:
-    """Make the finished directory appear under its name; what an earlier export left there stays until then."""
-    earlier = output.with_name(output.name + ".replaced")
-    try:
-        shutil.rmtree(earlier, ignore_errors=True)
-        if output.exists():
-            output.rename(earlier)
-        staging.rename(output)
-        shutil.rmtree(earlier, ignore_errors=True)
-    except OSError as error:
-        raise disk_error(error, output, 0) from None

@@ -8,6 +8,7 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs, QuantizationStrategy
 from torch import Tensor
 
+from ...quant.grid import Grid
 from ...quant.quantized_weight import restore
 from ...quant.rounding.nearest import nearest
 from ...quant.scheme import Scheme
@@ -41,21 +42,22 @@ def round_embedding(model: OpenModel, tokens: Tensor, part: Path) -> None:
         part: where to.
     """
     key = embedding_key(model)
-    table = model.weights.load(key)
+    table, stored = model.weights.load(key), model.weights.info(key).dtype
     often = torch.bincount(tokens.flatten(), minlength=len(table)).double()
     pieces: list[dict[str, Tensor]] = []
     lost = whole = 0.0
     for start in range(0, len(table), _SLICE):  # rows do not depend on each other, and a wide copy would be large
         rows, counts = table[start : start + _SLICE], often[start : start + _SLICE]
-        pieces.append(nearest(rows, EMBEDDING.args).stored(EMBEDDING))
+        grid = Grid.fit(rows.float(), EMBEDDING.args, stored)
+        pieces.append(nearest(rows, EMBEDDING.args, grid=grid).stored(EMBEDDING))
         difference = restore(pieces[-1], EMBEDDING).double() - rows.double()
         lost += float(difference.square().sum(1) @ counts)
         whole += float(rows.double().square().sum(1) @ counts)
     prefix = key.removesuffix("weight")
-    stored = {prefix + name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+    codes = {prefix + name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     error = float(f"{(lost / whole) ** 0.5:.6g}") if whole else None
     shape = (table.shape[0], table.shape[1])
-    save_part(part, stored, [LayerRecord(key.removesuffix(".weight"), shape, EMBEDDING.label, error)])
+    save_part(part, codes, [LayerRecord(key.removesuffix(".weight"), shape, EMBEDDING.label, error)])
 
 
 class WithEmbedding:

@@ -21,6 +21,7 @@ from ..recipe import AUTO, Quantize
 from ..resources import Cost, compute_dtype
 from ..safetensors_file import SafetensorsFile
 from ..stubs import block_calls
+from ..weights import CACHE_SCALES
 from .assignment import Assignment, Treatment
 from .embedding import EMBEDDING, embedding_key
 from .guard import LayerGuard
@@ -32,7 +33,6 @@ from .transforms import Transforms
 
 # Where there are several schemes, transformers takes that for the experts' whose targets have a pattern that names them.
 _EXPERTS = r"re:.*\.experts\.\d+\..*"
-_CACHE_TENSORS = ("k_scale", "v_scale", "k_zero_point", "v_zero_point")
 
 
 class QuantizeStep:
@@ -89,7 +89,8 @@ class QuantizeStep:
         batch = max(BATCH_TOKENS, length)
         chosen = self._assignment.of(model)
         number = compute_dtype(model.dtype).itemsize
-        held = number + (4 if self.transforms.change_weights else 0)
+        wide = model.is_edited or self.transforms.change_weights
+        held = number + (4 if wide else 0)
         memory, operations, kept, sequential = 0, 0.0, 0, 0
         for index, anatomy in enumerate(model.anatomy.blocks):
             numel = model.block_numel(index)
@@ -236,7 +237,7 @@ class QuantizeStep:
         entries += [
             (name, file.tensors[name], lambda name=name, file=file: file.load(name))
             for name, file in home.items()
-            if name.rpartition(".")[2] in _CACHE_TENSORS
+            if name.rpartition(".")[2] in CACHE_SCALES
         ]
         ignored = self._ignored(model, chosen)
         config["quantization_config"] = quantization_config(schemes, ignored, self._cache_args(model))

@@ -72,6 +72,8 @@ class BlockQuantizer:
         self._chosen = chosen
         self._transforms = transforms
         self._context = context
+        # Edited weights come in float32, and are rounded from that.
+        self._wide = model.is_edited or transforms.change_weights
         journal, weights = context.journal, model.weights
         self._embedding = journal / "embedding.safetensors" if embedding else None
         self._head_part = journal / "head.safetensors" if model.anatomy.head in chosen else None
@@ -128,7 +130,7 @@ class BlockQuantizer:
         anatomy, streamed = self._model.anatomy.blocks[index], self._streamed
         # Before the block is filled: looking for links fills it with weights of its own.
         links = self._model.links(index) if self._transforms.links else ()
-        read_in = torch.float32 if self._transforms.change_weights else streamed.dtype
+        read_in = torch.float32 if self._wide else streamed.dtype
         with streamed.block(index, read_in) as block, ExitStack() as hooks:
             weights = block_weights(block, read_in)
             if read_in != streamed.dtype:
@@ -253,7 +255,7 @@ class BlockQuantizer:
                     roundings[name],
                     isinstance(module, Conv1D),
                     shared,
-                    linears[name].weight if self._transforms.change_weights else None,
+                    linears[name].weight if self._wide else None,
                 )
         options = next(t.options for t in self._chosen.values() if t.method.by_block)
         learned = signround(
@@ -313,7 +315,7 @@ class BlockQuantizer:
 
     def _weight(self, weights: dict[str, Tensor], name: str, facts: LinearFacts) -> Tensor:
         weight = weights[f"{name}.weight"]
-        return weight if self._transforms.change_weights else weight.to(facts.dtype)
+        return weight if self._wide else weight.to(facts.dtype)
 
     def _keys_values(self, block: nn.Module, index: int, store: ActivationStore) -> dict[str, Tensor]:
         """Find the cache's scales on the block as it is now rounded, and compute with them from here on."""

@@ -1,0 +1,85 @@
+"""Directories that commands make of a checkpoint: never half there, and never over what is not theirs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..runtime.machine import human_bytes
+from .errors import SmeltError
+from .resources import free_disk
+from .safetensors_file import disk_error
+
+RECORD = "smelt.json"
+
+
+def check_output(output: Path, source: Path, command: str, *, fresh: bool, suffix: str | None = None) -> None:
+    """Refuse an output that stands in the way.
+
+    Args:
+        output: the new directory.
+        source: the checkpoint that it is made of.
+        command: which command makes it; its name is a key of the directory's ``smelt.json``.
+        fresh: whether what the same command left there may be replaced.
+        suffix: of files that the command writes instead of a directory.
+
+    Raises:
+        SmeltError: it may not be written.
+    """
+    if output.resolve() == source.resolve():
+        raise SmeltError(f"--output: {output} is the checkpoint itself; choose another")
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    if not fresh:
+        raise SmeltError(
+            f"--output: {output} exists; choose another, or pass --fresh to replace what an earlier {command} left there"
+        )
+    if not (_made_by(command, output) or (suffix is not None and output.is_file() and output.suffix == suffix)):
+        raise SmeltError(f"--output: {output} was not made by `smelt {command}`; choose another or remove it yourself")
+
+
+@contextmanager
+def appearing(output: Path, size: int) -> Iterator[Path]:
+    """Where to put a directory together; it appears as ``output`` when all went well, and is gone if not.
+
+    What an earlier command left there stays until then.
+
+    Args:
+        output: the new directory.
+        size: bytes of its tensors.
+    """
+    free = free_disk(output)
+    if size > free:
+        raise SmeltError(
+            f"{output}: {human_bytes(size)} are needed and {human_bytes(free)} are free; make room or choose another"
+        )
+    staging = output.with_name(output.name + ".partial")
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        yield staging
+        _publish(staging, output)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+
+def _made_by(command: str, output: Path) -> bool:
+    try:
+        return command in json.loads((output / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+
+
+def _publish(staging: Path, output: Path) -> None:
+    earlier = output.with_name(output.name + ".replaced")
+    try:
+        shutil.rmtree(earlier, ignore_errors=True)
+        if output.exists():
+            output.rename(earlier)
+        staging.rename(output)
+        shutil.rmtree(earlier, ignore_errors=True)
+    except OSError as error:
+        raise disk_error(error, output, 0) from None
