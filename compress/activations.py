@@ -17,6 +17,11 @@ from .safetensors_file import disk_error
 BATCH_TOKENS = 2048
 
 
+def windows_a_batch(length: int) -> int:
+    """How many windows of so many tokens belong to one forward pass."""
+    return max(1, BATCH_TOKENS // length)
+
+
 class ActivationStore:
     """A tensor ``[windows, length, width]`` in a file, read and overwritten batch by batch.
 
@@ -41,14 +46,14 @@ class ActivationStore:
     def batches(self) -> Iterator[slice]:
         """Windows that belong to one forward pass, in order."""
         windows, length, _ = self._shape
-        size = max(1, BATCH_TOKENS // length)
+        size = windows_a_batch(length)
         for start in range(0, windows, size):
             yield slice(start, min(start + size, windows))
 
-    def beside(self, width: int) -> ActivationStore:
-        """A new store for other activations of the same tokens."""
-        windows, length, _ = self._shape
-        return ActivationStore((windows, length, width), self._dtype, self._directory)
+    def beside(self, width: int, windows: int | None = None) -> ActivationStore:
+        """A new store for other activations of the same tokens, or of more windows."""
+        count, length, _ = self._shape
+        return ActivationStore((count if windows is None else windows, length, width), self._dtype, self._directory)
 
     def read(self, batch: slice) -> Tensor:
         """A copy of some windows."""

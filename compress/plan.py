@@ -54,12 +54,13 @@ class Plan:
     tasks: Tasks | None = None
 
     @classmethod
-    def make(cls, recipe: Recipe, *, fresh: bool = False) -> Plan:
+    def make(cls, recipe: Recipe, *, fresh: bool = False, processes: int = 1) -> Plan:
         """Check a recipe. Reads headers, no weights; writes nothing.
 
         Args:
             recipe: what to do.
             fresh: whether an earlier run in the output may be replaced.
+            processes: how many will do it together on this machine.
         """
         steps = [step_kinds.build(entry, i) for i, entry in enumerate(recipe.steps)]
         problems = _text_problems(recipe)
@@ -100,7 +101,7 @@ class Plan:
                 written = recipe.calibrate.samples * recipe.calibrate.length
                 numel = model.weights.nbytes // model.dtype.itemsize
                 cost += Cost(6 * numel, 0, 2.0 * numel * written)
-            cost = replace(cost, memory=cost.memory + _WARM_UP_BYTES)
+            cost = replace(cost, memory=processes * (cost.memory + _WARM_UP_BYTES))
             if not Output(Path(recipe.output), identity, fresh=fresh).is_complete or fresh:
                 problems += _resource_problems(recipe, model, cost)
                 try:

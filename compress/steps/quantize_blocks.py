@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
+from functools import partial
+from typing import Any
 
 import torch
 from compressed_tensors.quantization import QuantizationArgs
@@ -30,6 +32,9 @@ from .guard import LayerGuard
 from .parts import layers_of, load_part, save_part
 from .step import RunContext
 from .transforms import Transforms, fill
+
+# Linears, what the checkpoint stores for each, and what is told of it.
+Rounded = list[tuple[ToRound, tuple[dict[str, Tensor], LayerRecord]]]
 
 
 class BlockQuantizer:
@@ -69,23 +74,27 @@ class BlockQuantizer:
 
     def run(self) -> None:
         """Make all parts. A block that an earlier run finished is only run, so that the next one sees its outputs."""
-        if all(part.exists() for part in self.parts):
-            for part in self.parts:
-                self._recall(part)
+        processes = self._context.processes
+        _, finished_parts = processes.from_first(lambda: ({}, [part.exists() for part in self.parts]))
+        if all(finished_parts):
+            _, layers = processes.from_first(lambda: ({}, layers_of(self.parts)))
+            self._recall(layers)
             return
         streamed = self._streamed
-        store = streamed.embed(self._context.tokens)
+        mine = processes.share(self._context.tokens)
+        store = streamed.embed(mine)
         if any(treatment.method.by_block for treatment in self._chosen.values()):
-            self._plain = streamed.embed(self._context.tokens)
+            self._plain = streamed.embed(mine)
         try:
             for index in self._context.progress.track(range(len(streamed)), "quantizing blocks", len(streamed)):
                 release_freed_memory()
-                if self.parts[index].exists():
-                    self._recall(self.parts[index])
+                if finished_parts[index]:
+                    part = self.parts[index]
+                    stored, layers = processes.from_first(lambda part=part: (load_part(part), layers_of([part])))
+                    self._recall(layers)
                     with streamed.block(index) as block, ExitStack() as hooks:
                         if self._plain is not None:
                             streamed.run_block(index, block, self._plain)
-                        stored = load_part(self.parts[index])
                         self._install(block, index, stored, hooks)
                         if self._cache is not None:
                             prefix = self._model.attention_prefix(index)
@@ -94,16 +103,16 @@ class BlockQuantizer:
                         streamed.run_block(index, block, store)
                 else:
                     self._block(index, store)
-            if len(self.parts) > len(streamed) and not self.parts[-1].exists():
+            if len(self.parts) > len(streamed) and not finished_parts[-1]:
                 self._head(store)
         finally:
             store.close()
             if self._plain is not None:
                 self._plain.close()
 
-    def _recall(self, part: Path) -> None:
-        """Which layers of a finished part got the guard's fallback."""
-        for record in layers_of([part]):
+    def _recall(self, layers: list[dict[str, Any]]) -> None:
+        """Which layers of a finished part, or of those that another process rounded, got the guard's fallback."""
+        for record in layers:
             other = self._guard.fallback(self._chosen[record["name"]])
             if other is not None and record["scheme"] == other.scheme.label:
                 self._chosen[record["name"]] = other
@@ -120,7 +129,14 @@ class BlockQuantizer:
             if self._plain is not None:
                 # The float block makes of float inputs what the rounded one is to make of its own.
                 streamed.run_block(index, block, self._plain)
-            passes = BlockPasses(block, anatomy, store, lambda hidden: streamed.call(index, hidden))
+            passes = BlockPasses(
+                block,
+                anatomy,
+                store,
+                lambda hidden: streamed.call(index, hidden),
+                self._context.tokens.numel(),
+                self._context.processes,
+            )
             hooks.callback(passes.close)
             schemes = {
                 name: self._chosen[f"{anatomy.name}.{name}"].scheme
@@ -139,7 +155,8 @@ class BlockQuantizer:
             if self._cache is not None:
                 stored |= self._keys_values(block, index, store)
                 passes.close()  # what was kept of attention was computed with keys and values as they are
-            save_part(self.parts[index], stored, records)
+            if self._context.processes.leads:
+                save_part(self.parts[index], stored, records)
             passes.advance()
 
     def _phase(
@@ -163,13 +180,27 @@ class BlockQuantizer:
                 name: ToRound(facts := self._model.linears[prefix + name], self._weight(weights, name, facts))
                 for name in group.linears
             }
-            for linear, (tensors, record) in self._rounded(prefix, linears, stats):
-                key = linear.facts.key.removesuffix("weight")
-                stored |= {key + local: tensor for local, tensor in tensors.items()}
-                records.append(record)
+            self._once(partial(self._rounded, prefix, linears, stats), stored, records)
         for group in wanted:
             for name in group.linears:
                 self._use(passes.block.get_submodule(name), self._model.linears[prefix + name], stored, hooks)
+
+    def _once(self, rounding: Callable[[], Rounded], stored: dict[str, Tensor], records: list[LayerRecord]) -> None:
+        """Round in the first process, and let all know the result."""
+
+        def make() -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+            tensors: dict[str, Tensor] = {}
+            layers: list[dict[str, Any]] = []
+            for linear, (each, record) in rounding():
+                key = linear.facts.key.removesuffix("weight")
+                tensors |= {key + local: tensor for local, tensor in each.items()}
+                layers.append(record.as_data())
+            return tensors, layers
+
+        tensors, layers = self._context.processes.from_first(make)
+        self._recall(layers)
+        stored |= tensors
+        records += [LayerRecord.of_data(layer) for layer in layers]
 
     def _is_rounded_alone(self, name: str) -> bool:
         return name in self._chosen and not self._chosen[name].method.by_block
@@ -218,31 +249,35 @@ class BlockQuantizer:
                     linears[name].weight if self._transforms.change_weights else None,
                 )
         options = next(t.options for t in self._chosen.values() if t.method.by_block)
-        learned = signround(
-            layers,
-            lambda hidden: self._streamed.call(index, hidden).run(block, hidden),
-            store.gather,
-            self._plain.gather,
-            store.shape[0],
-            options,
-        )
-        for name, linear in linears.items():
-            scheme = self._chosen[prefix + name].scheme
-            tensors, record = finished(linear, learned[name], scheme, stats[name], roundings[name])
-            if self._guard.failing([record]):
-                record.notes.append(self._guard.told(record))
-            key = linear.facts.key.removesuffix("weight")
-            stored |= {key + local: tensor for local, tensor in tensors.items()}
-            records.append(record)
+        processes = self._context.processes
+        with processes.collected(store) as inputs, processes.collected(self._plain) as targets:
+
+            def learn() -> Rounded:
+                learned = signround(
+                    layers,
+                    lambda hidden: self._streamed.call(index, hidden).run(block, hidden),
+                    inputs.gather,
+                    targets.gather,
+                    inputs.shape[0],
+                    options,
+                )
+                found: Rounded = []
+                for name, linear in linears.items():
+                    scheme = self._chosen[prefix + name].scheme
+                    tensors, record = finished(linear, learned[name], scheme, stats[name], roundings[name])
+                    if self._guard.failing([record]):
+                        record.notes.append(self._guard.told(record))
+                    found.append((linear, (tensors, record)))
+                return found
+
+            self._once(learn, stored, records)
         for name, linear in linears.items():
             self._use(block.get_submodule(name), linear.facts, stored, hooks)
 
-    def _rounded(
-        self, prefix: str, linears: dict[str, ToRound], stats: LayerStats
-    ) -> list[tuple[ToRound, tuple[dict[str, Tensor], LayerRecord]]]:
+    def _rounded(self, prefix: str, linears: dict[str, ToRound], stats: LayerStats) -> Rounded:
         """Round the linears of a group; again with more bits where the guard says so."""
 
-        def attempt() -> list[tuple[ToRound, tuple[dict[str, Tensor], LayerRecord]]]:
+        def attempt() -> Rounded:
             found = []
             for names in alike({name: self._chosen[prefix + name] for name in linears}):
                 members = [linears[name] for name in names]
@@ -285,7 +320,7 @@ class BlockQuantizer:
             for batch in store.batches():
                 hidden = store.read(batch)
                 with_cache(self._streamed.call(index, hidden), ranges).run(block, hidden)
-            rounding = ranges.rounding(self._cache, self._model.dtype)
+            rounding = ranges.rounding(self._cache, self._model.dtype, self._context.processes)
         else:
             rounding = KeysValues.stored_as(self._cache, {})
         self._streamed.keys_values[index] = rounding
@@ -295,11 +330,15 @@ class BlockQuantizer:
     def _head(self, store: ActivationStore) -> None:
         facts = self._model.linears[self._model.anatomy.head]
         treatment = self._chosen[facts.name]
-        stats = observe_head(self._streamed.head(), store, hessian=treatment.method.needs_hessian)
+        tokens, processes = self._context.tokens.numel(), self._context.processes
+        hessian = treatment.method.needs_hessian
+        stats = observe_head(self._streamed.head(), store, tokens, processes, hessian=hessian)
         linear = ToRound(facts, self._model.weights.load(facts.key))
-        ((_, (tensors, record)),) = self._rounded("", {facts.name: linear}, stats)
-        prefix = facts.key.removesuffix("weight")
-        save_part(self.parts[-1], {prefix + local: tensor for local, tensor in tensors.items()}, [record])
+        stored: dict[str, Tensor] = {}
+        records: list[LayerRecord] = []
+        self._once(partial(self._rounded, "", {facts.name: linear}, stats), stored, records)
+        if processes.leads:
+            save_part(self.parts[-1], stored, records)
 
     def _changed(
         self, block: nn.Module, index: int, weights: dict[str, Tensor], quantized: object
