@@ -120,7 +120,7 @@ def _context(
     plan: Plan, output: Output, number: int, tokens: torch.Tensor, show: Progress, processes: Processes
 ) -> RunContext:
     assert plan.model is not None
-    dtype = compute_dtype(plan.model.dtype)
+    dtype = compute_dtype(plan.model.dtype, plan.recipe.calibrate.device)
     return RunContext(dtype, tokens, plan.recipe.seed, output.journal / f"step-{number}", show, processes)
 
 
@@ -129,7 +129,7 @@ def _make_checkpoint(
 ) -> None:
     assert plan.model is not None
     recipe, model = plan.recipe, plan.model
-    dtype = compute_dtype(model.dtype)
+    dtype = compute_dtype(model.dtype, recipe.calibrate.device)
     records: list[StepRecord] = []
     processes.from_first(lambda: ({"tokens": tokens}, None))
     for number, step in enumerate(plan.steps):

@@ -191,7 +191,7 @@ def run_identity(recipe: Recipe, model: OpenModel) -> dict[str, Any]:
         "recipe": recipe.content(),
         "model": model.stored.fingerprint(),
         "config": digest(model.directory.config_data()),
-        "computed_in": str(compute_dtype(model.dtype)),
+        "computed_in": str(compute_dtype(model.dtype, recipe.calibrate.device)),
     }
 
 
@@ -233,9 +233,9 @@ def _read_windows(recipe: Recipe, model: OpenModel) -> Windows | None:
 
 def _length_problems(recipe: Recipe, model: OpenModel) -> list[Problem]:
     context, length = model.context(), recipe.calibrate.length
-    problems: list[Problem] = []
+    problems = device_problems(recipe.calibrate.device, "calibrate.")
     if recipe.evaluate:
-        problems = device_problems(recipe.evaluate) + length_problems(recipe.evaluate, [model.directory])
+        problems += device_problems(recipe.evaluate.device) + length_problems(recipe.evaluate, [model.directory])
     if context and length > context:
         sentence = f"{length} tokens are more than the {context} that the model was made for; use at most {context}"
         problems.append(Problem("calibrate.length", sentence))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ...quant.layer_stats import LayerStats
 from ...quant.quantized_weight import restore
 from ...quant.rounding.learned_weight import Learned
 from ...quant.rounding.signround import signround
+from ...runtime.device import on
 from ..activations import ActivationStore
 from ..anatomy import SharedInput
 from ..keys_values import KeysValues, RangesCache, with_cache
@@ -67,7 +69,10 @@ class BlockQuantizer:
         self._chosen = chosen
         self._transforms = transforms
         self._context = context
-        self._streamed = StreamedModel(model.skeleton, model.weights, context.dtype, context.journal)
+        self._device = context.processes.device
+        self._streamed = StreamedModel(
+            model.skeleton, model.weights, context.dtype, context.journal, device=self._device
+        )
         self.parts = [context.journal / f"block-{i:05d}.safetensors" for i in range(len(self._streamed))]
         if model.anatomy.head in chosen:
             self.parts.append(context.journal / "head.safetensors")
@@ -80,7 +85,11 @@ class BlockQuantizer:
             _, layers = processes.from_first(lambda: ({}, layers_of(self.parts)))
             self._recall(layers)
             return
-        streamed = self._streamed
+        with on(self._device):
+            self._run(finished_parts)
+
+    def _run(self, finished_parts: list[bool]) -> None:
+        streamed, processes = self._streamed, self._context.processes
         mine = processes.share(self._context.tokens)
         store = streamed.embed(mine)
         if any(treatment.method.by_block for treatment in self._chosen.values()):
@@ -92,6 +101,7 @@ class BlockQuantizer:
                     part = self.parts[index]
                     stored, layers = processes.from_first(lambda part=part: (load_part(part), layers_of([part])))
                     self._recall(layers)
+                    stored = {name: tensor.to(self._device) for name, tensor in stored.items()}
                     with streamed.block(index) as block, ExitStack() as hooks:
                         if self._plain is not None:
                             streamed.run_block(index, block, self._plain)
@@ -120,7 +130,8 @@ class BlockQuantizer:
     def _block(self, index: int, store: ActivationStore) -> None:
         anatomy, streamed = self._model.anatomy.blocks[index], self._streamed
         # Before the block is filled: looking for links fills it with weights of its own.
-        links = self._model.links(index) if self._transforms.links else ()
+        with torch.device("cpu"):
+            links = self._model.links(index) if self._transforms.links else ()
         read_in = torch.float32 if self._transforms.change_weights else streamed.dtype
         with streamed.block(index, read_in) as block, ExitStack() as hooks:
             weights = block_weights(block, read_in)
@@ -155,8 +166,7 @@ class BlockQuantizer:
             if self._cache is not None:
                 stored |= self._keys_values(block, index, store)
                 passes.close()  # what was kept of attention was computed with keys and values as they are
-            if self._context.processes.leads:
-                save_part(self.parts[index], stored, records)
+            self._save(self.parts[index], stored, records)
             passes.advance()
 
     def _phase(
@@ -201,6 +211,10 @@ class BlockQuantizer:
         self._recall(layers)
         stored |= tensors
         records += [LayerRecord.of_data(layer) for layer in layers]
+
+    def _save(self, part: Path, stored: dict[str, Tensor], records: list[LayerRecord]) -> None:
+        if self._context.processes.leads:
+            save_part(part, {name: tensor.cpu() for name, tensor in stored.items()}, records)
 
     def _is_rounded_alone(self, name: str) -> bool:
         return name in self._chosen and not self._chosen[name].method.by_block
@@ -332,13 +346,13 @@ class BlockQuantizer:
         treatment = self._chosen[facts.name]
         tokens, processes = self._context.tokens.numel(), self._context.processes
         hessian = treatment.method.needs_hessian
-        stats = observe_head(self._streamed.head(), store, tokens, processes, hessian=hessian)
-        linear = ToRound(facts, self._model.weights.load(facts.key))
+        head = self._streamed.head()
+        stats = observe_head(head, store, tokens, processes, hessian=hessian)
+        linear = ToRound(facts, head.module.weight.data)
         stored: dict[str, Tensor] = {}
         records: list[LayerRecord] = []
         self._once(partial(self._rounded, "", {facts.name: linear}, stats), stored, records)
-        if processes.leads:
-            save_part(self.parts[-1], stored, records)
+        self._save(self.parts[-1], stored, records)
 
     def _changed(
         self, block: nn.Module, index: int, weights: dict[str, Tensor], quantized: object

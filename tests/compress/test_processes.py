@@ -71,7 +71,8 @@ SLOW: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def _launched(arguments: list[str], **options: Any) -> subprocess.Popen[str]:
+def launched(arguments: list[str], **options: Any) -> subprocess.Popen[str]:
+    """Start two processes."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     # As many threads as here: more of them would add up products in another order.
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
@@ -121,16 +122,16 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with pytest.MonkeyPatch.context() as patch:
         interrupt_after(1, patch, lambda: run(begun, progress=False))
         script = Path(__file__).with_name("run_recipes.py")
-        launched = _launched([str(script), str(room / "recipes.json"), str(room / "fails.yaml")])
+        process = launched([str(script), str(room / "recipes.json"), str(room / "fails.yaml")])
         try:
             # What one of them measures, the other must not find.
             patch.setattr(cache, "cache_directory", lambda: room / "cache")
             for one, _ in recipes:
                 run(Recipe.model_validate(one), progress=False)
-            _, errors = launched.communicate()
+            _, errors = process.communicate()
         finally:
-            launched.terminate()
-    return Both(outputs, room / "failed", launched.returncode, errors)
+            process.terminate()
+    return Both(outputs, room / "failed", process.returncode, errors)
 
 
 def test_two_processes_leave_the_bytes_that_one_leaves(both: Both) -> None:
@@ -167,7 +168,7 @@ def test_what_ends_one_process_ends_all_and_the_same_command_continues(
     command = ["-m", "smelt.compress", "run", str(tmp_path / "recipe.yaml")]
     # As a shell starts what is in its foreground: in a group of its own, which an interrupt reaches as a whole.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    process = _launched(command, start_new_session=True)
+    process = launched(command, start_new_session=True)
     signal.signal(signal.SIGINT, before)
     while process.poll() is None and not (out / "journal/step-0/block-00000.safetensors").exists():
         time.sleep(0.001)
@@ -182,7 +183,7 @@ def test_what_ends_one_process_ends_all_and_the_same_command_continues(
     (sentence,) = _said(errors)
     assert "the same command continues where this one stopped" in sentence
     assert not (out / "checkpoint").exists()
-    again = _launched(command)
+    again = launched(command)
     _, errors = again.communicate()
     assert again.returncode == 0, errors
     run(Recipe.model_validate({**recipe, "output": str(tmp_path / "quiet")}), progress=False)
@@ -196,7 +197,7 @@ def test_processes_that_see_other_models_are_told_apart(tiny: Callable[..., Path
         recipe = _recipe(tiny(seed=seed), quantize, {}, tmp_path / "out")
         (tmp_path / f"recipe-{rank}.yaml").write_text(json.dumps(recipe))
     shell = f"exec {sys.executable} -m smelt.compress run {tmp_path}/recipe-$RANK.yaml"
-    process = _launched(["--no-python", "sh", "-c", shell])
+    process = launched(["--no-python", "sh", "-c", shell])
     _, errors = process.communicate()
     assert process.returncode != 0
     (sentence,) = _said(errors)
