@@ -81,8 +81,11 @@ def _told(command: Callable[P, int | None]) -> Callable[P, None]:
 
 
 def _say(text: str, status: int) -> int:
-    for line in text.split("\n"):
-        print(f"smelt: {line}", file=sys.stderr)
+    from .processes import first_to_fail
+
+    if first_to_fail():
+        for line in text.split("\n"):
+            print(f"smelt: {line}", file=sys.stderr)
     return status
 
 
@@ -120,8 +123,11 @@ def run(
     if dry_run:
         return _print_plan(loaded, fresh, as_json)
     from .pipeline import run as run_recipe
+    from .processes import is_first
 
     result = run_recipe(loaded, fresh=fresh)
+    if not is_first():
+        return 0
     if as_json:
         print(json.dumps({"checkpoint": str(result.checkpoint), "report": result.report.as_data()}, indent=2))
         return 0
@@ -132,8 +138,11 @@ def run(
 
 def _print_plan(recipe: Any, fresh: bool, as_json: bool) -> int:
     from .plan import Plan
+    from .processes import is_first
 
     plan = Plan.make(recipe, fresh=fresh)
+    if not is_first():
+        return 1 if plan.problems else 0
     print(json.dumps(plan.as_data(), indent=2) if as_json else plan.terminal())
     return 1 if plan.problems else 0
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from types import FrameType
 
 _heard = threading.Event()
+# What each does by default. A launcher ends processes with the second when one of them has failed.
+_USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
 @contextlib.contextmanager
@@ -21,19 +23,22 @@ def remembered_interrupts() -> Iterator[None]:
     """Within it, `raise_lost_interrupt` raises again what was swallowed on the way.
 
     Only in the main thread, and only if an interrupt does what it does by default: a job in the background
-    of a shell is started with interrupts ignored, and stays so.
+    of a shell is started with interrupts ignored, and stays so. A termination is an interrupt, too: what is
+    half-done is put away.
     """
     ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-    _heard.clear()
-    before = signal.signal(signal.SIGINT, _hear)
+    usual = {number: does for number, does in _USUAL.items() if ours and signal.getsignal(number) is does}
+    if usual:
+        _heard.clear()
+    for number in usual:
+        signal.signal(number, _hear)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        _heard.clear()
+        for number, does in usual.items():
+            signal.signal(number, does)
+        if usual:
+            _heard.clear()
 
 
 def raise_lost_interrupt() -> None:

@@ -15,8 +15,10 @@ from compressed_tensors.quantization.lifecycle.initialize import is_cached_atten
 from torch import Tensor, nn
 
 from ..quant.activations import ActivationRounding
+from .processes import Processes
 from .stubs import BlockCall
 
+_ENDS = ("low", "high")
 _CACHES = ("past_key_values", "past_key_value", "layer_past")
 
 
@@ -56,10 +58,14 @@ class RangesCache:
     def get_seq_length(self, *_: Any) -> int:
         return 0
 
-    def rounding(self, args: QuantizationArgs, stored: torch.dtype) -> KeysValues:
-        """The rounding that fits what went by."""
+    def rounding(self, args: QuantizationArgs, stored: torch.dtype, processes: Processes) -> KeysValues:
+        """The rounding that fits what went by, here and in other processes."""
         found = []
-        for low, high in self._ranges:
+        mine = {f"{i} {name}": e for i, pair in enumerate(self._ranges) for name, e in zip(_ENDS, pair, strict=True)}
+        seen = [each for each in processes.everyones(mine) if each]  # a process may have no windows
+        for i in range(2):
+            low = torch.stack([each[f"{i} low"] for each in seen]).amin(0)
+            high = torch.stack([each[f"{i} high"] for each in seen]).amax(0)
             if args.strategy != "attn_head":
                 low, high = low.amin(), high.amax()
             found.append(ActivationRounding.observed(args, low, high, stored))

@@ -99,9 +99,9 @@ def bind(
         schemes: what each linear will be stored as, by name; absent for those that stay.
         stored: what the checkpoint stores norms in.
     """
-    feeder = Feeder(
-        weights[f"{link.feeder}.weight"], weights.get(f"{link.feeder}.bias"), link.channels, link.offset, stored
-    )
+    weight = weights[f"{link.feeder}.weight"]
+    channels = link.channels.to(weight.device)
+    feeder = Feeder(weight, weights.get(f"{link.feeder}.bias"), channels, link.offset, stored)
     groups = []
     for i, group in enumerate(link.groups):
         members = [Reader(name, weights[f"{name}.weight"], schemes.get(name)) for name in group.linears]

@@ -19,8 +19,9 @@ from .evaluation.measure import Evaluation
 from .evaluation.result import ReportData
 from .evaluation.subject import Subject, worst_first
 from .model_directory import ModelDirectory
-from .output import Output
+from .output import Output, digest
 from .plan import Plan, run_identity
+from .processes import Processes
 from .progress import Progress
 from .recipe import Evaluate, Recipe
 from .reporting.card import write_card
@@ -65,6 +66,8 @@ def run(
         name: what to call the model in the report, instead of what the recipe calls it.
         calibration_cache: a directory in which runs share the text that the model writes for them.
 
+    Several processes that a launcher has started (docs/recipes.md) share the calibration; all get the same result.
+
     Returns:
         The checkpoint's path and the report. A run that is already complete returns at once.
 
@@ -72,29 +75,66 @@ def run(
         SmeltError: something is wrong with the recipe, model, data or output; nothing half-written is
             left under ``checkpoint``, and the same command continues after the cause is mended.
     """
-    plan = Plan.make(recipe, fresh=fresh)
+    processes = Processes.launched(recipe.calibrate.device)
+    plan = Plan.make(recipe, fresh=fresh, processes=processes.here)
     raise_problems(plan.problems)
     assert plan.model is not None
-    show = Progress(progress)
+    # From here on the first process changes what the others' plans have looked at.
+    identity = run_identity(recipe, plan.model, plan.adapter)
+    processes.agree("a recipe, model or version", digest(identity))
+    show = Progress(progress and processes.leads)
     if 2 * plan.cost.memory > available_memory():
         return_memory_at_once()
-    with Output(Path(recipe.output), run_identity(recipe, plan.model, plan.adapter), fresh=fresh) as output:
+    if not processes.leads:
+        return _help(plan, processes, show)
+    with Output(Path(recipe.output), identity, fresh=fresh) as output:
+        has_work = not output.is_complete and not output.has_checkpoint
+        processes.from_first(lambda: ({}, has_work))
         if output.is_complete:
             show.say(f"{output.path} is complete already; pass --fresh to run it again")
-            return RunResult(output.checkpoint, load(output.report))
+            result = RunResult(output.checkpoint, load(output.report))
+            processes.wait()
+            return result
         if not output.has_checkpoint:
             tokens = _calibration(recipe, plan.calibration, output.journal, calibration_cache, show)
-            _make_checkpoint(plan, output, tokens, name or recipe.model, show)
-        return _evaluate_and_report(plan, output, name or recipe.model, show)
+            _make_checkpoint(plan, output, tokens, name or recipe.model, show, processes)
+        result = _evaluate_and_report(plan, output, name or recipe.model, show)
+        processes.wait()
+        return result
 
 
-def _make_checkpoint(plan: Plan, output: Output, tokens: torch.Tensor, name: str, show: Progress) -> None:
+def _help(plan: Plan, processes: Processes, show: Progress) -> RunResult:
+    """What a process does that is not the first: its share of the steps."""
+    recipe, model = plan.recipe, plan.model
+    assert model is not None
+    output = Output(Path(recipe.output), {})  # not entered: it is the first one's
+    _, has_work = processes.from_first(lambda: ({}, None))
+    if has_work:
+        tokens = processes.from_first(lambda: ({}, None))[0]["tokens"].cpu()
+        for number, step in enumerate(plan.steps):
+            step.help(model, _context(plan, output, number, tokens, show, processes))
+    processes.wait()
+    return RunResult(output.checkpoint, load(output.report))
+
+
+def _context(
+    plan: Plan, output: Output, number: int, tokens: torch.Tensor, show: Progress, processes: Processes
+) -> RunContext:
+    assert plan.model is not None
+    dtype = compute_dtype(plan.model.dtype, plan.recipe.calibrate.device)
+    return RunContext(dtype, tokens, plan.recipe.seed, output.journal / f"step-{number}", show, processes)
+
+
+def _make_checkpoint(
+    plan: Plan, output: Output, tokens: torch.Tensor, name: str, show: Progress, processes: Processes
+) -> None:
     assert plan.model is not None
     recipe, model = plan.recipe, plan.model
-    dtype = compute_dtype(model.dtype)
+    dtype = compute_dtype(model.dtype, recipe.calibrate.device)
     records: list[StepRecord] = []
+    processes.from_first(lambda: ({"tokens": tokens}, None))
     for number, step in enumerate(plan.steps):
-        context = RunContext(dtype, tokens, recipe.seed, output.journal / f"step-{number}", show)
+        context = _context(plan, output, number, tokens, show, processes)
         records.append(step.run(model, context, output.staging))
     show.say("reloading the checkpoint")
     outcome = reload(model, output.staging, tokens, output.journal)

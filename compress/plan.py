@@ -58,12 +58,13 @@ class Plan:
     tasks: Tasks | None = None
 
     @classmethod
-    def make(cls, recipe: Recipe, *, fresh: bool = False) -> Plan:
+    def make(cls, recipe: Recipe, *, fresh: bool = False, processes: int = 1) -> Plan:
         """Check a recipe. Reads headers, no weights; writes nothing.
 
         Args:
             recipe: what to do.
             fresh: whether an earlier run in the output may be replaced.
+            processes: how many will do it together on this machine.
         """
         steps = [step_kinds.build(entry, i) for i, entry in enumerate(recipe.steps)]
         problems = _text_problems(recipe)
@@ -109,7 +110,7 @@ class Plan:
                 written = recipe.calibrate.samples * recipe.calibrate.length
                 numel = model.weights.nbytes // model.dtype.itemsize
                 cost += Cost(6 * numel, 0, 2.0 * numel * written)
-            cost = replace(cost, memory=cost.memory + _WARM_UP_BYTES)
+            cost = replace(cost, memory=processes * (cost.memory + _WARM_UP_BYTES))
             if not Output(Path(recipe.output), identity, fresh=fresh).is_complete or fresh:
                 problems += _resource_problems(recipe, model, cost)
                 try:
@@ -200,7 +201,7 @@ def run_identity(recipe: Recipe, model: OpenModel, adapter: Adapter | None) -> d
         "recipe": recipe.content(),
         "model": model.stored.fingerprint(),
         "config": digest(model.directory.config_data()),
-        "computed_in": str(compute_dtype(model.dtype)),
+        "computed_in": str(compute_dtype(model.dtype, recipe.calibrate.device)),
     }
 
 
@@ -242,9 +243,9 @@ def _read_windows(recipe: Recipe, model: OpenModel) -> Windows | None:
 
 def _length_problems(recipe: Recipe, model: OpenModel) -> list[Problem]:
     context, length = model.context(), recipe.calibrate.length
-    problems: list[Problem] = []
+    problems = device_problems(recipe.calibrate.device, "calibrate.")
     if recipe.evaluate:
-        problems = device_problems(recipe.evaluate) + length_problems(recipe.evaluate, [model.directory])
+        problems += device_problems(recipe.evaluate.device) + length_problems(recipe.evaluate, [model.directory])
     if context and length > context:
         sentence = f"{length} tokens are more than the {context} that the model was made for; use at most {context}"
         problems.append(Problem("calibrate.length", sentence))

@@ -46,6 +46,10 @@ class Calibrate(RecipeModel):
     field: str = Field(default="text", description="The field that holds the text in JSONL and datasets.")
     split: str = Field(default="train", description="The split of a Hugging Face dataset.")
     config: str | None = Field(default=None, description="The configuration of a Hugging Face dataset.")
+    device: Literal["cpu", "cuda"] = Field(
+        default="cpu",
+        description="What calibrates and rounds: `cpu`, or `cuda` for a GPU, of which each of several processes takes its own.",
+    )
 
 
 class SpeedSettings(RecipeModel):

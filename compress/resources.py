@@ -95,12 +95,14 @@ def release_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def compute_dtype(stored: torch.dtype) -> torch.dtype:
-    """What to compute in while calibrating a model stored as ``stored``, on this CPU.
+def compute_dtype(stored: torch.dtype, device: str = "cpu") -> torch.dtype:
+    """What to compute in while calibrating a model stored as ``stored``, on this CPU or on a GPU.
 
-    bfloat16 where the model is bfloat16 and the CPU multiplies it natively, which is two to five times
+    bfloat16 where the model is bfloat16 and the device multiplies it natively, which is two to five times
     faster here; float32 otherwise.
     """
+    if device != "cpu":
+        return torch.bfloat16 if stored == torch.bfloat16 else torch.float32
     native = torch.cpu.get_capabilities().get("avx512_bf16", False) or torch.cpu.get_capabilities().get(
         "amx_bf16", False
     )

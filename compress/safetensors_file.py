@@ -68,7 +68,7 @@ class SafetensorsFile:
     def load(self, name: str) -> Tensor:
         """Read one tensor."""
         info = self.tensors[name]
-        tensor = torch.empty(info.shape, dtype=info.dtype)
+        tensor = torch.empty(info.shape, dtype=info.dtype, device="cpu")
         if info.nbytes == 0:
             return tensor
         target = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore

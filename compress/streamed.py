@@ -14,7 +14,7 @@ from .activations import ActivationStore
 from .keys_values import KeysValues, RoundedCache, with_cache
 from .progress import Progress
 from .skeleton import Skeleton
-from .stubs import BlockCall, NoHead, block_calls, head_replaced, holding, outer_parameters, stubbed
+from .stubs import BlockCall, NoHead, block_calls, buffers_on, head_replaced, holding, outer_parameters, stubbed
 from .weights import Weights
 
 _HEAD_SLICE = 8192
@@ -30,6 +30,7 @@ class StreamedModel:
         spill: a directory for activations that are too large for memory.
         rounded_inputs: for linears whose inputs are quantized at run time: how.
         keys_values: for blocks whose keys and values are cached in few bits: how.
+        device: where it computes; the CPU by default.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class StreamedModel:
         spill: Path,
         rounded_inputs: dict[str, ActivationRounding] | None = None,
         keys_values: dict[int, KeysValues] | None = None,
+        device: torch.device | None = None,
     ) -> None:
+        self.device = device or torch.device("cpu")
         self.skeleton = skeleton
         self._rounded_inputs = rounded_inputs or {}
         self.keys_values = keys_values or {}
@@ -65,6 +68,7 @@ class StreamedModel:
         tensors = {n: self._load(n, dtype) for n in self.names if n.startswith(prefix)}
         block = self.skeleton.blocks[index]
         with torch.no_grad(), ExitStack() as held:
+            held.enter_context(buffers_on(self.skeleton.model, self.device))
             held.enter_context(holding(self.skeleton.model, tensors))
             for name, rounding in self._rounded_inputs.items():
                 if name.startswith(prefix):
@@ -75,17 +79,18 @@ class StreamedModel:
         """How the model calls block ``index`` for hidden states of this shape."""
         shape = (hidden.shape[0], hidden.shape[1])
         if shape not in self._calls:
-            self._calls[shape] = block_calls(self.skeleton, *shape, self.dtype)
+            self._calls[shape] = block_calls(self.skeleton, *shape, self.dtype, self.device)
         call = self._calls[shape][index]
         return with_cache(call, RoundedCache(self.keys_values[index])) if index in self.keys_values else call
 
-    def embed(self, tokens: Tensor) -> ActivationStore:
-        """What the first block reads, for token ids ``[windows, length]``."""
+    def embed(self, tokens: Tensor, table: Tensor | None = None) -> ActivationStore:
+        """What the first block reads, for token ids ``[windows, length]``, looked up in ``table`` if not in the weights."""
         name = f"{self.skeleton.embedding_name}.weight"
-        table = self.weights.load(self.names[name])  # kept in its own type: it can be the largest tensor of all
+        # Kept in its own type: it can be the largest tensor of all.
+        table = self._read(self.names[name]) if table is None else table.to(self.device)
         width = self.skeleton.hidden_size
         shape = (tokens.shape[0], tokens.shape[1], width)
-        store = ActivationStore(shape, self.dtype, self._spill)
+        store = ActivationStore(shape, self.dtype, self._spill, self.device)
         embedding = self.skeleton.model.get_submodule(self.skeleton.embedding_name)
         cast = embedding.register_forward_hook(lambda _, args, out: out.to(self.dtype))
         outer = {n: self._load(n) for n in outer_parameters(self.skeleton)}
@@ -93,13 +98,14 @@ class StreamedModel:
         try:
             with (
                 torch.no_grad(),
+                buffers_on(self.skeleton.model, self.device),
                 holding(self.skeleton.model, {**outer, name: table}),
                 head_replaced(self.skeleton, NoHead(self.dtype)),
             ):
                 for batch in store.batches():
                     first.clear()
                     with stubbed(self.skeleton, lambda hidden: first.append(hidden) or hidden):  # type: ignore[func-returns-value]
-                        self.skeleton.model(input_ids=tokens[batch], use_cache=False)
+                        self.skeleton.model(input_ids=tokens[batch].to(self.device), use_cache=False)
                     store.write(batch, first[0])
         finally:
             cast.remove()
@@ -123,7 +129,7 @@ class StreamedModel:
         """The part after the blocks, as a function from hidden states ``[windows, length, width]`` to logits."""
         name = self.skeleton.head_name
         source = self.skeleton.embedding_name if self.skeleton.tied else name
-        weight = self.weights.load(self.names[f"{source}.weight"])
+        weight = self._read(self.names[f"{source}.weight"])
         bias = self._load(f"{name}.bias") if f"{name}.bias" in self.names else None
         head = SlicedHead(weight, bias, self.dtype)
         if name in self._rounded_inputs:
@@ -132,8 +138,12 @@ class StreamedModel:
         return HeadFunction(self.skeleton, head, outer)
 
     def _load(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        tensor = self.weights.load(self.names[name])
+        tensor = self._read(self.names[name])
         return tensor.to(dtype or self.dtype) if tensor.is_floating_point() else tensor
+
+    def _read(self, key: str) -> Tensor:
+        with torch.device("cpu"):  # a turned weight is edited as it is read
+            return self.weights.load(key).to(self.device)
 
 
 class HeadFunction:
@@ -159,6 +169,7 @@ class HeadFunction:
         embedded = hidden.new_zeros(*hidden.shape[:2], self._skeleton.embedding_width)
         # Two models may share one skeleton, so the head is there for the call only.
         with (
+            buffers_on(model, hidden.device),
             holding(model, dict(self._outer)),
             head_replaced(self._skeleton, self.module),
             stubbed(self._skeleton, lambda _: hidden),
@@ -177,7 +188,7 @@ class SlicedHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         rows = self.weight.shape[0]
-        logits = torch.empty(*hidden.shape[:-1], rows, dtype=self._dtype)
+        logits = torch.empty(*hidden.shape[:-1], rows, dtype=self._dtype, device=hidden.device)
         for start in range(0, rows, _HEAD_SLICE):
             part = self.weight[start : start + _HEAD_SLICE].to(self._dtype)
             logits[..., start : start + part.shape[0]] = hidden @ part.T

@@ -135,12 +135,32 @@ def head_replaced(skeleton: Skeleton, module: nn.Module) -> Iterator[None]:
         skeleton.model.set_submodule(skeleton.head_name, original)
 
 
-def block_calls(skeleton: Skeleton, batch: int, length: int, dtype: torch.dtype) -> list[BlockCall]:
+@contextmanager
+def buffers_on(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Have a model's computed buffers, such as rotary frequencies, on a device for a while."""
+    moved: list[tuple[nn.Module, str, Tensor]] = []
+    try:
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.device not in (device, torch.device("meta")):
+                    moved.append((module, name, buffer))
+                    module._buffers[name] = buffer.to(device)
+        yield
+    finally:
+        for module, name, buffer in moved:
+            module._buffers[name] = buffer
+
+
+def block_calls(
+    skeleton: Skeleton, batch: int, length: int, dtype: torch.dtype, device: torch.device | None = None
+) -> list[BlockCall]:
     """How the model calls each of its blocks for inputs of this shape. No weights are needed."""
-    outer = {name: torch.zeros(p.shape, dtype=dtype) for name, p in outer_parameters(skeleton).items()}
-    embedded = torch.zeros(batch, length, skeleton.embedding_width, dtype=dtype)
+    device = device or torch.device("cpu")
+    outer = {n: torch.zeros(p.shape, dtype=dtype, device=device) for n, p in outer_parameters(skeleton).items()}
+    embedded = torch.zeros(batch, length, skeleton.embedding_width, dtype=dtype, device=device)
     with (
         torch.no_grad(),
+        buffers_on(skeleton.model, device),
         holding(skeleton.model, outer),
         head_replaced(skeleton, NoHead(dtype)),
         stubbed(skeleton, lambda h: h) as stubs,
@@ -150,7 +170,7 @@ def block_calls(skeleton: Skeleton, batch: int, length: int, dtype: torch.dtype)
         except Exception as error:  # models raise all sorts when a block answers in a way they do not expect
             if not skeleton.blocks_return_tuples:
                 skeleton.blocks_return_tuples = True
-                return block_calls(skeleton, batch, length, dtype)
+                return block_calls(skeleton, batch, length, dtype, device)
             first = str(error).split("\n")[0]
             raise SmeltError(
                 f"{type(skeleton.model).__name__}: Smelt cannot run it without its blocks ({first}); this architecture is"

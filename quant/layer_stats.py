@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -40,16 +41,40 @@ class LayerStats:
         return torch.maximum(self.high, -self.low)
 
 
+class Others(Protocol):
+    """Processes that each see a share of the inputs."""
+
+    def sum_(self, tensor: Tensor) -> None:
+        """Replace a tensor by the sum over all processes."""
+        ...
+
+    def everyones(self, tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        """What all processes gave, in their order."""
+        ...
+
+
 class StatsCollector:
-    """Accumulates :class:`LayerStats` from the inputs of a layer, in the order they come."""
+    """Accumulates :class:`LayerStats` from the inputs of a layer, in the order they come.
+
+    Each batch is sampled by itself, from its first row on: so the sample is the same however batches are shared out.
+
+    Args:
+        columns: of the inputs.
+        expected_tokens: at most so many will come, to all processes together.
+        hessian: whether to gather it.
+        shift: whether to gather it; then each batch comes with what the unrounded model reads.
+    """
 
     def __init__(self, columns: int, expected_tokens: int, *, hessian: bool, shift: bool = False) -> None:
-        self._hessian = torch.zeros(columns, columns) if hessian else None
-        self._shift = torch.zeros(columns, columns) if shift else None
+        # In float64, so that it does not matter in which order batches are added, nor by how many processes.
+        self._hessian = torch.zeros(columns, columns, dtype=torch.float64) if hessian else None
+        self._shift = torch.zeros(columns, columns, dtype=torch.float64) if shift else None
         self._rows: Tensor | None = None
-        self._most = min(SAMPLE_ROWS, expected_tokens)
         self._filled = 0
         self._stride = max(1, -(-expected_tokens // SAMPLE_ROWS))
+        # A batch of at least SAMPLE_ROWS tokens is sampled once more than its share at most, and of these there are
+        # no more than the stride.
+        self._most = min(SAMPLE_ROWS + self._stride, expected_tokens)
         self._columns = columns
         self._tokens = 0
         self._low, self._high = torch.zeros(columns), torch.zeros(columns)
@@ -70,32 +95,50 @@ class StatsCollector:
         if self._rows is None:
             # In one piece from the start: small tensors that stay, made between large ones that go, fragment the memory.
             self._rows = rows.new_empty(self._most, self._columns)
-        first = -self._tokens % self._stride
-        sampled = rows[first :: self._stride][: self._most - self._filled]
+        sampled = rows[:: self._stride][: self._most - self._filled]
         self._rows[self._filled : self._filled + len(sampled)] = sampled
         self._filled += len(sampled)
         if self._hessian is not None:
             flat = (rows if computed is None else computed.reshape(rows.shape)).float()
             # x xT is symmetric: only the blocks on and above the diagonal are computed, the rest is mirrored at the end.
             for start in range(0, self._columns, _TILE):
-                part = flat[:, start : start + _TILE]
-                self._hessian[start : start + _TILE, start:].addmm_(part.T, flat[:, start:])
+                self._hessian[start : start + _TILE, start:] += flat[:, start : start + _TILE].T @ flat[:, start:]
             if self._shift is not None:
                 assert unrounded is not None
-                self._shift.addmm_((unrounded.reshape(rows.shape).float() - flat).T, flat)
+                self._shift += (unrounded.reshape(rows.shape).float() - flat).T @ flat
         self._tokens += rows.shape[0]
 
-    def result(self) -> LayerStats:
-        """The statistics so far. The collector must not be used afterwards."""
-        if self._hessian is not None and self._tokens:
+    def result(self, others: Others | None = None) -> LayerStats:
+        """The statistics so far, with those of other processes. The collector must not be used afterwards."""
+        if others is not None:
+            self._add(others)
+        hessian = None
+        if self._hessian is not None:
+            hessian = self._hessian.div_(max(1, self._tokens)).float()
+            self._hessian = None
             for start in range(0, self._columns, _TILE):
                 stop = start + _TILE
-                self._hessian[stop:, start:stop] = self._hessian[start:stop, stop:].T
-            self._hessian /= self._tokens
-            if self._shift is not None:
-                self._shift /= self._tokens
+                hessian[stop:, start:stop] = hessian[start:stop, stop:].T
         rows = torch.zeros(0, self._columns) if self._rows is None else self._rows[: self._filled]
-        return LayerStats(self._hessian, rows, self._tokens, self._low, self._high, shift=self._shift)
+        shift = None if self._shift is None else self._shift.div_(max(1, self._tokens)).float()
+        return LayerStats(hessian, rows, self._tokens, self._low, self._high, shift=shift)
+
+    def _add(self, others: Others) -> None:
+        mine = {"tokens": torch.tensor(self._tokens), "low": self._low, "high": self._high}
+        if self._rows is not None:
+            mine["rows"] = self._rows[: self._filled]
+        found = others.everyones(mine)
+        self._tokens = sum(int(each["tokens"]) for each in found)
+        self._low = torch.stack([each["low"] for each in found]).amin(0)
+        self._high = torch.stack([each["high"] for each in found]).amax(0)
+        rows = [each["rows"] for each in found if "rows" in each]
+        if rows:
+            self._rows = rows[0] if len(rows) == 1 else torch.cat(rows)[: self._most]
+            self._filled = len(self._rows)
+        if self._hessian is not None:
+            others.sum_(self._hessian)
+        if self._shift is not None:
+            others.sum_(self._shift)
 
 
 def output_error(weight: Tensor, quantized: Tensor, stats: LayerStats) -> float | None:

@@ -50,7 +50,7 @@ def evaluate(
             reported as partial.
     """
     asked = settings or Evaluate()
-    raise_problems(device_problems(asked, ""))
+    raise_problems(device_problems(asked.device, ""))
     kept = _kept_baseline(Path(str(baseline)), asked.device, allow_foreign_baseline) if _is_report(baseline) else None
     found = subjects(
         [str(name) for name in checkpoints],

@@ -18,10 +18,10 @@ def text_problems(settings: Evaluate, where: str = "evaluate.") -> list[Problem]
     return [Problem(f"{where}text", sentence)] if sentence else []
 
 
-def device_problems(settings: Evaluate, where: str = "evaluate.") -> list[Problem]:
+def device_problems(device: str, where: str = "evaluate.") -> list[Problem]:
     """A device that is not here."""
     try:
-        device_named(settings.device)
+        device_named(device)
     except RuntimeProblem as problem:
         return [Problem(f"{where}device", str(problem))]
     return []

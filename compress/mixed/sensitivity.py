@@ -27,6 +27,7 @@ from ..activations import ActivationStore
 from ..anatomy import SharedInput
 from ..links import as_rows
 from ..open_model import OpenModel
+from ..processes import Processes
 from ..progress import Progress
 from ..recipe import TransformChoice
 from ..resources import release_freed_memory
@@ -114,7 +115,14 @@ class _Pass:
     def _block_changes(self, index: int, block: nn.Module) -> Changes:
         """What every candidate makes of the outputs of a block's linears, by the linears' full names."""
         anatomy, wanted = self._model.anatomy.blocks[index], self._inside(index)
-        passes = BlockPasses(block, anatomy, self._stores[index], lambda hidden: self._streamed.call(index, hidden))
+        passes = BlockPasses(
+            block,
+            anatomy,
+            self._stores[index],
+            lambda hidden: self._streamed.call(index, hidden),
+            self._positions,
+            Processes(),
+        )
         groups = [
             SharedInput(kept, group.phase)
             for group in anatomy.groups
@@ -132,7 +140,8 @@ class _Pass:
         if head not in self._wanted:
             return {}
         return self._changes(
-            {head: function.module}, observe_head(function, self._stores[-1], hessian=self._needs_hessian)
+            {head: function.module},
+            observe_head(function, self._stores[-1], self._positions, Processes(), hessian=self._needs_hessian),
         )
 
     def _changes(self, modules: dict[str, nn.Module], stats: LayerStats) -> Changes:

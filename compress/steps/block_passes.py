@@ -8,7 +8,7 @@ start the part from there. All passes together then cost little more than one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -20,6 +20,7 @@ from ...quant.layer_stats import SAMPLE_ROWS, LayerStats, StatsCollector
 from ..activations import ActivationStore
 from ..anatomy import BlockAnatomy, SharedInput, Tail
 from ..experts import shown_all_tokens
+from ..processes import Processes
 from ..streamed import HeadFunction
 from ..stubs import BlockCall
 from .unrounded import UnroundedInputs, add_compared
@@ -45,6 +46,8 @@ class BlockPasses:
         store: hidden states that enter it; :meth:`advance` replaces them by those that leave it.
         call: how the model calls the block, for hidden states of a given shape.
         unrounded: what linears read in the unrounded model, for roundings that compare with it.
+        tokens: how many the windows hold; those of all processes, if there are several.
+        processes: this one and those that see other windows.
     """
 
     def __init__(
@@ -53,10 +56,14 @@ class BlockPasses:
         anatomy: BlockAnatomy,
         store: ActivationStore,
         call: Callable[[Tensor], BlockCall],
+        tokens: int,
+        processes: Processes,
         unrounded: UnroundedInputs | None = None,
     ) -> None:
         self.block = block
         self.anatomy = anatomy
+        self.processes = processes
+        self._tokens = tokens
         self._store = store
         self._call = call
         self._kept: dict[str, ActivationStore] = {}
@@ -67,40 +74,31 @@ class BlockPasses:
         """Gather what each group of one phase reads, as many groups at a time as memory allows."""
         waves = list(self._waves(groups, hessian))
         for wave in waves:
-            collectors = {
-                group: StatsCollector(
-                    self._columns(group),
-                    self._store.tokens,
-                    hessian=hessian,
-                    shift=hessian and self._is_compared(group),
-                )
-                for group in wave
-            }
+            collectors = self._collectors(wave, hessian)
             self._watch(collectors, stop=len(groups) == 1)
-            found = {group: collectors.pop(group).result() for group in wave}
+            found = {group: collectors.pop(group).result(self.processes) for group in wave}
             found |= self._unreached({group: stats for group, stats in found.items() if stats.tokens < _FEW}, hessian)
             for group in wave:
                 yield group, found.pop(group)
 
     def _unreached(self, few: dict[SharedInput, LayerStats], hessian: bool) -> dict[SharedInput, LayerStats]:
         """Statistics over all tokens for experts that hardly any token reached."""
-        collectors = {group: StatsCollector(self._columns(group), self._store.tokens, hessian=hessian) for group in few}
+        collectors = self._collectors(few, hessian)
         if collectors:
             with shown_all_tokens(self.block, [group.linears[0] for group in few]):
                 self._watch(collectors, stop=False, keep=False)
         return {
-            group: replace(collector.result(), reached=few[group].tokens) for group, collector in collectors.items()
+            group: replace(collector.result(self.processes), reached=few[group].tokens)
+            for group, collector in collectors.items()
         }
 
     def survey(self, groups: list[SharedInput], *, hessian: bool = False) -> Iterator[tuple[SharedInput, LayerStats]]:
         """Gather what every group reads before anything is rounded. Nothing is kept for later passes: the block may change."""
         for wave in self._waves(groups, hessian):
-            collectors = {
-                group: StatsCollector(self._columns(group), self._store.tokens, hessian=hessian) for group in wave
-            }
+            collectors = self._collectors(wave, hessian)
             self._watch(collectors, stop=False, keep=False)
             for group in wave:
-                yield group, collectors.pop(group).result()
+                yield group, collectors.pop(group).result(self.processes)
 
     def advance(self) -> None:
         """Let all windows go through the block."""
@@ -178,7 +176,7 @@ class BlockPasses:
         wave: list[SharedInput] = []
         size = 0
         for group in groups:
-            matrices = hessian * (1 + self._is_compared(group))
+            matrices = 2 * hessian * (1 + self._is_compared(group))
             needed = 4 * self._columns(group) * (SAMPLE_ROWS + self._columns(group) * matrices)
             if wave and size + needed > _STATS_BYTES:
                 yield wave
@@ -191,6 +189,14 @@ class BlockPasses:
     def _is_compared(self, group: SharedInput) -> bool:
         return self._unrounded is not None and group.linears[0] in self._unrounded
 
+    def _collectors(self, groups: Iterable[SharedInput], hessian: bool) -> dict[SharedInput, StatsCollector]:
+        return {
+            group: StatsCollector(
+                self._columns(group), self._tokens, hessian=hessian, shift=hessian and self._is_compared(group)
+            )
+            for group in groups
+        }
+
     def _columns(self, group: SharedInput) -> int:
         return self.block.get_submodule(group.linears[0]).weight.shape[1]  # type: ignore[union-attr, index, return-value]
 
@@ -198,6 +204,8 @@ class BlockPasses:
 def observe_head(
     head: HeadFunction,
     store: ActivationStore,
+    tokens: int,
+    processes: Processes,
     *,
     hessian: bool,
     unrounded: ActivationStore | None = None,
@@ -208,14 +216,15 @@ def observe_head(
     Args:
         head: the head.
         store: what leaves the blocks.
+        tokens: how many the windows of all processes hold.
+        processes: this one and those that see other windows.
         hessian: whether the Hessian is wanted.
         unrounded: what leaves the unrounded blocks, to compare with; None if that is not wanted.
         rounding: how the head's inputs are rounded at run time.
     """
     module = head.module
-    collector = StatsCollector(
-        module.weight.shape[1], store.tokens, hessian=hessian, shift=hessian and unrounded is not None
-    )
+    columns = module.weight.shape[1]
+    collector = StatsCollector(columns, tokens, hessian=hessian, shift=hessian and unrounded is not None)
     seen: list[Tensor] = []
 
     def hook(_: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -236,7 +245,7 @@ def observe_head(
                 add_compared(collector, read(store.read(batch)), read(unrounded.read(batch)), rounding)
     finally:
         handle.remove()
-    return collector.result()
+    return collector.result(processes)
 
 
 def _shortcut(linear: nn.Module, inputs: Tensor, extras: int | None) -> Callable[..., Any]:

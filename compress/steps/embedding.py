@@ -13,10 +13,8 @@ from ...quant.quantized_weight import restore
 from ...quant.rounding.nearest import nearest
 from ...quant.scheme import Scheme
 from ..open_model import OpenModel
-from ..safetensors_file import TensorInfo
-from ..weights import Weights
 from .group_quantizer import LayerRecord
-from .parts import load_part, save_part
+from .parts import save_part
 
 # The one form of an embedding that transformers 5.23 loads. vLLM documents packed codes only, which that does not load.
 EMBEDDING = Scheme(
@@ -60,24 +58,6 @@ def round_embedding(model: OpenModel, tokens: Tensor, part: Path) -> None:
     save_part(part, codes, [LayerRecord(key.removesuffix(".weight"), shape, EMBEDDING.label, error)])
 
 
-class WithEmbedding:
-    """A model's tensors, with the embedding that a part holds."""
-
-    def __init__(self, source: Weights, key: str, part: Path) -> None:
-        self._source, self._key, self._part = source, key, part
-
-    def names(self) -> list[str]:
-        return self._source.names()
-
-    def info(self, name: str) -> TensorInfo:
-        return self._source.info(name)
-
-    @property
-    def nbytes(self) -> int:
-        return self._source.nbytes
-
-    def load(self, name: str) -> Tensor:
-        if name != self._key:
-            return self._source.load(name)
-        prefix = self._key.removesuffix("weight")
-        return restore({key.removeprefix(prefix): t for key, t in load_part(self._part).items()}, EMBEDDING)
+def restored_embedding(stored: dict[str, Tensor]) -> Tensor:
+    """The embedding that a part stands for."""
+    return restore({name.rpartition(".")[2]: tensor for name, tensor in stored.items()}, EMBEDDING)

@@ -50,6 +50,11 @@ class LayerRecord:
             "notes": self.notes,
         }
 
+    @classmethod
+    def of_data(cls, data: dict[str, Any]) -> LayerRecord:
+        """What :meth:`as_data` gave."""
+        return cls(**{**data, "shape": tuple(data["shape"])})
+
 
 @dataclass(frozen=True)
 class ToRound:

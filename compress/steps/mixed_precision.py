@@ -181,12 +181,8 @@ class MixedPrecision:
             SmeltError: the target cannot be reached.
         """
         choices = self._choices(model)
-        kept = context.journal / "choice.json"
-        if kept.exists():
-            record = json.loads(kept.read_text(encoding="utf-8"))
-        else:
-            record = self._choose(model, choices, ranges, context)
-            write_text(kept, json.dumps(record, indent=1) + "\n")
+        # Measuring draws tokens and times kernels, so the first of several processes does it alone.
+        _, record = context.processes.from_first(lambda: ({}, self._record(model, choices, ranges, context)))
         self._tell(record, context)
         by_label = {scheme.label: i for i, scheme in enumerate(self.candidates)}
         found = {}
@@ -196,6 +192,16 @@ class MixedPrecision:
                 found |= {name: treatments[name] for name in unit.linears}
         found |= choices.apart
         return {name: found[name] for name in model.linears if name in found}, record
+
+    def _record(
+        self, model: OpenModel, choices: Choices, ranges: list[TransformChoice], context: RunContext
+    ) -> dict[str, Any]:
+        kept = context.journal / "choice.json"
+        if kept.exists():
+            return json.loads(kept.read_text(encoding="utf-8"))
+        record = self._choose(model, choices, ranges, context)
+        write_text(kept, json.dumps(record, indent=1) + "\n")
+        return record
 
     def _choose(
         self, model: OpenModel, choices: Choices, ranges: list[TransformChoice], context: RunContext

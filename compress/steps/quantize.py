@@ -144,6 +144,19 @@ class QuantizeStep:
         return rounding + measuring + Cost(0, 0, candidates * operations, candidates * sequential)
 
     def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
+        working, chosen, blocks, record = self._quantized(model, context)
+        self._write(working, chosen, blocks.parts, target)
+        layers = layers_of(blocks.parts)
+        return StepRecord(
+            "quantize", self.settings.model_dump(mode="json"), layers, list(model.anatomy.unknown), record
+        )
+
+    def help(self, model: OpenModel, context: RunContext) -> None:
+        self._quantized(model, context)
+
+    def _quantized(
+        self, model: OpenModel, context: RunContext
+    ) -> tuple[OpenModel, dict[str, Treatment], BlockQuantizer, dict[str, Any] | None]:
         context.journal.mkdir(parents=True, exist_ok=True)
         working = self._working(model, context.seed)
         record = None
@@ -161,11 +174,7 @@ class QuantizeStep:
             embedding=self.settings.embeddings is not None,
         )
         blocks.run()
-        self._write(working, chosen, blocks.parts, target)
-        layers = layers_of(blocks.parts)
-        return StepRecord(
-            "quantize", self.settings.model_dump(mode="json"), layers, list(model.anatomy.unknown), record
-        )
+        return working, chosen, blocks, record
 
     def _cache_args(self, model: OpenModel) -> QuantizationArgs | None:
         wanted = self.settings.kv_cache

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from compressed_tensors.quantization import QuantizationArgs
@@ -17,6 +19,7 @@ from ...quant.layer_stats import LayerStats
 from ...quant.quantized_weight import restore
 from ...quant.rounding.learned_weight import Learned
 from ...quant.rounding.signround import signround
+from ...runtime.device import on
 from ..activations import ActivationStore
 from ..anatomy import BlockAnatomy, SharedInput
 from ..keys_values import KeysValues, RangesCache, with_cache
@@ -27,13 +30,16 @@ from ..streamed import StreamedModel
 from ..stubs import BlockCall
 from .assignment import Treatment, alike
 from .block_passes import BlockPasses, observe_head
-from .embedding import WithEmbedding, embedding_key, round_embedding
+from .embedding import restored_embedding, round_embedding
 from .group_quantizer import GroupQuantizer, LayerRecord, ToRound, finished, input_rounding
 from .guard import LayerGuard
 from .parts import layers_of, load_part, save_part
 from .step import RunContext
 from .transforms import Transforms, fill
 from .unrounded import UnroundedInputs
+
+# Linears, what the checkpoint stores for each, and what is told of it.
+Rounded = list[tuple[ToRound, tuple[dict[str, Tensor], LayerRecord]]]
 
 
 class BlockQuantizer:
@@ -74,36 +80,44 @@ class BlockQuantizer:
         self._context = context
         # Edited weights come in float32, and are rounded from that.
         self._wide = model.is_edited or transforms.change_weights
-        journal, weights = context.journal, model.weights
-        self._embedding = journal / "embedding.safetensors" if embedding else None
-        self._head_part = journal / "head.safetensors" if model.anatomy.head in chosen else None
-        if self._embedding is not None:
-            weights = WithEmbedding(weights, embedding_key(model), self._embedding)
-        self._streamed = StreamedModel(model.skeleton, weights, context.dtype, journal)
-        self._blocks = [journal / f"block-{i:05d}.safetensors" for i in range(len(self._streamed))]
+        self._device = context.processes.device
+        self._streamed = StreamedModel(
+            model.skeleton, model.weights, context.dtype, context.journal, device=self._device
+        )
+        self._embedding = context.journal / "embedding.safetensors" if embedding else None
+        self._blocks = [context.journal / f"block-{i:05d}.safetensors" for i in range(len(self._streamed))]
+        self._head_part = context.journal / "head.safetensors" if model.anatomy.head in chosen else None
         self.parts = [part for part in (self._embedding, *self._blocks, self._head_part) if part is not None]
 
     def run(self) -> None:
         """Make all parts. A block that an earlier run finished is only run, so that the next one sees its outputs."""
-        if all(part.exists() for part in self.parts):
-            for part in (*self._blocks, *([self._head_part] if self._head_part else [])):
-                self._recall(part)
+        processes = self._context.processes
+        _, finished_parts = processes.from_first(lambda: ({}, [part.exists() for part in self.parts]))
+        if all(finished_parts):
+            _, layers = processes.from_first(lambda: ({}, layers_of(self.parts)))
+            self._recall(layers)
             return
-        streamed = self._streamed
-        if self._embedding is not None and not self._embedding.exists():
-            round_embedding(self._model, self._context.tokens, self._embedding)
-        store = streamed.embed(self._context.tokens)
+        with on(self._device):
+            self._run({part for part, there in zip(self.parts, finished_parts, strict=True) if there})
+
+    def _run(self, finished_parts: set[Path]) -> None:
+        streamed, processes = self._streamed, self._context.processes
+        mine, table = processes.share(self._context.tokens), self._rounded_embedding(finished_parts)
+        store = streamed.embed(mine, table)
         if any(t.method.by_block or t.options.reads_unrounded for t in self._chosen.values()):
-            self._plain = streamed.embed(self._context.tokens)
+            self._plain = streamed.embed(mine, table)
+        del table
         try:
             for index in self._context.progress.track(range(len(streamed)), "quantizing blocks", len(streamed)):
                 release_freed_memory()
-                if self._blocks[index].exists():
-                    self._recall(self._blocks[index])
+                part = self._blocks[index]
+                if part in finished_parts:
+                    stored, layers = processes.from_first(lambda part=part: (load_part(part), layers_of([part])))
+                    self._recall(layers)
+                    stored = {name: tensor.to(self._device) for name, tensor in stored.items()}
                     with streamed.block(index) as block, ExitStack() as hooks:
                         if self._plain is not None:
                             streamed.run_block(index, block, self._plain)
-                        stored = load_part(self._blocks[index])
                         self._install(block, index, stored, hooks)
                         if self._cache is not None:
                             prefix = self._model.attention_prefix(index)
@@ -112,24 +126,41 @@ class BlockQuantizer:
                         streamed.run_block(index, block, store)
                 else:
                     self._block(index, store)
-            if self._head_part is not None and not self._head_part.exists():
+            if self._head_part is not None and self._head_part not in finished_parts:
                 self._head(store, self._head_part)
         finally:
             store.close()
             if self._plain is not None:
                 self._plain.close()
 
-    def _recall(self, part: Path) -> None:
-        """Which layers of a finished part got the guard's fallback."""
-        for record in layers_of([part]):
-            other = self._guard.fallback(self._chosen[record["name"]])
+    def _rounded_embedding(self, finished_parts: set[Path]) -> Tensor | None:
+        """What tokens are looked up in, if not in the model's own embedding."""
+        part = self._embedding
+        if part is None:
+            return None
+
+        def make() -> tuple[dict[str, Tensor], None]:
+            if part not in finished_parts:
+                round_embedding(self._model, self._context.tokens, part)
+            return load_part(part), None
+
+        with torch.device("cpu"):
+            stored, _ = self._context.processes.from_first(make)
+            return restored_embedding({name: tensor.cpu() for name, tensor in stored.items()})
+
+    def _recall(self, layers: list[dict[str, Any]]) -> None:
+        """Which layers of a finished part, or of those that another process rounded, got the guard's fallback."""
+        for record in layers:
+            treatment = self._chosen.get(record["name"])  # the embedding has none
+            other = None if treatment is None else self._guard.fallback(treatment)
             if other is not None and record["scheme"] == other.scheme.label:
                 self._chosen[record["name"]] = other
 
     def _block(self, index: int, store: ActivationStore) -> None:
         anatomy, streamed = self._model.anatomy.blocks[index], self._streamed
         # Before the block is filled: looking for links fills it with weights of its own.
-        links = self._model.links(index) if self._transforms.links else ()
+        with torch.device("cpu"):
+            links = self._model.links(index) if self._transforms.links else ()
         read_in = torch.float32 if self._wide else streamed.dtype
         with streamed.block(index, read_in) as block, ExitStack() as hooks:
             weights = block_weights(block, read_in)
@@ -147,7 +178,8 @@ class BlockQuantizer:
                 self._plain = entering.beside(entering.shape[2])
                 hooks.callback(entering.close)
                 unrounded.record(block, call, entering, self._plain)
-            passes = BlockPasses(block, anatomy, store, call, unrounded)
+            tokens, processes = self._context.tokens.numel(), self._context.processes
+            passes = BlockPasses(block, anatomy, store, call, tokens, processes, unrounded)
             hooks.callback(passes.close)
             schemes = {
                 name: self._chosen[f"{anatomy.name}.{name}"].scheme
@@ -168,7 +200,7 @@ class BlockQuantizer:
             if self._cache is not None:
                 stored |= self._keys_values(block, index, store)
                 passes.close()  # what was kept of attention was computed with keys and values as they are
-            save_part(self._blocks[index], stored, records)
+            self._save(self._blocks[index], stored, records)
             passes.advance()
 
     def _phase(
@@ -188,10 +220,7 @@ class BlockQuantizer:
                 name: ToRound(facts := self._model.linears[prefix + name], self._weight(weights, name, facts))
                 for name in group.linears
             }
-            for linear, (tensors, record) in self._rounded(prefix, linears, stats):
-                key = linear.facts.key.removesuffix("weight")
-                stored |= {key + local: tensor for local, tensor in tensors.items()}
-                records.append(record)
+            self._once(partial(self._rounded, prefix, linears, stats), stored, records)
         for group in wanted:
             for name in group.linears:
                 self._use(passes.block.get_submodule(name), self._model.linears[prefix + name], stored, hooks)
@@ -210,6 +239,27 @@ class BlockQuantizer:
             for group in self._rounded_alone(prefix, anatomy.groups)
             if any(self._chosen[prefix + name].options.reads_unrounded for name in group.linears)
         }
+
+    def _once(self, rounding: Callable[[], Rounded], stored: dict[str, Tensor], records: list[LayerRecord]) -> None:
+        """Round in the first process, and let all know the result."""
+
+        def make() -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+            tensors: dict[str, Tensor] = {}
+            layers: list[dict[str, Any]] = []
+            for linear, (each, record) in rounding():
+                key = linear.facts.key.removesuffix("weight")
+                tensors |= {key + local: tensor for local, tensor in each.items()}
+                layers.append(record.as_data())
+            return tensors, layers
+
+        tensors, layers = self._context.processes.from_first(make)
+        self._recall(layers)
+        stored |= tensors
+        records += [LayerRecord.of_data(layer) for layer in layers]
+
+    def _save(self, part: Path, stored: dict[str, Tensor], records: list[LayerRecord]) -> None:
+        if self._context.processes.leads:
+            save_part(part, {name: tensor.cpu() for name, tensor in stored.items()}, records)
 
     def _is_rounded_alone(self, name: str) -> bool:
         return name in self._chosen and not self._chosen[name].method.by_block
@@ -258,31 +308,35 @@ class BlockQuantizer:
                     linears[name].weight if self._wide else None,
                 )
         options = next(t.options for t in self._chosen.values() if t.method.by_block)
-        learned = signround(
-            layers,
-            lambda hidden: self._streamed.call(index, hidden).run(block, hidden),
-            store.gather,
-            self._plain.gather,
-            store.shape[0],
-            options,
-        )
-        for name, linear in linears.items():
-            scheme = self._chosen[prefix + name].scheme
-            tensors, record = finished(linear, learned[name], scheme, stats[name], roundings[name])
-            if self._guard.failing([record]):
-                record.notes.append(self._guard.told(record))
-            key = linear.facts.key.removesuffix("weight")
-            stored |= {key + local: tensor for local, tensor in tensors.items()}
-            records.append(record)
+        processes = self._context.processes
+        with processes.collected(store) as inputs, processes.collected(self._plain) as targets:
+
+            def learn() -> Rounded:
+                learned = signround(
+                    layers,
+                    lambda hidden: self._streamed.call(index, hidden).run(block, hidden),
+                    inputs.gather,
+                    targets.gather,
+                    inputs.shape[0],
+                    options,
+                )
+                found: Rounded = []
+                for name, linear in linears.items():
+                    scheme = self._chosen[prefix + name].scheme
+                    tensors, record = finished(linear, learned[name], scheme, stats[name], roundings[name])
+                    if self._guard.failing([record]):
+                        record.notes.append(self._guard.told(record))
+                    found.append((linear, (tensors, record)))
+                return found
+
+            self._once(learn, stored, records)
         for name, linear in linears.items():
             self._use(block.get_submodule(name), linear.facts, stored, hooks)
 
-    def _rounded(
-        self, prefix: str, linears: dict[str, ToRound], stats: LayerStats
-    ) -> list[tuple[ToRound, tuple[dict[str, Tensor], LayerRecord]]]:
+    def _rounded(self, prefix: str, linears: dict[str, ToRound], stats: LayerStats) -> Rounded:
         """Round the linears of a group; again with more bits where the guard says so."""
 
-        def attempt() -> list[tuple[ToRound, tuple[dict[str, Tensor], LayerRecord]]]:
+        def attempt() -> Rounded:
             found = []
             for names in alike({name: self._chosen[prefix + name] for name in linears}):
                 members = [linears[name] for name in names]
@@ -325,7 +379,7 @@ class BlockQuantizer:
             for batch in store.batches():
                 hidden = store.read(batch)
                 with_cache(self._streamed.call(index, hidden), ranges).run(block, hidden)
-            rounding = ranges.rounding(self._cache, self._model.dtype)
+            rounding = ranges.rounding(self._cache, self._model.dtype, self._context.processes)
         else:
             rounding = KeysValues.stored_as(self._cache, {})
         self._streamed.keys_values[index] = rounding
@@ -335,17 +389,22 @@ class BlockQuantizer:
     def _head(self, store: ActivationStore, part: Path) -> None:
         facts = self._model.linears[self._model.anatomy.head]
         treatment = self._chosen[facts.name]
+        tokens, processes = self._context.tokens.numel(), self._context.processes
+        head = self._streamed.head()
         stats = observe_head(
-            self._streamed.head(),
+            head,
             store,
+            tokens,
+            processes,
             hessian=treatment.method.needs_hessian,
             unrounded=self._plain if treatment.options.reads_unrounded else None,
             rounding=treatment.scheme.activations,
         )
-        linear = ToRound(facts, self._model.weights.load(facts.key))
-        ((_, (tensors, record)),) = self._rounded("", {facts.name: linear}, stats)
-        prefix = facts.key.removesuffix("weight")
-        save_part(part, {prefix + local: tensor for local, tensor in tensors.items()}, [record])
+        linear = ToRound(facts, head.module.weight.data)
+        stored: dict[str, Tensor] = {}
+        records: list[LayerRecord] = []
+        self._once(partial(self._rounded, "", {facts.name: linear}, stats), stored, records)
+        self._save(part, stored, records)
 
     def _changed(
         self, block: nn.Module, index: int, weights: dict[str, Tensor], quantized: object

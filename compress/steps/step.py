@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..errors import Problem
 from ..open_model import OpenModel
+from ..processes import Processes
 from ..progress import Progress
 from ..resources import Cost
 
@@ -25,6 +26,7 @@ class RunContext:
         seed: the run's, for whatever is random.
         journal: a directory of the step's own for finished parts; it survives a kill.
         progress: shows how far it is.
+        processes: this one and those that share the work. All are given the same tokens.
     """
 
     dtype: torch.dtype
@@ -32,6 +34,7 @@ class RunContext:
     seed: int
     journal: Path
     progress: Progress
+    processes: Processes
 
 
 @dataclass(frozen=True)
@@ -70,4 +73,8 @@ class Step(Protocol):
 
     def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
         """Do it: read ``model``, write a model directory at ``target``."""
+        ...
+
+    def help(self, model: OpenModel, context: RunContext) -> None:
+        """Do a share of it in a process that writes nothing, while the first one runs it."""
         ...

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from ...quant.layer_stats import LayerStats
 from ...quant.scheme import Scheme
 from ...quant.transforms import TRANSFORMS
+from ...quant.transforms.link import Link
+from ...quant.transforms.transform import TransformOptions
 from ...quant.transforms.turns import RotateOptions
 from ..anatomy import SharedInput
 from ..errors import Problem, SmeltError
@@ -105,14 +111,27 @@ class Transforms:
             stats: dict[SharedInput, LayerStats] = dict.fromkeys(groups, LayerStats(None, torch.zeros(0, 0), 0))
             if transform.needs_inputs:
                 stats = dict(passes.survey(groups))
-            for link in used:
-                transform.link(bind(link, weights, stats, schemes, stored), options)
+            move = partial(_move, transform.link, used, weights, stats, schemes, stored, options)
+            passes.processes.edited(move, weights.values())
             fill(passes.block, weights, next(passes.block.parameters()).dtype)
 
     def _streams(self, model: OpenModel) -> Streams:
         if self._found is None:
             self._found = Streams.find(model)
         return self._found
+
+
+def _move(
+    move: Callable[[Link, Any], None],
+    links: list[LinkNames],
+    weights: dict[str, Tensor],
+    stats: dict[SharedInput, LayerStats],
+    schemes: dict[str, Scheme],
+    stored: torch.dtype,
+    options: TransformOptions,
+) -> None:
+    for link in links:
+        move(bind(link, weights, stats, schemes, stored), options)
 
 
 def fill(block: nn.Module, weights: dict[str, Tensor], dtype: torch.dtype) -> None:

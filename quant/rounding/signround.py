@@ -71,7 +71,7 @@ def signround(
         progress: called after every step with the number of steps done.
     """
     options = options or SignroundOptions()
-    order = torch.randperm(windows, generator=torch.Generator().manual_seed(options.seed)).tolist()
+    order = _order(windows, torch.Generator().manual_seed(options.seed))
     apart = min(_JUDGING_BATCHES * options.batch, windows // _JUDGING_SHARE)
     judges, pupils = (order[:apart], order[apart:]) if apart else (order, order)
 
@@ -151,9 +151,13 @@ def _draws(windows: list[int], size: int, generator: torch.Generator) -> Iterato
     """Batches of one size, endlessly; a window comes again only when all others have come, or nearly all."""
     size = min(size, len(windows))
     while True:
-        order = torch.randperm(len(windows), generator=generator).tolist()
+        order = _order(len(windows), generator)
         for start in range(0, len(order) - size + 1, size):
             yield [windows[place] for place in order[start : start + size]]
+
+
+def _order(count: int, generator: torch.Generator) -> list[int]:
+    return torch.randperm(count, generator=generator, device="cpu").tolist()
 
 
 def _importance(

@@ -13,6 +13,7 @@ from smelt.compress.activations import ActivationStore
 from smelt.compress.model_directory import ModelDirectory
 from smelt.compress.open_model import OpenModel
 from smelt.compress.plan import Plan
+from smelt.compress.processes import Processes
 from smelt.compress.steps.block_passes import BlockPasses
 from smelt.compress.steps.unrounded import UnroundedInputs
 from smelt.compress.streamed import StreamedModel
@@ -51,7 +52,9 @@ def test_what_linears_read_is_compared_token_by_token(tmp_path: Path) -> None:
         leaving = entering.beside(128)
         unrounded = UnroundedInputs({"mlp.down_proj": args})
         unrounded.record(block, lambda hidden: streamed.call(1, hidden), entering, leaving)
-        passes = BlockPasses(block, anatomy, store, lambda hidden: streamed.call(1, hidden), unrounded)
+        passes = BlockPasses(
+            block, anatomy, store, lambda hidden: streamed.call(1, hidden), store.tokens, Processes(), unrounded
+        )
         ((_, stats),) = passes.observe([group], hessian=True)
         assert torch.equal(leaving.read(slice(None)), outputs[0])
         for opened in (passes, unrounded, entering, store, leaving):

@@ -1,0 +1,57 @@
+"""Calibrating elsewhere than on the CPU, as far as it can be tried without a GPU: on a device that pretends to be one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from smelt.compress import Recipe, run
+from smelt.compress.plan import Plan
+
+from ..tiny import REPOSITORY
+from .test_processes import FAST, SLOW
+
+CASES = {name: case for name, case in {**FAST, **SLOW}.items() if case[1]["scheme"] != "auto"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_device_that_is_not_here_is_a_problem_of_the_plan(
+    tiny: Callable[..., Path], recipe: Callable[..., Recipe]
+) -> None:
+    asked = recipe(tiny(), {"calibrate": {"samples": 8, "length": 32, "device": "cuda"}})
+    (problem,) = Plan.make(asked).problems
+    assert str(problem) == "calibrate.device: device is 'cuda', but torch sees no GPUs here; use cpu"
+
+
+@pytest.mark.slow
+def test_no_tensor_is_left_behind_on_the_cpu_and_layers_lose_the_same(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    recipes: list[dict[str, Any]] = []
+    for number, (architecture, quantize, _) in enumerate(CASES.values()):
+        recipes.append(
+            {
+                "model": str(tiny(architecture)),
+                "output": str(tmp_path / str(number)),
+                "calibrate": {"samples": 80, "length": 64},
+                "evaluate": False,
+                "steps": [{"quantize": quantize}],
+            }
+        )
+    (tmp_path / "recipes.json").write_text(json.dumps(recipes))
+    command = [sys.executable, "-m", "tests.compress.pretend_device", str(tmp_path / "recipes.json")]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    for recipe, layers in zip(recipes, found, strict=True):
+        made = run(Recipe.model_validate(recipe), progress=False).checkpoint
+        (step,) = json.loads((made / "smelt.json").read_text())["steps"]
+        expected = {layer["name"]: layer["error"] for layer in step["layers"]}
+        assert expected
+        assert layers == pytest.approx(expected, rel=0.1)
