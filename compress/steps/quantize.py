@@ -77,8 +77,9 @@ class QuantizeStep:
         return told | {"group_size": usual.args.group_size, "format": usual.format}
 
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
-        model = self.transforms.opened(model, 0)
         tokens = windows * length
+        learning = self.transforms.cost(model, tokens)
+        model = self.transforms.opened(model, 0)
         batch = max(BATCH_TOKENS, length)
         chosen = self._assignment.of(model)
         number = compute_dtype(model.dtype).itemsize
@@ -127,7 +128,7 @@ class QuantizeStep:
         memory = max(memory, model.embedding_bytes())
         plan = self.plan(model)
         disk = plan["bytes_after"] + plan["checkpoint_bytes"] + hidden
-        rounding = Cost(int(memory), int(disk), operations, sequential)
+        rounding = Cost(int(memory), int(disk), operations, sequential) + learning
         mixed = self._assignment if isinstance(self._assignment, MixedPrecision) else None
         if mixed is None:
             return rounding
@@ -137,7 +138,7 @@ class QuantizeStep:
 
     def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
         context.journal.mkdir(parents=True, exist_ok=True)
-        working = self.transforms.opened(model, context.seed)
+        working = self.transforms.opened(model, context.seed, context)
         record = None
         if isinstance(self._assignment, MixedPrecision):
             chosen, record = self._assignment.chosen(working, self.transforms.ranges, context)
