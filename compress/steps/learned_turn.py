@@ -128,7 +128,7 @@ class _Learning:
                     assert turn is not None
                     found[f"heads.{index}"] = learn_rotation(turn.matrix(), weighed, self.steps, self.seed)
                 else:
-                    rows.append(weighed[:: -(-len(weighed) // most)])
+                    rows.append(weighed[:: max(1, -(-len(weighed) // most))])
             passes.advance()
 
 

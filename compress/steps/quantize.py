@@ -121,7 +121,8 @@ class QuantizeStep:
             operations += 2 * numel * tokens * passes
         head = model.linears[model.anatomy.head]
         if head.name in chosen:
-            hessian = 4 * head.columns * head.columns * 4 if chosen[head.name].method.needs_hessian else 0
+            matrices = 6 if chosen[head.name].options.reads_unrounded else 4
+            hessian = matrices * head.columns * head.columns * 4 if chosen[head.name].method.needs_hessian else 0
             memory = max(memory, head.numel * (2 * head.dtype.itemsize + 4 * 5) + hessian)
             sequential += head.columns
         hidden = tokens * kept * number
