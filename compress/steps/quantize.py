@@ -84,8 +84,9 @@ class QuantizeStep:
         return told | {"group_size": usual.args.group_size, "format": usual.format}
 
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
-        model = self._working(model, 0)
         tokens = windows * length
+        learning = self.transforms.cost(model, tokens)
+        model = self._working(model, 0)
         batch = max(BATCH_TOKENS, length)
         chosen = self._assignment.of(model)
         number = compute_dtype(model.dtype).itemsize
@@ -128,14 +129,15 @@ class QuantizeStep:
             operations += 2 * numel * tokens * passes
         head = model.linears[model.anatomy.head]
         if head.name in chosen:
-            hessian = 4 * head.columns * head.columns * 4 if chosen[head.name].method.needs_hessian else 0
+            matrices = 6 if chosen[head.name].options.reads_unrounded else 4
+            hessian = matrices * head.columns * head.columns * 4 if chosen[head.name].method.needs_hessian else 0
             memory = max(memory, head.numel * (2 * head.dtype.itemsize + 4 * 5) + hessian)
             sequential += head.columns
         hidden = tokens * kept * number
         memory = max(memory, model.embedding_bytes())
         plan = self.plan(model)
         disk = plan["bytes_after"] + plan["checkpoint_bytes"] + hidden
-        rounding = Cost(int(memory), int(disk), operations, sequential)
+        rounding = Cost(int(memory), int(disk), operations, sequential) + learning
         mixed = self._assignment if isinstance(self._assignment, MixedPrecision) else None
         if mixed is None:
             return rounding
@@ -158,7 +160,7 @@ class QuantizeStep:
         self, model: OpenModel, context: RunContext
     ) -> tuple[OpenModel, dict[str, Treatment], BlockQuantizer, dict[str, Any] | None]:
         context.journal.mkdir(parents=True, exist_ok=True)
-        working = self._working(model, context.seed)
+        working = self._working(model, context.seed, context)
         record = None
         if isinstance(self._assignment, MixedPrecision):
             chosen, record = self._assignment.chosen(working, self.transforms.ranges, context)
@@ -195,9 +197,9 @@ class QuantizeStep:
             ]
         return []
 
-    def _working(self, model: OpenModel, seed: int) -> OpenModel:
+    def _working(self, model: OpenModel, seed: int, context: RunContext | None = None) -> OpenModel:
         """The same function, with the weights that are quantized: transforms change some, and a head needs its own."""
-        changed = self.transforms.opened(model, seed)
+        changed = self.transforms.opened(model, seed, context)
         return with_own_head(changed) if changed.anatomy.head in self._assignment.of(changed) else changed
 
     def _embedding_problems(self, model: OpenModel) -> list[Problem]:

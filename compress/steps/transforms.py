@@ -20,8 +20,11 @@ from ..errors import Problem, SmeltError
 from ..links import LinkNames, as_rows, bind
 from ..open_model import OpenModel
 from ..recipe import TransformChoice
+from ..resources import Cost
 from ..turned import Streams, Turn, turned
 from .block_passes import BlockPasses
+from .learned_turn import learned_turn, learning_cost
+from .step import RunContext
 
 
 class Transforms:
@@ -72,8 +75,14 @@ class Transforms:
                 problems.append(Problem(f"{self._where}.transforms", f"{self.streams[0].method}: {error}"))
         return problems
 
-    def opened(self, model: OpenModel, seed: int) -> OpenModel:
-        """The model with its residual stream changed, if these transforms change it; the same function in any case."""
+    def opened(self, model: OpenModel, seed: int, context: RunContext | None = None) -> OpenModel:
+        """The model with its residual stream changed, if these transforms change it; the same function in any case.
+
+        Args:
+            model: the model.
+            seed: of rotations that name none.
+            context: the run; without it rotations that would be learned stay random.
+        """
         if not self.streams:
             return model
         streams = self._streams(model)
@@ -81,10 +90,18 @@ class Transforms:
         for choice in self.streams:
             options = choice.settled()
             if isinstance(options, RotateOptions):
-                turn = Turn.random(streams, model.skeleton.hidden_size, seed if options.seed is None else options.seed)
+                seed = seed if options.seed is None else options.seed
+                turn = Turn.random(streams, model.skeleton.hidden_size, seed)
                 if not options.heads:
                     turn = Turn(turn.stream, (None,) * len(streams.blocks))
+                if options.learn and context is not None:
+                    turn = learned_turn(model, streams, turn, options.learn, seed, context)
         return turned(model, streams, turn)
+
+    def cost(self, model: OpenModel, tokens: int) -> Cost:
+        """What learning rotations takes."""
+        learned = [o.learn for c in self.streams if isinstance(o := c.settled(), RotateOptions) and o.learn]
+        return learning_cost(model, self._streams(model), learned[0], tokens) if learned else Cost(0, 0, 0.0)
 
     def apply(
         self,

@@ -14,5 +14,10 @@ class FoldNormsOptions(TransformOptions):
 class RotateOptions(TransformOptions):
     """Options of rotating the residual stream (QuaRot: Ashkboos et al., 2024, arXiv:2404.00456)."""
 
+    learn: int = Field(
+        default=0,
+        ge=0,
+        description="Steps of learning the rotations from what the linears read of the calibration text; 0 for random ones.",
+    )
     heads: bool = Field(default=True, description="Also rotate within the value heads.")
     seed: int | None = Field(default=None, ge=0, description="Chooses the signs; absent for the run's own seed.")

@@ -16,7 +16,10 @@ from smelt.compress.links import find_links
 from smelt.compress.model_directory import ModelDirectory
 from smelt.compress.open_model import OpenModel
 from smelt.compress.plan import Plan
+from smelt.compress.processes import Processes
 from smelt.compress.progress import Progress
+from smelt.compress.steps import RunContext
+from smelt.compress.steps.learned_turn import learned_turn
 from smelt.compress.streamed import StreamedModel
 from smelt.compress.turned import Streams, Turn, turned
 from torch import Tensor
@@ -62,6 +65,53 @@ def test_turning_the_stream_keeps_the_logits_in_float64(architecture: str, rotat
     first = model.anatomy.linears()[0]
     before, after = (m.weights.load(m.linears[first].key) for m in (model, changed))
     assert (before - after).norm() > 0.05 * before.norm()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox", "mixtral", "qwen3", "phi3"])
+def test_learned_rotations_keep_the_logits_in_float64(architecture: str, tmp_path: Path) -> None:
+    reference = make_model(architecture).double()
+    reference.set_experts_implementation("eager")
+    model = _opened(save_model(reference, tmp_path / "model"))
+    streams = Streams.find(model)
+    start = Turn.random(streams, model.skeleton.hidden_size, 0)
+    context = RunContext(torch.float32, TOKENS, 0, tmp_path / "journal", Progress(False), Processes())
+    turn = learned_turn(model, streams, start, 3, 0, context)
+    with torch.no_grad():
+        expected = reference(TOKENS, use_cache=False).logits
+    found = _logits(turned(model, streams, turn), tmp_path)
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+    assert turn.stream is not None
+    assert start.stream is not None
+    assert (turn.stream.matrix() - start.stream.matrix()).abs().max() > 0.01
+    again = learned_turn(model, streams, start, 1, 1, context)  # what the journal holds, whatever is asked for
+    assert again.stream is not None
+    assert torch.equal(again.stream.matrix(), turn.stream.matrix())
+
+
+def test_a_run_that_learns_rotations_continues_with_the_same_bytes(
+    tiny: Callable[..., Path], recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny("llama", torch.bfloat16)
+    learning = {"method": "rotate", "learn": 10}
+    found = {}
+    for name, transforms in (("random", ["rotate"]), ("learned", [learning])):
+        made = recipe(path, {"evaluate": False}, scheme="W4A4", group_size=32, transforms=transforms)
+        found[name] = {p.name: p.read_bytes() for p in run(made, fresh=True).checkpoint.iterdir()}
+    assert found["learned"]["model.safetensors"] != found["random"]["model.safetensors"]
+    interrupt_after(1, monkeypatch, lambda: run(made, fresh=True))
+    assert {p.name: p.read_bytes() for p in run(made).checkpoint.iterdir()} == found["learned"]
+
+
+def test_the_plan_counts_the_learning_of_rotations(tiny: Callable[..., Path], recipe: Callable[..., Recipe]) -> None:
+    path = tiny("llama")
+    costs = [
+        Plan.make(recipe(path, transforms=[{"method": "rotate", "learn": learn}])).cost.operations
+        for learn in (0, 10, 20)
+    ]
+    assert costs[0] < costs[1]
+    assert costs[2] - costs[1] == pytest.approx(
+        10 * (8 * 128**3 + 3 * 2 * 2048 * 128**2 + 3 * 3 * 2 * 1024 * 128 * 32), rel=0.01
+    )
 
 
 @pytest.mark.parametrize("architecture", NOT_TURNED)

@@ -11,6 +11,7 @@ from smelt.quant.transforms.awq import AwqOptions, awq
 from smelt.quant.transforms.clip import ClipOptions, clip
 from smelt.quant.transforms.equalize import EqualizeOptions, equalize
 from smelt.quant.transforms.hadamard import hadamard
+from smelt.quant.transforms.learned_rotation import learn_rotation
 from smelt.quant.transforms.link import Feeder, Link, Reader, Readers
 from smelt.quant.transforms.rotation import Rotation
 from smelt.quant.transforms.smooth import SmoothOptions, smooth
@@ -261,3 +262,50 @@ def test_parts_are_turned_one_by_one() -> None:
     rows = torch.randn(2, 12)
     expected = torch.cat([rows[:, i : i + 4].double() @ turn.matrix() for i in (0, 4, 8)], dim=1)
     torch.testing.assert_close(turn.apply_to_parts(rows), expected)
+
+
+def _peaks(rows: Tensor, matrix: Tensor) -> float:
+    """The objective of learned rotations, in float64: the mean squared 8-norm of the turned rows."""
+    turned = rows.double() @ matrix.double()
+    return turned.pow(8).sum(1).pow(1 / 4).mean().item()
+
+
+def _hidden_signs(tokens: int, basis: Tensor, seed: int) -> Tensor:
+    """Rows that are ones and minus ones in some turned basis: no other basis has peaks as small."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randint(0, 2, (tokens, len(basis)), generator=generator).float() * 2 - 1) @ basis.T.float()
+
+
+@pytest.mark.parametrize("keep_ones", [False, True])
+def test_learned_rotations_are_orthogonal_and_find_the_basis_without_peaks(keep_ones: bool) -> None:
+    basis, start = (
+        Rotation.random(16, torch.Generator().manual_seed(seed), keep_ones=keep_ones).matrix() for seed in (5, 0)
+    )
+    learned = learn_rotation(start, _hidden_signs(2000, basis, 1), 250, 0, keep_ones=keep_ones)
+    torch.testing.assert_close(learned.T @ learned, torch.eye(16).double(), rtol=0, atol=1e-14)
+    if keep_ones:
+        torch.testing.assert_close(learned.sum(1), torch.ones(16).double(), rtol=0, atol=1e-14)
+    others = _hidden_signs(500, basis, 2)
+    assert _peaks(others, start) > 4
+    if keep_ones:  # not every basis can be reached
+        assert _peaks(others, learned) < 0.6 * _peaks(others, start)
+    else:
+        assert _peaks(others, learned) == pytest.approx(16**0.25, rel=0.02)
+    assert torch.equal(learned, learn_rotation(start, _hidden_signs(2000, basis, 1), 250, 0, keep_ones=keep_ones))
+
+
+def test_a_rotation_of_parts_is_learned_on_the_peaks_of_the_whole() -> None:
+    basis, start = (Rotation.random(16, torch.Generator().manual_seed(seed)).matrix() for seed in (6, 0))
+    rows = _hidden_signs(4000, basis, 3).view(1000, 64)
+    learned = torch.block_diag(*[learn_rotation(start, rows, 250, 0)] * 4)
+    others = _hidden_signs(2000, basis, 4).view(500, 64)
+    assert _peaks(others, torch.block_diag(*[start] * 4)) > 7
+    assert _peaks(others, learned) == pytest.approx(64**0.25, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("rows", "steps"), [(torch.zeros(100, 16), 5), (torch.randn(3, 16), 5), (torch.randn(50, 16), 0)]
+)
+def test_a_rotation_with_nothing_to_learn_from_stays_as_it_starts(rows: Tensor, steps: int) -> None:
+    start = Rotation.random(16, torch.Generator().manual_seed(2)).matrix()
+    assert torch.equal(learn_rotation(start, rows, steps, 0), start)
