@@ -50,7 +50,18 @@ PEER_JOBS: dict[str, list[list[str]]] = {
         ["signround", "--set", "enable_alg_ext=true"],
     ],
 }
-SMELT_JOBS: list[str] = ["nearest", "hqq", "gptq"]
+_ERROR_AWARE = {"method": "gptq", "error_aware": 0.5, "refit_groups": True}
+# Smelt's methods, by the rounding and the transforms before it.
+SMELT_JOBS: dict[str, tuple[Any, list[str]]] = {
+    "nearest": ("nearest", []),
+    "hqq": ("hqq", []),
+    "gptq": ("gptq", []),
+    "gptq, error-aware": (_ERROR_AWARE, []),
+    "awq + nearest": ("nearest", ["awq"]),
+    "awq + gptq": ("gptq", ["awq"]),
+    "rotate + gptq": ("gptq", ["rotate"]),
+    "signround": ("signround", []),
+}
 
 
 def main() -> None:
@@ -86,21 +97,22 @@ def jobs(
     work: Path, model: Path, pythons: dict[str, str | None], bits: int, group: int, seed: int
 ) -> Iterator[tuple[str, str, list[str]]]:
     """Tool, method and command of every job at one format."""
-    for rounding in SMELT_JOBS:
-        yield "smelt", rounding, smelt_command(work, model, rounding, bits, group, seed)
+    for method, (rounding, transforms) in SMELT_JOBS.items():
+        settings = {"scheme": f"W{bits}A16", "group_size": group, "rounding": rounding, "transforms": transforms}
+        yield "smelt", method, smelt_command(work, model, settings, seed)
     for peer, python in pythons.items():
         for method, *more in PEER_JOBS[peer] if python else []:
             yield peer, method, [*peer_command(work, model, peer, python, bits, group), "--method", method, *more]
 
 
-def smelt_command(work: Path, model: Path, rounding: str, bits: int, group: int, seed: int) -> list[str]:
+def smelt_command(work: Path, model: Path, settings: dict[str, Any], seed: int) -> list[str]:
     """Smelt's side of a job, by its recipe."""
     recipe = {
         "model": str(model),
         "output": str(work / "quantized"),
         "seed": seed,
         "calibrate": {"source": str(CALIBRATION), "samples": SAMPLES, "length": LENGTH},
-        "steps": [{"quantize": {"scheme": f"W{bits}A16", "group_size": group, "rounding": rounding}}],
+        "steps": [{"quantize": settings}],
         "evaluate": False,
     }
     (work / "recipe.yaml").write_text(json.dumps(recipe))

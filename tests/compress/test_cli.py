@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from smelt.compress.cli import app
+from typer.testing import CliRunner
 
 from ..tiny import REPOSITORY
 
@@ -24,19 +28,30 @@ QUICK = [
 ]
 
 
-def smelt(*arguments: str, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+def smelt(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """As a user starts it, in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "smelt.compress.cli", *arguments], capture_output=True, text=True, cwd=cwd, check=False
+        [sys.executable, "-m", "smelt.compress.cli", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        check=False,
     )
 
 
+def here(*arguments: str) -> Result:
+    """The same in this process, which has imported everything."""
+    with contextlib.chdir(REPOSITORY):
+        return CliRunner().invoke(app, list(arguments))
+
+
 def test_help_teaches_by_example() -> None:
-    shown = smelt("--help")
-    assert shown.returncode == 0
+    shown = here("--help")
+    assert shown.exit_code == 0
     for example in ("smelt run recipes/quickstart.yaml", "--dry-run", "smelt inspect"):
         assert example in " ".join(shown.stdout.split())
     for command in ("run", "inspect", "schema"):
-        assert smelt(command, "--help").returncode == 0
+        assert here(command, "--help").exit_code == 0
 
 
 def test_run_then_inspect(tmp_path: Path) -> None:
@@ -50,26 +65,26 @@ def test_run_then_inspect(tmp_path: Path) -> None:
     assert told.startswith("# builtin:smelt-6m compressed by Smelt")
     assert "exactly ours" in told
     assert "worst 20 of 42" in told
-    shown = smelt("inspect", str(out / "checkpoint"))
-    assert shown.returncode == 0
+    shown = here("inspect", str(out / "checkpoint"))
+    assert shown.exit_code == 0
     assert "int W4A16 g64" in shown.stdout
-    data = json.loads(smelt("inspect", str(out / "checkpoint"), "--json").stdout)
+    data = json.loads(here("inspect", str(out / "checkpoint"), "--json").stdout)
     assert data["original_bytes"] == 11_538_432 or data["original_bytes"] > data["bytes"]
     assert data["ratio"] == pytest.approx(data["original_bytes"] / data["bytes"])
     # A finished run is told again, for scripts as JSON.
-    again = smelt("run", "recipes/quickstart.yaml", "--output", str(out), "--json", *QUICK)
+    again = here("run", "recipes/quickstart.yaml", "--output", str(out), "--json", *QUICK)
     data = json.loads(again.stdout)
     assert data["report"]["models"][1]["text"]["perplexity"] > 0
     assert Path(data["checkpoint"]).is_dir()
 
 
 def test_dry_run_plans_and_writes_nothing(tmp_path: Path) -> None:
-    done = smelt("run", "recipes/quickstart.yaml", "--output", str(tmp_path / "out"), "--dry-run")
-    assert done.returncode == 0
+    done = here("run", "recipes/quickstart.yaml", "--output", str(tmp_path / "out"), "--dry-run")
+    assert done.exit_code == 0
     assert "nothing stands in the way" in done.stdout
     assert not (tmp_path / "out").exists()
     data = json.loads(
-        smelt("run", "recipes/quickstart.yaml", "--dry-run", "--json", "--output", str(tmp_path / "out")).stdout
+        here("run", "recipes/quickstart.yaml", "--dry-run", "--json", "--output", str(tmp_path / "out")).stdout
     )
     assert data["steps"][0]["linears"] == 42
     assert data["predicted"]["peak_memory_bytes"] > data["predicted"]["memory_above_start_bytes"] > 0
@@ -77,8 +92,8 @@ def test_dry_run_plans_and_writes_nothing(tmp_path: Path) -> None:
 
 def test_dry_run_lists_every_problem_and_fails(tmp_path: Path) -> None:
     bad = ["--set", "steps.0.quantize.group_size=100", "--set", "calibrate.source=missing.txt"]
-    done = smelt("run", "recipes/quickstart.yaml", "--output", str(tmp_path / "out"), "--dry-run", *bad)
-    assert done.returncode == 1
+    done = here("run", "recipes/quickstart.yaml", "--output", str(tmp_path / "out"), "--dry-run", *bad)
+    assert done.exit_code == 1
     assert "group_size 100" in done.stdout
     assert "missing.txt" in done.stdout
 
@@ -93,12 +108,12 @@ def test_dry_run_lists_every_problem_and_fails(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_one_sentence_and_a_status(arguments: tuple[str, ...], status: int, expected: str) -> None:
-    done = smelt(*arguments)
-    assert done.returncode == status
+    done = here(*arguments)
+    assert done.exit_code == status
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 
 
 def test_schema_is_json() -> None:
-    assert json.loads(smelt("schema").stdout)["title"] == "Smelt recipe"
+    assert json.loads(here("schema").stdout)["title"] == "Smelt recipe"

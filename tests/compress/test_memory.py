@@ -21,6 +21,7 @@ def test_weights_of_four_times_the_limit_on_data_memory(rounding: str, tmp_path:
     assert row["evaluation"]["kl"] > 0
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit_beside_the_interpreter(tmp_path: Path) -> None:
     """The libraries alone take about 460 MB of the limit; the weights would need 600 MB more."""
     try:

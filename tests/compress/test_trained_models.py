@@ -54,10 +54,22 @@ def _measure(
 
 
 @pytest.mark.parametrize(
-    ("model", "group"),
-    [("builtin:smelt-6m", 128), pytest.param("builtin:smelt-6m", 64, marks=pytest.mark.slow), ("stories260K", -1)],
+    ("bits", "model", "group"),
+    [
+        (3, "builtin:smelt-6m", 128),
+        (2, "stories260K", -1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                *((bits, "builtin:smelt-6m", 64) for bits in (4, 3, 2)),
+                (4, "builtin:smelt-6m", 128),
+                (2, "builtin:smelt-6m", 128),
+                (4, "stories260K", -1),
+                (3, "stories260K", -1),
+            )
+        ),
+    ],
 )
-@pytest.mark.parametrize("bits", [4, 3, 2])
 def test_gptq_loses_less_than_nearest(
     model: str, group: int, bits: int, shared: Path, recipe: Callable[..., Recipe]
 ) -> None:

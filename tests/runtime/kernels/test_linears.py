@@ -47,8 +47,8 @@ def _is_weight_only(scheme: str) -> bool:
     [
         *(("llama", scheme) for scheme in SUPPORTED if scheme in TOLD or _is_weight_only(scheme)),
         ("mixtral", "W4A16"),
-        ("mixtral", "FP8_DYNAMIC"),
-        ("gemma2", "W8A16"),
+        pytest.param("mixtral", "FP8_DYNAMIC", marks=pytest.mark.slow),
+        pytest.param("gemma2", "W8A16", marks=pytest.mark.slow),
     ],
 )
 def test_a_checkpoint_computes_what_it_does_without_kernels(
