@@ -50,7 +50,7 @@ def test_what_linears_read_is_compared_token_by_token(tmp_path: Path) -> None:
         handle.remove()
         entering, store = _stored(plain, tmp_path), _stored(moved, tmp_path)
         leaving = entering.beside(128)
-        unrounded = UnroundedInputs({"mlp.down_proj": args})
+        unrounded = UnroundedInputs({"mlp.down_proj": args}, Processes())
         unrounded.record(block, lambda hidden: streamed.call(1, hidden), entering, leaving)
         passes = BlockPasses(
             block, anatomy, store, lambda hidden: streamed.call(1, hidden), store.tokens, Processes(), unrounded

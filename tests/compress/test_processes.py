@@ -48,6 +48,16 @@ FAST: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"calibrate": {"samples": 8, "length": 64}},
     ),
+    "errors made up for, and one process without windows": (
+        "llama",
+        {
+            "scheme": "W4A8",
+            "group_size": 32,
+            "transforms": ["smooth"],
+            "rounding": {"method": "gptq", "error_aware": 0.5},
+        },
+        {"calibrate": {"samples": 8, "length": 64}},
+    ),
     "experts": ("mixtral", {"scheme": "W4A16", "group_size": 32, "transforms": ["clip"], "rounding": "gptq"}, {}),
 }
 SLOW: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
