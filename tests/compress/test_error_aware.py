@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,6 +104,14 @@ def test_routed_tokens_are_not_compared(tiny: Callable[..., Path], recipe: Calla
     assert torch.equal(found[0][first], found[1][first])  # nothing has been rounded before it
     output = first.replace("q_proj", "o_proj")
     assert not torch.equal(found[0][output], found[1][output])
+
+
+def test_a_few_tokens_are_enough(tiny: Callable[..., Path], recipe: Callable[..., Recipe]) -> None:
+    """So few that an expert would be shown them all."""
+    top = {"evaluate": False, "calibrate": {"samples": 1, "length": 32}}
+    made = run(recipe(tiny("llama", num_hidden_layers=1), top, rounding=AWARE, group_size=32), progress=False)
+    (step,) = json.loads((made.checkpoint / "smelt.json").read_text())["steps"]
+    assert not any("reached this expert" in note for layer in step["layers"] for note in layer["notes"])
 
 
 def test_the_plan_counts_what_is_compared(tiny: Callable[..., Path], recipe: Callable[..., Recipe]) -> None:
