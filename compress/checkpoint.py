@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import compressed_tensors
 from compressed_tensors.config import CompressionFormat
@@ -151,10 +151,18 @@ class StoredSchemes:
                 else:
                     self._by_name[target] = scheme
 
-    @property
-    def used(self) -> list[Scheme]:
-        """Every scheme that a linear may have."""
-        return [*self._by_name.values(), *([] if self._usual is None else [self._usual])]
+    def needs(self, *, experts: bool) -> Literal["nothing", "dequantizing", "plug-in"]:
+        """What transformers must be told to load zero-points, of which it has no place for packed ones.
+
+        Args:
+            experts: whether the model has any.
+        """
+        used = [*self._by_name.values(), *([] if self._usual is None else [self._usual])]
+        if all(scheme.args.symmetric for scheme in used):
+            return "nothing"
+        # Beside other schemes transformers restores zero-points wrongly or not at all.
+        alone = self.keys_values is None and all(scheme == used[0] for scheme in used)
+        return "dequantizing" if alone and not experts else "plug-in"
 
     def of(self, name: str) -> Scheme:
         """The scheme of a linear that is stored quantized."""

@@ -122,7 +122,8 @@ def _context(
 ) -> RunContext:
     assert plan.model is not None
     dtype = compute_dtype(plan.model.dtype, plan.recipe.calibrate.device)
-    return RunContext(dtype, tokens, plan.recipe.seed, output.journal / f"step-{number}", show, processes)
+    journal, adapter = output.journal / f"step-{number}", plan.adapter and plan.adapter.fingerprint()
+    return RunContext(dtype, tokens, plan.recipe.seed, journal, show, processes, adapter)
 
 
 def _make_checkpoint(

@@ -102,6 +102,7 @@ class Plan:
             problems += _length_problems(recipe, model)
             for step in steps:
                 cost += step.cost(model, recipe.calibrate.samples, recipe.calibrate.length)
+            shared = processes * cost.memory  # all that follows the first process does alone
             if recipe.evaluate:
                 cost += _evaluation_cost(recipe, model)
             if whole_reload_bytes(model) <= available_memory():
@@ -110,7 +111,7 @@ class Plan:
                 written = recipe.calibrate.samples * recipe.calibrate.length
                 numel = model.weights.nbytes // model.dtype.itemsize
                 cost += Cost(6 * numel, 0, 2.0 * numel * written)
-            cost = replace(cost, memory=processes * (cost.memory + _WARM_UP_BYTES))
+            cost = replace(cost, memory=max(shared, cost.memory) + processes * _WARM_UP_BYTES)
             if not Output(Path(recipe.output), identity, fresh=fresh).is_complete or fresh:
                 problems += _resource_problems(recipe, model, cost)
                 try:

@@ -117,11 +117,11 @@ class SmeltQuantizer(HfQuantizer):
     def is_trainable(self) -> bool:  # type: ignore[override]
         return True
 
-    def restored(self, name: str, parts: dict[str, Tensor]) -> Tensor:
-        """The values of the linear that the model calls ``name``, from its stored tensors by local name."""
+    def restored(self, name: str, parts: dict[str, Tensor], kind: str = "Linear") -> Tensor:
+        """The values of the linear, or other kind of module, that the model calls ``name``, from its stored tensors by local name."""
         stored = self._stored_name(name)
         self._parts.hold(stored, parts)
-        matrix = self._reader.matrix(stored)
+        matrix = self._reader.matrix(stored, kind)
         if matrix.inputs is not None:
             self._inputs[name] = matrix.inputs
         return matrix.dense(matrix.values.dtype if matrix.scale is None else matrix.scale.dtype)
@@ -179,7 +179,9 @@ class _Restore(ConversionOps):
             bases.setdefault(base, {})[kind] = found if isinstance(found, list) else [found]
         if "" in bases:  # one linear, or any other parameter of that name
             name = full_layer_name.removesuffix(".weight")
-            return {full_layer_name: self._one(name, {kind: each[0] for kind, each in bases[""].items()}, dtype)}
+            is_table = isinstance(model.get_submodule(full_layer_name.rpartition(".")[0]), nn.Embedding)
+            parts = {kind: each[0] for kind, each in bases[""].items()}
+            return {full_layer_name: self._one(name, parts, dtype, "Embedding" if is_table else "Linear")}
         restored = {}
         for base, kinds in bases.items():
             before = full_layer_name.partition("experts.")[0]
@@ -191,11 +193,11 @@ class _Restore(ConversionOps):
             restored[f"{base}.weight"] = each
         return restored
 
-    def _one(self, name: str, parts: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
+    def _one(self, name: str, parts: dict[str, Tensor], dtype: torch.dtype, kind: str = "Linear") -> Tensor:
         if set(parts) == {"weight"}:
             return parts["weight"].to(dtype)
         device = next(iter(parts.values())).device
-        values = self.hf_quantizer.restored(name, {kind: tensor.cpu() for kind, tensor in parts.items()})
+        values = self.hf_quantizer.restored(name, {part: tensor.cpu() for part, tensor in parts.items()}, kind)
         return values.to(device, dtype)
 
 

@@ -108,12 +108,11 @@ def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> R
 
 def _what_loading_needs(compressed: CompressedModel, checkpoint: Path) -> tuple[dict[str, Any], str]:
     """What ``from_pretrained`` must be told of this checkpoint, and how a report says it."""
-    if all(scheme.args.symmetric for scheme in compressed.schemes.used):
+    model = compressed.model
+    needs = compressed.schemes.needs(experts=any(facts.is_expert for facts in model.linears.values()))
+    if needs == "nothing":
         return {}, ""
-    model, schemes = compressed.model, compressed.schemes
-    alone = schemes.keys_values is None and len({scheme.label for scheme in schemes.used}) == 1
-    if not alone or any(facts.is_expert for facts in model.linears.values()):
-        # Beside other schemes transformers restores zero-points wrongly or not at all.
+    if needs == "plug-in":
         from .transformers_plugin import config_for
 
         config = config_for(checkpoint, trust_remote_code=model.directory.trust_remote_code)

@@ -8,10 +8,12 @@ from typing import Any
 
 import yaml
 
+from ..checkpoint import StoredSchemes
 from ..evaluation.against import primary_tasks
 from ..evaluation.result import ModelResult, ReportData
 from ..model_directory import ModelDirectory
 from ..safetensors_file import write_text
+from ..weights import CheckpointWeights
 from .markdown import table
 from .wording import bytes_, interval, noise, number, percent_change, perplexity, speedup
 
@@ -24,10 +26,10 @@ def write_card(report: ReportData, checkpoint: Path, original: ModelDirectory) -
         checkpoint: a finished checkpoint.
         original: the model it was made of; its card's licence and language are taken over.
     """
-    write_text(checkpoint / "README.md", card(report, checkpoint.name, original))
+    write_text(checkpoint / "README.md", card(report, checkpoint, original))
 
 
-def card(report: ReportData, name: str, original: ModelDirectory) -> str:
+def card(report: ReportData, checkpoint: Path, original: ModelDirectory) -> str:
     """The card's text. Links and paths of this machine stay out of it."""
     (model,) = report.candidates
     baseline = report.baseline
@@ -44,7 +46,7 @@ def card(report: ReportData, name: str, original: ModelDirectory) -> str:
     out += ["## Measured", "", *_table(model, baseline)]
     out += [
         *_conditions(report, model),
-        *_use(model),
+        *_use(checkpoint),
         "## Recipe",
         "",
         "```json",
@@ -164,13 +166,13 @@ def _conditions(report: ReportData, model: ModelResult) -> list[str]:
     return [*lines, ""] if lines else []
 
 
-def _use(model: ModelResult) -> list[str]:
+def _use(checkpoint: Path) -> list[str]:
     return [
         "## Use",
         "",
         "```python",
         "from transformers import AutoModelForCausalLM, AutoTokenizer  # needs compressed-tensors",
-        *_loading(model),
+        *_loading(checkpoint),
         'tokenizer = AutoTokenizer.from_pretrained("PATH")',
         "```",
         "",
@@ -188,11 +190,12 @@ def _use(model: ModelResult) -> list[str]:
     ]
 
 
-def _loading(model: ModelResult) -> list[str]:
-    if "asymmetric" not in model.scheme:
+def _loading(checkpoint: Path) -> list[str]:
+    schemes = StoredSchemes(json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["quantization_config"])
+    needs = schemes.needs(experts=any(".experts." in name for name in CheckpointWeights(checkpoint).names()))
+    if needs == "nothing":
         return ["", 'model = AutoModelForCausalLM.from_pretrained("PATH")']
-    # Of zero-points transformers 5 can only make plain weights, and of experts' not even that.
-    if any(".experts." in layer.name for layer in model.layers):
+    if needs == "plug-in":
         return [
             "from smelt.compress import config_for",
             "",

@@ -77,7 +77,8 @@ class BlockPasses:
             collectors = self._collectors(wave, hessian)
             self._watch(collectors, stop=len(groups) == 1)
             found = {group: collectors.pop(group).result(self.processes) for group in wave}
-            found |= self._unreached({group: stats for group, stats in found.items() if stats.tokens < _FEW}, hessian)
+            few = min(_FEW, self._tokens)  # of a short text, what sees all of it is no such expert
+            found |= self._unreached({group: stats for group, stats in found.items() if stats.tokens < few}, hessian)
             for group in wave:
                 yield group, found.pop(group)
 

@@ -137,7 +137,7 @@ class _Learning:
                     assert turn is not None
                     found[f"heads.{index}"] = learn_rotation(turn.matrix(), weighed, self.steps, self.seed)
                 else:
-                    rows.append(weighed[:: max(1, -(-len(weighed) // most))])
+                    rows.append(weighed[:: max(1, -(-len(weighed) // most))].clone())  # a view would keep all of them
             passes.advance()
 
 

@@ -272,6 +272,7 @@ class MixedPrecision:
             {
                 "loss": loss,
                 "model": model.stored.content_digest(),
+                **({} if context.adapter is None else {"adapter": context.adapter}),
                 "config": digest(model.directory.config_data()),
                 "rounding": [
                     self._settings.rounding.model_dump(mode="json"),

@@ -166,7 +166,7 @@ class BlockQuantizer:
             weights = block_weights(block, read_in)
             if read_in != streamed.dtype:
                 fill(block, weights, streamed.dtype)
-            unrounded = UnroundedInputs(self._compared(anatomy))
+            unrounded = UnroundedInputs(self._compared(anatomy), self._context.processes)
             hooks.callback(unrounded.close)
 
             def call(hidden: Tensor) -> BlockCall:

@@ -27,6 +27,7 @@ class RunContext:
         journal: a directory of the step's own for finished parts; it survives a kill.
         progress: shows how far it is.
         processes: this one and those that share the work. All are given the same tokens.
+        adapter: the fingerprint of what is merged into the model's files, if anything.
     """
 
     dtype: torch.dtype
@@ -35,6 +36,7 @@ class RunContext:
     journal: Path
     progress: Progress
     processes: Processes
+    adapter: str | None = None
 
 
 @dataclass(frozen=True)

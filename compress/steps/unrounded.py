@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
+import torch
 from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor, nn
 
 from ...quant.activations import rounded_inputs
 from ...quant.layer_stats import StatsCollector
 from ..activations import ActivationStore
+from ..processes import Processes
 from ..stubs import BlockCall
 
 
@@ -22,17 +24,20 @@ class UnroundedInputs:
 
     Args:
         linears: names within the block, and how their inputs are rounded at run time, if at all.
+        processes: this one and those that see other windows.
     """
 
-    def __init__(self, linears: Mapping[str, QuantizationArgs | None]) -> None:
+    def __init__(self, linears: Mapping[str, QuantizationArgs | None], processes: Processes) -> None:
         self._linears = linears
+        self._processes = processes
         self._kept: dict[str, ActivationStore] = {}
+        self._known: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self._linears)
 
     def __contains__(self, linear: str) -> bool:
-        return linear in self._kept
+        return linear in self._known
 
     def record(
         self,
@@ -71,6 +76,9 @@ class UnroundedInputs:
                 out = call(hidden).run(block, hidden)
                 if leaving is not None:
                     leaving.write(batch, out)
+        # A process without windows keeps nothing, and yet must add up the same sums as the others.
+        kept = self._processes.everyones({linear: torch.zeros(0) for linear in self._kept})
+        self._known = {linear for each in kept for linear in each}
 
     def add(self, collector: StatsCollector, linear: str, inputs: Tensor, batch: slice) -> None:
         """Let a collector see what a linear now reads beside what it reads in the unrounded model."""

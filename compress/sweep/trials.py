@@ -134,6 +134,8 @@ def _placed(recipe: Recipe) -> Recipe:
     changes: dict[str, Any] = {"output": str(Path(recipe.output).expanduser().resolve())}
     if not recipe.model.startswith("builtin:") and Path(recipe.model).expanduser().is_dir():
         changes["model"] = str(Path(recipe.model).expanduser().resolve())
+    if recipe.adapter is not None:
+        changes["adapter"] = str(Path(recipe.adapter).expanduser().resolve())
     source = Path(recipe.calibrate.source).expanduser()
     if source.is_file():
         changes["calibrate"] = recipe.calibrate.model_copy(update={"source": str(source.resolve())})

@@ -12,7 +12,7 @@ import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from safetensors.torch import load_file, save_file
-from smelt.compress import Recipe, SmeltError, run
+from smelt.compress import Recipe, SmeltError, config_for, run
 from smelt.compress.export import export
 from transformers import AutoModelForCausalLM
 
@@ -126,8 +126,10 @@ def test_the_runtime_reads_packed_embeddings(tied: bool, tmp_path: Path) -> None
     (path / "config.json").write_text(json.dumps(config))
     with torch.no_grad():
         expected = AutoModelForCausalLM.from_pretrained(plain)(torch.tensor([PROMPT])).logits[0]
+        taught = AutoModelForCausalLM.from_pretrained(path, config=config_for(path))(torch.tensor([PROMPT])).logits[0]
     found = logits_in_pieces(path, [PROMPT], [[(0, 32)]])[0]
-    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+    for logits in (found, taught):
+        assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
 @pytest.mark.parametrize("to", ["dense", "gptq", "awq"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def test_what_linears_read_is_compared_token_by_token(tmp_path: Path) -> None:
         handle.remove()
         entering, store = _stored(plain, tmp_path), _stored(moved, tmp_path)
         leaving = entering.beside(128)
-        unrounded = UnroundedInputs({"mlp.down_proj": args})
+        unrounded = UnroundedInputs({"mlp.down_proj": args}, Processes())
         unrounded.record(block, lambda hidden: streamed.call(1, hidden), entering, leaving)
         passes = BlockPasses(
             block, anatomy, store, lambda hidden: streamed.call(1, hidden), store.tokens, Processes(), unrounded
@@ -103,6 +104,14 @@ def test_routed_tokens_are_not_compared(tiny: Callable[..., Path], recipe: Calla
     assert torch.equal(found[0][first], found[1][first])  # nothing has been rounded before it
     output = first.replace("q_proj", "o_proj")
     assert not torch.equal(found[0][output], found[1][output])
+
+
+def test_a_few_tokens_are_enough(tiny: Callable[..., Path], recipe: Callable[..., Recipe]) -> None:
+    """So few that an expert would be shown them all."""
+    top = {"evaluate": False, "calibrate": {"samples": 1, "length": 32}}
+    made = run(recipe(tiny("llama", num_hidden_layers=1), top, rounding=AWARE, group_size=32), progress=False)
+    (step,) = json.loads((made.checkpoint / "smelt.json").read_text())["steps"]
+    assert not any("reached this expert" in note for layer in step["layers"] for note in layer["notes"])
 
 
 def test_the_plan_counts_what_is_compared(tiny: Callable[..., Path], recipe: Callable[..., Recipe]) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors import safe_open
+from safetensors.torch import save_file
 from scipy.stats import spearmanr
 from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.corpus import TextSource, calibration_windows
@@ -183,6 +184,23 @@ def test_an_interrupted_run_goes_on_and_a_second_one_measures_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(sensitivity._Pass, "_finish", lambda *_: pytest.fail("measured again"))
         assert {p.name: p.read_bytes() for p in run(made, fresh=True).checkpoint.iterdir()} == quiet
+
+
+def test_an_adapter_has_sensitivities_of_its_own(
+    kept: Path, tiny: Callable[..., Path], recipe: Callable[..., Recipe], tmp_path: Path
+) -> None:
+    """What was measured of the model alone is not taken for those of the model with an adapter in it."""
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2}))
+    prefix = "base_model.model.model.layers.0.mlp.up_proj."
+    parts = {f"{prefix}lora_A.weight": torch.ones(2, 128), f"{prefix}lora_B.weight": torch.ones(256, 2)}
+    save_file(parts, adapter / "adapter_model.safetensors")
+    settings = {"scheme": "auto", "target": {"bits": 6}, "candidates": ["W4A16", "W8A16"], "group_size": 32}
+    source = tiny(num_hidden_layers=1)
+    for top in ({}, {"adapter": str(adapter), "output": str(tmp_path / "adapted")}):
+        run(recipe(source, {"evaluate": False, **top}, rounding="nearest", **settings), progress=False)
+    assert len(list(kept.glob("sensitivity-*.json"))) == 2
 
 
 def test_all_experts_get_one_scheme_and_the_head_may_have_its_own(

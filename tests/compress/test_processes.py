@@ -18,7 +18,9 @@ import pytest
 import torch
 from smelt.compress import Recipe, run
 from smelt.compress.mixed import cache
+from smelt.compress.plan import Plan
 from smelt.compress.processes import Processes
+from smelt.compress.verify import whole_reload_bytes
 
 from ..tiny import make_model, save_model
 from .interruption import interrupt_after
@@ -45,6 +47,16 @@ FAST: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "inputs": "static_asymmetric",
             "kv_cache": {"numbers": "int8", "scales": "head"},
             "transforms": ["smooth"],
+        },
+        {"calibrate": {"samples": 8, "length": 64}},
+    ),
+    "errors made up for, and one process without windows": (
+        "llama",
+        {
+            "scheme": "W4A8",
+            "group_size": 32,
+            "transforms": ["smooth"],
+            "rounding": {"method": "gptq", "error_aware": 0.5},
         },
         {"calibrate": {"samples": 8, "length": 64}},
     ),
@@ -154,6 +166,18 @@ def test_each_process_has_whole_batches_and_together_they_have_all() -> None:
         shares = [Processes(rank=rank, count=count).share(tokens) for rank in range(count)]
         assert torch.equal(torch.cat(shares), tokens)
         assert all(len(share) % (2048 // 300) == 0 for share in shares[:-1])
+
+
+def test_memory_is_planned_for_what_each_does(recipe: Callable[..., Recipe]) -> None:
+    """Only one of them loads the whole model at the end, which is most of what a small model takes."""
+    calibrate = {"samples": 2, "length": 32}
+    made = recipe("builtin:smelt-6m", {"calibrate": calibrate, "evaluate": False}, group_size=64, rounding="nearest")
+    one, two, many = (Plan.make(made, processes=count) for count in (1, 2, 8))
+    assert one.model is not None
+    each = one.steps[0].cost(one.model, windows=2, length=32).memory
+    assert each < whole_reload_bytes(one.model)
+    assert one.cost.memory < two.cost.memory < 2 * one.cost.memory
+    assert many.cost.memory > 8 * each
 
 
 @pytest.mark.slow

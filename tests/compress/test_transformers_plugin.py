@@ -103,14 +103,16 @@ def test_what_it_cannot_load_is_said(tiny: Callable[..., Path]) -> None:
         {"kv_cache": "fp8"},
         {"overrides": [{"targets": ["re:.*mlp.*"], "scheme": "FP8"}]},
         {"overrides": [{"targets": ["re:.*mlp.*"], "scheme": "W8A16"}]},
+        {"overrides": [{"targets": ["re:.*mlp.*"], "scheme": "W4A16", "group_size": 32}]},
     ],
-    ids=["keys and values", "rounded inputs", "other weights"],
+    ids=["keys and values", "rounded inputs", "other weights", "as many bits without them"],
 )
 def test_zero_points_beside_what_transformers_alone_does_not_load_with_them(
     beside: dict[str, Any], tiny: Callable[..., Path], recipe: Callable[..., Recipe]
 ) -> None:
     asked = recipe(tiny("llama"), {"evaluate": False}, scheme="W4A16_ASYM", group_size=32, rounding="nearest", **beside)
     made = run(asked, progress=False).checkpoint
+    assert 'from_pretrained("PATH", config=config_for("PATH"))' in (made / "README.md").read_text()
     with torch.no_grad():
         model = AutoModelForCausalLM.from_pretrained(made, config=config_for(made), dtype=torch.float32)
         expected = model(PROMPT).logits[0]
