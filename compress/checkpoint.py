@@ -90,7 +90,10 @@ def write_checkpoint(
 
 
 def quantization_config(
-    schemes: dict[str, Scheme], ignore: list[str], keys_values: QuantizationArgs | None = None
+    schemes: dict[str, Scheme],
+    ignore: list[str],
+    keys_values: QuantizationArgs | None = None,
+    tables: dict[str, Scheme] | None = None,
 ) -> dict[str, Any]:
     """``config.json``'s ``quantization_config``, by compressed-tensors' own schema.
 
@@ -101,15 +104,16 @@ def quantization_config(
         schemes: what each linear is stored as, by every name that a loader may know it by.
         ignore: what is not quantized.
         keys_values: what the cache of keys and values is kept in.
+        tables: what embeddings are stored as, by every name of each.
     """
-    groups: dict[str, tuple[Scheme, list[str]]] = {}
-    for name, scheme in schemes.items():
-        groups.setdefault(scheme.label, (scheme, []))[1].append(name)
-    formats = {scheme.format for scheme, _ in groups.values()}
+    named = _by_scheme(schemes)
+    if len(named) == 1:
+        named = [(named[0][0], ["Linear"])]
+    formats = {scheme.format for scheme in [*schemes.values(), *(tables or {}).values()]}
     config = QuantizationConfig(
         config_groups={
-            f"group_{i}": scheme.config_group(names if len(groups) > 1 else ["Linear"])
-            for i, (scheme, names) in enumerate(groups.values())
+            f"group_{i}": scheme.config_group(names)
+            for i, (scheme, names) in enumerate([*named, *_by_scheme(tables or {})])
         },
         ignore=ignore,
         kv_cache_scheme=keys_values,
@@ -121,6 +125,13 @@ def quantization_config(
         "quant_method": "compressed-tensors",
         "version": compressed_tensors.__version__,
     }
+
+
+def _by_scheme(schemes: dict[str, Scheme]) -> list[tuple[Scheme, list[str]]]:
+    groups: dict[str, tuple[Scheme, list[str]]] = {}
+    for name, scheme in schemes.items():
+        groups.setdefault(scheme.label, (scheme, []))[1].append(name)
+    return list(groups.values())
 
 
 def _overall_format(formats: set[str]) -> str:

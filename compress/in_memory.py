@@ -76,7 +76,8 @@ def quantize(
         model.save_pretrained(original)
         tokenizer.save_pretrained(original)
         label = model.config._name_or_path or type(model).__name__
-        result = run(recipe, fresh=True, progress=progress, name=label)
+        # Each process of a training script has the model in its own memory.
+        result = run(recipe, fresh=True, progress=progress, name=label, alone=True)
     _take_over(model, result.checkpoint)
     return result
 

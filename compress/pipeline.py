@@ -56,6 +56,7 @@ def run(
     progress: bool = True,
     name: str | None = None,
     calibration_cache: Path | None = None,
+    alone: bool = False,
 ) -> RunResult:
     """Run a recipe, or continue where an interrupted run of the same recipe stopped.
 
@@ -64,6 +65,7 @@ def run(
         fresh: start over even if the output holds an earlier run.
         progress: show progress bars when standard error is a terminal.
         name: what to call the model in the report, instead of what the recipe calls it.
+        alone: stay by itself, though a launcher has started several processes.
         calibration_cache: a directory in which runs share the text that the model writes for them.
 
     Several processes that a launcher has started (docs/recipes.md) share the calibration; all get the same result.
@@ -75,7 +77,8 @@ def run(
         SmeltError: something is wrong with the recipe, model, data or output; nothing half-written is
             left under ``checkpoint``, and the same command continues after the cause is mended.
     """
-    processes = Processes.launched(recipe.calibrate.device)
+    device = recipe.calibrate.device
+    processes = Processes(torch.device(device)) if alone else Processes.launched(device)
     plan = Plan.make(recipe, fresh=fresh, processes=processes.here)
     raise_problems(plan.problems)
     assert plan.model is not None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -30,6 +30,7 @@ Told = tuple[dict[str, Tensor], Any]
 _DATA = "data as JSON"
 # The others wait while the first rounds and evaluates, which may take days.
 _PATIENCE = timedelta(days=30)
+_MEETING = timedelta(minutes=10)
 
 
 class Processes:
@@ -55,7 +56,8 @@ class Processes:
         """
         if _launched() == 1:
             return cls(torch.device(device))
-        return _Together(device_named(f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device))
+        _meeting_place()  # which says what the environment lacks
+        return _Together(device_named(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device))
 
     @property
     def leads(self) -> bool:
@@ -109,7 +111,7 @@ class _Together(Processes):
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__(device, int(os.environ["RANK"]), _launched(), int(os.environ["LOCAL_WORLD_SIZE"]))
+        super().__init__(device, int(os.environ["RANK"]), _launched(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         with _heard():
             self._messages, self._sums = _group("cpu"), _group(device.type)
 
@@ -121,7 +123,15 @@ class _Together(Processes):
         return [self._told(rank, (tensors, None))[0] for rank in range(self.count)]
 
     def from_first(self, make: Callable[[], Told]) -> Told:
-        return self._told(0, make() if self.leads else ({}, None))
+        if not self.leads:
+            return self._told(0, ({}, None))
+        try:
+            told = make()
+        except Exception as error:
+            with suppress(SmeltError):  # nobody may be left to hear it
+                self._told(0, ({}, None), failed=str(error) or type(error).__name__)
+            raise
+        return self._told(0, told)
 
     def edited(self, edit: Callable[[], None], tensors: Iterable[Tensor]) -> None:
         if self.leads:
@@ -156,8 +166,12 @@ class _Together(Processes):
                     " where they see the same files"
                 )
 
-    def _told(self, rank: int, told: Told) -> Told:
-        """What one of the processes tells; what the others pass is ignored."""
+    def _told(self, rank: int, told: Told, failed: str | None = None) -> Told:
+        """What one of the processes tells; what the others pass is ignored.
+
+        Raises:
+            SmeltError: that process failed, and tells why.
+        """
         from safetensors.torch import load, save
 
         message = torch.empty(0, dtype=torch.uint8, device="cpu")
@@ -165,13 +179,15 @@ class _Together(Processes):
             tensors, data = told
             # A copy of each: tensors that share memory would be refused.
             copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-            message = _bytes(save(copies | {_DATA: _bytes(json.dumps(data).encode())}))
+            message = _bytes(save(copies | {_DATA: _bytes(json.dumps([data, failed]).encode())}))
         size = int(self._broadcast(torch.tensor(len(message), device="cpu"), rank))
         if rank == self.rank:
             self._broadcast(message, rank)
             return told
         found = load(self._broadcast(message.new_empty(size), rank).numpy().tobytes())
-        data = json.loads(found.pop(_DATA).numpy().tobytes())
+        data, failed = json.loads(found.pop(_DATA).numpy().tobytes())
+        if failed is not None:
+            raise SmeltError(failed)
         return {name: tensor.to(self.device) for name, tensor in found.items()}, data
 
     def _broadcast(self, tensor: Tensor, rank: int) -> Tensor:
@@ -185,12 +201,12 @@ class _Together(Processes):
 
 def is_first() -> bool:
     """Whether this is the first of the processes that a launcher has started, or alone."""
-    return _launched() == 1 or int(os.environ["RANK"]) == 0
+    return _launched() == 1 or int(os.environ.get("RANK", "0")) == 0
 
 
 def first_to_fail() -> bool:
     """Whether this process is the first to end with an error, and so the one to say why; the others only follow."""
-    if _launched() == 1:
+    if _launched() == 1 or not _meeting_place.cache_info().currsize:
         return True
     try:
         return _meeting_place().add("smelt: ended", 1) == 1
@@ -204,7 +220,15 @@ def _launched() -> int:
 
 @cache
 def _meeting_place() -> Store:
-    return next(rendezvous("env://", timeout=_PATIENCE))[0]
+    try:
+        store = next(rendezvous("env://", timeout=_MEETING))[0]
+    except (ValueError, RuntimeError) as error:  # torch names what is missing, or whom it waited for
+        raise SmeltError(
+            f"WORLD_SIZE is {_launched()}, so this is one of several processes, and they did not meet ({error}); start"
+            " all with torchrun or accelerate launch, or unset WORLD_SIZE"
+        ) from error
+    store.set_timeout(_PATIENCE)
+    return store
 
 
 @cache

@@ -86,7 +86,8 @@ class Assignment:
         chosen = self.of(model)
         facts = [model.linears[name] for name in chosen]
         problems = self._pattern_problems(model)
-        if not chosen and not problems and self._settings.kv_cache is None:
+        nothing = self._settings.kv_cache is None and self._settings.embeddings is None
+        if not chosen and not problems and nothing:
             problems.append(Problem(f"{self._where}.targets", "everything is ignored, so nothing would be quantized"))
         problems += self._shape_problems(chosen, model)
         problems += self._shared_problems(chosen, model)
@@ -99,6 +100,16 @@ class Assignment:
                     f"{self._where}.targets",
                     f"this model's weights are {strange[0]} modules, which transformers does not load from"
                     f" compressed-tensors checkpoints; {type(model.skeleton.model).__name__} cannot be quantized yet",
+                )
+            )
+        ungrouped = [
+            name for name, t in chosen.items() if t.options.groups_wanted and t.scheme.args.strategy != "group"
+        ]
+        if ungrouped:
+            problems.append(
+                Problem(
+                    f"{self._where}.rounding.refit_groups",
+                    f"{chosen[ungrouped[0]].scheme.label} ({ungrouped[0]}) has no groups to refit; remove the option",
                 )
             )
         guard = self._settings.guard

@@ -31,6 +31,12 @@ def embedding_key(model: OpenModel) -> str:
     return model.names[f"{model.skeleton.embedding_name}.weight"]
 
 
+def embedding_saving(model: OpenModel) -> int:
+    """Bytes that rounding the embedding takes off a checkpoint."""
+    table = model.weights.info(embedding_key(model))
+    return table.nbytes - EMBEDDING.stored_bytes(table.shape[0], table.shape[1], table.dtype.itemsize)
+
+
 def round_embedding(model: OpenModel, tokens: Tensor, part: Path) -> None:
     """Write the rounded embedding as a part.
 

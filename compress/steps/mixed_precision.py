@@ -26,11 +26,14 @@ from ..resources import Cost, compute_dtype
 from ..safetensors_file import write_text
 from ..versions import versions
 from .assignment import Assignment, Treatment
+from .embedding import embedding_saving
 from .step import RunContext
 
 AS_IT_IS = "as it is"
 # Scales of cached keys and values, a block: four tensors of a number a head, and their names.
 _CACHE_BYTES = 2000
+# What a file's header says of the embedding's scales.
+_TABLE_BYTES = 160
 
 
 @dataclass(frozen=True)
@@ -321,6 +324,8 @@ class MixedPrecision:
         replaced = sum(bytes_of(model.linears[name], None) for name in [*chosen, *choices.apart])
         numbers = sum(model.linears[name].numel for name in [*chosen, *choices.apart])
         around = model.weights.nbytes - replaced + fixed
+        if self._settings.embeddings is not None:
+            around += _TABLE_BYTES - embedding_saving(model)
         most = sum(max(unit) for unit in costs)
         if self._target.bits is not None:
             most = int(self._target.bits * numbers / 8) - fixed

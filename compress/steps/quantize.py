@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from compressed_tensors.quantization import QuantizationArgs
 
-from ...quant.scheme import cache_args
+from ...quant.scheme import Scheme, cache_args
 from ..activations import BATCH_TOKENS
 from ..anatomy import is_linear
 from ..checkpoint import Entry, quantization_config, write_checkpoint
@@ -62,7 +62,8 @@ class QuantizeStep:
         stored = sum(treatment.scheme.stored_bytes(f.rows, f.columns, f.dtype.itemsize) for f, treatment in chosen)
         before = sum(facts.numel * facts.dtype.itemsize for facts, _ in chosen)
         numbers = sum(facts.numel for facts, _ in chosen)
-        if self.settings.embeddings is not None:
+        # What auto chooses from are linears; the rest of its checkpoint it counts itself.
+        if self.settings.embeddings is not None and not isinstance(self._assignment, MixedPrecision):
             table = working.weights.info(embedding_key(working))
             stored += EMBEDDING.stored_bytes(table.shape[0], table.shape[1], table.dtype.itemsize)
             before += table.nbytes
@@ -239,9 +240,10 @@ class QuantizeStep:
             for name, treatment in chosen.items()
             for label in dict.fromkeys((model.linears[name].key.removesuffix(".weight"), name))
         }
+        tables: dict[str, Scheme] = {}
         if self.settings.embeddings is not None:
             key = embedding_key(model).removesuffix(".weight")
-            schemes |= dict.fromkeys((key, model.skeleton.embedding_name), EMBEDDING)
+            tables = dict.fromkeys((key, model.skeleton.embedding_name), EMBEDDING)
         experts = next((treatment.scheme for name, treatment in chosen.items() if model.linears[name].is_expert), None)
         if experts is not None:
             schemes[_EXPERTS] = experts
@@ -251,7 +253,7 @@ class QuantizeStep:
             if name.rpartition(".")[2] in CACHE_SCALES
         ]
         ignored = self._ignored(model, chosen)
-        config["quantization_config"] = quantization_config(schemes, ignored, self._cache_args(model))
+        config["quantization_config"] = quantization_config(schemes, ignored, self._cache_args(model), tables)
         write_checkpoint(target, model.directory.path, config, entries, with_code=model.directory.trust_remote_code)
 
     def _ignored(self, model: OpenModel, chosen: dict[str, Treatment]) -> list[str]:

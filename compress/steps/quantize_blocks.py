@@ -105,7 +105,7 @@ class BlockQuantizer:
         mine, table = processes.share(self._context.tokens), self._rounded_embedding(finished_parts)
         store = streamed.embed(mine, table)
         if any(t.method.by_block or t.options.reads_unrounded for t in self._chosen.values()):
-            self._plain = streamed.embed(mine, table)
+            self._plain = streamed.embed(mine)
         del table
         try:
             for index in self._context.progress.track(range(len(streamed)), "quantizing blocks", len(streamed)):

@@ -47,6 +47,10 @@ class GptqOptions(RoundingOptions):
     block: int = Field(default=256, ge=1, description="Columns between two updates of the whole weight; speed only.")
 
     @property
+    def groups_wanted(self) -> bool:
+        return self.refit_groups
+
+    @property
     def reads_unrounded(self) -> bool:
         return self.error_aware > 0
 

@@ -20,6 +20,11 @@ class RoundingOptions(BaseModel):
         """Whether the method also asks what its layer reads in the unrounded model (``stats.shift``)."""
         return False
 
+    @property
+    def groups_wanted(self) -> bool:
+        """Whether the options make sense only for formats whose scales are those of groups."""
+        return False
+
 
 @dataclass(frozen=True)
 class Method:

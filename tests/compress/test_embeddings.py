@@ -154,3 +154,32 @@ def test_gguf_carries_the_embeddings_codes_over(recipe: Callable[..., Recipe], t
     expected = codes["model.embed_tokens.weight"].float() * codes["model.embed_tokens.weight_scale"].float()
     assert found.tensor_type.name == "Q8_0"
     assert np.array_equal(gguf.dequantize(found.data, found.tensor_type), expected.numpy())
+
+
+def test_a_target_counts_what_the_embedding_saves(recipe: Callable[..., Recipe]) -> None:
+    """Within the same bytes the linears get more bits, and the file keeps to the target."""
+    sizes = {}
+    for embeddings in (None, "int8"):
+        asked = recipe(
+            "builtin:smelt-6m",
+            {"evaluate": False},
+            scheme="auto",
+            target={"bytes": 5_600_000},
+            candidates=[{"scheme": "W4A16", "group_size": 64}, {"scheme": "W8A16", "group_size": 64}],
+            ignore=[],
+            rounding="nearest",
+            **({} if embeddings is None else {"embeddings": embeddings}),
+        )
+        made = run(asked, fresh=True, progress=False)
+        assert (made.checkpoint / "model.safetensors").stat().st_size <= 5_600_000
+        layers = [layer.scheme for layer in made.report.candidates[0].layers if "proj" in layer.name]
+        sizes[embeddings] = layers.count("W8A16 g64")
+    assert sizes["int8"] > sizes[None]
+
+
+def test_an_embedding_alone(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    source = save_model(make_model("llama", tie_word_embeddings=False), tmp_path / "model")
+    made = run(recipe(source, {"evaluate": False}, ignore=["Linear"], embeddings="int8"), progress=False)
+    config = json.loads((made.checkpoint / "config.json").read_text())["quantization_config"]
+    assert [group["targets"] for group in config["config_groups"].values()] == [["model.embed_tokens"]]
+    _same_logits(made.checkpoint)
