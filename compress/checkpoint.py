@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -145,6 +146,9 @@ class StoredSchemes:
 
     Attributes:
         keys_values: what its keys and values are to be cached in; None for as they are computed.
+
+    Raises:
+        SmeltError: modules other than linears are quantized by their class, so that their names are not known.
     """
 
     def __init__(self, data: dict[str, Any]) -> None:
@@ -159,6 +163,11 @@ class StoredSchemes:
             for target in group.targets:
                 if target == "Linear":
                     self._usual = scheme
+                elif re.fullmatch(r"[A-Z]\w*", target):
+                    raise SmeltError(
+                        f"quantization_config quantizes all modules of the class {target}; only the runtime reads such a"
+                        " checkpoint, so start from the original model"
+                    )
                 else:
                     self._by_name[target] = scheme
 
@@ -177,7 +186,8 @@ class StoredSchemes:
 
     def of(self, name: str) -> Scheme:
         """The scheme of a linear that is stored quantized."""
-        scheme = self._by_name.get(name, self._usual)
+        patterns = (s for target, s in self._by_name.items() if target.startswith("re:") and re.match(target[3:], name))
+        scheme = self._by_name.get(name) or next(patterns, self._usual)
         if scheme is None:
             raise SmeltError(f"{name}: is stored quantized, but no group of quantization_config names it")
         return scheme

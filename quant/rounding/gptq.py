@@ -30,7 +30,7 @@ class GptqOptions(RoundingOptions):
     scale_search: bool | None = Field(
         default=None,
         description="Shrink a group's range where that lowers its error weighted by input energy. By default for 3 bits"
-        " and less, and for 4 bits in groups of more than 64.",
+        " and less, for 4 bits in groups of more than 64, and with error_aware.",
     )
     error_aware: float = Field(
         default=0.0,
@@ -94,12 +94,14 @@ def gptq(
 
     # Transposed, a column of the weight is contiguous; the loop below touches one at a time.
     columns = weight.T.contiguous()[backwards].float()
-    if options.error_aware and stats.shift is not None:
-        columns += options.error_aware * _makes_up(columns, stats.shift, backwards, factor)
+    shift = stats.shift if options.error_aware else None
+    if shift is not None:
+        columns += options.error_aware * _makes_up(columns, shift, backwards, factor)
         weight = columns[torch.argsort(backwards)].T.contiguous()
     search = options.scale_search
     # Where it lowered perplexity on real text (benchmarks/orderings.py): extremes cost most there.
-    search = args.num_bits < 4 or (args.num_bits == 4 and grid.width > 64) if search is None else search
+    if search is None:
+        search = shift is not None or args.num_bits < 4 or (args.num_bits == 4 and grid.width > 64)
     factor /= factor.diagonal().clone()[:, None]
     if refit:
         rounded, grid = _round_groups(columns, factor, grid, backwards, diagonal if search else None)
