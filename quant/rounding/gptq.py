@@ -27,10 +27,9 @@ class GptqOptions(RoundingOptions):
     activation_order: bool = Field(
         default=True, description="Round the columns with the largest inputs first. Scales stay in the stored order."
     )
-    scale_search: bool | None = Field(
-        default=None,
-        description="Shrink a group's range where that lowers its error weighted by input energy. By default for 3 bits"
-        " and less, for 4 bits in groups of more than 64, and with error_aware.",
+    scale_search: bool = Field(
+        default=True,
+        description="Search each group's scale where that lowers its error weighted by input energy (symmetric integers).",
     )
     error_aware: float = Field(
         default=0.0,
@@ -98,15 +97,11 @@ def gptq(
     if shift is not None:
         columns += options.error_aware * _makes_up(columns, shift, backwards, factor)
         weight = columns[torch.argsort(backwards)].T.contiguous()
-    search = options.scale_search
-    # Where it lowered perplexity on real text (benchmarks/orderings.py): extremes cost most there.
-    if search is None:
-        search = shift is not None or args.num_bits < 4 or (args.num_bits == 4 and grid.width > 64)
     factor /= factor.diagonal().clone()[:, None]
     if refit:
-        rounded, grid = _round_groups(columns, factor, grid, backwards, diagonal if search else None)
+        rounded, grid = _round_groups(columns, factor, grid, backwards, diagonal if options.scale_search else None)
     else:
-        grid = fit_scales(weight, grid, diagonal) if search else grid
+        grid = fit_scales(weight, grid, diagonal) if options.scale_search else grid
         rounded = _round_columns(columns, factor, grid, backwards, options.block)
     return QuantizedWeight(rounded[torch.argsort(backwards)].T.contiguous(), grid, notes)
 
