@@ -1,45 +1,61 @@
 """The quantizers of Smelt, llm-compressor, GPTQModel and AutoRound on one model: perplexity, time and peak memory.
 
-    python -m benchmarks.against_peers --llm-compressor PYTHON --gptqmodel PYTHON --auto-round PYTHON
+    python -m benchmarks.against_peers --llm-compressor PYTHON --gptqmodel PYTHON --auto-round PYTHON [--parts quality|cost]
 
 Each peer is given by the Python of its environment; those not given are left out. All read the same calibration
-windows (128 x 256 tokens of C4, drawn by each seed) and write checkpoints, which one evaluator reads in float32: the
-first 64 x 256 tokens of WikiText-2 test. Weights alone are quantized, symmetrically; the output layer is not. A
-peer's time leaves out imports, loading and writing; Smelt's is that of its whole run, with writing and the reload
-check. Peak memory is that of the process, libraries and all. What a peer could not do stands as its error.
+windows (256 tokens of C4 each, drawn by each seed), quantize weights alone, symmetrically, and leave the output layer.
+
+``quality``: smelt-6m after 128 windows. One evaluator reads all checkpoints in float32: perplexity of the first 64 x 256
+tokens of WikiText-2 test, and the divergence from the unquantized model there. Needs no quiet machine. What a peer could
+not do stands as its error.
+
+``cost``: W4 g128 of smelt-6m (128 windows) and of a random Llama that outweighs the libraries (8 windows); medians of
+:data:`REPEATS` runs, tools alternating; only on a machine that does nothing else. Smelt's time is that of its whole
+run, with tokenization, writing and the reload check, llm-compressor's has writing, those of the others neither. Memory is the
+process's peak, whole and above what imports take.
+
+Rows that the result's file holds are not measured again, so a run that was cut goes on; delete the file to start over.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from smelt.compress.corpus import TextSource, calibration_windows, evaluation_windows
+from torch.nn.functional import cross_entropy, kl_div
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .common import REPOSITORY, SHARED, save
-from .peer_job import perplexity
+from .common import REPOSITORY, RESULTS, SHARED, save
+from .random_model import build
 
+NAME = "against_peers"
+COMMAND = "python -m benchmarks.against_peers --llm-compressor PEER --gptqmodel PEER --auto-round PEER"
+MODEL = REPOSITORY / "compress" / "builtin" / "smelt-6m"
 CALIBRATION = SHARED / "data/calib/c4.utf8"
 EVALUATION = SHARED / "data/text/wikitext2_test_unk.txt"
-COMMAND = "python -m benchmarks.against_peers --llm-compressor PEER --gptqmodel PEER --auto-round PEER"
-SAMPLES, LENGTH, HELD_OUT = 128, 256, 64
+LENGTH, SAMPLES, LARGE_SAMPLES, HELD_OUT = 256, 128, 8, 64
+KEY = ("tool", "method", "bits", "group_size", "seed")
+FORMATS, SEEDS, REPEATS, LARGE_BLOCKS = ((3, 128), (2, 64)), (0, 1, 2), 5, 24
 SCRIPTS = {
     "llm-compressor": "peer_llm_compressor.py",
     "gptqmodel": "peer_gptqmodel.py",
     "auto-round": "peer_autoround.py",
 }
-# What each tool runs: its script's method, and further arguments.
+# What each tool runs for its quality: its script's method, and further arguments.
 PEER_JOBS: dict[str, list[list[str]]] = {
     "llm-compressor": [["rtn"], ["gptq"], ["awq+rtn"], ["awq+gptq"], ["spinquant+gptq"], ["quip+gptq"]],
     "gptqmodel": [["rtn"], ["gptq"], ["gptq-plain"], ["gptq-desc-act"], ["gptaq"], ["foem"]],
@@ -50,105 +66,188 @@ PEER_JOBS: dict[str, list[list[str]]] = {
         ["signround", "--set", "enable_alg_ext=true"],
     ],
 }
-_ERROR_AWARE = {"method": "gptq", "error_aware": 0.5, "refit_groups": True}
 # Smelt's methods, by the rounding and the transforms before it.
 SMELT_JOBS: dict[str, tuple[Any, list[str]]] = {
     "nearest": ("nearest", []),
     "hqq": ("hqq", []),
     "gptq": ("gptq", []),
-    "gptq, error-aware": (_ERROR_AWARE, []),
+    "gptq, half error-aware": ({"method": "gptq", "error_aware": 0.5}, []),
     "awq + nearest": ("nearest", ["awq"]),
     "awq + gptq": ("gptq", ["awq"]),
     "rotate + gptq": ("gptq", ["rotate"]),
     "signround": ("signround", []),
 }
+# Rounding learned in fewer steps than anyone's default: the time of a step is what is compared.
+COST_STEPS = 50
+COST_PEERS = {
+    "gptq": {
+        "llm-compressor": ["gptq", "--batch-size", "1"],
+        "gptqmodel": ["gptq-plain"],
+    },
+    "signround": {"auto-round": ["signround", "--set", f"iters={COST_STEPS}"]},
+}
+COST_SMELT = {"gptq": "gptq", "signround": {"method": "signround", "iterations": COST_STEPS}}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where jobs are run, and the Python of each peer."""
+
+    work: Path
+    pythons: dict[str, str]
+
+    def draw(self, samples: int, seed: int) -> None:
+        """Write the calibration windows that Smelt draws by ``seed``, for the peers to read."""
+        source = TextSource(str(CALIBRATION), "calibration")
+        drawn = calibration_windows(source, AutoTokenizer.from_pretrained(MODEL), samples, LENGTH, seed)
+        save_file({"tokens": drawn.tokens.contiguous()}, self.work / "tokens.safetensors")
+
+    def smelt(self, model: Path, settings: dict[str, Any], samples: int, seed: int) -> dict[str, Any]:
+        """Smelt's side of a job, by its recipe."""
+        recipe = {
+            "model": str(model),
+            "output": str(self.work / "quantized"),
+            "seed": seed,
+            "calibrate": {"source": str(CALIBRATION), "samples": samples, "length": LENGTH},
+            "steps": [{"quantize": settings}],
+            "evaluate": False,
+        }
+        (self.work / "recipe.yaml").write_text(json.dumps(recipe))
+        command = [sys.executable, "-m", "benchmarks.smelt_job", str(self.work / "recipe.yaml")]
+        return self._run(command, REPOSITORY, dict(os.environ))
+
+    def peer(self, name: str, model: Path, bits: int, group: int, method: list[str], output: str) -> dict[str, Any]:
+        """A peer's side of a job, its result written to ``output``, an argument of its script, if that is given."""
+        command = [self.pythons[name], str(Path(__file__).with_name(SCRIPTS[name])), "--model", str(model)]
+        command += ["--tokens", str(self.work / "tokens.safetensors"), "--bits", str(bits), "--group-size", str(group)]
+        command += [output, str(self.work / "quantized")] if output else []
+        # Peers leave logs where they are started.
+        return self._run([*command, "--method", *method], self.work, os.environ | {"PYTHONPATH": ""})
+
+    def _run(self, command: list[str], place: Path, environment: dict[str, str]) -> dict[str, Any]:
+        shutil.rmtree(self.work / "quantized", ignore_errors=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=place, env=environment)
+        if done.returncode:
+            return {"error": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
+        found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for peer in SCRIPTS:
         parser.add_argument(f"--{peer}", metavar="PYTHON")
-    parser.add_argument("--model", type=Path, default=REPOSITORY / "compress" / "builtin" / "smelt-6m")
-    parser.add_argument("--formats", nargs="+", default=["3:128", "2:64"], metavar="BITS:GROUP")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--name", default="against_peers", help="of the results' file")
+    parser.add_argument("--parts", nargs="+", choices=["quality", "cost"], default=["quality", "cost"])
     chosen = parser.parse_args()
     pythons = {peer: getattr(chosen, peer.replace("-", "_")) for peer in SCRIPTS}
-    tokenizer = AutoTokenizer.from_pretrained(chosen.model)
-    held_out = evaluation_windows(TextSource(str(EVALUATION), "evaluation"), tokenizer, HELD_OUT, LENGTH).tokens
-    rows: list[dict[str, Any]] = [
-        {"tool": "none", "method": "unquantized", "perplexity": judged(chosen.model, held_out)}
-    ]
+    path = RESULTS / f"{NAME}.json"
+    results: dict[str, Any] = json.loads(path.read_text())["results"] if path.exists() else {}
     with tempfile.TemporaryDirectory(prefix="smelt-peers-") as scratch:
-        work = Path(scratch)
-        for bits, group in ([int(part) for part in text.split(":")] for text in chosen.formats):
-            for seed in chosen.seeds:
-                source = TextSource(str(CALIBRATION), "calibration")
-                drawn = calibration_windows(source, tokenizer, SAMPLES, LENGTH, seed)
-                save_file({"tokens": drawn.tokens.contiguous()}, work / "tokens.safetensors")
-                about = {"bits": bits, "group_size": group, "seed": seed}
-                for tool, method, command in jobs(work, chosen.model, pythons, bits, group, seed):
-                    rows.append({"tool": tool, "method": method} | about | measured(command, work, held_out))
-                    print(json.dumps(rows[-1]), flush=True)
-                    save(chosen.name, COMMAND, rows)
+        bench = Bench(Path(scratch), {peer: python for peer, python in pythons.items() if python})
+        for part, measure in (("quality", quality), ("cost", cost)):
+            rows = results.setdefault(part, [])
+            for row in measure(bench, [*rows]) if part in chosen.parts else ():
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+                save(NAME, COMMAND, results)
 
 
-def jobs(
-    work: Path, model: Path, pythons: dict[str, str | None], bits: int, group: int, seed: int
-) -> Iterator[tuple[str, str, list[str]]]:
-    """Tool, method and command of every job at one format."""
-    for method, (rounding, transforms) in SMELT_JOBS.items():
-        settings = {"scheme": f"W{bits}A16", "group_size": group, "rounding": rounding, "transforms": transforms}
-        yield "smelt", method, smelt_command(work, model, settings, seed)
-    for peer, python in pythons.items():
-        for method, *more in PEER_JOBS[peer] if python else []:
-            yield peer, method, [*peer_command(work, model, peer, python, bits, group), "--method", method, *more]
+def quality(bench: Bench, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Each tool's methods, at each format, after the windows of each seed."""
+    original = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    source, tokenizer = TextSource(str(EVALUATION), "evaluation"), AutoTokenizer.from_pretrained(MODEL)
+    held_out = evaluation_windows(source, tokenizer, HELD_OUT, LENGTH).tokens
+    done = [{name: row[name] for name in KEY} for row in known]
+    if not known:
+        losses = [cross_entropy(original(w[None]).logits[0, :-1], w[1:]).item() for w in held_out]
+        yield dict.fromkeys(KEY) | {"tool": "none", "perplexity": round(math.exp(statistics.mean(losses)), 3)}
+    for seed in SEEDS:
+        bench.draw(SAMPLES, seed)
+        for bits, group in FORMATS:
+            at = {"bits": bits, "group_size": group, "seed": seed}
+            for method, (rounding, transforms) in SMELT_JOBS.items():
+                key = {"tool": "smelt", "method": method, **at}
+                if key not in done:
+                    settings = {"scheme": f"W{bits}A16", "group_size": group, "rounding": rounding}
+                    found = bench.smelt(MODEL, settings | {"transforms": transforms}, SAMPLES, seed)
+                    yield key | judged(found, bench.work / "quantized" / "checkpoint", original, held_out)
+            for peer in bench.pythons:
+                for method in PEER_JOBS[peer]:
+                    key = {"tool": peer, "method": " ".join(m for m in method if m != "--set"), **at}
+                    if key not in done:
+                        found = bench.peer(peer, MODEL, bits, group, method, "--out")
+                        yield key | judged(found, bench.work / "quantized", original, held_out)
 
 
-def smelt_command(work: Path, model: Path, settings: dict[str, Any], seed: int) -> list[str]:
-    """Smelt's side of a job, by its recipe."""
-    recipe = {
-        "model": str(model),
-        "output": str(work / "quantized"),
-        "seed": seed,
-        "calibrate": {"source": str(CALIBRATION), "samples": SAMPLES, "length": LENGTH},
-        "steps": [{"quantize": settings}],
-        "evaluate": False,
-    }
-    (work / "recipe.yaml").write_text(json.dumps(recipe))
-    return [sys.executable, "-m", "benchmarks.smelt_gptq_job", str(work / "recipe.yaml")]
-
-
-def peer_command(work: Path, model: Path, peer: str, python: str, bits: int, group: int) -> list[str]:
-    """A peer's side of a job, without its method."""
-    script = Path(__file__).with_name(SCRIPTS[peer])
-    command = [python, str(script), "--model", str(model), "--tokens", str(work / "tokens.safetensors")]
-    return [*command, "--bits", str(bits), "--group-size", str(group), "--out", str(work / "quantized")]
-
-
-def measured(command: list[str], work: Path, held_out: torch.Tensor) -> dict[str, Any]:
-    """Run a job in a process of its own and judge what it wrote; or its last line, if it failed."""
-    shutil.rmtree(work / "quantized", ignore_errors=True)
-    ours = command[0] == sys.executable
-    # Peers leave logs where they are started.
-    place, environment = (REPOSITORY, os.environ) if ours else (work, os.environ | {"PYTHONPATH": ""})
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=place, env=environment)
-    if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    peak = result["peak_mb"] * 2**20 if ours else result["quantize_peak_bytes"]
+def judged(found: dict[str, Any], checkpoint: Path, original: Any, held_out: torch.Tensor) -> dict[str, Any]:
+    """What a checkpoint loses in float32, read by transformers whoever wrote it; or the job's error."""
+    if "error" in found:
+        return found
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    losses, divergences = [], []
+    with torch.no_grad():
+        for window in held_out:
+            before, after = (m(window[None], use_cache=False).logits[0].float() for m in (original, model))
+            losses.append(cross_entropy(after[:-1], window[1:]))
+            logs = (after.log_softmax(-1), before.log_softmax(-1))
+            divergences.append(kl_div(*logs, log_target=True, reduction="batchmean"))
     return {
-        "settings": result.get("settings", {}),
-        "perplexity": judged(work / "quantized" / ("checkpoint" if ours else ""), held_out),
-        "seconds": result["quantize_seconds"],
-        "peak_bytes": int(peak),
-        "versions": result.get("versions", {}),
+        "perplexity": round(torch.stack(losses).mean().exp().item(), 3),
+        "kl": round(torch.stack(divergences).mean().item(), 5),
+        **({"versions": found["versions"]} if "versions" in found else {}),
     }
 
 
-def judged(checkpoint: Path, held_out: torch.Tensor) -> float:
-    """Perplexity of a checkpoint in float32, read by transformers whoever wrote it."""
-    return round(perplexity(AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32), held_out), 3)
+def cost(bench: Bench, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Time and memory of the tools on two models, alternating."""
+    large = bench.work / "large"
+    size = build(large, LARGE_BLOCKS) / 1e6
+    for model, about, samples in (
+        (MODEL, f"smelt-6m, {SAMPLES} x {LENGTH} tokens", SAMPLES),
+        (large, f"random Llama of {size:.0f} MB, {LARGE_SAMPLES} x {LENGTH} tokens", LARGE_SAMPLES),
+    ):
+        bench.draw(samples, 0)
+        for method, peers in COST_PEERS.items():
+            tools = ["smelt", *(peer for peer in peers if peer in bench.pythons)]
+            if any(row["model"] == about and row["method"] == method for row in known):
+                continue
+            runs: dict[str, list[dict[str, Any]]] = {tool: [] for tool in tools}
+            for _ in range(REPEATS):
+                for tool in tools:
+                    if tool == "smelt":
+                        settings = {"scheme": "W4A16", "group_size": 128, "rounding": COST_SMELT[method]}
+                        runs[tool].append(bench.smelt(model, settings, samples, 0))
+                    else:
+                        output = "--packed" if tool == "llm-compressor" else ""
+                        runs[tool].append(in_smelts_terms(bench.peer(tool, model, 4, 128, peers[tool], output)))
+            row: dict[str, Any] = {"model": about, "method": method, "repeats": REPEATS}
+            yield row | {tool: summed(found) for tool, found in runs.items()}
+
+
+def in_smelts_terms(found: dict[str, Any]) -> dict[str, Any]:
+    """A peer's time and memory by the names that ``smelt_job`` gives ours; writing counts where it was asked for."""
+    if "error" in found:
+        return found
+    last = "pack" if "pack_seconds" in found else "quantize"
+    return {
+        "quantize_seconds": round(found["quantize_seconds"] + found.get("pack_seconds", 0), 2),
+        "peak_mb": round(found[f"{last}_peak_bytes"] / 2**20, 1),
+        "import_mb": round(found["import_peak_bytes"] / 2**20, 1),
+        "versions": found["versions"],
+    }
+
+
+def summed(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians of one tool's runs; or its error."""
+    if failed := [run for run in runs if "error" in run]:
+        return failed[0]
+    return {
+        "seconds": [run["quantize_seconds"] for run in runs],
+        "seconds_median": statistics.median(run["quantize_seconds"] for run in runs),
+        "peak_mb_median": statistics.median(run["peak_mb"] for run in runs),
+        "above_imports_mb_median": round(statistics.median(run["peak_mb"] - run["import_mb"] for run in runs), 1),
+        **({"versions": runs[0]["versions"]} if "versions" in runs[0] else {}),
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One GPTQ job by Smelt, measured in a process of its own; run by against_llm_compressor.py.
+"""One job by Smelt, measured in a process of its own; run by against_peers.py.
 
 The time is that of the whole run: checks, tokenization, quantizing, writing, and reloading the result.
 """
