@@ -3,7 +3,7 @@
     python -m benchmarks.orderings [--part few-bits|four-bit-inputs|outliers]
 
 ``few-bits``: weights of 4, 3 and 2 bits, by every rounding. ``four-bit-inputs``: W4A4, with and without
-rotations and smoothing. ``outliers``: static W8A8 of smelt-6m and of a twin that computes the same, whose
+rotations and smoothing. ``outliers``: static W8A8. The last two also of a twin of smelt-6m that computes the same, whose
 norms' outputs have outliers. Each cell's mean and spread are over the seeds, which draw the calibration windows (and the
 rotation); methods that read no calibration text run once. Rows that the result's file holds are not measured again, so a
 run that was cut goes on; delete the file to start over. Needs ../shared.
@@ -84,7 +84,7 @@ def cells() -> Iterator[Cell]:
             if "rotate" not in transforms:
                 settings = {"scheme": scheme, "group_size": -1, "rounding": rounding, "transforms": transforms}
                 yield Cell("few-bits", STORIES, label, settings, reads)
-    for label, rounding, transforms, reads in [
+    four: list[tuple[str, Any, list[Any], bool]] = [
         ("nearest", "nearest", [], False),
         ("gptq", "gptq", [], True),
         ("smooth + gptq", "gptq", ["smooth"], True),
@@ -93,9 +93,11 @@ def cells() -> Iterator[Cell]:
         ("rotate + gptq", "gptq", ["rotate"], True),
         ("rotate + gptq, half error-aware", {"method": "gptq", "error_aware": 0.5}, ["rotate"], True),
         ("signround", signround, [], True),
-    ]:
-        settings = {"scheme": "W4A4", "group_size": 128, "rounding": rounding, "transforms": transforms}
-        yield Cell("four-bit-inputs", SMELT, label, settings, reads)
+    ]
+    for model in (SMELT, OUTLIERS):
+        for label, rounding, transforms, reads in four:
+            settings = {"scheme": "W4A4", "group_size": 128, "rounding": rounding, "transforms": transforms}
+            yield Cell("four-bit-inputs", model, label, settings, reads)
     for model in (SMELT, OUTLIERS):
         for label, transforms in (("nearest", []), ("smooth + nearest", ["smooth"]), ("rotate + nearest", ["rotate"])):
             settings = {"scheme": "W8A8", "inputs": "static", "rounding": "nearest", "transforms": transforms}
