@@ -69,6 +69,8 @@ PEER_JOBS: dict[str, list[list[str]]] = {
 # Smelt's methods, by the rounding and the transforms before it.
 SMELT_JOBS: dict[str, tuple[Any, list[str]]] = {
     "nearest": ("nearest", []),
+    "nearest, scales searched": ({"method": "nearest", "scale_search": True}, []),
+    "clip + nearest": ("nearest", ["clip"]),
     "hqq": ("hqq", []),
     "gptq": ("gptq", []),
     "gptq, half error-aware": ({"method": "gptq", "error_aware": 0.5}, []),

@@ -66,6 +66,8 @@ def cells() -> Iterator[Cell]:
     signround = {"method": "signround", "iterations": 200}
     few: list[tuple[str, Any, list[Any], bool]] = [
         ("nearest", "nearest", [], False),
+        ("nearest, scales searched", {"method": "nearest", "scale_search": True}, [], True),
+        ("clip + nearest", "nearest", ["clip"], True),
         ("hqq", "hqq", [], False),
         ("awq + nearest", "nearest", ["awq"], True),
         ("gptq, plain scales", {"method": "gptq", "scale_search": False}, [], True),

@@ -42,9 +42,7 @@ def fit_scales(weight: Tensor, grid: Grid, importance: Tensor) -> Grid:
 
 def _search(groups: Tensor, start: Tensor, use: Tensor, args: QuantizationArgs, stored: torch.dtype) -> Tensor:
     best, best_loss = start, _loss(groups, start, use, args)
-    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
-    signed = largest / -(2 ** (args.num_bits - 1))
-    for full in (start, signed):
+    for full in (start, signed_step(groups, args)):
         for factor in (1.0, *_FACTORS):
             candidate = _as_stored(full * factor, best, stored)
             loss = _loss(groups, candidate, use, args)
@@ -57,6 +55,19 @@ def _search(groups: Tensor, start: Tensor, use: Tensor, args: QuantizationArgs, 
     fitted = _as_stored(fitted, best, stored)
     loss = _loss(groups, fitted, use, args)
     return torch.where(loss < best_loss, fitted, best)
+
+
+def signed_step(groups: Tensor, args: QuantizationArgs) -> Tensor:
+    """The step that gives each group's largest weight the lowest code, of which two's complement has one more than above 0.
+
+    Args:
+        groups: float32 ``[..., width]``.
+        args: a symmetric integer format.
+
+    Returns:
+        ``[..., 1]``: negative where the largest weight is positive.
+    """
+    return groups.gather(-1, groups.abs().argmax(-1, keepdim=True)) / -(2 ** (args.num_bits - 1))
 
 
 def _as_stored(scale: Tensor, otherwise: Tensor, stored: torch.dtype) -> Tensor:

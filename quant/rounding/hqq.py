@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from compressed_tensors.quantization import QuantizationArgs
 from pydantic import Field
@@ -10,6 +12,7 @@ from torch import Tensor
 from ..grid import Grid, round_codes
 from ..layer_stats import LayerStats
 from ..quantized_weight import QuantizedWeight
+from ..scale_search import signed_step
 from .method import RoundingOptions
 from .nearest import nearest
 
@@ -36,7 +39,7 @@ def hqq(
 
     Each iteration rounds, splits the error with the generalised soft threshold, and solves for the
     free parameter in closed form. That parameter is the zero-point for an asymmetric format, as
-    published; a symmetric format has none, so there it is the scale, ``<q, W - e> / <q, q>``.
+    published; a symmetric format has none, so there it is the scale, ``<q, W - e> / <q, q>``, of either sign.
     Formats whose scales are not free real numbers (fp8 blocks, NVFP4, MXFP4) are rounded to nearest.
 
     Args:
@@ -76,6 +79,19 @@ def _fit_scale(groups: Tensor, step: Tensor, args: QuantizationArgs, options: Hq
         codes = round_codes(groups / candidate, args)
         return codes, groups - codes * candidate
 
+    best, best_loss = step, error_of(step)[1].abs().pow(options.lp_norm).mean(dim=-1, keepdim=True)
+    # The method descends to a step near the one that it starts from, and keeps its sign.
+    for start in (step, signed_step(groups, args)):
+        fitted, loss = _descend(start, error_of, groups, options)
+        better = (loss < best_loss) & (fitted != 0)
+        best, best_loss = torch.where(better, fitted, best), torch.where(better, loss, best_loss)
+    return best
+
+
+def _descend(
+    step: Tensor, error_of: Callable[[Tensor], tuple[Tensor, Tensor]], groups: Tensor, options: HqqOptions
+) -> tuple[Tensor, Tensor]:
+    """Where the iterations from a step lead, and the loss there."""
     beta = options.beta
     codes, error = error_of(step)
     best, best_loss = step, error.abs().pow(options.lp_norm).mean(dim=-1, keepdim=True)
@@ -83,7 +99,7 @@ def _fit_scale(groups: Tensor, step: Tensor, args: QuantizationArgs, options: Hq
         explained = groups - shrink(error, beta, options.lp_norm)
         energy = codes.square().sum(dim=-1, keepdim=True)
         fitted = (codes * explained).sum(dim=-1, keepdim=True) / energy.clamp_min(1)
-        step = torch.where(fitted > 0, fitted, step)
+        step = torch.where(fitted * step > 0, fitted, step)
         codes, error = error_of(step)
         loss = error.abs().pow(options.lp_norm).mean(dim=-1, keepdim=True)
         better = loss < best_loss
@@ -91,7 +107,7 @@ def _fit_scale(groups: Tensor, step: Tensor, args: QuantizationArgs, options: Hq
         if not better.any():
             break
         beta *= options.kappa
-    return best
+    return best, best_loss
 
 
 def _fit_zero(groups: Tensor, step: Tensor, zero: Tensor, args: QuantizationArgs, options: HqqOptions) -> Tensor:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from compressed_tensors.quantization import QuantizationArgs
+from pydantic import Field
 from torch import Tensor
 
 from ..grid import Grid
 from ..layer_stats import LayerStats
 from ..quantized_weight import QuantizedWeight
+from ..scale_search import fit_scales
 from .method import RoundingOptions
 
 
 class NearestOptions(RoundingOptions):
-    """Round to nearest has nothing to choose."""
+    """Options of rounding to nearest."""
+
+    scale_search: bool = Field(
+        default=False,
+        description="Search each group's scale where that lowers its error weighted by input energy (symmetric integers).",
+    )
 
 
 def nearest(
@@ -22,13 +29,17 @@ def nearest(
     options: RoundingOptions | None = None,
     grid: Grid | None = None,
 ) -> QuantizedWeight:
-    """Round every weight to the closest value on the grid of its group's extremes.
+    """Round every weight to the closest value on a grid: that of its group's extremes, or a searched one.
 
     Args:
         weight: ``[rows, columns]``; in the dtype that scales are stored in, unless ``grid`` is given.
         args: the number format.
-        stats, options: not used.
-        grid: the grid to use instead.
+        stats: the layer's inputs, for ``scale_search``; without them all columns count alike.
+        options: see :class:`NearestOptions`; those of other methods change nothing.
+        grid: the grid to start from instead of the extremes'.
     """
     grid = grid or Grid.fit(weight, args)
+    if isinstance(options, NearestOptions) and options.scale_search:
+        rows = weight.new_ones(1, weight.shape[1]) if stats is None or stats.tokens == 0 else stats.rows
+        grid = fit_scales(weight, grid, rows.float().square().mean(0))
     return QuantizedWeight(grid.round(weight.float()), grid)

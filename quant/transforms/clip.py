@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..grid import Grid
 from ..layer_stats import LayerStats
+from ..scale_search import signed_step
 from .transform import TransformOptions
 
 _CHUNK = 1 << 18
@@ -24,7 +25,8 @@ def clip(weight: Tensor, grid: Grid, stats: LayerStats, options: ClipOptions) ->
     """Shrink each group's range to the share that changes the group's outputs least on the calibration inputs.
 
     Only the range of the codes is cut: a rounding that makes up for errors makes up for these, too. Integer formats
-    have a range to choose; others keep theirs.
+    have a range to choose; others keep theirs. Symmetric ones are also tried with scales of the other sign, whose
+    largest weight has the one code more.
 
     Args:
         weight: float32 ``[rows, columns]``.
@@ -47,10 +49,13 @@ def clip(weight: Tensor, grid: Grid, stats: LayerStats, options: ClipOptions) ->
 
 def _search(weight: Tensor, grid: Grid, energy: Tensor, options: ClipOptions) -> Tensor:
     best, best_loss = grid.step, None
-    for i in range(options.steps):
-        share = 1 - i * (1 - options.least) / options.steps
-        step = (grid.step * share).to(grid.scale.dtype).float()
-        step = torch.where(step > 0, step, grid.step)
+    shares = [1 - i * (1 - options.least) / options.steps for i in range(options.steps)]
+    full = [grid.step]
+    if grid.args.symmetric:
+        full.append(signed_step(weight.unflatten(1, (-1, grid.width)), grid.args).squeeze(-1))
+    for step in (start * share for start in full for share in shares):
+        step = step.to(grid.scale.dtype).float()
+        step = torch.where(step != 0, step, grid.step)
         candidate = Grid(grid.args, grid.scale, step, grid.zero, grid.width)
         error = (candidate.round(weight) - weight).unflatten(1, (-1, grid.width)).transpose(0, 1)
         loss = ((error @ energy) * error).sum(-1).T

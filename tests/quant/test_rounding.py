@@ -12,7 +12,7 @@ from smelt.quant.quantized_weight import QuantizedWeight, restore
 from smelt.quant.rounding import METHODS
 from smelt.quant.rounding.gptq import GptqOptions, gptq
 from smelt.quant.rounding.hqq import HqqOptions, hqq, shrink
-from smelt.quant.rounding.nearest import nearest
+from smelt.quant.rounding.nearest import NearestOptions, nearest
 from smelt.quant.scale_search import fit_scales
 from smelt.quant.scheme import SUPPORTED, resolve
 from torch import Tensor
@@ -248,21 +248,29 @@ def test_hqq_lowers_its_own_objective_where_the_grid_is_symmetric() -> None:
 
 
 def test_hqq_scale_step_is_the_closed_form() -> None:
-    """One iteration: codes from the first scale, shrinkage, then the least-squares scale in float64."""
+    """One iteration from the extremes' scale, and one from that of the other sign; the best of the four, in float64."""
     weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(9))
     args = resolve("W3A16", 64).args
-    step = Grid.fit(weight, args).step
-    # The largest weight of a group sits on a tie (3.5 steps), so the division must be the one that the code does.
-    codes, start = (weight / step).round().clamp(-4, 3).double(), step.double()
-    error = weight.double() - codes * start
-    explained = weight.double() - shrink(error, 10.0, 0.7)
-    expected = (codes * explained).sum(1, keepdim=True) / codes.square().sum(1, keepdim=True)
+    largest = weight.gather(1, weight.abs().argmax(1, keepdim=True))
+    candidates = []
+    for step in (Grid.fit(weight, args).step, largest / -4):
+        # The largest weight of a group sits on a tie (3.5 steps), so the division must be the one that the code does.
+        codes, start = (weight / step).round().clamp(-4, 3).double(), step.double()
+        error = weight.double() - codes * start
+        explained = weight.double() - shrink(error, 10.0, 0.7)
+        candidates += [start, (codes * explained).sum(1, keepdim=True) / codes.square().sum(1, keepdim=True)]
     found = hqq(weight, args, None, HqqOptions(iterations=1)).grid.step
-    loss = [
-        (weight - (weight / s.float()).round().clamp(-4, 3) * s).abs().pow(0.7).mean(1, keepdim=True)
-        for s in (start, expected)
-    ]
-    torch.testing.assert_close(found.double(), torch.where(loss[1] < loss[0], expected, start), rtol=1e-5, atol=0)
+    losses = torch.cat(
+        [
+            (weight - (weight / s.float()).round().clamp(-4, 3) * s).abs().pow(0.7).mean(1, keepdim=True)
+            for s in candidates
+        ],
+        dim=1,
+    )
+    expected = torch.cat(candidates, dim=1).gather(1, losses.argmin(1, keepdim=True))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
+    assert (found < 0).any()
+    assert (found > 0).any()
 
 
 def test_hqq_says_when_a_format_has_nothing_for_it_to_fit() -> None:
@@ -316,3 +324,19 @@ def test_a_scale_of_either_sign_gives_the_largest_weight_the_extra_code() -> Non
     assert (found <= least * (1 + 1e-5)).all()
     restored = restore(QuantizedWeight(fitted.round(weight), fitted).stored(resolve("W2A16", 64)), resolve("W2A16", 64))
     assert torch.equal(restored, fitted.round(weight))
+
+
+def test_nearest_searches_scales_by_the_energy_of_its_inputs() -> None:
+    """The error that is searched for, in float64: lower than the extremes' scales give, and lower than without inputs."""
+    torch.manual_seed(1)
+    weight, args = torch.randn(32, 128), resolve("W3A16", 32).args
+    inputs = torch.randn(200, 128) * torch.logspace(-1, 1, 128)[torch.randperm(128)]
+    stats, none = _stats(inputs), _stats(inputs[:0])
+    energy = inputs.double().square().mean(0)
+
+    def error(options: NearestOptions, stats: LayerStats) -> float:
+        return ((nearest(weight, args, stats, options).values - weight).double().square() * energy).sum().item()
+
+    searched = NearestOptions(scale_search=True)
+    plain = error(NearestOptions(), stats)
+    assert error(searched, stats) < 0.85 * error(searched, none) < 0.85 * plain

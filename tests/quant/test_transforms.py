@@ -204,14 +204,17 @@ def test_clipping_takes_the_best_share_of_every_group() -> None:
     for row in range(12):
         for g in range(2):
             part = weight[row, 32 * g : 32 * g + 32]
-            losses = []
-            for share in shares:
-                step = grid.step[row, g] * share
-                codes = (part / step).round().clamp(-4, 3)  # in float32: the extremes lie exactly between two codes
-                losses.append((rows[:, g] @ (codes.double() * step.double() - part.double())).square().sum().item())
-            best = shares[min(range(10), key=losses.__getitem__)]
-            assert found.step[row, g].item() == pytest.approx(best * grid.step[row, g].item(), rel=1e-6)
-    assert (found.step < grid.step).any()
+            losses = {}
+            # Of the extremes, and with the largest weight at the lowest code.
+            for full in (grid.step[row, g], part[part.abs().argmax()] / -4):
+                for share in shares:
+                    step = full * share
+                    codes = (part / step).round().clamp(-4, 3)  # in float32: extremes lie exactly between two codes
+                    error = rows[:, g] @ (codes.double() * step.double() - part.double())
+                    losses[step.item()] = error.square().sum().item()
+            assert found.step[row, g].item() == pytest.approx(min(losses, key=losses.__getitem__), rel=1e-6)
+    assert (found.step < 0).any()
+    assert ((found.step > 0) & (found.step < grid.step)).any()
 
 
 def test_clipping_leaves_floats_and_unreached_layers_alone() -> None:
