@@ -80,7 +80,8 @@ def inspect(name: str) -> Inspection:
         parts = [n for n in weights.names() if n.startswith(prefix + "weight")]
         inputs = [n for n in weights.names() if n.startswith(prefix + "input_")]
         size = sum(weights.info(n).nbytes for n in (*parts, *inputs))
-        gathered[_pattern(prefix + "weight"), scheme].append([_numel(weights, prefix, parts), size])
+        label = _label_of(prefix.removesuffix("."), quantization) or scheme
+        gathered[_pattern(prefix + "weight"), label].append([_numel(weights, prefix, parts), size])
     for prefix in sorted(n.removesuffix("qweight") for n in weights.names() if n.endswith(".qweight")):
         parts = [prefix + part for part in _WORDS if prefix + part in weights.names()]
         size = sum(weights.info(n).nbytes for n in parts)
@@ -161,13 +162,29 @@ def _scheme_label(quantization: dict[str, Any]) -> str:
         return ""
     groups = quantization.get("config_groups") or {}
     first: dict[str, Any] = next(iter(groups.values()), {})
-    args = first.get("weights") or {}
-    if not args:
+    if not first.get("weights"):
         method, bits, size = (quantization.get(key) for key in ("quant_method", "bits", "group_size"))
         return f"{method} W{bits}A16 {'channel' if size == -1 else f'g{size}'}" if bits else str(method or "quantized")
+    return _group_label(first)
+
+
+def _label_of(name: str, quantization: dict[str, Any]) -> str | None:
+    """How a module is stored by the group that names it, or else by that of all linears; None without one."""
+    usual = None
+    for group in (quantization.get("config_groups") or {}).values():
+        for target in group.get("targets") or ():
+            if target == name or (target.startswith("re:") and re.match(target[3:], name)):
+                return _group_label(group)
+            if target == "Linear":
+                usual = _group_label(group)
+    return usual
+
+
+def _group_label(group: dict[str, Any]) -> str:
+    args = group.get("weights") or {}
     size = args.get("group_size")
     grain = f"g{size}" if size and size > 0 else str(args.get("strategy"))
-    inputs = first.get("input_activations")
+    inputs = group.get("input_activations")
     acts = f"A{inputs['num_bits']}" if inputs else "A16"
     zeros = "" if args.get("symmetric", True) else " asymmetric"
     return f"{args.get('type')} W{args.get('num_bits')}{acts} {grain}{zeros}"

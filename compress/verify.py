@@ -149,13 +149,16 @@ def _through_transformers(
 
 
 def _compare_weights(checkpoint: Path, loaded: nn.Module, ours: CompressedModel) -> None:
-    """Every linear that transformers kept as one must hold, bit for bit, what our checkpoint stands for."""
-    for facts in ours.model.linears.values():
+    """The embedding, and every linear that transformers kept as one, must hold, bit for bit, what our checkpoint stands for."""
+    model = ours.model
+    keys = {facts.name: facts.key for facts in model.linears.values()}
+    embedding = model.skeleton.embedding_name
+    for name, key in [(embedding, model.names[f"{embedding}.weight"]), *keys.items()]:
         try:
-            weight = loaded.get_submodule(facts.name).weight
+            weight = loaded.get_submodule(name).weight
         except AttributeError:  # an expert, fused with its neighbours
             continue
-        if not torch.equal(weight.cpu(), ours.weights.load(facts.key).to(weight.dtype)):  # type: ignore[union-attr, operator, arg-type]
+        if not torch.equal(weight.cpu(), ours.weights.load(key).to(weight.dtype)):  # type: ignore[union-attr, operator, arg-type]
             raise SmeltError(
-                f"{checkpoint}: {facts.name} reloads with other weights; nothing was published, please report this"
+                f"{checkpoint}: {name} reloads with other weights; nothing was published, please report this"
             )

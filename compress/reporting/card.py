@@ -46,7 +46,7 @@ def card(report: ReportData, checkpoint: Path, original: ModelDirectory) -> str:
     out += ["## Measured", "", *_table(model, baseline)]
     out += [
         *_conditions(report, model),
-        *_use(checkpoint),
+        *_use(checkpoint, model),
         "## Recipe",
         "",
         "```json",
@@ -166,7 +166,7 @@ def _conditions(report: ReportData, model: ModelResult) -> list[str]:
     return [*lines, ""] if lines else []
 
 
-def _use(checkpoint: Path) -> list[str]:
+def _use(checkpoint: Path, model: ModelResult) -> list[str]:
     return [
         "## Use",
         "",
@@ -177,7 +177,7 @@ def _use(checkpoint: Path) -> list[str]:
         "```",
         "",
         "```sh",
-        "vllm serve PATH      # the format is compressed-tensors, which vLLM reads",
+        *_serving(model),
         "smelt chat PATH",
         "```",
         "",
@@ -188,6 +188,13 @@ def _use(checkpoint: Path) -> list[str]:
         "```",
         "",
     ]
+
+
+def _serving(model: ModelResult) -> list[str]:
+    steps = (model.recipe or {}).get("steps") or []
+    if any((step.get("quantize") or {}).get("embeddings") for step in steps):
+        return ["# vLLM documents no embeddings in 8-bit codes, which this model has"]
+    return ["vllm serve PATH      # the format is compressed-tensors, which vLLM reads"]
 
 
 def _loading(checkpoint: Path) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from safetensors.torch import load_file, save_file
-from smelt.compress import Recipe, SmeltError, config_for, run
+from smelt.compress import Recipe, SmeltError, config_for, inspect, run
 from smelt.compress.export import export
 from transformers import AutoModelForCausalLM
 
@@ -79,6 +79,10 @@ def test_blocks_are_calibrated_on_the_rounded_embedding(recipe: Callable[..., Re
     source = save_model(make_model("llama", tie_word_embeddings=False), tmp_path / "model")
     settings = {"group_size": 32, "rounding": "gptq"}
     made = run(recipe(source, {"evaluate": False}, embeddings="int8", **settings), progress=False)
+    labels = {group.name: group.scheme for group in inspect(str(made.checkpoint)).groups}
+    assert labels["model.embed_tokens.weight"] == "int W8A16 channel"
+    assert labels["model.layers.*.mlp.down_proj.weight"] == "int W4A16 g32"
+    assert "vllm serve" not in (made.checkpoint / "README.md").read_text()
     stored = load_file(made.checkpoint / "model.safetensors")
     changed = load_file(source / "model.safetensors")
     name = "model.embed_tokens.weight"
