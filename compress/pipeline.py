@@ -214,6 +214,9 @@ def _subjects(plan: Plan, output: Output, name: str, reason: str | None) -> list
     facts = json.loads((output.checkpoint / "smelt.json").read_text(encoding="utf-8"))
     called = name if plan.adapter is None else f"{name} with {plan.adapter.directory.name}"
     original = Subject(called, model.directory, "baseline", only_text=reason)
+    if plan.adapter is not None:
+        original.merged = plan.adapter.fingerprint()
+        original.warnings.append(f"its size and layers are those of {name}; the adapter's own weights are not counted")
     compressed = Subject(_label(step), directory, "candidate", only_text=reason, warnings=_warnings(facts))
     if reason is not None:
         told = f"transformers, block by block in float32, because {reason}"

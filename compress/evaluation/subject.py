@@ -34,6 +34,7 @@ class Subject:
         role: whether others are compared with it.
         open_reader: how it reads text, if not on the runtime.
         only_text: why it cannot be served, so that only text is read with it.
+        merged: a digest of what it is read with merged in, which its directory does not hold.
     """
 
     name: str
@@ -42,11 +43,13 @@ class Subject:
     open_reader: OpenReader | None = None
     only_text: str | None = None
     warnings: list[str] = field(default_factory=list)
+    merged: str | None = None
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of its weights, every byte."""
-        return CheckpointWeights(self.directory.path).content_digest()
+        """Of its weights, every byte, and of what is merged in."""
+        stored = CheckpointWeights(self.directory.path).content_digest()
+        return stored if self.merged is None else digest([stored, self.merged])
 
     @cached_property
     def companions(self) -> str:

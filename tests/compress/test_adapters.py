@@ -15,7 +15,8 @@ from smelt.compress import Recipe, SmeltError, for_training, inspect, merge, run
 from smelt.compress.adapter import Adapter, adapted
 from smelt.compress.cli import app
 from smelt.compress.compressed import open_dense
-from smelt.compress.model_directory import ModelDirectory
+from smelt.compress.evaluation.subject import Subject
+from smelt.compress.model_directory import ModelDirectory, find_checkpoint
 from smelt.quant.scheme import SUPPORTED, resolve
 from smelt.runtime import Engine, SamplingParams
 from torch import Tensor
@@ -300,6 +301,8 @@ def test_a_recipe_merges_and_rounds_with_calibration(
     assert (found - tuned).norm() < 0.5 * (plain - tuned).norm()
     baseline, made = result.report.models
     assert baseline.name.endswith("with adapter")
+    assert baseline.fingerprint != Subject("base", find_checkpoint(str(path)), "baseline").fingerprint
+    assert any("not counted" in warning for warning in baseline.warnings)
     assert made.text is not None
     record = json.loads((result.checkpoint / "smelt.json").read_text())
     assert record["adapter"]["ranks"] == [4]
