@@ -14,6 +14,7 @@ from .resources import free_disk
 from .safetensors_file import disk_error
 
 RECORD = "smelt.json"
+_COMMANDS = ("merge", "export")
 
 
 def check_output(output: Path, source: Path, command: str, *, fresh: bool, suffix: str | None = None) -> None:
@@ -67,10 +68,12 @@ def appearing(output: Path, size: int) -> Iterator[Path]:
 
 
 def _made_by(command: str, output: Path) -> bool:
+    """Whether it was the last of the commands that keep the record of what they were given."""
     try:
-        return command in json.loads((output / RECORD).read_text(encoding="utf-8"))
+        commands = [key for key in json.loads((output / RECORD).read_text(encoding="utf-8")) if key in _COMMANDS]
     except (OSError, ValueError):
         return False
+    return commands[-1:] == [command]
 
 
 def _publish(staging: Path, output: Path) -> None:

@@ -248,9 +248,10 @@ def _heard() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        said = next(iter(str(error).splitlines()), type(error).__name__)
         raise SmeltError(
             "another process of this run has ended without a word, perhaps killed for its memory; the same command"
-            " continues where this one stopped"
+            f" continues where this one stopped (torch says: {said})"
         ) from error
 
 

@@ -166,4 +166,5 @@ def _record(original: ModelDirectory, result: Exported) -> dict[str, Any]:
         ) from None
     made.pop("reload", None)  # it was said of other files
     told = {key: value for key, value in result.as_data().items() if key != "path"}
+    made.pop("export", None)  # the last command comes last
     return {**made, "export": {**told, "of": original.name}}

@@ -16,6 +16,7 @@ from smelt.compress.adapter import Adapter, adapted
 from smelt.compress.cli import app
 from smelt.compress.compressed import open_dense
 from smelt.compress.evaluation.subject import Subject
+from smelt.compress.export import export
 from smelt.compress.model_directory import ModelDirectory, find_checkpoint
 from smelt.quant.scheme import SUPPORTED, resolve
 from smelt.runtime import Engine, SamplingParams
@@ -155,6 +156,10 @@ def test_the_runtime_serves_what_was_merged(adapter: tuple[Path, Path], tmp_path
     assert again.exit_code == 1
     assert "pass --fresh" in again.output
     assert CliRunner().invoke(app, [*command, "--fresh"]).exit_code == 0
+    # What was exported from it is another command's, though it records the merge.
+    export(str(tmp_path / "out"), "dense", tmp_path / "exported")
+    other = CliRunner().invoke(app, [*command[:-2], str(tmp_path / "exported"), "--fresh"])
+    assert "was not made by `smelt merge`" in other.output
 
 
 def test_linears_that_share_a_global_scale_are_rounded_together(tiny: Callable[..., Path], tmp_path: Path) -> None:
