@@ -111,7 +111,8 @@ class Plan:
                 written = recipe.calibrate.samples * recipe.calibrate.length
                 numel = model.weights.nbytes // model.dtype.itemsize
                 cost += Cost(6 * numel, 0, 2.0 * numel * written)
-            cost = replace(cost, memory=max(shared, cost.memory) + processes * _WARM_UP_BYTES)
+            memory = max(shared, cost.memory) + processes * _WARM_UP_BYTES
+            cost = replace(cost, memory=memory, disk=cost.disk + (cost.collected if processes > 1 else 0))
             if not Output(Path(recipe.output), identity, fresh=fresh).is_complete or fresh:
                 problems += _resource_problems(recipe, model, cost)
                 try:

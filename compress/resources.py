@@ -27,12 +27,14 @@ class Cost:
         disk: bytes written, intermediate files included.
         operations: multiply-adds times two.
         sequential: columns that are rounded one after another.
+        collected: bytes that the first of several processes writes beside, of what the others have.
     """
 
     memory: int
     disk: int
     operations: float
     sequential: int = 0
+    collected: int = 0
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -40,6 +42,7 @@ class Cost:
             self.disk + other.disk,
             self.operations + other.operations,
             self.sequential + other.sequential,
+            self.collected + other.collected,
         )
 
 

@@ -23,7 +23,8 @@ EMBEDDING = Scheme(
     None,
     "int-quantized",
 )
-_SLICE = 4096
+# Rows that are rounded at once.
+SLICE = 4096
 
 
 def embedding_key(model: OpenModel) -> str:
@@ -50,8 +51,8 @@ def round_embedding(model: OpenModel, tokens: Tensor, part: Path) -> None:
     often = torch.bincount(tokens.flatten(), minlength=len(table)).double()
     pieces: list[dict[str, Tensor]] = []
     lost = whole = 0.0
-    for start in range(0, len(table), _SLICE):  # rows do not depend on each other, and a wide copy would be large
-        rows, counts = table[start : start + _SLICE], often[start : start + _SLICE]
+    for start in range(0, len(table), SLICE):  # rows do not depend on each other, and a wide copy would be large
+        rows, counts = table[start : start + SLICE], often[start : start + SLICE]
         grid = Grid.fit(rows.float(), EMBEDDING.args, stored)
         pieces.append(nearest(rows, EMBEDDING.args, grid=grid).stored(EMBEDDING))
         difference = restore(pieces[-1], EMBEDDING).double() - rows.double()

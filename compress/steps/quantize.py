@@ -23,7 +23,7 @@ from ..safetensors_file import SafetensorsFile
 from ..stubs import block_calls
 from ..weights import CACHE_SCALES
 from .assignment import Assignment, Treatment
-from .embedding import EMBEDDING, embedding_key
+from .embedding import EMBEDDING, SLICE, embedding_key
 from .guard import LayerGuard
 from .mixed_precision import MixedPrecision
 from .parts import layers_of
@@ -136,9 +136,15 @@ class QuantizeStep:
             sequential += head.columns
         hidden = tokens * kept * number
         memory = max(memory, model.embedding_bytes())
+        if self.settings.embeddings is not None:
+            # The codes in pieces and in one, and a slice in float64.
+            table = model.weights.info(embedding_key(model))
+            memory = max(memory, table.nbytes + 2 * math.prod(table.shape) + SLICE * table.shape[1] * 3 * 8)
         plan = self.plan(model)
         disk = plan["bytes_after"] + plan["checkpoint_bytes"] + hidden
-        rounding = Cost(int(memory), int(disk), operations, sequential) + learning
+        by_block = any(treatment.method.by_block for treatment in chosen.values())
+        collected = 2 * tokens * model.skeleton.hidden_size * number if by_block else 0
+        rounding = Cost(int(memory), int(disk), operations, sequential, collected) + learning
         mixed = self._assignment if isinstance(self._assignment, MixedPrecision) else None
         if mixed is None:
             return rounding

@@ -180,6 +180,17 @@ def test_memory_is_planned_for_what_each_does(recipe: Callable[..., Recipe]) -> 
     assert many.cost.memory > 8 * each
 
 
+@pytest.mark.parametrize(("rounding", "collects"), [("signround", True), ("gptq", False)])
+def test_disk_is_planned_for_what_the_first_collects(
+    rounding: str, collects: bool, recipe: Callable[..., Recipe]
+) -> None:
+    """The inputs of a block and what it gave unrounded, of all windows, once more."""
+    wanted = recipe("builtin:smelt-6m", group_size=64, rounding=rounding)
+    alone, two = (Plan.make(wanted, processes=count).cost.disk for count in (1, 2))
+    tokens, width = wanted.calibrate.samples * wanted.calibrate.length, 256  # in bfloat16
+    assert two - alone == (2 * tokens * width * 2 if collects else 0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["interrupt", "kill the first", "kill the second"])
 def test_what_ends_one_process_ends_all_and_the_same_command_continues(
