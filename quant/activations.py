@@ -13,6 +13,11 @@ from compressed_tensors.quantization.utils import calculate_qparams, compute_dyn
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from .layer_stats import LayerStats
+
+# Of the widest range, that static scales are tried for.
+_SHARES = tuple(0.88**power for power in range(1, 21))
+
 
 @dataclass(frozen=True)
 class ActivationRounding:
@@ -49,6 +54,36 @@ class ActivationRounding:
         scale = torch.where(scale == 0, torch.finfo(stored).tiny, scale)  # nothing but zeros was seen
         shape = (1,) if args.strategy == "tensor" else scale.shape
         return cls(args, scale.reshape(shape), None if args.symmetric else zero.to(torch.int8).reshape(shape))
+
+    @classmethod
+    def fitted(
+        cls, args: QuantizationArgs, stats: LayerStats, energy: Tensor, stored: torch.dtype
+    ) -> ActivationRounding:
+        """The rounding of a layer's inputs that changes its outputs least, columns weighed by ``energy``.
+
+        Cutting off a few large inputs gives all others finer steps. Integers of one scale for all inputs have such a
+        choice; others get what :meth:`observed` gives.
+
+        Args:
+            args: the number format.
+            stats: of the inputs.
+            energy: ``[columns]``: the sum of squares of what the layer multiplies each input by.
+            stored: the dtype that scales are stored in.
+        """
+        low, high = stats.low.amin(), stats.high.amax()
+        widest = cls.observed(args, low, high, stored)
+        if args.type != "int" or widest.scale is None or stats.tokens == 0:
+            return widest
+        rows, use = stats.rows.float(), energy.float()
+
+        def loss(candidate: ActivationRounding) -> Tensor:
+            # Each channel's extremes came at least once among all tokens, if not among those of the sample.
+            ends = torch.stack([stats.low, stats.high]).float()
+            apart, rare = (candidate(x) - x for x in (rows, ends))
+            return (apart.square().mean(0) @ use) + (rare.square().sum(0) @ use) / stats.tokens
+
+        candidates = [widest, *(cls.observed(args, low * share, high * share, stored) for share in _SHARES)]
+        return min(candidates, key=lambda candidate: float(loss(candidate)))
 
     @classmethod
     def stored_as(

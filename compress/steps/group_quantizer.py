@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,7 +91,7 @@ class GroupQuantizer:
         """
         scheme = self._treatment.scheme
         stacked = scheme.args.strategy != "block"
-        inputs = input_rounding(scheme, stats, linears[0].facts.dtype)
+        inputs = input_rounding(scheme, stats, [linear.weight for linear in linears], linears[0].facts.dtype)
         results = []
         for members in [linears] if stacked else [[linear] for linear in linears]:
             stored = members[0].facts.dtype
@@ -109,11 +110,21 @@ class GroupQuantizer:
         return results
 
 
-def input_rounding(scheme: Scheme, stats: LayerStats, stored: torch.dtype) -> ActivationRounding | None:
-    """How inputs with these statistics are rounded; None if the scheme leaves them as they are."""
+def input_rounding(
+    scheme: Scheme, stats: LayerStats, weights: Sequence[Tensor], stored: torch.dtype
+) -> ActivationRounding | None:
+    """How the inputs that some linears share are rounded; None if the scheme leaves them as they are.
+
+    Args:
+        scheme: of the linears.
+        stats: of their inputs.
+        weights: of all of them, ``[rows, columns]``.
+        stored: the dtype that scales are stored in.
+    """
     if scheme.activations is None:
         return None
-    return ActivationRounding.observed(scheme.activations, stats.low.amin(), stats.high.amax(), stored)
+    energy = torch.stack([weight.float().square().sum(0) for weight in weights]).sum(0)
+    return ActivationRounding.fitted(scheme.activations, stats, energy, stored)
 
 
 def finished(

@@ -294,10 +294,11 @@ class BlockQuantizer:
         for group in wanted:
             treatments = [self._chosen[prefix + name] for name in group.linears]
             shared = shared_scale([weights[f"{name}.weight"] for name in group.linears], treatments[0].scheme.args)
+            together = {n: self._weight(weights, n, self._model.linears[prefix + n]) for n in group.linears}
             for name, treatment in zip(group.linears, treatments, strict=True):
                 facts, module = self._model.linears[prefix + name], block.get_submodule(name)
-                linears[name] = ToRound(facts, self._weight(weights, name, facts))
-                roundings[name] = input_rounding(treatment.scheme, stats[name], facts.dtype)
+                linears[name] = ToRound(facts, together[name])
+                roundings[name] = input_rounding(treatment.scheme, stats[name], [*together.values()], facts.dtype)
                 layers[name] = Learned(
                     module,
                     treatment.scheme.args,
