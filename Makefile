@@ -10,7 +10,7 @@ quickstart: setup
 
 # Each process computes with one thread; torch's own threads would get in each other's way.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
