@@ -80,7 +80,7 @@ SMELT_JOBS: dict[str, tuple[Any, list[str]]] = {
     "signround": ("signround", []),
 }
 # Rounding learned in fewer steps than anyone's default: the time of a step is what is compared.
-COST_STEPS = 100
+COST_STEPS = 50
 COST_PEERS = {
     "gptq": {
         "llm-compressor": ["gptq", "--batch-size", "1"],
