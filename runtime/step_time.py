@@ -34,27 +34,28 @@ _PROMPT, _OUTPUT = 16, 48
 
 
 def linear_seconds(
-    rows: int, columns: int, schemes: Sequence[Scheme | None], dtype: torch.dtype, layers: int
+    rows: int, columns: int, schemes: Sequence[Scheme | None], dtype: torch.dtype, step: int
 ) -> list[float]:
     """Seconds that a linear takes for one row, on this machine's CPU, by what it is stored as.
 
-    The schemes take turns, so that the machine's moods hit all alike. Of each, as many copies of the weight take turns
-    as the model has layers, so that a cache holds no more of them than it would; no more than fill it four times. What a
-    call takes that does next to nothing is taken off.
+    The schemes take turns, so that the machine's moods hit all alike. Of each, so many copies of the weight take turns
+    that they are as large as all that a step reads would be, stored so: a cache then holds no more of them than it would.
+    No more than fill it four times. What a call takes that does next to nothing is taken off.
 
     Args:
         rows, columns: of the weight.
         schemes: what it is stored as; None for as it is.
         dtype: what the model computes in.
-        layers: how many layers have such a linear.
+        step: how many weights a step reads altogether.
     """
     operators = operators_for(dtype, torch.device("cpu"), told=lambda _: None)
+    all_of_step = -(-step // (rows * columns))
     timed: list[tuple[list[Linear], Tensor, float]] = []
     for scheme in schemes:
         matrix = _random_matrix(rows, columns, scheme, dtype)
         first = operators.linear(matrix, None)
         enough = -(-4 * _last_cache() // max(1, first.nbytes))
-        copies = [first, *(operators.linear(matrix, None) for _ in range(min(layers, enough) - 1))]
+        copies = [first, *(operators.linear(matrix, None) for _ in range(min(all_of_step, enough) - 1))]
         small = (_SMALL_ROWS, max(_SMALL_COLUMNS, (scheme and scheme.args.group_size) or 0))
         nothing = [operators.linear(_random_matrix(*small, scheme, dtype), None)]
         little = torch.randn(1, small[1]).to(dtype)

@@ -72,15 +72,16 @@ def step_times(
     for unit, option in wanted:
         for stack in unit.stacks:
             by_shape.setdefault(_shape(model, stack), {})[_name(option)] = option
-    layers = len(model.anatomy.blocks)
+    numel = {unit: sum(model.linears[n].numel for n in unit.linears) for unit in [*units, *(u for u, _ in apart)]}
+    step = int(sum(count * (share if unit.is_experts else 1.0) for unit, count in numel.items()))
     timed: dict[tuple[int, int], dict[str, float]] = {}
     for (rows, columns), by_name in progress.track(list(by_shape.items()), "timing linears", len(by_shape)):
         each = list(by_name.values())
 
         def time_them(rows: int = rows, columns: int = columns, each: list[Scheme | None] = each) -> list[float]:
-            return linear_seconds(rows, columns, each, model.dtype, layers)
+            return linear_seconds(rows, columns, each, model.dtype, step)
 
-        about = {"rows": rows, "columns": columns, "schemes": [_data(option) for option in each], "layers": layers}
+        about = {"rows": rows, "columns": columns, "schemes": [_data(option) for option in each], "step": step}
         timed[rows, columns] = dict(zip(by_name, _once(model, "linear", about, time_them), strict=True))
 
     def seconds(unit: Unit, option: Scheme | None) -> float:
@@ -92,7 +93,7 @@ def step_times(
     now = sum(seconds(unit, None) for unit in [*units, *(unit for unit, _ in apart)])
     if estimated:
         heads = any(head.name in unit.linears for unit in units)
-        whole = now + (0.0 if heads else linear_seconds(head.rows, head.columns, [None], model.dtype, 1)[0])
+        whole = now + (0.0 if heads else linear_seconds(head.rows, head.columns, [None], model.dtype, step)[0])
         progress.say("the original does not fit in memory: its step is estimated from its linears alone")
     else:
         trust = model.directory.trust_remote_code
