@@ -69,6 +69,7 @@ def test_what_linears_read_is_compared_token_by_token(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("activations-*"))
 
 
+@pytest.mark.slow
 def test_a_trained_model_stays_closer_to_itself(recipe: Callable[..., Recipe]) -> None:
     top = {
         "calibrate": {"samples": 32, "length": 128},

@@ -57,13 +57,13 @@ def _measure(
     ("bits", "model", "group"),
     [
         (3, "builtin:smelt-6m", 128),
-        (2, "stories260K", -1),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
                 *((bits, "builtin:smelt-6m", 64) for bits in (4, 3, 2)),
                 (4, "builtin:smelt-6m", 128),
                 (2, "builtin:smelt-6m", 128),
+                (2, "stories260K", -1),
                 (4, "stories260K", -1),
                 (3, "stories260K", -1),
             )
