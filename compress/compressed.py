@@ -56,6 +56,11 @@ class CompressedModel:
         head_apart = original.is_tied and not config.get("tie_word_embeddings", True)
         self.model = OpenModel(original.directory, self.weights, head_apart=True) if head_apart else original
 
+    @property
+    def stored_bytes(self) -> int:
+        """Of its tensors as they are stored."""
+        return self._stored.nbytes
+
     def view(self, dtype: torch.dtype, spill: Path, *, round_expert_inputs: bool = True) -> StreamedModel:
         """Run it block by block, its weights restored and its inputs rounded as its schemes say.
 

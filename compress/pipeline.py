@@ -32,7 +32,7 @@ from .self_text import written_once
 from .steps import RunContext, StepRecord
 from .steps.quantize import QuantizeStep
 from .streamed import StreamedModel
-from .verify import Reload, reload, whole_reload_bytes
+from .verify import Reload, reload, whole_model_bytes
 from .versions import versions
 
 
@@ -200,7 +200,7 @@ def why_not_served(plan: Plan) -> str | None:
     assert plan.model is not None
     if plan.adapter is not None:
         return "the adapter is not in the original's files"
-    fits = whole_reload_bytes(plan.model) <= available_memory()
+    fits = whole_model_bytes(plan.model) <= available_memory()
     return None if fits else "the models do not fit in memory at once"
 
 

@@ -23,7 +23,7 @@ from .open_model import OpenModel
 from .output import Output, digest
 from .recipe import Recipe
 from .resources import Cost, compute_dtype, free_disk, human_time, matmul_rate
-from .verify import whole_reload_bytes
+from .verify import reload_bytes
 from .versions import versions
 
 # Work that no operation count shows, measured on two cores (benchmarks/memory_limit.py compares).
@@ -105,8 +105,9 @@ class Plan:
             shared = processes * cost.memory  # all that follows the first process does alone
             if recipe.evaluate:
                 cost += _evaluation_cost(recipe, model)
-            if whole_reload_bytes(model) <= available_memory():
-                cost += Cost(whole_reload_bytes(model), 0, 0.0)
+            reloading = _reload_bytes(steps[-1], model)
+            if reloading <= available_memory():
+                cost += Cost(reloading, 0, 0.0)
             if recipe.calibrate.source == "self":
                 written = recipe.calibrate.samples * recipe.calibrate.length
                 numel = model.weights.nbytes // model.dtype.itemsize
@@ -252,6 +253,11 @@ def _length_problems(recipe: Recipe, model: OpenModel) -> list[Problem]:
         sentence = f"{length} tokens are more than the {context} that the model was made for; use at most {context}"
         problems.append(Problem("calibrate.length", sentence))
     return problems
+
+
+def _reload_bytes(last: step_kinds.Step, model: OpenModel) -> int:
+    told = last.plan(model)
+    return reload_bytes(model, told["checkpoint_bytes"] if told["stays_packed"] else None)
 
 
 def _evaluation_cost(recipe: Recipe, model: OpenModel) -> Cost:

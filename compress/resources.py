@@ -5,17 +5,15 @@ from __future__ import annotations
 import ctypes
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
-# Pieces up to this size are kept when freed: the least, and what glibc arrives at by itself on 64 bits.
-_LEAST_KEPT, _USUALLY_KEPT = 1 << 20, 32 << 20
-_kept = [_USUALLY_KEPT]
+# Pieces up to this size are kept when freed; glibc arrives at 32 MB by itself.
+_LEAST_KEPT = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -70,26 +68,10 @@ def return_memory_at_once() -> None:
     The C library keeps what it expects to need again, which costs up to half as much memory again as is
     in use. Returning it costs time (a quarter more was measured), so this is for runs that are short of memory.
     """
-    _keep_freed_up_to(_LEAST_KEPT)
-
-
-@contextmanager
-def memory_returned_at_once() -> Iterator[None]:
-    """:func:`return_memory_at_once` for a while."""
-    before = _kept[0]
-    _keep_freed_up_to(_LEAST_KEPT)
-    try:
-        yield
-    finally:
-        _keep_freed_up_to(before)
-
-
-def _keep_freed_up_to(size: int) -> None:
-    _kept[0] = size
     with suppress(OSError, AttributeError):  # not glibc
         libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, size)
-        libc.mallopt(_M_TRIM_THRESHOLD, 2 * size)
+        libc.mallopt(_M_MMAP_THRESHOLD, _LEAST_KEPT)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2 * _LEAST_KEPT)
 
 
 def release_freed_memory() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass
@@ -15,10 +14,12 @@ from torch import Tensor, nn
 from ..runtime.machine import available_memory, human_bytes
 from .compressed import CompressedModel
 from .errors import SmeltError
+from .lockstep import Lockstep
 from .model_directory import ModelDirectory
 from .open_model import OpenModel
 from .progress import Progress
-from .resources import memory_returned_at_once, release_freed_memory
+from .resources import release_freed_memory
+from .streamed import StreamedModel
 
 _WINDOWS = 2
 _LENGTH = 64
@@ -48,9 +49,23 @@ class Reload:
         return asdict(self)
 
 
-def whole_reload_bytes(model: OpenModel) -> int:
-    """Memory that transformers takes to load and restore a checkpoint of this model."""
+def whole_model_bytes(model: OpenModel) -> int:
+    """Memory that transformers takes to load a checkpoint of this model and restore all of it."""
     return int(2.2 * model.weights.nbytes)
+
+
+def reload_bytes(model: OpenModel, stored: int | None) -> int:
+    """Memory that the check of a checkpoint takes.
+
+    Args:
+        model: what it was made of.
+        stored: the checkpoint's bytes, if transformers keeps it packed; None if it restores what it loads.
+    """
+    if stored is None:
+        return whole_model_bytes(model)
+    # Theirs and ours of one block, and as much again while they are restored; the embedding, twice if the head has another.
+    block = 4 * model.largest_block() * model.dtype.itemsize
+    return stored + block + (1 if model.is_tied else 2) * model.embedding_bytes()
 
 
 def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> Reload:
@@ -68,7 +83,8 @@ def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> R
     compressed = CompressedModel(model, directory)
     ours = compressed.view(dtype, spill, round_expert_inputs=False)
     allowed = _ALLOWED[dtype]
-    needed = whole_reload_bytes(model)
+    told, how, packed = _what_loading_needs(compressed, checkpoint)
+    needed = reload_bytes(model, packed)
     if needed > available_memory():
         # Every tensor is still read back, restored and run; only transformers' own loading is not tried.
         store = ours.final_hidden(tokens, Progress(False), "")
@@ -80,16 +96,8 @@ def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> R
             )
         sentence = f"read back block by block; not loaded whole in transformers, which needs about {human_bytes(needed)} of memory"
         return Reload("streamed", None, allowed, sentence)
-    store = ours.final_hidden(tokens, Progress(False), "")
-    expected = ours.head()(store.read(slice(None)))
-    store.close()
     release_freed_memory()
-    with memory_returned_at_once():
-        told, how = _what_loading_needs(compressed, checkpoint)
-        loaded, found = _through_transformers(checkpoint, dtype, tokens, told, trust=model.directory.trust_remote_code)
-        _compare_weights(checkpoint, loaded, compressed)
-        del loaded
-        gc.collect()  # transformers' models refer to themselves
+    found, expected = _both(checkpoint, compressed, ours, tokens, told, trust=model.directory.trust_remote_code)
     release_freed_memory()
     difference = ((found.float() - expected.float()).abs().max() / expected.float().abs().max()).item()
     if not difference <= allowed:
@@ -106,59 +114,54 @@ def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> R
     return Reload("transformers", difference, allowed, sentence)
 
 
-def _what_loading_needs(compressed: CompressedModel, checkpoint: Path) -> tuple[dict[str, Any], str]:
-    """What ``from_pretrained`` must be told of this checkpoint, and how a report says it."""
-    model = compressed.model
-    needs = compressed.schemes.needs(experts=any(facts.is_expert for facts in model.linears.values()))
+def _what_loading_needs(compressed: CompressedModel, checkpoint: Path) -> tuple[dict[str, Any], str, int | None]:
+    """What ``from_pretrained`` must be told of this checkpoint, how a report says it, and the bytes of what stays packed."""
+    experts = any(facts.is_expert for facts in compressed.model.linears.values())
+    needs = compressed.schemes.needs(experts=experts)
     if needs == "nothing":
-        return {}, ""
+        return {}, "", None if experts else compressed.stored_bytes  # experts are restored to be put together
     if needs == "plug-in":
         from .transformers_plugin import config_for
 
-        config = config_for(checkpoint, trust_remote_code=model.directory.trust_remote_code)
-        return {"config": config}, " and config=smelt.compress.config_for(…), which its zero-points need there"
+        trust = compressed.model.directory.trust_remote_code
+        told = {"config": config_for(checkpoint, trust_remote_code=trust)}
+        return told, " and config=smelt.compress.config_for(…), which its zero-points need there", None
     from transformers import CompressedTensorsConfig
 
     dequantized = CompressedTensorsConfig(dequantize=True)
     how = " and quantization_config=CompressedTensorsConfig(dequantize=True), which zero-points need there"
-    return {"quantization_config": dequantized}, how
+    return {"quantization_config": dequantized}, how, None
 
 
-def _through_transformers(
-    checkpoint: Path, dtype: torch.dtype, tokens: Tensor, told: dict[str, Any], *, trust: bool
-) -> tuple[nn.Module, Tensor]:
+def _both(
+    checkpoint: Path,
+    compressed: CompressedModel,
+    ours: StreamedModel,
+    tokens: Tensor,
+    told: dict[str, Any],
+    *,
+    trust: bool,
+) -> tuple[Tensor, Tensor]:
+    """The logits of the checkpoint in transformers, and ours; every weight has been compared."""
     from transformers import AutoModelForCausalLM
 
     try:
         with redirect_stderr(io.StringIO()):  # bars that libraries draw in any case
-            loaded = AutoModelForCausalLM.from_pretrained(
+            loaded: nn.Module = AutoModelForCausalLM.from_pretrained(
                 checkpoint,
-                dtype=dtype,
+                dtype=ours.dtype,
                 trust_remote_code=trust,
                 local_files_only=True,
                 **told,
                 experts_implementation="eager",  # sums experts in our order, so that no token changes its route
             ).eval()
-            with torch.no_grad():
-                return loaded, loaded(input_ids=tokens, use_cache=False).logits
+            both = Lockstep(checkpoint, loaded, compressed, ours).logits(tokens)
+            nn.Module.to(loaded, "meta")  # it refers to itself, so that its weights would stay for a while
+            return both
+    except SmeltError:
+        raise
     except Exception as error:  # whatever transformers raises, the checkpoint is not fit to be published
         first = str(error).strip().split("\n")[0] or type(error).__name__
         raise SmeltError(
             f"{checkpoint}: transformers does not load what was written ({first}); nothing was published"
         ) from error
-
-
-def _compare_weights(checkpoint: Path, loaded: nn.Module, ours: CompressedModel) -> None:
-    """The embedding, and every linear that transformers kept as one, must hold, bit for bit, what our checkpoint stands for."""
-    model = ours.model
-    keys = {facts.name: facts.key for facts in model.linears.values()}
-    embedding = model.skeleton.embedding_name
-    for name, key in [(embedding, model.names[f"{embedding}.weight"]), *keys.items()]:
-        try:
-            weight = loaded.get_submodule(name).weight
-        except AttributeError:  # an expert, fused with its neighbours
-            continue
-        if not torch.equal(weight.cpu(), ours.weights.load(key).to(weight.dtype)):  # type: ignore[union-attr, operator, arg-type]
-            raise SmeltError(
-                f"{checkpoint}: {name} reloads with other weights; nothing was published, please report this"
-            )

@@ -108,6 +108,10 @@ class BlockPasses:
             with self._shortcuts(batch):
                 self._store.write(batch, self._call(hidden).run(self.block, hidden))
 
+    def columns(self, group: SharedInput) -> int:
+        """How wide the inputs of a group are."""
+        return self.block.get_submodule(group.linears[0]).weight.shape[1]  # type: ignore[union-attr, index, return-value]
+
     def close(self) -> None:
         """Drop what was kept."""
         for kept in (self._kept, self._filling):
@@ -178,7 +182,7 @@ class BlockPasses:
         size = 0
         for group in groups:
             matrices = 2 * hessian * (1 + self._is_compared(group))
-            needed = 4 * self._columns(group) * (SAMPLE_ROWS + self._columns(group) * matrices)
+            needed = 4 * self.columns(group) * (SAMPLE_ROWS + self.columns(group) * matrices)
             if wave and size + needed > _STATS_BYTES:
                 yield wave
                 wave, size = [], 0
@@ -193,13 +197,10 @@ class BlockPasses:
     def _collectors(self, groups: Iterable[SharedInput], hessian: bool) -> dict[SharedInput, StatsCollector]:
         return {
             group: StatsCollector(
-                self._columns(group), self._tokens, hessian=hessian, shift=hessian and self._is_compared(group)
+                self.columns(group), self._tokens, hessian=hessian, shift=hessian and self._is_compared(group)
             )
             for group in groups
         }
-
-    def _columns(self, group: SharedInput) -> int:
-        return self.block.get_submodule(group.linears[0]).weight.shape[1]  # type: ignore[union-attr, index, return-value]
 
 
 def observe_head(

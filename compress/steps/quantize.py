@@ -78,11 +78,18 @@ class QuantizeStep:
             "bytes_before": before,
             "bytes_after": stored,
             "checkpoint_bytes": working.weights.nbytes - before + stored,
+            "stays_packed": self._stays_packed(working),
         }
         if isinstance(self._assignment, MixedPrecision):
             return told | self._assignment.plan(working)
         usual = self._assignment.usual.scheme
         return told | {"group_size": usual.args.group_size, "format": usual.format}
+
+    def _stays_packed(self, model: OpenModel) -> bool:
+        """Whether transformers restores the checkpoint's weights when they are used, and not as it loads them."""
+        mixed = self._assignment if isinstance(self._assignment, MixedPrecision) else None
+        schemes = mixed.candidates if mixed else [treatment.scheme for treatment in self._assignment.of(model).values()]
+        return all(s.args.symmetric for s in schemes) and not any(f.is_expert for f in model.linears.values())
 
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
         tokens = windows * length
@@ -102,13 +109,14 @@ class QuantizeStep:
                 mine = [model.linears[f"{anatomy.name}.{n}"] for n in group.linears if f"{anatomy.name}.{n}" in chosen]
                 size, columns = sum(f.numel for f in mine), model.linears[f"{anatomy.name}.{group.linears[0]}"].columns
                 if any(chosen[f.name].method.needs_hessian for f in mine):
-                    # The weight as it shrinks, its result and a copy in the stored type; the Hessian, its factor and its inverse.
-                    rounding = max(rounding, size * (4 + 4 + 2) + 4 * columns * columns * 4)
+                    # The weight as it shrinks, its result and a copy in the stored type; the Hessian and its factor, or it
+                    # and the half in float64 that it is made of.
+                    rounding = max(rounding, size * (4 + 4 + 2) + 2 * columns * columns * 4)
                     operations += tokens * columns * columns + size * columns + columns**3
                     sequential += columns
                     if any(chosen[f.name].options.reads_unrounded and not f.is_expert for f in mine):
                         # The differences' matrix and its permutation, and the weight's own change.
-                        rounding = max(rounding, size * (4 + 4 + 4 + 2) + 6 * columns * columns * 4)
+                        rounding = max(rounding, size * (4 + 4 + 4 + 2) + 5 * columns * columns * 4)
                         operations += 2 * tokens * columns * columns + 4 * size * columns
                         beside += columns
                 else:
@@ -130,7 +138,7 @@ class QuantizeStep:
             operations += 2 * numel * tokens * passes
         head = model.linears[model.anatomy.head]
         if head.name in chosen:
-            matrices = 6 if chosen[head.name].options.reads_unrounded else 4
+            matrices = 5 if chosen[head.name].options.reads_unrounded else 2
             hessian = matrices * head.columns * head.columns * 4 if chosen[head.name].method.needs_hessian else 0
             memory = max(memory, head.numel * (2 * head.dtype.itemsize + 4 * 5) + hessian)
             sequential += head.columns

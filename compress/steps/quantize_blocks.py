@@ -215,7 +215,10 @@ class BlockQuantizer:
         prefix = f"{passes.anatomy.name}."
         wanted = self._rounded_alone(prefix, phase)
         hessian = any(self._chosen[prefix + name].method.needs_hessian for group in wanted for name in group.linears)
+        widest = max(self._rounded_alone(prefix, passes.anatomy.groups), key=passes.columns, default=None)
         for group, stats in passes.observe(wanted, hessian=hessian):
+            if group == widest:
+                release_freed_memory()  # what comes now is the most that a block takes
             linears = {
                 name: ToRound(facts := self._model.linears[prefix + name], self._weight(weights, name, facts))
                 for name in group.linears

@@ -114,17 +114,16 @@ def _factor(hessian: Tensor, backwards: Tensor, damping: float) -> tuple[Tensor 
     inverse (Chee et al., 2023, arXiv:2307.13304, theorem 6): a quarter of the operations, and better
     conditioned. With the column that is rounded first coming last, that is this factor, each row over its diagonal.
     """
-    permuted = hessian[backwards[:, None], backwards]
-    diagonal = permuted.diagonal()
-    diagonal[diagonal == 0] = 1.0
-    mean = diagonal.mean().item()
-    added = 0.0
     while damping <= _MAX_DAMPING:
-        diagonal += damping * mean - added
-        added = damping * mean
-        factor, failed = torch.linalg.cholesky_ex(permuted, upper=True)
-        if not failed and torch.isfinite(factor.diagonal()).all():
-            return factor, damping
+        # Transposed it is the same matrix, stored as LAPACK wants it: so it is factored where it stands.
+        permuted = hessian[backwards[:, None], backwards].T
+        diagonal = permuted.diagonal()
+        diagonal[diagonal == 0] = 1.0
+        diagonal += damping * diagonal.mean()
+        failed = torch.empty((), dtype=torch.int32)
+        torch.linalg.cholesky_ex(permuted, upper=True, out=(permuted, failed))
+        if not failed and torch.isfinite(diagonal).all():
+            return permuted, damping
         damping *= 10
     return None, damping / 10
 
@@ -137,8 +136,8 @@ def _makes_up(columns: Tensor, shift: Tensor, backwards: Tensor, factor: Tensor)
     solve with the factor at hand does it, and the columns can be rounded as ever. The paper itself corrects only
     columns that are still to come; that gained less at 2 and 3 bits.
     """
-    permuted = shift[backwards[:, None], backwards]
-    return torch.cholesky_solve(permuted.T @ columns, factor, upper=True)
+    wanted = shift[backwards[:, None], backwards].T @ columns  # the solver copies its matrix; this one is gone by then
+    return torch.cholesky_solve(wanted, factor, upper=True)
 
 
 def _order(diagonal: Tensor, width: int | None, *, by_size: bool) -> Tensor:

@@ -22,7 +22,7 @@ def test_perplexity_kl_and_agreement_are_transformers(
 ) -> None:
     """Read by the runtime in bfloat16, its kernels where there are some; or block by block where memory is short."""
     if not fits:
-        monkeypatch.setattr("smelt.compress.pipeline.whole_reload_bytes", lambda model: 1 << 60)
+        monkeypatch.setattr("smelt.compress.pipeline.whole_model_bytes", lambda model: 1 << 60)
     group = {"group_size": 64} if scheme == "W4A16" else {}
     top = {"evaluate": {"windows": 6, "length": 96}}
     result = run(recipe("builtin:smelt-6m", top, scheme=scheme, rounding="nearest", **group))
