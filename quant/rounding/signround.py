@@ -19,8 +19,9 @@ from .method import RoundingOptions
 # Hidden states ``[windows, length, width]`` of the windows with these numbers.
 Read = Callable[[Sequence[int]], Tensor]
 
-# How often the learned state is judged: each time costs two forward passes, and a step costs about three.
-_JUDGED = 10
+# How often the learned state is judged, and after how many steps at the earliest: each time costs two forward passes,
+# and a step costs about three.
+_JUDGED, _STEPS_BETWEEN = 10, 10
 # The judges are this many batches, but never more than this share of all windows.
 _JUDGING_BATCHES, _JUDGING_SHARE = 2, 4
 
@@ -53,7 +54,7 @@ def signround(
 
     Every weight gets an offset that is added before rounding, every group a factor on its range; both
     move by the sign of the gradient of the outputs' mean squared error. A few windows are kept apart: at
-    the start, at the end and nine times between, the error on them is measured, and the state where it
+    the start, at the end and up to nine times between, the error on them is measured, and the state where it
     was least is returned. So the result is never worse on them than the start, which is rounding to
     nearest with ranges that suit the inputs.
 
@@ -113,7 +114,7 @@ def _descend(
         weight.write()
     draws = _draws(pupils, options.batch, torch.Generator().manual_seed(options.seed))
     first_rate = options.learning_rate or 1 / options.iterations
-    often = max(1, options.iterations // _JUDGED)
+    often = max(_STEPS_BETWEEN, options.iterations // _JUDGED)
     for step in range(options.iterations):
         if step % often == 0:
             judge(step)

@@ -174,8 +174,9 @@ def test_a_seed_decides_everything() -> None:
     assert not torch.equal(first["up"].values, other["up"].values)
 
 
+@pytest.mark.parametrize(("iterations", "times"), [(30, 4), (100, 11)])
 @pytest.mark.parametrize("rate", [0.02, 10.0])
-def test_the_best_step_is_kept(rate: float) -> None:
+def test_the_best_step_is_kept(rate: float, iterations: int, times: int) -> None:
     """Both where learning helps and where its steps are far too large for anything but harm."""
     block, hidden, scheme = _block(), _hidden(), resolve("W3A16", 64)
     layers, targets = _layers(block, scheme), block(hidden)
@@ -193,10 +194,10 @@ def test_the_best_step_is_kept(rate: float) -> None:
         batches.append(batch)
         return hidden[list(batch)]
 
-    options = SignroundOptions(iterations=30, batch=4, learning_rate=rate)
+    options = SignroundOptions(iterations=iterations, batch=4, learning_rate=rate)
     found = signround(layers, watched, read, lambda i: targets[list(i)], WINDOWS, options)
     pairs = [(judged[i][0] + judged[i + 1][0], judged[i][1]) for i in range(0, len(judged), 2)]
-    assert len(pairs) == 11
+    assert len(pairs) == times
     best = min(pairs, key=lambda pair: pair[0])[1]
     for name in layers:
         torch.testing.assert_close(found[name].values, best[name], rtol=1e-6, atol=0)
