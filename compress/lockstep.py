@@ -50,12 +50,14 @@ class Lockstep:
         assert isinstance(blocks, nn.ModuleList)
         inside = set(blocks.modules())
         _restore(module for module in loaded.modules() if module not in inside)
+        # compressed-tensors would restore everything at the first call.
         everything_at_once = getattr(loaded, "ct_decompress_hook", None)
         if everything_at_once is not None:
             everything_at_once.remove()
         embedding = model.skeleton.embedding_name
         outside = {embedding: model.names[f"{embedding}.weight"]}
-        outside |= {f.name: f.key for f in model.linears.values() if not f.name.startswith(model.skeleton.blocks_name)}
+        prefix = f"{model.skeleton.blocks_name}."
+        outside |= {f.name: f.key for f in model.linears.values() if not f.name.startswith(prefix)}
         for name, key in outside.items():
             self._compare(name, self._ours.weights.load(key))
         store = self._view.embed(tokens)
