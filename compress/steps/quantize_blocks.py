@@ -201,7 +201,8 @@ class BlockQuantizer:
                 stored |= self._keys_values(block, index, store)
                 passes.close()  # what was kept of attention was computed with keys and values as they are
             self._save(self._blocks[index], stored, records)
-            passes.advance()
+            if index + 1 < len(streamed) or self._head_part is not None:
+                passes.advance()
 
     def _phase(
         self,

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ..activations import quantize_inputs
+from ..causal_attention import StripedAttention
 from ..quantized_weight import QuantizedWeight
 from .learned_weight import Learned, LearnedWeight
 from .method import RoundingOptions
@@ -77,7 +78,9 @@ def signround(
     judges, pupils = (order[:apart], order[apart:]) if apart else (order, order)
 
     def error(batch: Sequence[int]) -> Tensor:
-        return nn.functional.mse_loss(run(inputs(batch)).float(), targets(batch).float())
+        with StripedAttention():
+            found = run(inputs(batch))
+        return nn.functional.mse_loss(found.float(), targets(batch).float())
 
     with torch.no_grad(), ExitStack() as held:
         importance = _importance(layers, lambda batch: run(inputs(batch)), _batches(judges, options.batch))
