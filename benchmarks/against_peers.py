@@ -9,7 +9,7 @@ windows (256 tokens of C4 each, drawn by each seed), quantize weights alone, sym
 tokens of WikiText-2 test, and the divergence from the unquantized model there. Needs no quiet machine. What a peer could
 not do stands as its error.
 
-``cost``: W4 g128 of smelt-6m (128 windows) and, by GPTQ, of a random Llama that outweighs the libraries (8 windows); medians of
+``cost``: W4 g128 of smelt-6m (128 windows) and of a random Llama that outweighs the libraries (8 windows); medians of
 :data:`REPEATS` runs, tools alternating; only on a machine that does nothing else. Smelt's time is that of its whole
 run, with tokenization, writing and the reload check, llm-compressor's has writing, those of the others neither. Memory is the
 process's peak, whole and above what imports take.
@@ -79,16 +79,10 @@ SMELT_JOBS: dict[str, tuple[Any, list[str]]] = {
     "rotate + gptq": ("gptq", ["rotate"]),
     "signround": ("signround", []),
 }
-# Rounding learned in fewer steps than anyone's default: the time of a step is what is compared.
-COST_STEPS = 50
-COST_PEERS = {
-    "gptq": {
-        "llm-compressor": ["gptq", "--batch-size", "1"],
-        "gptqmodel": ["gptq-plain"],
-    },
-    "signround": {"auto-round": ["signround", "--set", f"iters={COST_STEPS}"]},
-}
-COST_SMELT = {"gptq": "gptq", "signround": {"method": "signround", "iterations": COST_STEPS}}
+# Rounding learned in fewer steps than anyone's default, of the large model in fewer still: the time of a step is what is
+# compared. Windows a step: of eight, Smelt keeps two apart to judge by.
+STEPS, BATCH = 50, 8
+LARGE_STEPS, LARGE_BATCH = 5, 6
 
 
 @dataclass(frozen=True)
@@ -204,14 +198,17 @@ def cost(bench: Bench, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Time and memory of the tools on two models, alternating."""
     large = bench.work / "large"
     size = build(large, LARGE_BLOCKS) / 1e6
-    for model, about, samples in (
-        (MODEL, f"smelt-6m, {SAMPLES} x {LENGTH} tokens", SAMPLES),
-        (large, f"random Llama of {size:.0f} MB, {LARGE_SAMPLES} x {LENGTH} tokens", LARGE_SAMPLES),
+    for model, about, samples, jobs in (
+        (MODEL, f"smelt-6m, {SAMPLES} x {LENGTH} tokens", SAMPLES, cost_jobs(STEPS, BATCH)),
+        (
+            large,
+            f"random Llama of {size:.0f} MB, {LARGE_SAMPLES} x {LENGTH} tokens",
+            LARGE_SAMPLES,
+            cost_jobs(LARGE_STEPS, LARGE_BATCH),
+        ),
     ):
         bench.draw(samples, 0)
-        for method, peers in COST_PEERS.items():
-            if method == "signround" and model == large:
-                continue  # an hour
+        for method, ours, peers in jobs:
             tools = ["smelt", *(peer for peer in peers if peer in bench.pythons)]
             if any(row["model"] == about and row["method"] == method for row in known):
                 continue
@@ -219,13 +216,25 @@ def cost(bench: Bench, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             for _ in range(REPEATS):
                 for tool in tools:
                     if tool == "smelt":
-                        settings = {"scheme": "W4A16", "group_size": 128, "rounding": COST_SMELT[method]}
+                        settings = {"scheme": "W4A16", "group_size": 128, "rounding": ours}
                         runs[tool].append(bench.smelt(model, settings, samples, 0))
                     else:
                         output = "--packed" if tool == "llm-compressor" else ""
                         runs[tool].append(in_smelts_terms(bench.peer(tool, model, 4, 128, peers[tool], output)))
             row: dict[str, Any] = {"model": about, "method": method, "repeats": REPEATS}
             yield row | {tool: summed(found) for tool, found in runs.items()}
+
+
+def cost_jobs(steps: int, batch: int) -> list[tuple[str, Any, dict[str, list[str]]]]:
+    """Methods whose cost is compared: their name, our rounding, and what each peer is asked for."""
+    return [
+        ("gptq", "gptq", {"llm-compressor": ["gptq", "--batch-size", "1"], "gptqmodel": ["gptq-plain"]}),
+        (
+            f"signround, {steps} steps",
+            {"method": "signround", "iterations": steps, "batch": batch},
+            {"auto-round": ["signround", "--set", f"iters={steps}", "--batch-size", str(batch)]},
+        ),
+    ]
 
 
 def in_smelts_terms(found: dict[str, Any]) -> dict[str, Any]:
