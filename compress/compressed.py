@@ -14,7 +14,7 @@ from .keys_values import KeysValues
 from .model_directory import ModelDirectory
 from .open_model import OpenModel
 from .streamed import StreamedModel
-from .weights import CheckpointWeights, DenseWeights
+from .weights import CheckpointWeights, DenseWeights, Weights
 
 
 def open_dense(directory: ModelDirectory) -> OpenModel:
@@ -39,19 +39,24 @@ class CompressedModel:
     """A checkpoint that was made of a model.
 
     Args:
-        original: the model it was made of, whose modules are used.
+        original: the model it was made of, whose modules are used if the checkpoint is quantized.
         checkpoint: where the compressed weights are.
 
     Attributes:
-        schemes: how its linears are stored.
+        schemes: how its linears are stored; None if it is not quantized.
         weights: its tensors, restored.
         model: the dense model that it stands for.
     """
 
     def __init__(self, original: OpenModel, checkpoint: ModelDirectory) -> None:
         config = checkpoint.config_data()
-        self.schemes = StoredSchemes(config["quantization_config"])
         self._stored = CheckpointWeights(checkpoint.path)
+        self.schemes: StoredSchemes | None = None
+        self.weights: Weights = self._stored
+        if "quantization_config" not in config:
+            self.model = OpenModel(checkpoint)
+            return
+        self.schemes = StoredSchemes(config["quantization_config"])
         self.weights = DenseWeights(self._stored, self.schemes.of)
         head_apart = original.is_tied and not config.get("tie_word_embeddings", True)
         self.model = OpenModel(original.directory, self.weights, head_apart=True) if head_apart else original
@@ -74,7 +79,10 @@ class CompressedModel:
 
     def input_roundings(self, *, of_experts: bool = True) -> dict[str, ActivationRounding]:
         """How inputs are rounded, by the names of the linears that read them."""
-        rounded, stored = {}, self._stored.names()
+        rounded: dict[str, ActivationRounding] = {}
+        if self.schemes is None or not isinstance(self.weights, DenseWeights):
+            return rounded
+        stored = self._stored.names()
         for facts in self.model.linears.values():
             if facts.key in self.weights.packed and (of_experts or not facts.is_expert):
                 inputs = self.schemes.of(facts.key.removesuffix(".weight")).activations
@@ -86,7 +94,7 @@ class CompressedModel:
         return rounded
 
     def _keys_values(self) -> dict[int, KeysValues]:
-        args = self.schemes.keys_values
+        args = None if self.schemes is None else self.schemes.keys_values
         if args is None:
             return {}
         found, names = {}, set(self._stored.names())

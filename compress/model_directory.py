@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,15 +38,17 @@ class ModelDirectory:
         path: where its files are.
         trust_remote_code: whether Python code that comes with it may run.
         as_dense: whether a quantized checkpoint stands for the dense model that its weights mean.
+        changes: fields of ``config.json`` that are to be others.
     """
 
     name: str
     path: Path
     trust_remote_code: bool = False
     as_dense: bool = False
+    changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def config_data(self) -> dict[str, Any]:
-        """``config.json`` as written; without its ``quantization_config`` if it stands for a dense model."""
+        """``config.json`` with its changes; without its ``quantization_config`` if it stands for a dense model."""
         path = self.path / "config.json"
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
@@ -57,6 +60,7 @@ class ModelDirectory:
             raise SmeltError(f"{path}: is not valid JSON ({error}); download it again") from None
         if not isinstance(data, dict):
             raise SmeltError(f"{path}: does not hold a model configuration; download it again")
+        data |= self.changes
         return {k: v for k, v in data.items() if not (self.as_dense and k == "quantization_config")}
 
     def config(self) -> PretrainedConfig:
@@ -80,6 +84,8 @@ class ModelDirectory:
             raise SmeltError(
                 f"{self.path}/config.json: transformers cannot open model_type {kind!r} ({first})"
             ) from None
+        if self.changes:
+            config = type(config).from_dict(data)
         if self.as_dense and hasattr(config, "quantization_config"):
             delattr(config, "quantization_config")
         names = data.get("architectures") or []

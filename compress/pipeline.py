@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import shutil
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from ..runtime.errors import RuntimeProblem
 from ..runtime.machine import available_memory
-from .compressed import CompressedModel
+from .compressed import CompressedModel, open_dense
 from .corpus import Windows, fingerprint
 from .errors import raise_problems
 from .evaluation.evaluate import measured
@@ -19,6 +20,7 @@ from .evaluation.measure import Evaluation
 from .evaluation.result import ReportData
 from .evaluation.subject import Subject, worst_first
 from .model_directory import ModelDirectory
+from .open_model import OpenModel
 from .output import Output, digest
 from .plan import Plan, run_identity
 from .processes import Processes
@@ -29,8 +31,7 @@ from .reporting.files import load
 from .resources import compute_dtype, return_memory_at_once
 from .safetensors_file import SafetensorsFile, save_tensors, write_text
 from .self_text import written_once
-from .steps import RunContext, StepRecord
-from .steps.quantize import QuantizeStep
+from .steps import RunContext, Step, StepRecord
 from .streamed import StreamedModel
 from .verify import Reload, reload, whole_model_bytes
 from .versions import versions
@@ -114,17 +115,25 @@ def _help(plan: Plan, processes: Processes, show: Progress) -> RunResult:
     _, has_work = processes.from_first(lambda: ({}, None))
     if has_work:
         tokens = processes.from_first(lambda: ({}, None))[0]["tokens"].cpu()
-        for number, step in enumerate(plan.steps):
-            step.help(model, _context(plan, output, number, tokens, show, processes))
+        for number, step in enumerate(plan.steps[:-1]):
+            _intermediate(step, model, _context(plan, model, output, number, tokens, show, processes))
+            model = _left_by(number, output, model)
+        context = _context(plan, model, output, len(plan.steps) - 1, tokens, show, processes)
+        plan.steps[-1].help(model, context)
     processes.wait()
     return RunResult(output.checkpoint, load(output.report))
 
 
 def _context(
-    plan: Plan, output: Output, number: int, tokens: torch.Tensor, show: Progress, processes: Processes
+    plan: Plan,
+    model: OpenModel,
+    output: Output,
+    number: int,
+    tokens: torch.Tensor,
+    show: Progress,
+    processes: Processes,
 ) -> RunContext:
-    assert plan.model is not None
-    dtype = compute_dtype(plan.model.dtype, plan.recipe.calibrate.device)
+    dtype = compute_dtype(model.dtype, plan.recipe.calibrate.device)
     journal, adapter = output.journal / f"step-{number}", plan.adapter and plan.adapter.fingerprint()
     return RunContext(dtype, tokens, plan.recipe.seed, journal, show, processes, adapter)
 
@@ -137,11 +146,15 @@ def _make_checkpoint(
     dtype = compute_dtype(model.dtype, recipe.calibrate.device)
     records: list[StepRecord] = []
     processes.from_first(lambda: ({"tokens": tokens}, None))
-    for number, step in enumerate(plan.steps):
-        context = _context(plan, output, number, tokens, show, processes)
-        records.append(step.run(model, context, output.staging))
+    worked_on = model
+    for number, step in enumerate(plan.steps[:-1]):
+        context = _context(plan, worked_on, output, number, tokens, show, processes)
+        records.append(_intermediate(step, worked_on, context))
+        worked_on = _left_by(number, output, worked_on)
+    context = _context(plan, worked_on, output, len(plan.steps) - 1, tokens, show, processes)
+    records.append(plan.steps[-1].run(worked_on, context, output.staging))
     show.say("reloading the checkpoint")
-    outcome = reload(model, output.staging, tokens, output.journal)
+    outcome = reload(worked_on, output.staging, tokens, output.journal)
     facts = {
         "versions": versions(),
         "recipe": {**recipe.content(), "model": name},
@@ -161,6 +174,7 @@ def _make_checkpoint(
                 "settings": record.settings,
                 "layers": record.layers,
                 "unknown": record.unknown,
+                "done": record.done,
                 **({} if record.chosen is None else {"chosen": record.chosen}),
             }
             for record in records
@@ -169,6 +183,31 @@ def _make_checkpoint(
     }
     write_text(output.staging / "smelt.json", json.dumps(facts, indent=2) + "\n")
     output.publish()
+
+
+def _intermediate(step: Step, model: OpenModel, context: RunContext) -> StepRecord:
+    """Do a step that others follow, or a share of it, unless an earlier run has: its model stands in the journal."""
+    record = context.journal / "record.json"
+    _, finished = context.processes.from_first(lambda: ({}, record.exists()))
+    if not finished and context.processes.leads:
+        place = _place(context.journal)
+        shutil.rmtree(place, ignore_errors=True)
+        done = step.run(model, context, place)
+        write_text(record, json.dumps(asdict(done)) + "\n")
+    elif not finished:
+        step.help(model, context)
+    context.processes.wait()
+    return StepRecord(**json.loads(record.read_text(encoding="utf-8")))
+
+
+def _place(journal: Path) -> Path:
+    """Where the model that a step leaves for the next one is kept."""
+    return journal / "model"
+
+
+def _left_by(number: int, output: Output, before: OpenModel) -> OpenModel:
+    place = _place(output.journal / f"step-{number}")
+    return OpenModel(ModelDirectory(place.name, place, before.directory.trust_remote_code))
 
 
 def _evaluate_and_report(plan: Plan, output: Output, name: str, show: Progress) -> RunResult:
@@ -206,9 +245,8 @@ def why_not_served(plan: Plan) -> str | None:
 
 def _subjects(plan: Plan, output: Output, name: str, reason: str | None) -> list[Subject]:
     """The original and what was made of it: served by the runtime, or, for a reason, read block by block."""
-    model, step = plan.model, plan.steps[-1]
+    model = plan.model
     assert model is not None
-    assert isinstance(step, QuantizeStep)
     trust = model.directory.trust_remote_code
     directory = ModelDirectory(output.checkpoint.name, output.checkpoint, trust)
     facts = json.loads((output.checkpoint / "smelt.json").read_text(encoding="utf-8"))
@@ -217,27 +255,25 @@ def _subjects(plan: Plan, output: Output, name: str, reason: str | None) -> list
     if plan.adapter is not None:
         original.merged = plan.adapter.fingerprint()
         original.warnings.append(f"its size and layers are those of {name}; the adapter's own weights are not counted")
-    compressed = Subject(_label(step), directory, "candidate", only_text=reason, warnings=_warnings(facts))
+    compressed = Subject(
+        ", ".join(step.label for step in plan.steps),
+        directory,
+        "candidate",
+        only_text=reason,
+        warnings=_warnings(facts),
+    )
     if reason is not None:
         told = f"transformers, block by block in float32, because {reason}"
         original.open_reader = lambda kept: (StreamedModel(model.skeleton, model.weights, torch.float32, kept), told)
         compressed.open_reader = lambda kept: (
-            CompressedModel(model, directory).view(torch.float32, kept),
+            CompressedModel(model if len(plan.steps) == 1 else open_dense(directory), directory).view(
+                torch.float32, kept
+            ),
             told,
         )
         if plan.recipe.evaluate and (plan.recipe.evaluate.tasks or plan.recipe.evaluate.speed):
             compressed.warnings.append(f"speed, tasks and samples were not measured, because {reason}")
     return [original, compressed]
-
-
-def _label(step: QuantizeStep) -> str:
-    """What to call the result: its scheme, group size and rounding."""
-    settings = step.settings
-    group = "" if settings.group_size is None else f" g{settings.group_size}" if settings.group_size > 0 else " per row"
-    if settings.target is not None:
-        group = f" {settings.target.label}"
-    methods = [*(choice.method for choice in settings.transforms), settings.rounding.method]
-    return f"{settings.scheme}{group} {' + '.join(methods)}"
 
 
 def _calibration(
@@ -256,7 +292,7 @@ def _calibration(
 def _warnings(facts: dict[str, Any]) -> list[str]:
     layers = worst_first([layer for record in facts["steps"] for layer in record["layers"]])
     found = [f"{layer['name']}: {note}" for layer in layers for note in layer["notes"]]
-    found += [sentence for record in facts["steps"] for sentence in record["unknown"]]
+    found += [sentence for record in facts["steps"] for sentence in record["unknown"] + record["done"]]
     if Reload(**facts["reload"]).through != "transformers":
         found.append(facts["reload"]["sentence"])
     return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import itertools
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ class Plan:
         adapter: what is merged into the model, if anything.
         calibration: the calibration windows, where a text gives them.
         tasks: lm-eval's tasks to evaluate on, if any.
+        given: what each step will work on, as far as its shapes are known before any work.
     """
 
     recipe: Recipe
@@ -56,6 +58,7 @@ class Plan:
     adapter: Adapter | None = None
     calibration: Windows | None = None
     tasks: Tasks | None = None
+    given: list[OpenModel] = field(default_factory=list)
 
     @classmethod
     def make(cls, recipe: Recipe, *, fresh: bool = False, processes: int = 1) -> Plan:
@@ -68,12 +71,8 @@ class Plan:
         """
         steps = [step_kinds.build(entry, i) for i, entry in enumerate(recipe.steps)]
         problems = _text_problems(recipe)
-        if len(steps) > 1:
-            problems.append(
-                Problem(
-                    "steps.1", "a model that is quantized already cannot be quantized again; keep one quantize step"
-                )
-            )
+        misplaced = _order_problems(steps)
+        problems += misplaced
         where, adapter = "model", None
         try:
             found = find_model(recipe.model, revision=recipe.revision, trust_remote_code=recipe.trust_remote_code)
@@ -94,18 +93,18 @@ class Plan:
         blocked = Output(Path(recipe.output), identity, fresh=fresh).problem()
         if blocked:
             problems.append(Problem("output", blocked))
-        for step in steps:
-            problems += step.check(model)
+        given, wrong = _chained(steps if not misplaced else steps[:1], model)
+        problems += wrong
         cost = Cost(0, 0, 0.0)
         calibration = tasks = None
         if not problems:
             problems += _length_problems(recipe, model)
-            for step in steps:
-                cost += step.cost(model, recipe.calibrate.samples, recipe.calibrate.length)
+            for step, its_model in zip(steps, given, strict=True):
+                cost += step.cost(its_model, recipe.calibrate.samples, recipe.calibrate.length)
             shared = processes * cost.memory  # all that follows the first process does alone
             if recipe.evaluate:
                 cost += _evaluation_cost(recipe, model)
-            reloading = _reload_bytes(steps[-1], model)
+            reloading = _reload_bytes(steps[-1], given[-1])
             if reloading <= available_memory():
                 cost += Cost(reloading, 0, 0.0)
             if recipe.calibrate.source == "self":
@@ -123,7 +122,7 @@ class Plan:
                         problems += task_problems(tasks, [found])
                 except SmeltError as error:
                     problems += [Problem("data", line) for line in str(error).split("\n")]
-        return cls(recipe, model, steps, problems, cost, adapter, calibration, tasks)
+        return cls(recipe, model, steps, problems, cost, adapter, calibration, tasks, given)
 
     def as_data(self) -> dict[str, Any]:
         """The plan as plain data."""
@@ -138,7 +137,7 @@ class Plan:
             if not self.problems:
                 held = psutil.Process().memory_info().rss
                 data |= {
-                    "steps": [step.plan(self.model) for step in self.steps],
+                    "steps": [step.plan(model) for step, model in zip(self.steps, self.given, strict=True)],
                     "predicted": {
                         "peak_memory_bytes": held + self.cost.memory,
                         "memory_above_start_bytes": self.cost.memory,
@@ -166,19 +165,7 @@ class Plan:
         if self.model is not None:
             lines[0] += f" ({data['architecture']}, {data['blocks']} blocks, {human_bytes(data['bytes'])})"
         lines.append(f"output:  {data['output']}")
-        for number, step in enumerate(data.get("steps", [])):
-            what, at_most = f"{step['scheme']} (group {step.get('group_size') or 'none'}", ""
-            if "candidates" in step:
-                what, at_most = (
-                    f"the best of {', '.join(step['candidates'])} by {step['loss']} ({step['units']} units",
-                    "at most ",
-                )
-            lines.append(
-                f"step {number}:  {step['step']} {step['linears']} linears to {what},"
-                f" {step['rounding']}{', ' + step['format'] if 'format' in step else ''}):"
-                f" {human_bytes(step['bytes_before'])} -> {at_most}{human_bytes(step['bytes_after'])},"
-                f" {at_most}{step['bits_per_weight']:.2f} bits per weight"
-            )
+        lines += [f"step {number}:  {step['sentence']}" for number, step in enumerate(data.get("steps", []))]
         if "predicted" in data:
             predicted, free = data["predicted"], data["available"]
             lines += [
@@ -212,6 +199,40 @@ def calibration_source(recipe: Recipe) -> TextSource:
     """Where a recipe's calibration text comes from."""
     c = recipe.calibrate
     return TextSource(c.source, "calibration", c.field, c.split, c.config)
+
+
+def _order_problems(steps: list[step_kinds.Step]) -> list[Problem]:
+    """What a step cannot follow."""
+    for number, (before, step) in enumerate(itertools.pairwise(steps), 1):
+        if before.quantizes and step.quantizes:
+            what = "a model that is quantized already cannot be quantized again; keep one quantize step"
+            return [Problem(f"steps.{number}", what)]
+        if before.quantizes:
+            what = "what is quantized cannot be changed any more without rounding it again; put quantize last"
+            return [Problem(f"steps.{number}", what)]
+    zeros = next((number for number, step in enumerate(steps) if step.leaves_zeros), len(steps))
+    for number, step in enumerate(steps[zeros + 1 :], zeros + 1):
+        if not step.keeps_zeros:
+            what = (
+                f"mixes weights with one another, so that the zeros of steps.{zeros} would be lost (transforms: rotate,"
+            )
+            return [
+                Problem(f"steps.{number}", f"{what} or update: merge); leave it away, or put it before the pruning")
+            ]
+    return []
+
+
+def _chained(steps: list[step_kinds.Step], model: OpenModel) -> tuple[list[OpenModel], list[Problem]]:
+    """What each step will be given, and what stands in the way of the first that cannot work on it."""
+    given: list[OpenModel] = []
+    for step in steps:
+        given.append(model)
+        problems = step.check(model)
+        if problems:
+            return given, problems
+        if step is not steps[-1]:
+            model = step.outlook(model)
+    return given, []
 
 
 def _text_problems(recipe: Recipe) -> list[Problem]:

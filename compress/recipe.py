@@ -5,10 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    WithJsonSchema,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
+from ..prune.masks import Pattern
 from ..quant import scheme as schemes
 from ..quant.rounding import METHODS
 from ..quant.transforms import TRANSFORMS
@@ -403,10 +415,100 @@ class Quantize(RecipeModel):
     _patterns = field_validator("targets", "ignore")(_compiled)
 
 
+class _Structure(NamedTuple):
+    """What a prune step may say of one kind of structure: the first score is the usual one."""
+
+    scores: tuple[str, ...]
+    updates: tuple[str, ...]
+    amounts: tuple[str, ...]
+
+
+_SINGLE_WEIGHTS = ("wanda", "magnitude", "obs"), ("sparsegpt",)
+_STRUCTURES = {
+    "blocks": _Structure(("influence", "loss"), ("merge",), ("count", "ratio")),
+    "weights": _Structure(*_SINGLE_WEIGHTS, ("sparsity",)),
+}
+_PATTERN = _Structure(*_SINGLE_WEIGHTS, ())
+
+
+def _structure(value: str) -> str:
+    if value in _STRUCTURES:
+        return value
+    try:
+        Pattern.named(value)
+    except ValueError:
+        raise ValueError(f"{value!r} is none of {', '.join(_STRUCTURES)} and no pattern such as 2:4") from None
+    return value
+
+
+class Prune(RecipeModel):
+    """Take parts of the model away."""
+
+    structure: Annotated[str, AfterValidator(_structure)] = Field(
+        description="What is taken away: whole `blocks`, which leaves a smaller model; single `weights`, wherever they are;"
+        " or `2:4` and the like, so many of each group of neighbours. Of the last two, only zeros are left.",
+        json_schema_extra={"anyOf": [{"enum": [*_STRUCTURES, "2:4", "4:8"]}, {"pattern": "^[0-9]+:[0-9]+$"}]},
+    )
+    score: Literal["influence", "loss", "wanda", "magnitude", "obs"] | None = Field(
+        default=None,
+        description="What goes first. Blocks: those that turn their inputs least (`influence`, ShortGPT's; one pass), or, one"
+        " after another, the one without which the calibration text is predicted best (`loss`). Weights: the least by size"
+        " times input (`wanda`), by size (`magnitude`), or those that later columns make up for best (`obs`, SparseGPT's own,"
+        " which needs its update). Absent for the first of these, and `obs` with `update: sparsegpt`.",
+    )
+    count: int | None = Field(default=None, ge=1, description="How many blocks; or give ratio.")
+    ratio: float | None = Field(default=None, gt=0, lt=1, description="Which share of the blocks; or give count.")
+    sparsity: float | None = Field(default=None, gt=0, lt=1, description="Which share of the weights of each linear.")
+    update: Literal["merge", "sparsegpt"] | None = Field(
+        default=None,
+        description="How what is left makes up for it. Blocks: `merge` adds to a block what those removed behind it are apart"
+        " from it (LaCo). Weights: `sparsegpt` lets the columns to come take over. Absent for not at all.",
+    )
+    targets: list[str] = Field(
+        min_length=1,
+        default=["Linear"],
+        description="Which linears weights are taken from: `Linear`, module names, or `re:` and a regular expression. The"
+        " output head is never one of them.",
+    )
+    ignore: list[str] = Field(default=[], description="Which of these are left as they are, named like targets.")
+
+    @model_validator(mode="after")
+    def _fits_structure(self) -> Prune:
+        known = _STRUCTURES.get(self.structure, _PATTERN)
+        amounts = [name for name in ("count", "ratio", "sparsity") if getattr(self, name) is not None]
+        if len(amounts) != min(1, len(known.amounts)) or not set(amounts) <= set(known.amounts):
+            if not known.amounts:
+                raise ValueError(f"structure {self.structure} says itself how many weights go; remove {amounts[0]}")
+            one = " or ".join(known.amounts)
+            raise ValueError(f"structure {self.structure} needs {one}{' and not both' * (len(known.amounts) > 1)}")
+        if self.score is not None and self.score not in known.scores:
+            raise ValueError(f"score {self.score} is not for {self.structure}; expected {', '.join(known.scores)}")
+        if self.update is not None and self.update not in known.updates:
+            raise ValueError(f"update {self.update} is not for {self.structure}; expected {', '.join(known.updates)}")
+        if self.score == "obs" and self.update is None:
+            raise ValueError("score obs is what an error costs once others make up for it; add update: sparsegpt")
+        if self.structure == "blocks" and (self.targets != ["Linear"] or self.ignore):
+            raise ValueError("targets and ignore name linears; blocks are removed whole")
+        return self
+
+    _patterns = field_validator("targets", "ignore")(_compiled)
+
+
 class StepEntry(RecipeModel):
     """One step of a recipe: exactly one of the step names as its key."""
 
-    quantize: Quantize
+    quantize: Quantize | None = None
+    prune: Prune | None = None
+
+    @model_validator(mode="after")
+    def _one_step(self) -> StepEntry:
+        if (self.quantize is None) == (self.prune is None):
+            raise ValueError("a step has one name: quantize or prune")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _named_only(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: settings for name, settings in handler(self).items() if settings is not None}
 
 
 class Recipe(RecipeModel):

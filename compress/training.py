@@ -14,6 +14,7 @@ from ..quant.frozen_linear import FrozenLinear
 from .compressed import CompressedModel, open_dense
 from .errors import SmeltError
 from .model_directory import find_checkpoint
+from .weights import DenseWeights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -55,6 +56,7 @@ def for_training(
         raise SmeltError(f"{directory.path}: its weights are plain; load it with transformers")
     compressed = CompressedModel(open_dense(directory), directory)
     opened, weights = compressed.model, compressed.weights
+    assert isinstance(weights, DenseWeights)
     dtype = dtype or opened.dtype
     model = cast("PreTrainedModel", opened.skeleton.model)
     frozen = {name: facts.key for name, facts in opened.linears.items() if facts.key in weights.packed}

@@ -117,6 +117,8 @@ def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> R
 def _what_loading_needs(compressed: CompressedModel, checkpoint: Path) -> tuple[dict[str, Any], str, int | None]:
     """What ``from_pretrained`` must be told of this checkpoint, how a report says it, and the bytes of what stays packed."""
     experts = any(facts.is_expert for facts in compressed.model.linears.values())
+    if compressed.schemes is None:
+        return {}, "", compressed.stored_bytes
     needs = compressed.schemes.needs(experts=experts)
     if needs == "nothing":
         return {}, "", None if experts else compressed.stored_bytes  # experts are restored to be put together

@@ -1,1 +1,4 @@
-"""Pruning (structure x score x update). Nothing is implemented here yet; see CHANGELOG.md."""
+"""Pruning: what to remove (structure), how to rank it (score), how to make up for it (update).
+
+This room knows tensors and modules. It knows nothing of recipes, files or servers.
+"""

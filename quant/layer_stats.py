@@ -29,6 +29,8 @@ class LayerStats:
         reached: how many inputs would have come by the router's choice, where that is fewer.
         shift: float32 ``[columns, columns]``, the sum of (f - x) xT over tokens divided by their number, where f is
             what the layer reads in the unrounded model; None if not asked for, or not known.
+        energy: float32 ``[columns]``, each channel's mean square over all tokens; None if neither it nor the Hessian was
+            asked for.
         low, high: float32 ``[columns]``, each channel's extremes over all tokens, and 0 among them.
     """
 
@@ -39,6 +41,7 @@ class LayerStats:
     high: Tensor = field(default_factory=lambda: torch.zeros(0))
     reached: int | None = None
     shift: Tensor | None = None
+    energy: Tensor | None = None
 
     @property
     def peak(self) -> Tensor:
@@ -68,9 +71,12 @@ class StatsCollector:
         expected_tokens: at most so many will come, to all processes together.
         hessian: whether to gather it.
         shift: whether to gather it; then each batch comes with what the unrounded model reads.
+        energy: whether to gather it without the Hessian, whose diagonal it is.
     """
 
-    def __init__(self, columns: int, expected_tokens: int, *, hessian: bool, shift: bool = False) -> None:
+    def __init__(
+        self, columns: int, expected_tokens: int, *, hessian: bool, shift: bool = False, energy: bool = False
+    ) -> None:
         self._hessian = _ProductSum(columns, symmetric=True) if hessian else None
         self._shift = _ProductSum(columns, symmetric=False) if shift else None
         self._rows: Tensor | None = None
@@ -82,6 +88,7 @@ class StatsCollector:
         self._columns = columns
         self._tokens = 0
         self._low, self._high = torch.zeros(columns), torch.zeros(columns)
+        self._squares = torch.zeros(columns, dtype=torch.float64) if energy and not hessian else None
 
     def add(self, inputs: Tensor, computed: Tensor | None = None, unrounded: Tensor | None = None) -> None:
         """Take in some inputs.
@@ -102,6 +109,8 @@ class StatsCollector:
         sampled = rows[:: self._stride][: self._most - self._filled]
         self._rows[self._filled : self._filled + len(sampled)] = sampled
         self._filled += len(sampled)
+        if self._squares is not None:
+            self._squares += rows.float().square().sum(0, dtype=torch.float64)
         if self._hessian is not None:
             read = rows if computed is None else computed.reshape(rows.shape)
             flat = read.float()
@@ -119,8 +128,11 @@ class StatsCollector:
         count = max(1, self._tokens)
         hessian = None if self._hessian is None else self._hessian.over(count)
         shift = None if self._shift is None else self._shift.over(count)
+        energy = None if hessian is None else hessian.diagonal()
+        if self._squares is not None:
+            energy = (self._squares / count).float()
         rows = torch.zeros(0, self._columns) if self._rows is None else self._rows[: self._filled]
-        return LayerStats(hessian, rows, self._tokens, self._low, self._high, shift=shift)
+        return LayerStats(hessian, rows, self._tokens, self._low, self._high, shift=shift, energy=energy)
 
     def _add(self, others: Others) -> None:
         mine = {"tokens": torch.tensor(self._tokens), "low": self._low, "high": self._high}
@@ -137,6 +149,8 @@ class StatsCollector:
         for products in (self._hessian, self._shift):
             for strip in [] if products is None else products.strips:
                 others.sum_(strip)
+        if self._squares is not None:
+            others.sum_(self._squares)
 
 
 class _ProductSum:

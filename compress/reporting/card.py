@@ -35,7 +35,7 @@ def card(report: ReportData, checkpoint: Path, original: ModelDirectory) -> str:
     baseline = report.baseline
     base = original.path.name if _is_path(original.name) else original.name
     title = f"{base.removeprefix('builtin:').rpartition('/')[2]}, {model.name}"
-    front = yaml.safe_dump(_metadata(report, model, original), sort_keys=False, allow_unicode=True).strip()
+    front = yaml.safe_dump(_metadata(report, checkpoint, model, original), sort_keys=False, allow_unicode=True).strip()
     out = ["---", front, "---", "", f"# {title}", ""]
     out += [
         f"Compressed from `{base}` by [Smelt](https://pypi.org/project/smelt/) {report.versions.get('smelt', '')}.",
@@ -57,7 +57,8 @@ def card(report: ReportData, checkpoint: Path, original: ModelDirectory) -> str:
     return "\n".join(out)
 
 
-def _metadata(report: ReportData, model: ModelResult, original: ModelDirectory) -> dict[str, Any]:
+def _metadata(report: ReportData, checkpoint: Path, model: ModelResult, original: ModelDirectory) -> dict[str, Any]:
+    is_quantized = _quantization(checkpoint) is not None
     earlier = _front_matter(original.path / "README.md")
     found: dict[str, Any] = {
         key: earlier[key] for key in ("license", "license_name", "license_link", "language") if key in earlier
@@ -65,14 +66,16 @@ def _metadata(report: ReportData, model: ModelResult, original: ModelDirectory) 
     found |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
     # The hub links to names of the form owner/name; a directory of this machine means nothing there.
     if not original.name.startswith("builtin:") and original.name.count("/") == 1 and not Path(original.name).exists():
-        found |= {"base_model": original.name, "base_model_relation": "quantized"}
+        found |= {"base_model": original.name}
+        if is_quantized:  # the hub has no word for pruning
+            found |= {"base_model_relation": "quantized"}
     elif "base_model" in earlier:
         found |= {"base_model": earlier["base_model"]}
     else:
         found |= {
             "base_model": original.name.removeprefix("builtin:") if "/" not in original.name else original.path.name
         }
-    found["tags"] = ["smelt", "compressed-tensors", model.scheme]
+    found["tags"] = ["smelt", *(["compressed-tensors"] if is_quantized else []), model.scheme]
     results = _results(report, model)
     if results:
         found["model-index"] = [{"name": model.name, "results": results}]
@@ -171,13 +174,14 @@ def _use(checkpoint: Path, model: ModelResult) -> list[str]:
         "## Use",
         "",
         "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer  # needs compressed-tensors",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer"
+        f"{'' if _quantization(checkpoint) is None else '  # needs compressed-tensors'}",
         *_loading(checkpoint),
         'tokenizer = AutoTokenizer.from_pretrained("PATH")',
         "```",
         "",
         "```sh",
-        *_serving(model),
+        *_serving(checkpoint, model),
         "smelt chat PATH",
         "```",
         "",
@@ -190,15 +194,26 @@ def _use(checkpoint: Path, model: ModelResult) -> list[str]:
     ]
 
 
-def _serving(model: ModelResult) -> list[str]:
+def _serving(checkpoint: Path, model: ModelResult) -> list[str]:
+    if _quantization(checkpoint) is None:
+        return ["vllm serve PATH"]
     steps = (model.recipe or {}).get("steps") or []
     if any((step.get("quantize") or {}).get("embeddings") for step in steps):
         return ["# vLLM documents no embeddings in 8-bit codes, which this model has"]
     return ["vllm serve PATH      # the format is compressed-tensors, which vLLM reads"]
 
 
+def _quantization(checkpoint: Path) -> dict[str, Any] | None:
+    """The checkpoint's ``quantization_config``; None of one that was pruned only."""
+    config: dict[str, Any] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    return config.get("quantization_config")
+
+
 def _loading(checkpoint: Path) -> list[str]:
-    schemes = StoredSchemes(json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["quantization_config"])
+    quantization = _quantization(checkpoint)
+    if quantization is None:
+        return ["", 'model = AutoModelForCausalLM.from_pretrained("PATH")']
+    schemes = StoredSchemes(quantization)
     needs = schemes.needs(experts=any(".experts." in name for name in CheckpointWeights(checkpoint).names()))
     if needs == "nothing":
         return ["", 'model = AutoModelForCausalLM.from_pretrained("PATH")']

@@ -20,6 +20,7 @@ from ...quant.layer_stats import SAMPLE_ROWS, LayerStats, StatsCollector
 from ..activations import ActivationStore
 from ..anatomy import BlockAnatomy, SharedInput, Tail
 from ..experts import shown_all_tokens
+from ..links import as_rows
 from ..processes import Processes
 from ..streamed import HeadFunction
 from ..stubs import BlockCall
@@ -70,21 +71,26 @@ class BlockPasses:
         self._filling: dict[str, ActivationStore] = {}
         self._unrounded = unrounded
 
-    def observe(self, groups: list[SharedInput], *, hessian: bool) -> Iterator[tuple[SharedInput, LayerStats]]:
+    def observe(
+        self, groups: list[SharedInput], *, hessian: bool, energy: bool = False
+    ) -> Iterator[tuple[SharedInput, LayerStats]]:
         """Gather what each group of one phase reads, as many groups at a time as memory allows."""
         waves = list(self._waves(groups, hessian))
         for wave in waves:
-            collectors = self._collectors(wave, hessian)
+            collectors = self._collectors(wave, hessian, energy=energy)
             self._watch(collectors, stop=len(groups) == 1)
             found = {group: collectors.pop(group).result(self.processes) for group in wave}
             few = min(_FEW, self._tokens)  # of a short text, what sees all of it is no such expert
-            found |= self._unreached({group: stats for group, stats in found.items() if stats.tokens < few}, hessian)
+            rare = {group: stats for group, stats in found.items() if stats.tokens < few}
+            found |= self._unreached(rare, hessian, energy=energy)
             for group in wave:
                 yield group, found.pop(group)
 
-    def _unreached(self, few: dict[SharedInput, LayerStats], hessian: bool) -> dict[SharedInput, LayerStats]:
+    def _unreached(
+        self, few: dict[SharedInput, LayerStats], hessian: bool, *, energy: bool
+    ) -> dict[SharedInput, LayerStats]:
         """Statistics over all tokens for experts that hardly any token reached."""
-        collectors = self._collectors(few, hessian)
+        collectors = self._collectors(few, hessian, energy=energy)
         if collectors:
             with shown_all_tokens(self.block, [group.linears[0] for group in few]):
                 self._watch(collectors, stop=False, keep=False)
@@ -110,7 +116,8 @@ class BlockPasses:
 
     def columns(self, group: SharedInput) -> int:
         """How wide the inputs of a group are."""
-        return self.block.get_submodule(group.linears[0]).weight.shape[1]  # type: ignore[union-attr, index, return-value]
+        module = self.block.get_submodule(group.linears[0])
+        return as_rows(module, module.weight).shape[1]  # type: ignore[arg-type]
 
     def close(self) -> None:
         """Drop what was kept."""
@@ -194,10 +201,16 @@ class BlockPasses:
     def _is_compared(self, group: SharedInput) -> bool:
         return self._unrounded is not None and group.linears[0] in self._unrounded
 
-    def _collectors(self, groups: Iterable[SharedInput], hessian: bool) -> dict[SharedInput, StatsCollector]:
+    def _collectors(
+        self, groups: Iterable[SharedInput], hessian: bool, *, energy: bool = False
+    ) -> dict[SharedInput, StatsCollector]:
         return {
             group: StatsCollector(
-                self.columns(group), self._tokens, hessian=hessian, shift=hessian and self._is_compared(group)
+                self.columns(group),
+                self._tokens,
+                hessian=hessian,
+                shift=hessian and self._is_compared(group),
+                energy=energy,
             )
             for group in groups
         }

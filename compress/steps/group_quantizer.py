@@ -139,18 +139,16 @@ def finished(
         raise SmeltError(
             f"{facts.name}: its outputs on the calibration text are not finite; add it to ignore or use other text"
         )
-    notes = [*rounded.notes, *_calibration_notes(stats, scheme)]
+    notes = [*rounded.notes, *channel_notes(stats, scheme), *reached_notes(stats)]
     return tensors, LayerRecord(facts.name, (facts.rows, facts.columns), scheme.label, _rounded(error), notes)
 
 
-def _calibration_notes(stats: LayerStats, scheme: Scheme) -> list[str]:
-    notes = channel_notes(stats, scheme)
-    if stats.reached is not None and stats.tokens:
-        some = f"only {stats.reached}" if stats.reached else "none"
-        notes.append(
-            f"{some} of {stats.tokens} calibration tokens reached this expert; it was calibrated on all of them"
-        )
-    return notes
+def reached_notes(stats: LayerStats) -> list[str]:
+    """A sentence about an expert that hardly any token reached."""
+    if stats.reached is None or not stats.tokens:
+        return []
+    some = f"only {stats.reached}" if stats.reached else "none"
+    return [f"{some} of {stats.tokens} calibration tokens reached this expert; it was calibrated on all of them"]
 
 
 def _rounded(error: float | None) -> float | None:

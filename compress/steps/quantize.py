@@ -10,6 +10,7 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 
 from ...quant.scheme import Scheme, cache_args
+from ...runtime.machine import human_bytes
 from ..activations import BATCH_TOKENS
 from ..anatomy import is_linear
 from ..checkpoint import Entry, quantization_config, write_checkpoint
@@ -43,11 +44,32 @@ class QuantizeStep:
         where: how messages name this step.
     """
 
+    quantizes = True
+    leaves_zeros = False
+
     def __init__(self, settings: Quantize, where: str) -> None:
         self.settings = settings
         self._where = where
         self._assignment = (MixedPrecision if settings.scheme == AUTO else Assignment)(settings, where)
         self.transforms = Transforms(settings.transforms, where)
+
+    @property
+    def keeps_zeros(self) -> bool:
+        return not any(choice.method == "rotate" for choice in self.settings.transforms)
+
+    @property
+    def label(self) -> str:
+        settings = self.settings
+        group = (
+            "" if settings.group_size is None else f" g{settings.group_size}" if settings.group_size > 0 else " per row"
+        )
+        if settings.target is not None:
+            group = f" {settings.target.label}"
+        methods = [*(choice.method for choice in settings.transforms), settings.rounding.method]
+        return f"{settings.scheme}{group} {' + '.join(methods)}"
+
+    def outlook(self, model: OpenModel) -> OpenModel:
+        return model  # of the same shapes; that nothing can follow is checked before
 
     def check(self, model: OpenModel) -> list[Problem]:
         problems = self.transforms.problems(model)
@@ -81,9 +103,11 @@ class QuantizeStep:
             "stays_packed": self._stays_packed(working),
         }
         if isinstance(self._assignment, MixedPrecision):
-            return told | self._assignment.plan(working)
-        usual = self._assignment.usual.scheme
-        return told | {"group_size": usual.args.group_size, "format": usual.format}
+            told |= self._assignment.plan(working)
+        else:
+            usual = self._assignment.usual.scheme
+            told |= {"group_size": usual.args.group_size, "format": usual.format}
+        return told | {"sentence": _sentence(told)}
 
     def _stays_packed(self, model: OpenModel) -> bool:
         """Whether transformers restores the checkpoint's weights when they are used, and not as it loads them."""
@@ -289,3 +313,15 @@ class QuantizeStep:
         ]
         head = model.anatomy.head
         return [*left, head] if head not in chosen and head not in left else left
+
+
+def _sentence(told: dict[str, Any]) -> str:
+    what, at_most = f"{told['scheme']} (group {told.get('group_size') or 'none'}", ""
+    if "candidates" in told:
+        what = f"the best of {', '.join(told['candidates'])} by {told['loss']} ({told['units']} units"
+        at_most = "at most "
+    return (
+        f"quantize {told['linears']} linears to {what}, {told['rounding']}"
+        f"{', ' + told['format'] if 'format' in told else ''}): {human_bytes(told['bytes_before'])} ->"
+        f" {at_most}{human_bytes(told['bytes_after'])}, {at_most}{told['bits_per_weight']:.2f} bits per weight"
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,6 +49,7 @@ class StepRecord:
         layers: one record a layer it changed: name, shape, scheme, error, notes.
         unknown: what it left alone because it is not understood.
         chosen: what it decided by measuring, as plain data; None if the recipe decided everything.
+        done: what it did to the model, in sentences for the report, where the settings do not tell.
     """
 
     name: str
@@ -56,10 +57,28 @@ class StepRecord:
     layers: list[dict[str, Any]]
     unknown: list[str]
     chosen: dict[str, Any] | None = None
+    done: list[str] = field(default_factory=list)
 
 
 class Step(Protocol):
-    """One step of a recipe."""
+    """One step of a recipe.
+
+    Attributes:
+        quantizes: whether what it leaves is quantized, so that no step can follow.
+        leaves_zeros: whether it removes weights by making them zero.
+        keeps_zeros: whether weights that are zero stay so.
+    """
+
+    quantizes: bool
+    leaves_zeros: bool
+
+    @property
+    def keeps_zeros(self) -> bool: ...
+
+    @property
+    def label(self) -> str:
+        """What it does, in a few words, to call the result by."""
+        ...
 
     def check(self, model: OpenModel) -> list[Problem]:
         """All that can be known to be wrong before any work."""
@@ -70,7 +89,11 @@ class Step(Protocol):
         ...
 
     def plan(self, model: OpenModel) -> dict[str, Any]:
-        """What it will do, in numbers, for the plan that ``--dry-run`` prints."""
+        """What it will do, in numbers, and as a sentence, for the plan that ``--dry-run`` prints."""
+        ...
+
+    def outlook(self, model: OpenModel) -> OpenModel:
+        """The model that the next step will be given, as far as its shapes are known before any work."""
         ...
 
     def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:

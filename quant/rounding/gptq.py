@@ -11,11 +11,12 @@ from ..grid import Grid, round_to
 from ..layer_stats import LayerStats
 from ..quantized_weight import QuantizedWeight
 from ..scale_search import fit_scales
+from ..zeros import not_pruned
+from .columns import Final, by_now, column_factor, settle_block, settle_columns
 from .method import RoundingOptions
 from .nearest import nearest
 
 _MAX_DAMPING = 1.0
-_STRIP = 16
 
 
 class GptqOptions(RoundingOptions):
@@ -86,46 +87,28 @@ def gptq(
     diagonal = stats.hessian.diagonal()
     refit = options.refit_groups and args.strategy == "group"
     backwards = _order(diagonal, grid.width if refit else None, by_size=options.activation_order).flip(0)
-    factor, damping = _factor(stats.hessian, backwards, options.damping)
+    factor, damping = column_factor(stats.hessian, backwards, options.damping, _MAX_DAMPING)
     if factor is None:
         return _nearest_because(weight, grid, f"its Hessian is not positive definite even with damping {damping:g}")
     notes = [] if damping == options.damping else [f"gptq raised its damping from {options.damping:g} to {damping:g}"]
 
     # Transposed, a column of the weight is contiguous; the loop below touches one at a time.
     columns = weight.T.contiguous()[backwards].float()
+    stays = not_pruned(weight)
+    stays = None if stays is None else stays.T[backwards]
     shift = stats.shift if options.error_aware else None
     if shift is not None:
         columns += options.error_aware * _makes_up(columns, shift, backwards, factor)
         weight = columns[torch.argsort(backwards)].T.contiguous()
     factor /= factor.diagonal().clone()[:, None]
     if refit:
-        rounded, grid = _round_groups(columns, factor, grid, backwards, diagonal if options.scale_search else None)
+        importance = diagonal if options.scale_search else None
+        rounded, grid = _round_groups(columns, factor, grid, backwards, importance, stays)
     else:
         grid = fit_scales(weight, grid, diagonal) if options.scale_search else grid
-        rounded = _round_columns(columns, factor, grid, backwards, options.block)
+        final = _rounding(grid, backwards // grid.width, stays)
+        rounded = settle_columns(columns, factor, final, options.block)
     return QuantizedWeight(rounded[torch.argsort(backwards)].T.contiguous(), grid, notes)
-
-
-def _factor(hessian: Tensor, backwards: Tensor, damping: float) -> tuple[Tensor | None, float]:
-    """The Cholesky factor of the damped Hessian, its columns backwards, and the damping that was used.
-
-    What each column takes over of the errors of those rounded before it, the paper reads off the inverse
-    Hessian's factor. The same numbers stand in the unit triangular ``U`` of ``H = U D U^T``, which needs no
-    inverse (Chee et al., 2023, arXiv:2307.13304, theorem 6): a quarter of the operations, and better
-    conditioned. With the column that is rounded first coming last, that is this factor, each row over its diagonal.
-    """
-    while damping <= _MAX_DAMPING:
-        # Transposed it is the same matrix, stored as LAPACK wants it: so it is factored where it stands.
-        permuted = hessian[backwards[:, None], backwards].T
-        diagonal = permuted.diagonal()
-        diagonal[diagonal == 0] = 1.0
-        diagonal += damping * diagonal.mean()
-        failed = torch.empty((), dtype=torch.int32)
-        torch.linalg.cholesky_ex(permuted, upper=True, out=(permuted, failed))
-        if not failed and torch.isfinite(diagonal).all():
-            return permuted, damping
-        damping *= 10
-    return None, damping / 10
 
 
 def _makes_up(columns: Tensor, shift: Tensor, backwards: Tensor, factor: Tensor) -> Tensor:
@@ -151,73 +134,43 @@ def _order(diagonal: Tensor, width: int | None, *, by_size: bool) -> Tensor:
     return inside[torch.argsort(groups.sum(1), descending=True, stable=True)].flatten()
 
 
-def _round_columns(columns: Tensor, feedback: Tensor, grid: Grid, backwards: Tensor, block: int) -> Tensor:
-    """Round ``columns`` (one column of the weight a row) from the last to the first.
+def _rounding(grid: Grid, groups: Tensor, stays: Tensor | None, start: int = 0) -> Final:
+    """What columns from ``start`` on become, given the group of each, and which of the whole weight stay."""
+    step = grid.step.T.contiguous()
+    zero = None if grid.zero is None else grid.zero.T.contiguous()
+    group = groups.tolist()
 
-    They are replaced by their rounding errors.
-    """
-    group = backwards // grid.width
-    rounded = torch.empty_like(columns)
-    for stop in range(columns.shape[0], 0, -block):
-        part = slice(max(0, stop - block), stop)
-        wanted = torch.addmm(columns[part], feedback[part, stop:], columns[stop:])
-        rounded[part] = _round_block(columns[part], wanted, feedback[part, part], grid, group[part])
-    return rounded
+    def final(column: int, wanted: Tensor) -> Tensor:
+        where = group[column - start]
+        rounded = round_to(wanted, step[where], None if zero is None else zero[where], grid.args)
+        return rounded if stays is None else rounded * stays[column]
+
+    return final
 
 
 def _round_groups(
-    columns: Tensor, feedback: Tensor, grid: Grid, backwards: Tensor, importance: Tensor | None
+    columns: Tensor, feedback: Tensor, grid: Grid, backwards: Tensor, importance: Tensor | None, stays: Tensor | None
 ) -> tuple[Tensor, Grid]:
-    """The same, with scales that a group gets once the errors of the groups before it have moved it."""
+    """Round columns with scales that a group gets once the errors of the groups before it have moved it."""
     width = grid.width
     rounded = torch.empty_like(columns)
     fitted: dict[int, Grid] = {}
     for stop in range(columns.shape[0], 0, -width):
         part = slice(stop - width, stop)
         passed_on = feedback[part, stop:] @ columns[stop:]
-        # If no column of the group were rounded, those before it would pass on what they take over, too.
-        inside = torch.linalg.solve_triangular(feedback[part, part], passed_on, upper=True, unitriangular=True)
-        moved = (columns[part] + inside).T.contiguous()
+        moved = by_now(columns[part], passed_on, feedback[part, part]).T.contiguous()
         own = Grid.fit(moved, grid.args, grid.scale.dtype)
         if importance is not None:
             own = fit_scales(moved, own, importance[backwards[part]])
         wanted = columns[part] + passed_on
-        rounded[part] = _round_block(columns[part], wanted, feedback[part, part], own, torch.zeros(width).long())
+        final = _rounding(own, torch.zeros(width, dtype=torch.long), stays, part.start)
+        rounded[part] = settle_block(columns, wanted, feedback, final, part)
         fitted[int(backwards[part][0]) // width] = own
     grids = [fitted[group] for group in sorted(fitted)]
     zeros = [own.zero for own in grids if own.zero is not None]
     shape = torch.Size((columns.shape[1], columns.shape[0]))
     scale = torch.cat([own.scale for own in grids], 1)
     return rounded, Grid.of_scale(grid.args, scale, torch.cat(zeros, 1) if zeros else None, shape, width)
-
-
-def _round_block(columns: Tensor, wanted: Tensor, feedback: Tensor, grid: Grid, groups: Tensor) -> Tensor:
-    """Round some columns from the last to the first; they are replaced by their rounding errors.
-
-    Args:
-        columns: the weight's.
-        wanted: the same, moved by the errors of all columns before them; overwritten.
-        feedback: among these columns.
-        grid: their grid.
-        groups: the group of each column.
-    """
-    step = grid.step.T.contiguous()
-    zero = None if grid.zero is None else grid.zero.T.contiguous()
-    group = groups.tolist()
-    rounded = torch.empty_like(columns)
-    # Three levels: all errors so far correct a block, a strip the rest of its block, a column the rest
-    # of its strip. Each level works on what its cache can hold.
-    for last in range(len(columns), 0, -_STRIP):
-        first = max(0, last - _STRIP)
-        for i in reversed(range(first, last)):
-            where = group[i]
-            rounded[i] = round_to(wanted[i], step[where], None if zero is None else zero[where], grid.args)
-            error = columns[i].sub_(rounded[i])
-            if i > first:
-                wanted[first:i].addr_(feedback[first:i, i], error)
-        if first > 0:
-            wanted[:first].addmm_(feedback[:first, first:last], columns[first:last])
-    return rounded
 
 
 def _nearest_because(weight: Tensor, grid: Grid, reason: str) -> QuantizedWeight:

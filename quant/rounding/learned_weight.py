@@ -13,6 +13,7 @@ from ..activations import ActivationRounding
 from ..grid import Grid, extremes, largest_code, round_codes, shared_scale, spacing
 from ..quantized_weight import QuantizedWeight
 from ..scale_search import fit_scales
+from ..zeros import not_pruned
 
 # Rows are worked on in chunks that stay in the processor's cache.
 _CHUNK = 1 << 17
@@ -84,6 +85,7 @@ class LearnedWeight:
             self.clip[0] = self._start.abs() / widest.scale.float()
         self._least, self._highest = least, self.clip.clamp_min(1.0)
         self._grid = self._between(self.clip, layer.stored)
+        self._stays = not_pruned(self._weight)
         self._compact = torch.int8 if self._args.type == "int" else torch.float8_e4m3fn  # which has all codes of e2m1
         self._best: tuple[Tensor, Grid] | None = None
         self.reached = False
@@ -120,6 +122,8 @@ class LearnedWeight:
             # As the derivative of a clamp: nothing outside of it, all on its edge.
             inside = (place.round() == codes) if self._args.type == "int" else place.abs() <= largest_code(self._args)
             descent = slope.sign().mul_(self._scales(part)[0].sign())
+            if self._stays is not None:
+                descent *= self._grouped(self._stays[part])
             self._grouped(self.offset[part]).addcmul_(descent, inside, value=-rate)
             if not clip_rate:
                 continue

@@ -61,6 +61,17 @@ FAST: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"calibrate": {"samples": 8, "length": 64}},
     ),
     "experts": ("mixtral", {"scheme": "W4A16", "group_size": 32, "transforms": ["clip"], "rounding": "gptq"}, {}),
+    "pruned first": (
+        "llama",
+        {},
+        {
+            "steps": [
+                {"prune": {"structure": "blocks", "score": "loss", "count": 1}},
+                {"prune": {"structure": "2:4", "update": "sparsegpt"}},
+                {"quantize": {"scheme": "W4A16", "group_size": 32, "rounding": "gptq"}},
+            ]
+        },
+    ),
 }
 SLOW: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "a guard": (

@@ -1,0 +1,100 @@
+"""What pruning costs smelt-6m before any training: single weights by every method, and whole blocks. Three calibration seeds.
+
+    python -m benchmarks.pruning
+
+128 x 256 tokens of C4 calibrate. Never one metric alone: perplexity and divergence on WikiText-2 test (128 x 256
+tokens), and the accuracy of 300 items each of LAMBADA and of two of BLiMP's sets. The spread is over the seeds, which draw the calibration windows. Rows that the result's file holds are not
+measured again; delete the file to start over. Needs ../shared.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from smelt.compress import Recipe, run
+
+from .common import REPOSITORY, RESULTS, SHARED, save
+
+NAME = "pruning"
+SEEDS = (0, 1, 2)
+TASKS = ("lambada", "blimp_determiner_noun_agreement_1", "blimp_wh_questions_object_gap")
+
+
+def jobs() -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """What is measured: how it is called, the step, and whether it reads calibration text."""
+    for label, amount in (
+        ("50%", {"structure": "weights", "sparsity": 0.5}),
+        ("2:4", {"structure": "2:4"}),
+        ("4:8", {"structure": "4:8"}),
+        ("70%", {"structure": "weights", "sparsity": 0.7}),
+    ):
+        yield f"{label} magnitude", {**amount, "score": "magnitude"}, False
+        yield f"{label} wanda", {**amount, "score": "wanda"}, True
+        yield f"{label} wanda + sparsegpt's update", {**amount, "score": "wanda", "update": "sparsegpt"}, True
+        yield f"{label} sparsegpt", {**amount, "update": "sparsegpt"}, True
+    for count in (1, 2):
+        for score in ("influence", "loss"):
+            step = {"structure": "blocks", "score": score, "count": count}
+            yield f"{count} of 6 blocks, {score}", step, True
+            yield f"{count} of 6 blocks, {score}, merged", {**step, "update": "merge"}, True
+
+
+def main() -> None:
+    path = RESULTS / f"{NAME}.json"
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["results"] if path.exists() else []
+    known = {row["method"] for row in rows}
+    with tempfile.TemporaryDirectory() as scratch:
+        for label, step, reads in jobs():
+            if label not in known:
+                rows.append(measure(label, step, Path(scratch), SEEDS if reads else SEEDS[:1]))
+                save(NAME, f"python -m benchmarks.{NAME}", rows)
+
+
+def measure(label: str, step: dict[str, Any], scratch: Path, seeds: tuple[int, ...]) -> dict[str, Any]:
+    """One row of the result."""
+    found = []
+    for seed in seeds:
+        recipe = Recipe.model_validate(
+            {
+                "model": "builtin:smelt-6m",
+                "output": str(scratch / "out"),
+                "seed": seed,
+                "calibrate": {"source": str(SHARED / "data/calib/c4.utf8"), "samples": 128, "length": 256},
+                "steps": [{"prune": step}],
+                "evaluate": {
+                    "text": str(SHARED / "data/text/wikitext2_test_unk.txt"),
+                    "windows": 128,
+                    "length": 256,
+                    "samples": 2,
+                    "tasks": [str(REPOSITORY / f"tests/tasks/shared_{name}.yaml") for name in TASKS],
+                    "limit": 300,
+                },
+            }
+        )
+        found.append(run(recipe, fresh=True, progress=False).report.as_data()["models"])
+    before = found[0][0]
+    row: dict[str, Any] = {
+        "method": label,
+        "perplexity_original": round(before["text"]["perplexity"], 2),
+        "perplexity": [round(after["text"]["perplexity"], 2) for _, after in found],
+        "kl": [round(after["against"]["kl"], 4) for _, after in found],
+        "tasks_original": _accuracies(before),
+        "tasks": [_accuracies(after) for _, after in found],
+        "sample": found[0][1]["samples"][0]["text"][:200] if found[0][1]["samples"] else None,
+        "done": [warning for warning in found[0][1]["warnings"] if "removed" in warning],
+    }
+    print(label, row["perplexity_original"], statistics.mean(row["perplexity"]), row["kl"], row["tasks"], flush=True)
+    return row
+
+
+def _accuracies(model: dict[str, Any]) -> dict[str, float]:
+    return {task["task"]: round(task["value"], 4) for task in model["tasks"] if task["metric"] == "acc"}
+
+
+if __name__ == "__main__":
+    main()
