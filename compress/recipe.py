@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -431,8 +430,10 @@ _STRUCTURES = {
 _PATTERN = _Structure(*_SINGLE_WEIGHTS, ())
 
 
-def _structure(value: str) -> str:
-    if value in _STRUCTURES:
+def _structure(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 60:
+        value = f"{value // 60}:{value % 60}"  # YAML reads 2:4 without quotes as minutes and seconds
+    if value in _STRUCTURES or not isinstance(value, str):
         return value
     try:
         Pattern.named(value)
@@ -444,7 +445,7 @@ def _structure(value: str) -> str:
 class Prune(RecipeModel):
     """Take parts of the model away."""
 
-    structure: Annotated[str, AfterValidator(_structure)] = Field(
+    structure: Annotated[str, BeforeValidator(_structure)] = Field(
         description="What is taken away: whole `blocks`, which leaves a smaller model; single `weights`, wherever they are;"
         " or `2:4` and the like, so many of each group of neighbours. Of the last two, only zeros are left.",
         json_schema_extra={"anyOf": [{"enum": [*_STRUCTURES, "2:4", "4:8"]}, {"pattern": "^[0-9]+:[0-9]+$"}]},

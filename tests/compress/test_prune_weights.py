@@ -195,6 +195,17 @@ def test_what_does_not_fit_the_model_is_said_before_any_work(
     assert [problem for problem in plan.problems if str(problem).startswith(said)], [str(p) for p in plan.problems]
 
 
+def test_a_pattern_without_quotes_is_what_it_looks_like(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("model: m\noutput: o\nsteps:\n  - prune:\n      structure: 2:4\n")
+    prune = Recipe.load(path).steps[0].prune
+    assert prune is not None
+    assert prune.structure == "2:4"
+    prune = Recipe.load(path, ["steps.0.prune.structure=4:8"]).steps[0].prune
+    assert prune is not None
+    assert prune.structure == "4:8"
+
+
 def test_what_would_lose_the_zeros_is_refused(tiny: Callable[..., Path], tmp_path: Path) -> None:
     prune = {"prune": {"structure": "2:4"}}
     for after in (
