@@ -290,9 +290,12 @@ def _calibration(
 
 
 def _warnings(facts: dict[str, Any]) -> list[str]:
-    layers = worst_first([layer for record in facts["steps"] for layer in record["layers"]])
-    found = [f"{layer['name']}: {note}" for layer in layers for note in layer["notes"]]
-    found += [sentence for record in facts["steps"] for sentence in record["unknown"] + record["done"]]
+    found: list[str] = []
+    for number, record in enumerate(facts["steps"]):
+        # A layer may have had another name before a step that removed blocks.
+        where = f"step {number}, " if len(facts["steps"]) > 1 else ""
+        found += [f"{where}{each['name']}: {note}" for each in worst_first(record["layers"]) for note in each["notes"]]
+        found += record["unknown"] + record["done"]
     if Reload(**facts["reload"]).through != "transformers":
         found.append(facts["reload"]["sentence"])
     return found

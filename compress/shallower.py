@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..prune.merging import merged
 from .errors import SmeltError
+from .model_directory import ModelDirectory
 from .open_model import OpenModel
 from .safetensors_file import TensorInfo
 from .skeleton import Skeleton
@@ -36,16 +37,45 @@ def shallower(model: OpenModel, removed: Iterable[int], *, merging: bool = False
     kept = [index for index in range(depth) if index not in gone]
     if not kept:
         raise SmeltError(f"all {depth} blocks would be removed; leave at least one")
+    if merging:
+        _check_merging(model, kept)
     weights = _FewerBlocks(model, kept, merging=merging)
     directory = replace(model.directory, changes={**model.directory.changes, **_config_changes(model, kept)})
+    moved = _becomes_another(model, directory, kept)
+    if moved is not None:
+        raise SmeltError(
+            f"{type(model.skeleton.model).__name__}: block {moved} would stand where config.json makes blocks of another"
+            " kind; remove as many blocks as its pattern repeats after"
+        )
+    return OpenModel(directory, weights, is_edited=model.is_edited)
+
+
+def can_lose(model: OpenModel, removed: Iterable[int]) -> bool:
+    """Whether ``config.json`` can say which blocks are left without some."""
+    gone = set(removed)
+    kept = [index for index in range(len(model.anatomy.blocks)) if index not in gone]
+    directory = replace(model.directory, changes={**model.directory.changes, **_config_changes(model, kept)})
+    return _becomes_another(model, directory, kept) is None
+
+
+def _becomes_another(model: OpenModel, directory: ModelDirectory, kept: list[int]) -> int | None:
+    """The first block that the smaller model makes another kind of; None if there is none."""
     skeleton = Skeleton.build(directory.config(), torch.float32, trust_remote_code=directory.trust_remote_code)
     for number, index in enumerate(kept):
         if _traits(skeleton.blocks[number]) != _traits(model.skeleton.blocks[index]):
-            raise SmeltError(
-                f"{type(model.skeleton.model).__name__}: block {index} would become block {number}, where config.json makes"
-                " blocks of another kind; remove as many blocks as its pattern repeats after, or others"
-            )
-    return OpenModel(directory, weights, is_edited=model.is_edited)
+            return index
+    return None
+
+
+def _check_merging(model: OpenModel, kept: list[int]) -> None:
+    """See that blocks have the tensors of those that they are to take in."""
+    for index in kept:
+        for other in _behind(index, kept, len(model.anatomy.blocks)):
+            if model.block_shape(index) != model.block_shape(other):
+                raise SmeltError(
+                    f"{type(model.skeleton.model).__name__}: block {index} cannot take in block {other}, which has other"
+                    " tensors; leave update: merge away"
+                )
 
 
 def _config_changes(model: OpenModel, kept: list[int]) -> dict[str, Any]:
@@ -59,6 +89,8 @@ def _config_changes(model: OpenModel, kept: list[int]) -> dict[str, Any]:
             " so Smelt cannot make it smaller"
         )
     changes: dict[str, Any] = {field: len(kept)}
+    if "num_hidden_layers" in model.directory.config_data():  # some write it by its other name
+        changes["num_hidden_layers"] = len(kept)
     for name, value in stored.items():
         if isinstance(value, list) and len(value) == depth and "token_id" not in name:
             changes[name] = [value[index] for index in kept]

@@ -9,7 +9,7 @@ from ..quant.rounding.columns import column_factor, settle_columns
 from .masks import Pattern, keep_share
 
 # The paper decides about this many columns at a time where there is no pattern.
-_TOGETHER = 128
+AT_A_TIME = 128
 
 
 def sparsegpt(
@@ -45,6 +45,7 @@ def sparsegpt(
     elif used != damping:
         notes.append(f"sparsegpt raised its damping from {damping:g} to {used:g}")
     cost = factor.diagonal().square()[:, None].clone()
+    cost[(hessian.diagonal() == 0)[backwards]] = 0.0  # what reads nothing but zeros goes first
     factor /= factor.diagonal().clone()[:, None]
     stays = torch.zeros_like(columns, dtype=torch.bool)
     if isinstance(keep, Tensor):
@@ -58,12 +59,12 @@ def sparsegpt(
             assert isinstance(keep, float)
             stays[part] = keep_share(score, keep, by_row=False).T
 
-    together = keep.of if isinstance(keep, Pattern) else _TOGETHER
+    together = keep.of if isinstance(keep, Pattern) else AT_A_TIME
     settled = settle_columns(
         columns,
         factor,
         lambda column, wanted: wanted * stays[column],
-        _TOGETHER,
+        AT_A_TIME,
         None if isinstance(keep, Tensor) else choose,
         together,
     )

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 # Queries of a strip: a quarter of the window within these limits.
 _LEAST_STRIP, _MOST_STRIP = 64, 256
-# The scores of one strip, of as many windows as that allows.
+# The scores of one strip, of as many windows as that allows; at least of one.
 _SCORE_BYTES = 4 << 20
 # Longer windows were not measured.
 _LONGEST = 2048
@@ -96,7 +96,7 @@ class _CausalAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:  # type: ignore[override]
         output = query.new_empty(*query.shape[:-1], value.shape[-1])
         for part in _parts(query):
-            queries, keys, values, outputs = (_flat(each[part]) for each in (query * scale, key, value, output))
+            queries, keys, values, outputs = map(_flat, (query[part] * scale, key[part], value[part], output[part]))
             for strip, seen in _strips(query.shape[2]):
                 outputs[:, strip] = _probabilities(queries[:, strip], keys[:, seen]) @ values[:, seen]
         ctx.save_for_backward(query, key, value)
@@ -108,7 +108,7 @@ class _CausalAttention(torch.autograd.Function):
         query, key, value = ctx.saved_tensors
         slopes = [torch.empty(each.shape, dtype=each.dtype) for each in (query, key, value)]
         for part in _parts(query):
-            queries, keys, values, after = (_flat(each[part]) for each in (query * ctx.scale, key, value, slope))
+            queries, keys, values, after = map(_flat, (query[part] * ctx.scale, key[part], value[part], slope[part]))
             of_queries = _flat(slopes[0][part])
             of_keys, of_values = torch.zeros(keys.shape), torch.zeros(values.shape)
             for strip, seen in _strips(query.shape[2]):

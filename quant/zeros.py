@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 # Dense weights are hardly ever exactly zero; whoever prunes removes more than this.
-_LEAST_PRUNED = 0.05
+_LEAST_PRUNED = 0.001
 
 
 def not_pruned(weight: Tensor) -> Tensor | None:

@@ -69,6 +69,12 @@ class Subject:
             raise SmeltError(f"{path}: cannot be understood; the checkpoint was changed after it was made") from None
 
     @property
+    def _layers(self) -> list[dict[str, Any]]:
+        """The linears as the last step that changed any of them left them."""
+        of_steps: list[list[dict[str, Any]]] = [step["layers"] for step in self.made.get("steps", [])]
+        return next((layers for layers in reversed(of_steps) if layers), [])
+
+    @property
     def bytes(self) -> int:
         """Of its tensors."""
         return self._inspection.bytes
@@ -97,7 +103,7 @@ class Subject:
             ),
             layers=[
                 Layer(name=layer["name"], scheme=layer["scheme"], shape=layer["shape"], error=layer["error"])
-                for layer in worst_first([layer for step in self.made.get("steps", []) for layer in step["layers"]])
+                for layer in worst_first(self._layers)
             ],
             recipe=self.made.get("recipe"),
             reload=self.made.get("reload"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from ..open_model import OpenModel
 from ..recipe import Prune
 from ..resources import Cost, compute_dtype
 from ..safetensors_file import write_text
-from ..shallower import shallower
+from ..shallower import can_lose, shallower
 from ..streamed import HeadFunction, StreamedModel
 from .step import RunContext, StepRecord
 
@@ -106,6 +107,7 @@ class PruneBlocksStep:
             max(facts.rows, facts.columns) for name, facts in model.linears.items() if name != model.anatomy.head
         )
         memory = model.largest_block() * number + max(BATCH_TOKENS, length) * 4 * width * number
+        memory = max(memory, model.embedding_bytes())
         numel = sum(model.block_numel(index) for index in range(depth))
         hidden = tokens * model.skeleton.hidden_size * number
         operations, stores = 2.0 * tokens * numel, 1
@@ -119,9 +121,13 @@ class PruneBlocksStep:
 
     def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
         removed, record = self._decided(model, context)
+
+        def verified() -> tuple[dict[str, Tensor], None]:
+            self._verify(model, shallower(model, removed), removed, context)
+            return {}, None
+
+        context.processes.from_first(verified)
         after = self._left(model, removed)
-        if self.settings.update is None:
-            self._verify(model, after, removed, context)
         entries: list[Entry] = []
         for name in after.weights.names():
             info = after.weights.info(name)
@@ -132,6 +138,7 @@ class PruneBlocksStep:
 
     def help(self, model: OpenModel, context: RunContext) -> None:
         self._decided(model, context)
+        context.processes.wait()  # for what the first verifies
 
     def _count(self, model: OpenModel) -> int:
         if self.settings.count is not None:
@@ -161,8 +168,6 @@ class PruneBlocksStep:
 
     def _verify(self, model: OpenModel, after: OpenModel, removed: list[int], context: RunContext) -> None:
         """See that what is left computes what the whole model does when it passes over those blocks."""
-        if not context.processes.leads:
-            return
         tokens = context.tokens[:_CHECKED_WINDOWS, :_CHECKED_LENGTH]
         with torch.no_grad():
             found = []
@@ -193,6 +198,7 @@ class _Scores:
     """
 
     def __init__(self, model: OpenModel, context: RunContext, file: Path, known: list[dict[str, float]]) -> None:
+        self._model = model
         self._context = context
         self._file = file
         self._known = known
@@ -217,12 +223,21 @@ class _Scores:
                             influence.add(before, after)
                             store.write(batch, after)
                     self._context.processes.sum_(influence.sums)
-                    self._known[0][str(index)] = influence.value
+                    self._known[0][str(index)] = _finite(influence.value, index)
             finally:
                 store.close()
             self._keep()
         scores = self._known[0]
-        return sorted(sorted(range(len(self._streamed)), key=lambda index: scores[str(index)])[:count])
+        removed: list[int] = []
+        for index in sorted(range(len(self._streamed)), key=lambda index: scores[str(index)]):
+            if len(removed) < count and can_lose(self._model, [*removed, index]):
+                removed.append(index)
+        if len(removed) < count:
+            raise SmeltError(
+                f"only {len(removed)} of {count} blocks can go: config.json cannot say which are left without others;"
+                " remove fewer"
+            )
+        return sorted(removed)
 
     def least_missed(self, count: int) -> list[int]:
         """One after another, the block without which the text is predicted best."""
@@ -232,9 +247,15 @@ class _Scores:
             if len(self._known) == turn:
                 self._known.append({})
             left = [index for index in range(depth) if index not in removed]
+            possible = [index for index in left if can_lose(self._model, [*removed, index])]
+            if not possible:
+                raise SmeltError(
+                    f"only {turn} of {count} blocks can go: config.json cannot say which are left without others;"
+                    " remove fewer"
+                )
             if any(str(index) not in self._known[turn] for index in left):
                 self._measure_without(left, self._known[turn], f"removing block {turn + 1} of {count}")
-            removed.append(min(left, key=lambda index: self._known[turn][str(index)]))
+            removed.append(min(possible, key=lambda index: self._known[turn][str(index)]))
         return sorted(removed)
 
     def _measure_without(self, left: list[int], known: dict[str, float], told: str) -> None:
@@ -249,7 +270,7 @@ class _Scores:
                         trial.write(batch, entering.read(batch))
                     for other in left[place + 1 :]:
                         self._pass(other, trial)
-                    known[str(index)] = self._loss(head, trial)
+                    known[str(index)] = _finite(self._loss(head, trial), index)
                     self._keep()
                 if place + 1 < len(left):
                     self._pass(index, entering)
@@ -278,6 +299,12 @@ class _Scores:
     def _keep(self) -> None:
         if self._context.processes.leads:
             write_text(self._file, json.dumps(self._known) + "\n")
+
+
+def _finite(score: float, index: int) -> float:
+    if not math.isfinite(score):
+        raise SmeltError(f"the score of block {index} on the calibration text is not finite; use other text")
+    return score
 
 
 def _blocks(count: int) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...prune.masks import Pattern, keep_share
 from ...prune.scores import magnitude, wanda
-from ...prune.sparsegpt import sparsegpt
+from ...prune.sparsegpt import AT_A_TIME, sparsegpt
 from ...quant.layer_stats import LayerStats, output_error
 from ...runtime.device import on
 from ...runtime.machine import human_bytes
@@ -69,7 +69,16 @@ class PruneWeightsStep:
             if not any(named(each, [pattern], model) for each in model.linears.values())
         ]
         if not facts and not problems:
-            problems.append(Problem(f"{self._where}.targets", "everything is ignored, so nothing would be pruned"))
+            what = "names no linear in a block that ignore leaves; the output head is never pruned"
+            problems.append(Problem(f"{self._where}.targets", what))
+        if self._pattern is not None and self._score == "obs" and AT_A_TIME % self._pattern.of:
+            problems.append(
+                Problem(
+                    f"{self._where}.structure",
+                    f"sparsegpt chooses {AT_A_TIME} columns at a time, which are not made of groups of {self._pattern.of};"
+                    " add score: wanda, or choose another pattern",
+                )
+            )
         if self._pattern is not None:
             odd = [each for each in facts if each.columns % self._pattern.of]
             if odd:
@@ -254,13 +263,8 @@ class _BlockPruner:
         anatomy, streamed, processes = self._model.anatomy.blocks[index], self._streamed, self._context.processes
         stored: dict[str, Tensor] = {}
         records: list[LayerRecord] = []
-        with streamed.block(index, self._model.dtype) as block, ExitStack() as held:
-            weights = {
-                name: as_rows(block.get_submodule(name), block.get_parameter(f"{name}.weight").data)
-                for name, _ in self._linears(index)
-            }
-            for parameter in block.parameters():
-                parameter.data = parameter.data.to(streamed.dtype)
+        with streamed.block(index) as block, ExitStack() as held:
+            pruned = {name for name, _ in self._linears(index)}
             passes = BlockPasses(
                 block,
                 anatomy,
@@ -271,7 +275,7 @@ class _BlockPruner:
             )
             held.callback(passes.close)
             for phase in anatomy.phases():
-                kept = ((tuple(n for n in g.linears if n in weights), g.phase) for g in phase)
+                kept = ((tuple(n for n in g.linears if n in pruned), g.phase) for g in phase)
                 wanted = [SharedInput(names, phase_name) for names, phase_name in kept if names]
                 hessian = self._step.needs_hessian
                 for group, stats in passes.observe(wanted, hessian=hessian, energy=True):
@@ -279,8 +283,9 @@ class _BlockPruner:
                         facts = self._model.linears[f"{anatomy.name}.{name}"]
 
                         def make(name: str = name, facts: LinearFacts = facts, stats: LayerStats = stats) -> Any:
-                            found, record = self._step.pruned(facts, weights[name], stats)
-                            module = block.get_submodule(name)
+                            # In its own type, or wider where something is merged into it.
+                            module, weight = block.get_submodule(name), self._model.weights.load(facts.key)
+                            found, record = self._step.pruned(facts, as_rows(module, weight).to(self._device), stats)
                             return {"weight": as_rows(module, found.to(facts.dtype)).contiguous()}, record.as_data()
 
                         told, record = processes.from_first(make)

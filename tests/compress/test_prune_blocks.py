@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from smelt.compress import Recipe, run
+from smelt.compress.errors import SmeltError
 from smelt.compress.model_directory import find_model
 from smelt.compress.open_model import OpenModel
 from smelt.compress.plan import Plan
@@ -204,10 +205,44 @@ def test_a_section_that_cannot_be_meant(settings: dict[str, Any], tiny: Callable
         _recipe(tiny(), tmp_path / "out", {"prune": settings})
 
 
+def test_only_blocks_go_whose_removal_the_configuration_can_say(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    # Every second block has experts; of single blocks only the last can go.
+    model = tiny("qwen3_moe", num_hidden_layers=4, decoder_sparse_step=2)
+    result = run(_recipe(model, tmp_path / "out", _prune(score="loss", count=1)))
+    assert _record(result.checkpoint)["chosen"]["removed"] == [3]
+
+
+def test_a_block_takes_in_only_those_of_its_kind(tiny: Callable[..., Path]) -> None:
+    model = OpenModel(find_model(str(tiny("qwen3_moe", num_hidden_layers=4, decoder_sparse_step=2))))
+    with pytest.raises(SmeltError, match="block 0 cannot take in block 1"):
+        shallower(model, [1, 2], merging=True)
+
+
+@pytest.mark.parametrize("update", [None, "merge"])
+def test_a_model_that_computes_with_its_blocks_numbers_is_refused(
+    update: str | None, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny("gpt2", scale_attn_by_inverse_layer_idx=True)
+    monkeypatch.setattr(prune_blocks._Scores, "least_influential", lambda *_: [0])
+    monkeypatch.setattr("smelt.compress.shallower._traits", lambda _: [])
+    with pytest.raises(SmeltError, match="computes with the number of a block"):
+        run(_recipe(model, tmp_path / "out", _prune(count=1, update=update)))
+    assert not (tmp_path / "out" / "checkpoint").exists()
+
+
+def test_the_depth_by_its_other_name(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    model = tiny("gpt2")
+    config = json.loads((model / "config.json").read_text())
+    config["num_hidden_layers"] = config.pop("n_layer")
+    (model / "config.json").write_text(json.dumps(config))
+    left = AutoModelForCausalLM.from_pretrained(run(_recipe(model, tmp_path / "out", _prune(count=1))).checkpoint)
+    assert left.config.num_hidden_layers == 2
+
+
 def test_blocks_of_another_kind_are_not_moved_together(tiny: Callable[..., Path]) -> None:
     # Every second block has experts; without block 1, block 2 would become one with experts.
     model = OpenModel(find_model(str(tiny("qwen3_moe", num_hidden_layers=4, decoder_sparse_step=2))))
-    with pytest.raises(Exception, match="blocks of another kind"):
+    with pytest.raises(SmeltError, match="blocks of another kind"):
         shallower(model, [1])
     assert len(shallower(model, [1, 2]).anatomy.blocks) == 2
 

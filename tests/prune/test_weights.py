@@ -81,6 +81,20 @@ def test_the_rest_is_the_least_squares_solution_for_a_mask_that_takes_the_first_
     assert (found[:, 60:].double() - wanted).norm() / wanted.norm() < 1e-2
 
 
+@pytest.mark.parametrize("keep", ["2:4", 0.5])
+def test_channels_that_are_always_zero_go_first(keep: str | float) -> None:
+    weight, inputs = _layer(7)
+    inputs = 0.1 * inputs
+    inputs[:, ::4] = 0
+    hessian = inputs.T @ inputs / len(inputs)
+    found, _ = sparsegpt(weight, hessian, Pattern.named(keep) if isinstance(keep, str) else keep)
+    without = weight.clone()
+    without[:, ::4] = 0
+    pruned, _ = sparsegpt(without, hessian, Pattern.named(keep) if isinstance(keep, str) else keep)
+    assert (found[:, ::4] == 0).double().mean() > 0.99
+    assert _error(weight, found, inputs) < 1.02 * _error(weight, pruned, inputs)
+
+
 @pytest.mark.parametrize("keep", ["2:4", 0.6])
 def test_better_informed_methods_lose_less(keep: str | float) -> None:
     weight, inputs = _layer(2)
