@@ -302,3 +302,23 @@ def test_rounded_inputs_let_gradients_through() -> None:
     assert torch.equal(output, nn.functional.linear(rounded_inputs(inputs, args), module.weight))
     (gradient,) = torch.autograd.grad(output.sum(), inputs)
     torch.testing.assert_close(gradient, module.weight.sum(0).expand(2, 5, 32))
+
+
+@pytest.mark.parametrize("name", ["W2A16", "W4A16_ASYM", "NVFP4A16"])
+def test_what_was_pruned_stays_zero_wherever_gradients_pull(name: str) -> None:
+    scheme = resolve(name, 64 if "NV" not in name else None)
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(32, WIDTH, generator=generator)
+    weight.view(-1, 4)[:, ::2] = 0
+    module = nn.Linear(WIDTH, 32, bias=False)
+    module.weight.data = weight.clone()
+    learned = LearnedWeight(Learned(module, scheme.args, torch.float32), None, 0.0)
+    for _ in range(20):
+        learned.learn(torch.randn(32, WIDTH, generator=generator), 0.2, 0.01)
+    learned.keep()
+    found = restore(learned.result([]).stored(scheme), scheme)
+    learned.release()
+    assert (found.view(-1, 4)[:, ::2] == 0).all()
+    assert (
+        found.view(-1, 4)[:, 1::2] != restore(nearest(weight, scheme.args).stored(scheme), scheme).view(-1, 4)[:, 1::2]
+    ).any()
