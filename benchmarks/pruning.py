@@ -1,4 +1,4 @@
-"""What pruning costs smelt-6m before any training: single weights by every method, and whole blocks. Three calibration seeds.
+"""What pruning costs smelt-6m before any training: single weights by every method, feed-forward channels, whole blocks. Three calibration seeds.
 
     python -m benchmarks.pruning
 
@@ -37,6 +37,11 @@ def jobs() -> Iterator[tuple[str, dict[str, Any], bool]]:
         yield f"{label} wanda", {**amount, "score": "wanda"}, True
         yield f"{label} wanda + sparsegpt's update", {**amount, "score": "wanda", "update": "sparsegpt"}, True
         yield f"{label} sparsegpt", {**amount, "update": "sparsegpt"}, True
+    for ratio in (0.25, 0.5):
+        for score in ("weight", "activation", "wanda"):
+            step = {"structure": "ffn", "score": score, "ratio": ratio}
+            yield f"{ratio:.0%} of ffn, {score}", step, score != "weight"
+            yield f"{ratio:.0%} of ffn, {score}, least squares", {**step, "update": "least_squares"}, True
     for count in (1, 2):
         for score in ("influence", "loss"):
             step = {"structure": "blocks", "score": score, "count": count}

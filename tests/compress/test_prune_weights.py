@@ -177,8 +177,8 @@ def test_experts_that_no_token_reaches_are_told(tiny: Callable[..., Path], tmp_p
         ({"structure": "2:4", "score": "influence"}, "score influence is not for 2:4"),
         ({"structure": "2:4", "score": "obs"}, "add update: sparsegpt"),
         ({"structure": "2:4", "update": "merge"}, "update merge is not for 2:4"),
-        ({"structure": "4:2"}, "none of blocks, weights and no pattern"),
-        ({"structure": "blocks", "count": 1, "ignore": ["lm_head"]}, "blocks are removed whole"),
+        ({"structure": "4:2"}, "none of blocks, ffn, weights and no pattern"),
+        ({"structure": "blocks", "count": 1, "ignore": ["lm_head"]}, "blocks go from all alike"),
     ],
 )
 def test_a_section_that_cannot_be_meant(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
