@@ -1,7 +1,7 @@
 """A device that is the CPU under another name, and that refuses to compute with tensors of the CPU, as a GPU does.
 
-A process that imports this has the device ``pretend`` from then on, so tests run it as a script: it quantizes a
-model there and tells every layer's error.
+A process that imports this has the device ``pretend`` from then on, so tests run it as a script: it does a step
+there and tells every layer's error.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from smelt.compress import Recipe
 from smelt.compress.plan import Plan
 from smelt.compress.processes import Processes
 from smelt.compress.progress import Progress
-from smelt.compress.steps import RunContext, quantize_blocks
+from smelt.compress.steps import RunContext, prune_ffn, prune_weights, quantize_blocks
 from smelt.compress.steps.parts import layers_of
-from smelt.compress.steps.quantize import QuantizeStep
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -92,14 +91,13 @@ def _tensor(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
     return _make_tensor(*args, device="cpu", **kwargs).to(wanted)
 
 
-def quantized(recipe: Recipe, journal: Path) -> dict[str, float]:
+def done(recipe: Recipe, journal: Path) -> dict[str, float]:
     """Do a recipe's step on the device, up to its finished parts; each layer's error."""
     plan = Plan.make(recipe)
     assert not plan.problems, plan.problems
     assert plan.model is not None
     assert plan.calibration is not None
     (step,) = plan.steps
-    assert isinstance(step, QuantizeStep)
     dtype, tokens = torch.float32, plan.calibration.tokens
     with OnDevice():
         step.help(plan.model, RunContext(dtype, tokens, recipe.seed, journal, Progress(False), Processes(DEVICE)))
@@ -108,8 +106,9 @@ def quantized(recipe: Recipe, journal: Path) -> dict[str, float]:
 
 if __name__ == "__main__":
     torch.tensor = _tensor
-    quantize_blocks.on = torch.device  # what `on` does for a GPU, without asking torch for one
+    for module in (quantize_blocks, prune_ffn, prune_weights):
+        module.on = torch.device  # what `on` does for a GPU, without asking torch for one
     told = []
     for number, data in enumerate(json.loads(Path(sys.argv[1]).read_text())):
-        told.append(quantized(Recipe.model_validate(data), Path(sys.argv[1]).with_name(f"journal-{number}")))
+        told.append(done(Recipe.model_validate(data), Path(sys.argv[1]).with_name(f"journal-{number}")))
     print(json.dumps(told))

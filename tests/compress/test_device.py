@@ -17,7 +17,16 @@ from smelt.compress.plan import Plan
 from ..tiny import REPOSITORY
 from .test_processes import FAST, SLOW
 
-CASES = {name: case for name, case in {**FAST, **SLOW}.items() if case[1]["scheme"] != "auto"}
+# Single steps whose settings decide everything.
+CASES = {
+    name: (architecture, {"quantize": quantize})
+    for name, (architecture, quantize, _) in {**FAST, **SLOW}.items()
+    if quantize.get("scheme", "auto") != "auto"
+} | {
+    "2:4": ("llama", {"prune": {"structure": "2:4", "update": "sparsegpt"}}),
+    "wanda": ("mixtral", {"prune": {"structure": "weights", "sparsity": 0.5}}),
+    "channels": ("opt", {"prune": {"structure": "ffn", "ratio": 0.5, "update": "least_squares"}}),
+}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -34,14 +43,14 @@ def test_no_tensor_is_left_behind_on_the_cpu_and_layers_lose_the_same(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     recipes: list[dict[str, Any]] = []
-    for number, (architecture, quantize, _) in enumerate(CASES.values()):
+    for number, (architecture, step) in enumerate(CASES.values()):
         recipes.append(
             {
                 "model": str(tiny(architecture)),
                 "output": str(tmp_path / str(number)),
                 "calibrate": {"samples": 80, "length": 64},
                 "evaluate": False,
-                "steps": [{"quantize": quantize}],
+                "steps": [step],
             }
         )
     (tmp_path / "recipes.json").write_text(json.dumps(recipes))

@@ -11,17 +11,16 @@ import pytest
 import torch
 from smelt.compress import Recipe, run
 
-from ..compress.test_processes import FAST, SLOW, launched
+from ..compress.test_device import CASES
+from ..compress.test_processes import launched
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
-CASES = {name: case for name, case in {**FAST, **SLOW}.items() if case[1]["scheme"] != "auto"}
-
 
 def _recipes(case: str, tiny: Callable[..., Path], tmp_path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    architecture, quantize, _ = CASES[case]
+    architecture, step = CASES[case]
     calibrate = {"samples": 80, "length": 64}
-    usual = {"model": str(tiny(architecture)), "steps": [{"quantize": quantize}], "evaluate": False}
+    usual = {"model": str(tiny(architecture)), "steps": [step], "evaluate": False}
     cpu, gpu = (
         {**usual, "output": str(tmp_path / device), "calibrate": {**calibrate, "device": device}}
         for device in ("cpu", "cuda")
