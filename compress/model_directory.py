@@ -78,14 +78,14 @@ class ModelDirectory:
             config = AutoConfig.from_pretrained(
                 self.path, trust_remote_code=self.trust_remote_code, local_files_only=True
             )
+            if self.changes:
+                config = type(config).from_dict(data)
         except (ValueError, KeyError, TypeError, OSError, StrictDataclassError) as error:
             kind = data.get("model_type")
             first = " ".join(str(error).split())[:300]
             raise SmeltError(
                 f"{self.path}/config.json: transformers cannot open model_type {kind!r} ({first})"
             ) from None
-        if self.changes:
-            config = type(config).from_dict(data)
         if self.as_dense and hasattr(config, "quantization_config"):
             delattr(config, "quantization_config")
         names = data.get("architectures") or []

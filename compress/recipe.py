@@ -423,11 +423,14 @@ class _Structure(NamedTuple):
 
 
 _SINGLE_WEIGHTS = ("wanda", "magnitude", "obs"), ("sparsegpt",)
+_UNIT_SCORES = ("activation", "wanda", "taylor", "weight", "path")
 _STRUCTURES = {
     "blocks": _Structure(("influence", "loss"), ("merge",), ("count", "ratio")),
-    "ffn": _Structure(("activation", "wanda", "weight"), ("least_squares",), ("ratio",)),
+    "ffn": _Structure(_UNIT_SCORES, ("least_squares",), ("ratio",)),
+    "heads": _Structure(_UNIT_SCORES, ("least_squares",), ("count", "ratio")),
     "weights": _Structure(*_SINGLE_WEIGHTS, ("sparsity",)),
 }
+_WHOLE_PARTS = ("blocks", "ffn", "heads")
 _PATTERN = _Structure(*_SINGLE_WEIGHTS, ())
 
 
@@ -447,28 +450,35 @@ class Prune(RecipeModel):
     """Take parts of the model away."""
 
     structure: Annotated[str, BeforeValidator(_structure)] = Field(
-        description="What is taken away: whole `blocks` or channels of feed-forward layers (`ffn`), which leaves a smaller"
-        " model; single `weights`, wherever they are; or `2:4` and the like, so many of each group of neighbours. Of the last"
+        description="What is taken away: whole `blocks`, channels of feed-forward layers (`ffn`) or attention `heads`, which"
+        " leaves a smaller model; single `weights`, wherever they are; or `2:4` and the like, so many of each group of neighbours. Of the last"
         " two, only zeros are left.",
         json_schema_extra={"anyOf": [{"enum": [*_STRUCTURES, "2:4", "4:8"]}, {"pattern": "^[0-9]+:[0-9]+$"}]},
     )
-    score: Literal["influence", "loss", "activation", "weight", "wanda", "magnitude", "obs"] | None = Field(
+    score: (
+        Literal["influence", "loss", "activation", "wanda", "taylor", "weight", "path", "magnitude", "obs"] | None
+    ) = Field(
         default=None,
         description="What goes first. Blocks: those that turn their inputs least (`influence`, ShortGPT's; one pass), or, one"
-        " after another, the one without which the calibration text is predicted best (`loss`). Channels: the least by their norm on the calibration text (`activation`), by that"
-        " times the norm of the column that reads them (`wanda`), or by this alone (`weight`). Weights: the least by size"
+        " after another, the one without which the calibration text is predicted best (`loss`). Channels and heads: the least by their norm on the calibration text (`activation`), by that"
+        " times the norm of the columns that read them (`wanda`), by what the loss would gain or lose without them to first"
+        " order (`taylor`), and without reading any text by the norm of those columns (`weight`) or by the product of the norms of"
+        " all that writes and reads them (`path`). Weights: the least by size"
         " times input (`wanda`), by size (`magnitude`), or those that later columns make up for best (`obs`, SparseGPT's own,"
         " which needs its update). Absent for the first of these, and `obs` with `update: sparsegpt`.",
     )
-    count: int | None = Field(default=None, ge=1, description="How many blocks; or give ratio.")
+    count: int | None = Field(default=None, ge=1, description="How many blocks or query heads; or give ratio.")
     ratio: float | None = Field(
-        default=None, gt=0, lt=1, description="Which share of the blocks, or give count; which share of the channels."
+        default=None,
+        gt=0,
+        lt=1,
+        description="Which share of the blocks, heads or channels; of the first two, or give count.",
     )
     sparsity: float | None = Field(default=None, gt=0, lt=1, description="Which share of the weights of each linear.")
     update: Literal["merge", "least_squares", "sparsegpt"] | None = Field(
         default=None,
         description="How what is left makes up for it. Blocks: `merge` adds to a block what those removed behind it are apart"
-        " from it (LaCo). Channels: `least_squares` fits the columns that read the rest. Weights: `sparsegpt` lets the columns to come take over. Absent for not at all.",
+        " from it (LaCo). Channels and heads: `least_squares` fits the columns that read the rest. Weights: `sparsegpt` lets the columns to come take over. Absent for not at all.",
     )
     targets: list[str] = Field(
         min_length=1,
@@ -493,7 +503,7 @@ class Prune(RecipeModel):
             raise ValueError(f"update {self.update} is not for {self.structure}; expected {', '.join(known.updates)}")
         if self.score == "obs" and self.update is None:
             raise ValueError("score obs is what an error costs once others make up for it; add update: sparsegpt")
-        if self.structure in ("blocks", "ffn") and (self.targets != ["Linear"] or self.ignore):
+        if self.structure in _WHOLE_PARTS and (self.targets != ["Linear"] or self.ignore):
             raise ValueError(
                 f"targets and ignore choose linears for single weights; {self.structure} go from all alike"
             )

@@ -25,6 +25,7 @@ from ...quant.quantized_weight import restore
 from ...quant.sensitivity import OutputChange, divergence, squared_effect
 from ..activations import ActivationStore
 from ..anatomy import SharedInput
+from ..backward import KeptPass
 from ..links import as_rows
 from ..open_model import OpenModel
 from ..processes import Processes
@@ -38,8 +39,6 @@ from ..steps.group_quantizer import GroupQuantizer, ToRound
 from ..streamed import HeadFunction, StreamedModel
 from .units import Unit
 
-# Positions whose logits are in memory at once.
-_HEAD_TOKENS = 512
 Changes = dict[str, list[OutputChange]]
 
 
@@ -91,21 +90,12 @@ class _Pass:
             measured.model.skeleton, measured.model.weights, measured.dtype, measured.journal
         )
         self._wanted = {name for unit in measured.units for name in unit.linears}
-        self._stores: list[ActivationStore] = []  # what each block reads, then what the head reads
+        self._kept = KeptPass(self._streamed)
+        self._stores = self._kept.stores
         self._positions = measured.tokens.numel()
 
     def _forward(self) -> None:
-        streamed = self._streamed
-        self._stores.append(streamed.embed(self._measured.tokens))
-        for index in self._measured.progress.track(range(len(streamed)), "reading the original", len(streamed)):
-            release_freed_memory()
-            before = self._stores[-1]
-            after = before.beside(before.shape[2])
-            self._stores.append(after)
-            with streamed.block(index) as block:
-                for batch in before.batches():
-                    hidden = before.read(batch)
-                    after.write(batch, streamed.call(index, hidden).run(block, hidden))
+        self._kept.forward(self._measured.tokens, self._measured.progress, "reading the original")
 
     def _inside(self, index: int) -> dict[str, str]:
         """The wanted linears of a block, and what they are called within it."""
@@ -165,12 +155,6 @@ class _Pass:
     def _needs_hessian(self) -> bool:
         return any(t.method.needs_hessian for treatments in self._measured.treatments for t in treatments.values())
 
-    def _head_batches(self) -> Iterator[slice]:
-        windows, length, _ = self._stores[0].shape
-        size = max(1, _HEAD_TOKENS // length)
-        for start in range(0, windows, size):
-            yield slice(start, min(start + size, windows))
-
     def _part(self, place: str) -> Path:
         return self._measured.journal / f"{place}.json"
 
@@ -180,10 +164,6 @@ class _Pass:
 
     def _finish(self, place: str, found: dict[str, list[float]]) -> None:
         write_text(self._part(place), json.dumps(found) + "\n")
-
-    def _close(self) -> None:
-        for store in self._stores:
-            store.close()
 
 
 class _Fisher(_Pass):
@@ -204,7 +184,7 @@ class _Fisher(_Pass):
                     self._block(index, flow)
                     self._stores.pop().close()  # what only a later block reads
             finally:
-                self._close()
+                self._kept.close()
                 if flow is not None:
                     flow.close()
         sums: dict[str, list[float]] = {}
@@ -220,31 +200,24 @@ class _Fisher(_Pass):
         function, name = self._streamed.head(), self._model.anatomy.head
         generator = torch.Generator().manual_seed(self._measured.seed)
         changes = self._head_changes(function) if self._recalled("head") is None else {}
+
+        def drawn_ascent(logits: Tensor, _: slice) -> Tensor:
+            chances = logits.float().softmax(-1)
+            drawn = torch.multinomial(chances.flatten(0, -2), 1, generator=generator).view(*chances.shape[:-1], 1)
+            return chances.neg_().scatter_add_(-1, drawn, torch.ones(drawn.shape))
+
         with _measuring(changes, {name: function.module}) as sums:
-            for batch in self._head_batches():
-                hidden = self._stores[-1].read(batch).requires_grad_()
-                with torch.enable_grad():
-                    logits = function.traced(hidden)
-                chances = logits.detach().float().softmax(-1)
-                drawn = torch.multinomial(chances.flatten(0, -2), 1, generator=generator).view(*chances.shape[:-1], 1)
-                ascent = chances.neg_().scatter_add_(-1, drawn, torch.ones(drawn.shape))
-                (gradient,) = torch.autograd.grad(logits, hidden, ascent.to(logits.dtype))
-                flow.write(batch, gradient)
+            self._kept.head_backward(function, flow, drawn_ascent)
         if self._recalled("head") is None:
             self._finish("head", sums)
 
     def _block(self, index: int, flow: ActivationStore) -> None:
-        place, store = f"block-{index:05d}", self._stores[index]
+        place = f"block-{index:05d}"
         with self._streamed.block(index) as block, ExitStack() as hooks:
             changes = self._block_changes(index, block) if self._recalled(place) is None else {}
             modules = {name: block.get_submodule(local) for name, local in self._inside(index).items()}
             sums = hooks.enter_context(_measuring(changes, modules))
-            for batch in store.batches():
-                hidden = store.read(batch).requires_grad_()
-                with torch.enable_grad():
-                    out = self._streamed.call(index, hidden).run(block, hidden)
-                (gradient,) = torch.autograd.grad(out, hidden, flow.read(batch))
-                flow.write(batch, gradient)
+            self._kept.block_backward(index, block, flow)
         if self._recalled(place) is None:
             self._finish(place, sums)
 
@@ -291,7 +264,7 @@ class _Divergence(_Pass):
                         units = [u for u, first in zip(self._measured.units, begins, strict=True) if first == start]
                         self._finish(f"from-{start:05d}", self._wave(start, units))
             finally:
-                self._close()
+                self._kept.close()
         found: dict[str, list[float]] = {}
         for start in waves:
             found |= self._recalled(f"from-{start:05d}") or {}
@@ -335,7 +308,7 @@ class _Divergence(_Pass):
             store = stores[place] if stores else self._stores[-1]
             mine = {name: each[candidate] for name, each in changes.items()}
             total = 0.0
-            for batch in self._head_batches():
+            for batch in self._kept.head_batches():
                 original = function(self._stores[-1].read(batch))
                 with _changed(mine, {head: function.module}):
                     total += divergence(original, function(store.read(batch)))

@@ -25,6 +25,7 @@ CASES = {
 } | {
     "2:4": ("llama", {"prune": {"structure": "2:4", "update": "sparsegpt"}}),
     "wanda": ("mixtral", {"prune": {"structure": "weights", "sparsity": 0.5}}),
+    "heads": ("mixtral", {"prune": {"structure": "heads", "ratio": 0.5, "score": "taylor", "update": "least_squares"}}),
     "channels": ("opt", {"prune": {"structure": "ffn", "ratio": 0.5, "update": "least_squares"}}),
 }
 

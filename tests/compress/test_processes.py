@@ -67,6 +67,7 @@ FAST: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {
             "steps": [
                 {"prune": {"structure": "blocks", "score": "loss", "count": 1}},
+                {"prune": {"structure": "heads", "ratio": 0.5, "score": "taylor"}},
                 {"prune": {"structure": "ffn", "ratio": 0.5, "update": "least_squares"}},
                 {"prune": {"structure": "2:4", "update": "sparsegpt"}},
                 {"quantize": {"scheme": "W4A16", "group_size": 32, "rounding": "gptq"}},

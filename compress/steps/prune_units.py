@@ -1,0 +1,362 @@
+"""The prune step for feed-forward channels and attention heads: which stay in each layer, and what makes up for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...prune.channels import path_scores, refitted, unit_scores
+from ...quant.layer_stats import LayerStats, output_error
+from ...runtime.device import on
+from ...runtime.machine import human_bytes
+from .. import axes
+from ..activations import BATCH_TOKENS, ActivationStore
+from ..anatomy import SharedInput
+from ..axes import Axis
+from ..checkpoint import Entry, write_checkpoint
+from ..errors import Problem, SmeltError
+from ..evaluation.text import LOGIT_TOKENS
+from ..links import as_rows
+from ..narrower import narrower
+from ..open_model import OpenModel
+from ..recipe import Prune
+from ..resources import Cost, compute_dtype, release_freed_memory
+from ..safetensors_file import SafetensorsFile, save_tensors
+from ..saliency import first_order
+from ..streamed import StreamedModel
+from .block_passes import BlockPasses
+from .group_quantizer import LayerRecord, reached_notes
+from .parts import layers_of, load_part, save_part
+from .step import RunContext, StepRecord
+
+AXES: dict[str, Callable[[OpenModel], Axis]] = {"ffn": axes.feed_forward, "heads": axes.heads}
+_TRIED_LENGTH, _TRIED_DIFFERENCE = 16, 1e-3
+_KEPT = "kept:"
+
+
+class PruneUnitsStep:
+    """Take units out of every layer that has them, the same number of each.
+
+    Args:
+        settings: the recipe's section.
+        where: how messages name this step.
+    """
+
+    quantizes = False
+    leaves_zeros = False
+    keeps_zeros = True
+
+    def __init__(self, settings: Prune, where: str) -> None:
+        self.settings = settings
+        self._where = where
+        self._score = settings.score or "activation"
+
+    @property
+    def label(self) -> str:
+        s = self.settings
+        amount = f"{s.count}" if s.count is not None else f"{s.ratio:.0%} of"
+        update = "" if s.update is None else " + least squares"
+        return f"{amount} {s.structure} fewer by {self._score}{update}"
+
+    def check(self, model: OpenModel) -> list[Problem]:
+        try:
+            axis = self._axis(model)
+        except SmeltError as error:
+            return [Problem(f"{self._where}.structure", str(error))]
+        amount = f"{self._where}.{'ratio' if self.settings.count is None else 'count'}"
+        per_unit = max(axis.fields.values())
+        if self.settings.count is not None and self.settings.count % per_unit:
+            what = (
+                f"{self.settings.count} heads are no whole groups: {per_unit} query heads read each head of keys and"
+                f" values; take a multiple of {per_unit}"
+            )
+            return [Problem(amount, what)]
+        left = self._left(axis)
+        if left < 1:
+            return [Problem(amount, f"leaves none of {axis.units} {axis.noun}; take fewer")]
+        if left == axis.units:
+            each = "one by one" if axis.multiple == 1 else f"in {axis.multiple}s"
+            return [Problem(amount, f"takes none of {axis.units} {axis.noun}, which go {each}; take more")]
+        try:
+            narrower(model, axis, left)
+        except SmeltError as error:
+            why = str(error).rsplit("Error: ", 1)[-1].rstrip(".)")
+            what = f"leaves {left} of {axis.units} {axis.noun}, which its configuration does not allow ({why})"
+            if axis.multiple == 1:
+                possible = [str(per_unit * (axis.units - units)) for units in axes.possible_units(model, axis)]
+                what += f"; heads that can go: {', '.join(possible)}"
+            return [Problem(amount, what)]
+        return []
+
+    def outlook(self, model: OpenModel) -> OpenModel:
+        axis = self._axis(model)
+        return narrower(model, axis, self._left(axis))
+
+    def plan(self, model: OpenModel) -> dict[str, Any]:
+        axis = self._axis(model)
+        before, after = model.weights.nbytes, self.outlook(model).weights.nbytes
+        left = self._left(axis)
+        return {
+            "step": "prune",
+            "structure": self.settings.structure,
+            "score": self._score,
+            "update": self.settings.update,
+            "units_before": axis.units,
+            "units_after": left,
+            "bytes_before": before,
+            "bytes_after": after,
+            "checkpoint_bytes": after,
+            "stays_packed": True,
+            "sentence": f"prune {axis.noun} from {axis.units} to {left} by {self._score}:"
+            f" {human_bytes(before)} -> {human_bytes(after)}",
+        }
+
+    def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
+        axis = self._axis(model)
+        tokens, number = windows * length, compute_dtype(model.dtype).itemsize
+        numel, columns = model.largest_block(), axis.units * axis.columns
+        blocks, hidden = len(model.anatomy.blocks), model.skeleton.hidden_size
+        matrices = 4 * columns**2 * 4 + columns * hidden * 4 * 3 if self.settings.update else 0
+        passing = max(BATCH_TOKENS, length) * 4 * max(columns, hidden) * number
+        memory = max(numel * number + max(matrices, passing), model.embedding_bytes())
+        operations = sum(4.0 * tokens * model.block_numel(i) for i in range(blocks))
+        kept = hidden + columns
+        if self.settings.update:
+            operations += len(axis.readers) * (2.0 * tokens * columns**2 + columns**3)
+        if self._score == "taylor":
+            logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 4
+            memory = max(memory + 2 * passing, model.embedding_bytes() + logits)
+            head = model.linears[model.anatomy.head].numel
+            operations += sum(8.0 * tokens * model.block_numel(i) for i in range(blocks)) + 6.0 * tokens * head
+            kept += (blocks + 2) * hidden
+        return Cost(int(memory), int(2 * model.weights.nbytes + tokens * kept * number), operations)
+
+    def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
+        axis = self._axis(model)
+
+        def tried() -> tuple[dict[str, Tensor], None]:
+            self._try_layout(model, axis, context)
+            return {}, None
+
+        context.processes.from_first(tried)
+        parts = self._parts(model, axis, context)
+        files = [SafetensorsFile(part) for part in parts]
+        stored = {name: file for file in files for name in file.tensors}
+        kept = {reader: stored[f"{_KEPT}{reader}"].load(f"{_KEPT}{reader}") for reader in axis.readers}
+        after = narrower(model, axis, kept, {name: f for name, f in stored.items() if not name.startswith(_KEPT)})
+        entries: list[Entry] = []
+        for name in after.weights.names():
+            info = after.weights.info(name)
+            entries.append((name, info, lambda name=name, info=info: after.weights.load(name).to(info.dtype)))
+        config, trust = after.directory.config_data(), model.directory.trust_remote_code
+        write_checkpoint(target, model.directory.path, config, entries, with_code=trust)
+        done = f"{self._left(axis)} of {axis.units} {axis.noun} are left in each layer"
+        settings = self.settings.model_dump(mode="json")
+        return StepRecord("prune", settings, layers_of(parts), list(model.anatomy.unknown), None, [done])
+
+    def help(self, model: OpenModel, context: RunContext) -> None:
+        context.processes.wait()  # for what the first tries
+        self._parts(model, self._axis(model), context)
+
+    def _axis(self, model: OpenModel) -> Axis:
+        return AXES[self.settings.structure](model)
+
+    def _left(self, axis: Axis) -> int:
+        if self.settings.count is not None:
+            return axis.units - self.settings.count // max(axis.fields.values())
+        assert self.settings.ratio is not None
+        return axis.left(self.settings.ratio)
+
+    def _try_layout(self, model: OpenModel, axis: Axis, context: RunContext) -> None:
+        """See that the model computes the same with its units in another order, so that they are what they are thought."""
+        generator = torch.Generator().manual_seed(context.seed)
+        shuffled = {reader: torch.randperm(axis.units, generator=generator) for reader in axis.readers}
+        tokens = context.tokens[:1, :_TRIED_LENGTH]
+        found = []
+        with torch.no_grad():
+            for each in (model, narrower(model, axis, shuffled)):
+                streamed = StreamedModel(each.skeleton, each.weights, torch.float32, context.journal)
+                store = streamed.embed(tokens)
+                for index in range(len(streamed)):
+                    with streamed.block(index) as block:
+                        streamed.run_block(index, block, store)
+                found.append(store.read(slice(None)))
+                store.close()
+        if not (found[0] - found[1]).norm() <= _TRIED_DIFFERENCE * found[0].norm():
+            raise SmeltError(
+                f"{self._where}: {type(model.skeleton.model).__name__} arranges its {axis.noun} in a way that Smelt does"
+                " not follow; they cannot be pruned"
+            )
+
+    def _parts(self, model: OpenModel, axis: Axis, context: RunContext) -> list[Path]:
+        context.journal.mkdir(parents=True, exist_ok=True)
+        pruner = _LayerPruner(model, axis, self._left(axis), self, context)
+        pruner.run()
+        return pruner.parts
+
+    def first_order(
+        self, model: OpenModel, axis: Axis, streamed: StreamedModel, context: RunContext
+    ) -> dict[str, Tensor]:
+        """The scores that gradients give; what an interrupted run has measured is not measured again."""
+        file, processes = context.journal / "taylor.safetensors", context.processes
+        stored, known = processes.from_first(lambda: (load_part(file), True) if file.exists() else ({}, False))
+        if known:
+            return stored
+        tokens = processes.share(context.tokens)
+        found = first_order(model, axis, streamed, tokens, processes, context.progress)
+        if processes.leads:
+            save_tensors(file, found)
+        return found
+
+    @property
+    def needs_gradients(self) -> bool:
+        return self._score == "taylor"
+
+    def scores(
+        self, model: OpenModel, axis: Axis, reader: str, weight: Tensor, stats: LayerStats, known: Tensor | None
+    ) -> Tensor:
+        """How much each unit that a linear reads matters."""
+        if self._score == "taylor":
+            assert known is not None
+            return known
+        if self._score == "path":
+            matrices = []
+            for name, span in axis.readers[reader].items():
+                tensor = model.weights.load(model.names[name])
+                if tensor.dim() > 1:
+                    first = 0
+                    for size in span.parts:
+                        part = tensor.narrow(span.dim, first, axis.units * size).movedim(span.dim, 0)
+                        matrices.append(part.reshape(axis.units, -1))
+                        first += axis.units * size
+            return path_scores(matrices)
+        return unit_scores(self._score, weight, stats.energy, axis.columns)
+
+    @property
+    def refits(self) -> bool:
+        return self.settings.update is not None
+
+
+class _LayerPruner:
+    """The loop of the step: block by block, each reading what the pruned blocks before it produce.
+
+    Attributes:
+        parts: the files that it leaves, one for each block.
+    """
+
+    def __init__(self, model: OpenModel, axis: Axis, left: int, step: PruneUnitsStep, context: RunContext) -> None:
+        self._model, self._axis, self._left, self._step, self._context = model, axis, left, step, context
+        self._streamed = StreamedModel(
+            model.skeleton, model.weights, context.dtype, context.journal, device=context.processes.device
+        )
+        self.parts = [context.journal / f"block-{i:05d}.safetensors" for i in range(len(self._streamed))]
+        self._known: dict[str, Tensor] = {}
+
+    def run(self) -> None:
+        """Make all parts. A block that an earlier run finished is only run, so that the next one sees its outputs."""
+        context, streamed, processes = self._context, self._streamed, self._context.processes
+        _, finished = processes.from_first(lambda: ({}, [part.exists() for part in self.parts]))
+        if all(finished):
+            return
+        with on(processes.device):
+            if self._step.needs_gradients:
+                self._known = self._step.first_order(self._model, self._axis, streamed, context)
+            store = streamed.embed(processes.share(context.tokens))
+            try:
+                told = f"pruning {self._axis.noun}"
+                for index in context.progress.track(range(len(streamed)), told, len(streamed)):
+                    release_freed_memory()
+                    if finished[index]:
+                        stored, _ = processes.from_first(lambda index=index: (load_part(self.parts[index]), None))
+                        with streamed.block(index) as block:
+                            for reader in self._readers(index):
+                                self._use(block, reader, stored)
+                            streamed.run_block(index, block, store)
+                    else:
+                        self._block(index, store)
+            finally:
+                store.close()
+
+    def _block(self, index: int, store: ActivationStore) -> None:
+        anatomy, processes = self._model.anatomy.blocks[index], self._context.processes
+        readers = {reader.removeprefix(f"{anatomy.name}."): reader for reader in self._readers(index)}
+        stored: dict[str, Tensor] = {}
+        records: list[LayerRecord] = []
+        with self._streamed.block(index) as block:
+            tokens = self._context.tokens.numel()
+            passes = BlockPasses(
+                block, anatomy, store, lambda hidden: self._streamed.call(index, hidden), tokens, processes
+            )
+            try:
+                for phase in anatomy.phases():
+                    wanted = [SharedInput((n,), group.phase) for group in phase for n in group.linears if n in readers]
+                    if not wanted:
+                        continue
+                    for group, stats in passes.observe(wanted, hessian=self._step.refits, energy=True):
+                        reader = readers[group.linears[0]]
+
+                        def make(reader: str = reader, stats: LayerStats = stats) -> Any:
+                            tensors, record = self._pruned(block, reader, stats)
+                            return tensors, record.as_data()
+
+                        made, record = processes.from_first(make)
+                        stored |= made
+                        records.append(LayerRecord.of_data(record))
+                    for group in wanted:
+                        self._use(block, readers[group.linears[0]], stored)
+                if processes.leads:
+                    save_part(self.parts[index], {name: tensor.cpu() for name, tensor in stored.items()}, records)
+                if index + 1 < len(self._streamed):
+                    passes.advance()
+            finally:
+                passes.close()
+
+    def _pruned(self, block: nn.Module, reader: str, stats: LayerStats) -> tuple[dict[str, Tensor], LayerRecord]:
+        """Which units stay and what their reader becomes, and what is told of it."""
+        facts, axis = self._model.linears[reader], self._axis
+        module = self._module(block, reader)
+        weight = as_rows(module, self._model.weights.load(facts.key)).to(self._context.processes.device)
+        assert stats.energy is not None
+        if not stats.energy.isfinite().all():
+            raise SmeltError(f"{reader}: its inputs on the calibration text are not finite; use other text")
+        scores = self._step.scores(self._model, axis, reader, weight, stats, self._known.get(reader))
+        if not scores.isfinite().all():
+            raise SmeltError(f"{reader}: the scores of what it reads are not finite; use other text or another score")
+        kept = scores.topk(self._left).indices.sort().values.cpu()
+        columns = (kept[:, None] * axis.columns + torch.arange(axis.columns)).flatten().to(weight.device)
+        narrow, notes = weight.float()[:, columns], reached_notes(stats)
+        if self._step.refits and stats.tokens:
+            assert stats.hessian is not None
+            narrow, more = refitted(weight, stats.hessian, columns)
+            notes += more
+        whole = torch.zeros_like(weight, dtype=torch.float32)
+        whole[:, columns] = narrow
+        error = output_error(weight, whole, stats)
+        rounded = None if error is None else float(f"{error:.4g}")
+        record = LayerRecord(reader, (weight.shape[0], len(columns)), self._step.label, rounded, notes)
+        return {
+            f"{_KEPT}{reader}": kept,
+            facts.key: as_rows(module, narrow.to(facts.dtype)).contiguous(),
+        }, record
+
+    def _use(self, block: nn.Module, reader: str, stored: dict[str, Tensor]) -> None:
+        """Let a layer compute what its narrower self will: with zeros where units are gone."""
+        module = self._module(block, reader)
+        target = as_rows(module, module.weight.data)  # type: ignore[union-attr, arg-type]
+        width = self._axis.columns
+        kept = stored[f"{_KEPT}{reader}"].to(target.device)
+        columns = (kept[:, None] * width + torch.arange(width, device=kept.device)).flatten()
+        narrow = stored[self._model.linears[reader].key]
+        target.zero_()
+        target[:, columns] = as_rows(module, narrow).to(target.device, target.dtype)
+
+    def _readers(self, index: int) -> list[str]:
+        return self._axis.of_block(self._model.anatomy.blocks[index].name)
+
+    def _module(self, block: nn.Module, reader: str) -> nn.Module:
+        place = next(each.name for each in self._model.anatomy.blocks if reader.startswith(f"{each.name}."))
+        return block.get_submodule(reader.removeprefix(f"{place}."))
