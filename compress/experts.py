@@ -38,6 +38,8 @@ class Experts(nn.ModuleList):
         # Not a submodule: its fused parameters stay on the meta device and are never used.
         # Experts that are also run on tokens of others, so that calibration sees inputs of those that no token reaches.
         self.shown_all: set[int] = set()
+        # How many tokens reach each expert, and the norms of what it adds, summed up while that is wanted.
+        self.watching: tuple[Tensor, Tensor] | None = None
         self._gate: Callable[[Tensor], Tensor] = fused._apply_gate  # type: ignore[assignment]
         for _ in range(count):
             expert = nn.Module()
@@ -57,16 +59,35 @@ class Experts(nn.ModuleList):
             if index in self.shown_all:
                 everywhere = self._run(expert, hidden)
                 output = everywhere[token] * top_k_weights[token, place, None]
-                total.index_add_(0, token, output.to(total.dtype))
+                self._add(total, index, token, output)
             elif token.numel():
                 output = self._run(expert, hidden[token]) * top_k_weights[token, place, None]
-                total.index_add_(0, token, output.to(total.dtype))
+                self._add(total, index, token, output)
         return total
+
+    def _add(self, total: Tensor, index: int, token: Tensor, output: Tensor) -> None:
+        if self.watching is not None:
+            reached, added = self.watching
+            reached[index] += token.numel()
+            added[index] += output.float().norm(dim=-1).sum().double()
+        total.index_add_(0, token, output.to(total.dtype))
 
     def _run(self, expert: nn.Module, hidden: Tensor) -> Tensor:
         gate = expert.get_submodule(self._names.gate)(hidden)
         up = expert.get_submodule(self._names.up)(hidden)
         return expert.get_submodule(self._names.down)(self._gate(torch.cat((gate, up), dim=-1)))
+
+
+@contextmanager
+def watched(experts: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each expert, how many tokens reach it meanwhile, and the sum of the norms of what it adds for them."""
+    assert isinstance(experts, Experts)
+    sums = torch.zeros(len(experts), dtype=torch.float64), torch.zeros(len(experts), dtype=torch.float64)
+    experts.watching = sums
+    try:
+        yield sums
+    finally:
+        experts.watching = None
 
 
 @contextmanager

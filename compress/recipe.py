@@ -428,9 +428,10 @@ _STRUCTURES = {
     "blocks": _Structure(("influence", "loss"), ("merge",), ("count", "ratio")),
     "ffn": _Structure(_UNIT_SCORES, ("least_squares",), ("ratio",)),
     "heads": _Structure(_UNIT_SCORES, ("least_squares",), ("count", "ratio")),
+    "experts": _Structure(("activation", "frequency", "taylor", "path"), (), ("count", "ratio")),
     "weights": _Structure(*_SINGLE_WEIGHTS, ("sparsity",)),
 }
-_WHOLE_PARTS = ("blocks", "ffn", "heads")
+_WHOLE_PARTS = ("blocks", "ffn", "heads", "experts")
 _PATTERN = _Structure(*_SINGLE_WEIGHTS, ())
 
 
@@ -450,29 +451,33 @@ class Prune(RecipeModel):
     """Take parts of the model away."""
 
     structure: Annotated[str, BeforeValidator(_structure)] = Field(
-        description="What is taken away: whole `blocks`, channels of feed-forward layers (`ffn`) or attention `heads`, which"
-        " leaves a smaller model; single `weights`, wherever they are; or `2:4` and the like, so many of each group of neighbours. Of the last"
+        description="What is taken away: whole `blocks`, channels of feed-forward layers (`ffn`) , attention `heads` or"
+        " `experts` of mixtures, which leaves a smaller model; single `weights`, wherever they are; or `2:4` and the like, so many of each group of neighbours. Of the last"
         " two, only zeros are left.",
         json_schema_extra={"anyOf": [{"enum": [*_STRUCTURES, "2:4", "4:8"]}, {"pattern": "^[0-9]+:[0-9]+$"}]},
     )
     score: (
-        Literal["influence", "loss", "activation", "wanda", "taylor", "weight", "path", "magnitude", "obs"] | None
+        Literal["influence", "loss", "activation", "wanda", "taylor", "weight", "path", "frequency", "magnitude", "obs"]
+        | None
     ) = Field(
         default=None,
         description="What goes first. Blocks: those that turn their inputs least (`influence`, ShortGPT's; one pass), or, one"
         " after another, the one without which the calibration text is predicted best (`loss`). Channels and heads: the least by their norm on the calibration text (`activation`), by that"
         " times the norm of the columns that read them (`wanda`), by what the loss would gain or lose without them to first"
         " order (`taylor`), and without reading any text by the norm of those columns (`weight`) or by the product of the norms of"
-        " all that writes and reads them (`path`). Weights: the least by size"
+        " all that writes and reads them (`path`). Experts: the least by the norms of what they add on the text (`activation`),"
+        " by how many tokens reach them (`frequency`), by `taylor` or by `path`. Weights: the least by size"
         " times input (`wanda`), by size (`magnitude`), or those that later columns make up for best (`obs`, SparseGPT's own,"
         " which needs its update). Absent for the first of these, and `obs` with `update: sparsegpt`.",
     )
-    count: int | None = Field(default=None, ge=1, description="How many blocks or query heads; or give ratio.")
+    count: int | None = Field(
+        default=None, ge=1, description="How many blocks, query heads or experts of each layer; or give ratio."
+    )
     ratio: float | None = Field(
         default=None,
         gt=0,
         lt=1,
-        description="Which share of the blocks, heads or channels; of the first two, or give count.",
+        description="Which share of the blocks, heads, experts or channels; of all but channels, or give count.",
     )
     sparsity: float | None = Field(default=None, gt=0, lt=1, description="Which share of the weights of each linear.")
     update: Literal["merge", "least_squares", "sparsegpt"] | None = Field(
@@ -499,6 +504,8 @@ class Prune(RecipeModel):
             raise ValueError(f"structure {self.structure} needs {one}{' and not both' * (len(known.amounts) > 1)}")
         if self.score is not None and self.score not in known.scores:
             raise ValueError(f"score {self.score} is not for {self.structure}; expected {', '.join(known.scores)}")
+        if self.update is not None and not known.updates:
+            raise ValueError(f"update {self.update} is not for {self.structure}, which knows none; remove it")
         if self.update is not None and self.update not in known.updates:
             raise ValueError(f"update {self.update} is not for {self.structure}; expected {', '.join(known.updates)}")
         if self.score == "obs" and self.update is None:

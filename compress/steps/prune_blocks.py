@@ -15,7 +15,6 @@ from ...prune.influence import Influence
 from ...runtime.device import on
 from ...runtime.machine import human_bytes
 from ..activations import BATCH_TOKENS, ActivationStore
-from ..checkpoint import Entry, write_checkpoint
 from ..errors import Problem, SmeltError
 from ..evaluation.text import LOGIT_TOKENS
 from ..open_model import OpenModel
@@ -24,6 +23,7 @@ from ..resources import Cost, compute_dtype
 from ..safetensors_file import write_text
 from ..shallower import can_lose, shallower
 from ..streamed import HeadFunction, StreamedModel
+from .smaller_model import last_hidden, write_model
 from .step import RunContext, StepRecord
 
 _CHECKED_WINDOWS, _CHECKED_LENGTH = 2, 64
@@ -128,12 +128,7 @@ class PruneBlocksStep:
 
         context.processes.from_first(verified)
         after = self._left(model, removed)
-        entries: list[Entry] = []
-        for name in after.weights.names():
-            info = after.weights.info(name)
-            entries.append((name, info, lambda name=name, info=info: after.weights.load(name).to(info.dtype)))
-        config = after.directory.config_data()
-        write_checkpoint(target, model.directory.path, config, entries, with_code=model.directory.trust_remote_code)
+        write_model(after, model, target)
         return StepRecord("prune", self.settings.model_dump(mode="json"), [], [], record, [_told(removed, record)])
 
     def help(self, model: OpenModel, context: RunContext) -> None:
@@ -169,18 +164,8 @@ class PruneBlocksStep:
     def _verify(self, model: OpenModel, after: OpenModel, removed: list[int], context: RunContext) -> None:
         """See that what is left computes what the whole model does when it passes over those blocks."""
         tokens = context.tokens[:_CHECKED_WINDOWS, :_CHECKED_LENGTH]
-        with torch.no_grad():
-            found = []
-            for each, passed_over in ((model, set(removed)), (after, set[int]())):
-                streamed = StreamedModel(each.skeleton, each.weights, context.dtype, context.journal)
-                store = streamed.embed(tokens)
-                for index in range(len(streamed)):
-                    if index not in passed_over:
-                        with streamed.block(index) as block:
-                            streamed.run_block(index, block, store)
-                found.append(store.read(slice(None)))
-                store.close()
-        if not torch.equal(*found):
+        wanted = last_hidden(model, tokens, context.dtype, context.journal, removed)
+        if not torch.equal(wanted, last_hidden(after, tokens, context.dtype, context.journal)):
             raise SmeltError(
                 f"{self._where}: {type(model.skeleton.model).__name__} computes with the number of a block, so that"
                 " the others change when one is taken away; its blocks cannot be pruned"

@@ -17,7 +17,6 @@ from .. import axes
 from ..activations import BATCH_TOKENS, ActivationStore
 from ..anatomy import SharedInput
 from ..axes import Axis
-from ..checkpoint import Entry, write_checkpoint
 from ..errors import Problem, SmeltError
 from ..evaluation.text import LOGIT_TOKENS
 from ..links import as_rows
@@ -31,10 +30,10 @@ from ..streamed import StreamedModel
 from .block_passes import BlockPasses
 from .group_quantizer import LayerRecord, reached_notes
 from .parts import layers_of, load_part, save_part
+from .smaller_model import computes_the_same, write_model
 from .step import RunContext, StepRecord
 
 AXES: dict[str, Callable[[OpenModel], Axis]] = {"ffn": axes.feed_forward, "heads": axes.heads}
-_TRIED_LENGTH, _TRIED_DIFFERENCE = 16, 1e-3
 _KEPT = "kept:"
 
 
@@ -148,12 +147,7 @@ class PruneUnitsStep:
         stored = {name: file for file in files for name in file.tensors}
         kept = {reader: stored[f"{_KEPT}{reader}"].load(f"{_KEPT}{reader}") for reader in axis.readers}
         after = narrower(model, axis, kept, {name: f for name, f in stored.items() if not name.startswith(_KEPT)})
-        entries: list[Entry] = []
-        for name in after.weights.names():
-            info = after.weights.info(name)
-            entries.append((name, info, lambda name=name, info=info: after.weights.load(name).to(info.dtype)))
-        config, trust = after.directory.config_data(), model.directory.trust_remote_code
-        write_checkpoint(target, model.directory.path, config, entries, with_code=trust)
+        write_model(after, model, target)
         done = f"{self._left(axis)} of {axis.units} {axis.noun} are left in each layer"
         settings = self.settings.model_dump(mode="json")
         return StepRecord("prune", settings, layers_of(parts), list(model.anatomy.unknown), None, [done])
@@ -175,18 +169,7 @@ class PruneUnitsStep:
         """See that the model computes the same with its units in another order, so that they are what they are thought."""
         generator = torch.Generator().manual_seed(context.seed)
         shuffled = {reader: torch.randperm(axis.units, generator=generator) for reader in axis.readers}
-        tokens = context.tokens[:1, :_TRIED_LENGTH]
-        found = []
-        with torch.no_grad():
-            for each in (model, narrower(model, axis, shuffled)):
-                streamed = StreamedModel(each.skeleton, each.weights, torch.float32, context.journal)
-                store = streamed.embed(tokens)
-                for index in range(len(streamed)):
-                    with streamed.block(index) as block:
-                        streamed.run_block(index, block, store)
-                found.append(store.read(slice(None)))
-                store.close()
-        if not (found[0] - found[1]).norm() <= _TRIED_DIFFERENCE * found[0].norm():
+        if not computes_the_same(model, narrower(model, axis, shuffled), context):
             raise SmeltError(
                 f"{self._where}: {type(model.skeleton.model).__name__} arranges its {axis.noun} in a way that Smelt does"
                 " not follow; they cannot be pruned"
