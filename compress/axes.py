@@ -142,19 +142,42 @@ def heads(model: OpenModel) -> Axis:
     return replace(axis, readers=_grouped(model, axis, _possible_loss(model, axis)))
 
 
+def hidden(model: OpenModel) -> Axis:
+    """Channels of the residual stream, which all parameters that read or write it have in common.
+
+    Raises:
+        SmeltError: their number cannot be changed by itself.
+    """
+    config, width = model.config, model.skeleton.hidden_size
+    queries = getattr(config, "num_attention_heads", None)
+    pinned: dict[str, Any] = {}
+    if isinstance(queries, int):
+        pinned["head_dim"] = getattr(config, "head_dim", None) or width // queries
+    multiple = _SMALL_MULTIPLE if width < _SMALL else _MULTIPLE
+    if width <= multiple:
+        raise SmeltError(f"{_kind(model)}: its residual stream has {width} channels, too few to prune")
+    axis = Axis("channels of the residual stream", width, multiple, {_spelled(model, "hidden_size"): 1}, {}, pinned)
+    spans = _changing(model, axis, _possible_loss(model, axis))
+    embedding = f"{model.skeleton.embedding_name}.weight"
+    if embedding not in spans:
+        raise SmeltError(f"{_kind(model)}: {embedding} does not follow hidden_size, so {axis.noun} cannot be pruned")
+    return replace(axis, readers={"": spans})
+
+
 def possible_units(model: OpenModel, axis: Axis) -> list[int]:
     """The smaller numbers that the architecture's configuration allows."""
-    return [units for units in range(1, axis.units) if _builds(model, axis, units) is not None]
+    numbers = range(axis.multiple, axis.units, axis.multiple)
+    return [units for units in numbers if _builds(model, axis, units) is not None]
 
 
 def _possible_loss(model: OpenModel, axis: Axis) -> int:
-    """The fewest heads that can go: some configurations want the hidden size to be a multiple of their number."""
-    for less in range(1, axis.units):
+    """The fewest that can go: some configurations want the hidden size to be a multiple of the number of heads."""
+    for less in range(axis.multiple, axis.units, axis.multiple):
         if _builds(model, axis, axis.units - less) is not None:
             return less
     raise SmeltError(
-        f"{_kind(model)}: its configuration allows no smaller number of attention heads than"
-        f" {axis.units * next(iter(axis.fields.values()))}; prune other structures"
+        f"{_kind(model)}: its configuration allows no smaller {' and '.join(axis.fields)} than it has; prune other"
+        " structures"
     )
 
 

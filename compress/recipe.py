@@ -428,10 +428,11 @@ _STRUCTURES = {
     "blocks": _Structure(("influence", "loss"), ("merge",), ("count", "ratio")),
     "ffn": _Structure(_UNIT_SCORES, ("least_squares",), ("ratio",)),
     "heads": _Structure(_UNIT_SCORES, ("least_squares",), ("count", "ratio")),
+    "hidden": _Structure(("pca", "activation", "taylor", "weight"), (), ("ratio",)),
     "experts": _Structure(("activation", "frequency", "taylor", "path"), (), ("count", "ratio")),
     "weights": _Structure(*_SINGLE_WEIGHTS, ("sparsity",)),
 }
-_WHOLE_PARTS = ("blocks", "ffn", "heads", "experts")
+_WHOLE_PARTS = ("blocks", "ffn", "heads", "hidden", "experts")
 _PATTERN = _Structure(*_SINGLE_WEIGHTS, ())
 
 
@@ -451,13 +452,25 @@ class Prune(RecipeModel):
     """Take parts of the model away."""
 
     structure: Annotated[str, BeforeValidator(_structure)] = Field(
-        description="What is taken away: whole `blocks`, channels of feed-forward layers (`ffn`) , attention `heads` or"
-        " `experts` of mixtures, which leaves a smaller model; single `weights`, wherever they are; or `2:4` and the like, so many of each group of neighbours. Of the last"
+        description="What is taken away: whole `blocks`, channels of feed-forward layers (`ffn`) , attention `heads`, channels"
+        " of the residual stream (`hidden`) or `experts` of mixtures, which leaves a smaller model; single `weights`, wherever they are; or `2:4` and the like, so many of each group of neighbours. Of the last"
         " two, only zeros are left.",
         json_schema_extra={"anyOf": [{"enum": [*_STRUCTURES, "2:4", "4:8"]}, {"pattern": "^[0-9]+:[0-9]+$"}]},
     )
     score: (
-        Literal["influence", "loss", "activation", "wanda", "taylor", "weight", "path", "frequency", "magnitude", "obs"]
+        Literal[
+            "influence",
+            "loss",
+            "activation",
+            "wanda",
+            "taylor",
+            "weight",
+            "path",
+            "frequency",
+            "pca",
+            "magnitude",
+            "obs",
+        ]
         | None
     ) = Field(
         default=None,
@@ -466,7 +479,9 @@ class Prune(RecipeModel):
         " times the norm of the columns that read them (`wanda`), by what the loss would gain or lose without them to first"
         " order (`taylor`), and without reading any text by the norm of those columns (`weight`) or by the product of the norms of"
         " all that writes and reads them (`path`). Experts: the least by the norms of what they add on the text (`activation`),"
-        " by how many tokens reach them (`frequency`), by `taylor` or by `path`. Weights: the least by size"
+        " by how many tokens reach them (`frequency`), by `taylor` or by `path`."
+        " The residual stream: by variance, after it is turned to its principal directions (`pca`, SliceGPT's way), or its own"
+        " channels by `activation`, `taylor` or `weight`. Weights: the least by size"
         " times input (`wanda`), by size (`magnitude`), or those that later columns make up for best (`obs`, SparseGPT's own,"
         " which needs its update). Absent for the first of these, and `obs` with `update: sparsegpt`.",
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .activations import ActivationStore
 from .axes import Axis
 from .backward import KeptPass
 from .open_model import OpenModel
@@ -31,9 +32,54 @@ def first_order(
         processes: this one and those that see other windows.
         progress: shows how far it is.
     """
-    kept = KeptPass(streamed)
     sums = {reader: torch.zeros(axis.units, dtype=torch.float64) for reader in axis.readers}
-    flow = None
+
+    @contextmanager
+    def watching(index: int, block: nn.Module) -> Iterator[None]:
+        name = model.anatomy.blocks[index].name
+        with ExitStack() as hooks:
+            for reader in axis.of_block(name):
+                module = block.get_submodule(reader.removeprefix(f"{name}."))
+                hook = _watching(sums[reader], axis.columns)
+                hooks.callback(module.register_forward_pre_hook(hook).remove)
+            yield
+
+    _backwards(streamed, tokens, progress, watching, lambda hidden, flow: None)
+    for each in sums.values():
+        processes.sum_(each)
+    return {reader: each.float() for reader, each in sums.items()}
+
+
+def first_order_of_stream(streamed: StreamedModel, tokens: Tensor, processes: Processes, progress: Progress) -> Tensor:
+    """For each channel of the residual stream: the sum of ``|activation x gradient|`` over tokens and all that leaves a block."""
+    sums = torch.zeros(streamed.skeleton.hidden_size, dtype=torch.float64)
+
+    def add(hidden: ActivationStore, flow: ActivationStore) -> None:
+        for batch in hidden.batches():
+            moved = hidden.read(batch).float() * flow.read(batch).float()
+            sums.add_(moved.abs().flatten(0, -2).sum(0).to(sums.device))
+
+    _backwards(streamed, tokens, progress, lambda index, block: nullcontext(), add)
+    processes.sum_(sums)
+    return sums.float()
+
+
+def _backwards(
+    streamed: StreamedModel,
+    tokens: Tensor,
+    progress: Progress,
+    watching: Callable[[int, nn.Module], AbstractContextManager[None]],
+    arrived: Callable[[ActivationStore, ActivationStore], None],
+) -> None:
+    """Follow the gradient of the loss of the next tokens through all blocks.
+
+    Args:
+        streamed: the model.
+        tokens: windows of text.
+        progress: shows how far it is.
+        watching: is entered while gradients go through a block.
+        arrived: is told what left each block, and its gradient.
+    """
 
     def descent(logits: Tensor, batch: slice) -> Tensor:
         chances = logits.float().softmax(-1)
@@ -42,6 +88,7 @@ def first_order(
         chances[:, -1] = 0
         return chances
 
+    kept, flow = KeptPass(streamed), None
     try:
         kept.forward(tokens, progress, "reading the original")
         flow = kept.stores[-1].beside(kept.stores[-1].shape[2])
@@ -49,21 +96,14 @@ def first_order(
         backwards = list(reversed(range(len(streamed))))
         for index in progress.track(backwards, "following gradients", len(backwards)):
             release_freed_memory()
-            name = model.anatomy.blocks[index].name
-            with streamed.block(index) as block, ExitStack() as hooks:
-                for reader in axis.of_block(name):
-                    module = block.get_submodule(reader.removeprefix(f"{name}."))
-                    hook = _watching(sums[reader], axis.columns)
-                    hooks.callback(module.register_forward_pre_hook(hook).remove)
+            arrived(kept.stores[-1], flow)
+            with streamed.block(index) as block, watching(index, block):
                 kept.block_backward(index, block, flow)
             kept.stores.pop().close()  # what only a later block reads
     finally:
         kept.close()
         if flow is not None:
             flow.close()
-    for each in sums.values():
-        processes.sum_(each)
-    return {reader: each.float() for reader, each in sums.items()}
 
 
 def _watching(sums: Tensor, columns: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..recipe import StepEntry
 from .prune_blocks import PruneBlocksStep
 from .prune_experts import PruneExpertsStep
+from .prune_hidden import PruneHiddenStep
 from .prune_units import AXES, PruneUnitsStep
 from .prune_weights import PruneWeightsStep
 from .quantize import QuantizeStep
@@ -14,7 +15,12 @@ from .step import RunContext, Step, StepRecord
 def build(entry: StepEntry, number: int) -> Step:
     """The step that a recipe entry describes."""
     if entry.prune is not None:
-        kinds = {"blocks": PruneBlocksStep, "experts": PruneExpertsStep, **dict.fromkeys(AXES, PruneUnitsStep)}
+        kinds = {
+            "blocks": PruneBlocksStep,
+            "experts": PruneExpertsStep,
+            "hidden": PruneHiddenStep,
+            **dict.fromkeys(AXES, PruneUnitsStep),
+        }
         kind = kinds.get(entry.prune.structure, PruneWeightsStep)
         return kind(entry.prune, f"steps.{number}.prune")
     assert entry.quantize is not None

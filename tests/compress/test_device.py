@@ -26,6 +26,8 @@ CASES = {
     "2:4": ("llama", {"prune": {"structure": "2:4", "update": "sparsegpt"}}),
     "wanda": ("mixtral", {"prune": {"structure": "weights", "sparsity": 0.5}}),
     "heads": ("mixtral", {"prune": {"structure": "heads", "ratio": 0.5, "score": "taylor", "update": "least_squares"}}),
+    "directions": ("qwen3", {"prune": {"structure": "hidden", "ratio": 0.5}}),
+    "experts": ("mixtral", {"prune": {"structure": "experts", "count": 1}}),
     "channels": ("opt", {"prune": {"structure": "ffn", "ratio": 0.5, "update": "least_squares"}}),
 }
 

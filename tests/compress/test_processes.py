@@ -60,6 +60,17 @@ FAST: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"calibrate": {"samples": 8, "length": 64}},
     ),
+    "fewer experts": (
+        "mixtral",
+        {},
+        {
+            "steps": [
+                {"prune": {"structure": "hidden", "ratio": 0.25, "score": "taylor"}},
+                {"prune": {"structure": "experts", "count": 1, "score": "taylor"}},
+                {"prune": {"structure": "hidden", "ratio": 0.5, "score": "activation"}},
+            ]
+        },
+    ),
     "experts": ("mixtral", {"scheme": "W4A16", "group_size": 32, "transforms": ["clip"], "rounding": "gptq"}, {}),
     "pruned first": (
         "llama",
@@ -67,6 +78,7 @@ FAST: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {
             "steps": [
                 {"prune": {"structure": "blocks", "score": "loss", "count": 1}},
+                {"prune": {"structure": "hidden", "ratio": 0.25}},
                 {"prune": {"structure": "heads", "ratio": 0.5, "score": "taylor"}},
                 {"prune": {"structure": "ffn", "ratio": 0.5, "update": "least_squares"}},
                 {"prune": {"structure": "2:4", "update": "sparsegpt"}},

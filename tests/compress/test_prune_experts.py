@@ -66,12 +66,10 @@ def test_what_is_left_computes_what_routing_past_the_rest_does(
     checkpoint = run(_recipe(model, tmp_path / "out", _prune())).checkpoint
     whole, left = (AutoModelForCausalLM.from_pretrained(path).eval() for path in (model, checkpoint))
     for layer, kept in zip(whole.model.layers, _kept(model, checkpoint), strict=True):
-        gone = [number for number in range(4) if number not in kept]
+        gone, router = [number for number in range(4) if number not in kept], _router(layer).gate
         assert len(gone) == 1
 
-        def never_chosen(
-            _: Any, inputs: tuple[Tensor, ...], router: Any = _router(layer).gate, gone: Any = gone
-        ) -> Any:
+        def never_chosen(_: Any, inputs: tuple[Tensor, ...], router: Any = router, gone: Any = gone) -> Any:
             """The router's own function, of logits that rule them out."""
             weight = router.weight.clone()
             logits = torch.nn.functional.linear(inputs[0].reshape(-1, weight.shape[1]), weight)
@@ -82,7 +80,7 @@ def test_what_is_left_computes_what_routing_past_the_rest_does(
                 values = values / values.sum(-1, keepdim=True)
             return logits, values.to(logits.dtype), indices
 
-        _router(layer).gate.register_forward_hook(lambda module, inputs, _, chosen=never_chosen: chosen(module, inputs))
+        router.register_forward_hook(lambda module, inputs, _, chosen=never_chosen: chosen(module, inputs))
     found, wanted = (each(TOKENS, use_cache=False).logits for each in (left, whole))
     assert (found - wanted).norm() / wanted.norm() < 1e-4
 

@@ -1,0 +1,35 @@
+"""The directions of a residual stream that matter most (Ashkboos et al., 2024, SliceGPT, arXiv:2401.15024)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Directions:
+    """Sums up vectors of a stream, each scaled to length one.
+
+    Norms scale what they read anyway, so that long vectors matter no more than short ones.
+
+    Args:
+        width: of the stream.
+
+    Attributes:
+        sums: ``[width, width]`` in float64, the sum of x xT so far.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.sums = torch.zeros(width, width, dtype=torch.float64)
+
+    def add(self, hidden: Tensor) -> None:
+        """Take in ``[..., width]``."""
+        rows = hidden.flatten(0, -2).float()
+        rows = rows / rows.norm(dim=-1, keepdim=True).clamp_min(1e-30)
+        self.sums += (rows.T @ rows).to(self.sums.device)
+
+    def rotation(self) -> tuple[Tensor, Tensor]:
+        """An orthogonal matrix whose first columns are the directions of most variance, and each one's share of it."""
+        # In float32, so that it does not matter in which order processes added up.
+        values, vectors = torch.linalg.eigh(self.sums.float().double())
+        shares = values.clamp_min(0).flip(0)
+        return vectors.flip(1).contiguous(), shares / shares.sum().clamp_min(1e-30)
