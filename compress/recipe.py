@@ -426,13 +426,15 @@ _SINGLE_WEIGHTS = ("wanda", "magnitude", "obs"), ("sparsegpt",)
 _UNIT_SCORES = ("activation", "wanda", "taylor", "weight", "path")
 _STRUCTURES = {
     "blocks": _Structure(("influence", "loss"), ("merge",), ("count", "ratio")),
+    "attention": _Structure(("influence", "loss"), (), ("count", "ratio")),
+    "mlp": _Structure(("influence", "loss"), (), ("count", "ratio")),
     "ffn": _Structure(_UNIT_SCORES, ("least_squares",), ("ratio",)),
     "heads": _Structure(_UNIT_SCORES, ("least_squares",), ("count", "ratio")),
     "hidden": _Structure(("pca", "activation", "taylor", "weight"), (), ("ratio",)),
     "experts": _Structure(("activation", "frequency", "taylor", "path"), (), ("count", "ratio")),
     "weights": _Structure(*_SINGLE_WEIGHTS, ("sparsity",)),
 }
-_WHOLE_PARTS = ("blocks", "ffn", "heads", "hidden", "experts")
+_WHOLE_PARTS = ("blocks", "attention", "mlp", "ffn", "heads", "hidden", "experts")
 _PATTERN = _Structure(*_SINGLE_WEIGHTS, ())
 
 
@@ -452,7 +454,7 @@ class Prune(RecipeModel):
     """Take parts of the model away."""
 
     structure: Annotated[str, BeforeValidator(_structure)] = Field(
-        description="What is taken away: whole `blocks`, channels of feed-forward layers (`ffn`) , attention `heads`, channels"
+        description="What is taken away: whole `blocks`, the `attention` or the feed-forward part (`mlp`) of some, channels of feed-forward layers (`ffn`) , attention `heads`, channels"
         " of the residual stream (`hidden`) or `experts` of mixtures, which leaves a smaller model; single `weights`, wherever they are; or `2:4` and the like, so many of each group of neighbours. Of the last"
         " two, only zeros are left.",
         json_schema_extra={"anyOf": [{"enum": [*_STRUCTURES, "2:4", "4:8"]}, {"pattern": "^[0-9]+:[0-9]+$"}]},
@@ -474,7 +476,7 @@ class Prune(RecipeModel):
         | None
     ) = Field(
         default=None,
-        description="What goes first. Blocks: those that turn their inputs least (`influence`, ShortGPT's; one pass), or, one"
+        description="What goes first. Blocks and their parts: those that turn their inputs least (`influence`, ShortGPT's; one pass), or, one"
         " after another, the one without which the calibration text is predicted best (`loss`). Channels and heads: the least by their norm on the calibration text (`activation`), by that"
         " times the norm of the columns that read them (`wanda`), by what the loss would gain or lose without them to first"
         " order (`taylor`), and without reading any text by the norm of those columns (`weight`) or by the product of the norms of"
@@ -486,13 +488,15 @@ class Prune(RecipeModel):
         " which needs its update). Absent for the first of these, and `obs` with `update: sparsegpt`.",
     )
     count: int | None = Field(
-        default=None, ge=1, description="How many blocks, query heads or experts of each layer; or give ratio."
+        default=None,
+        ge=1,
+        description="How many blocks, parts of blocks, query heads or experts of each layer; or give ratio.",
     )
     ratio: float | None = Field(
         default=None,
         gt=0,
         lt=1,
-        description="Which share of the blocks, heads, experts or channels; of all but channels, or give count.",
+        description="Which share of the blocks, parts of blocks, heads, experts or channels; of all but channels, or give count.",
     )
     sparsity: float | None = Field(default=None, gt=0, lt=1, description="Which share of the weights of each linear.")
     update: Literal["merge", "least_squares", "sparsegpt"] | None = Field(

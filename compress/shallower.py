@@ -18,6 +18,8 @@ from .safetensors_file import TensorInfo
 from .skeleton import Skeleton
 from .weights import Weights
 
+# Of config.json: what is left of each block, where parts of some were removed (removable.py).
+LAYER_PARTS = "layer_parts"
 # A tensor's checkpoint name: what stands before its block's number, the number, and the rest.
 _NUMBERED = re.compile(r"^(?P<start>(?:[^\d.][^.]*\.)*)(?P<block>\d+)(?P<rest>\..+)$")
 
@@ -68,7 +70,12 @@ def _becomes_another(model: OpenModel, directory: ModelDirectory, kept: list[int
 
 
 def _check_merging(model: OpenModel, kept: list[int]) -> None:
-    """See that blocks have the tensors of those that they are to take in."""
+    """See that blocks have the tensors, and the parts, of those that they are to take in."""
+    parts = getattr(model.config, LAYER_PARTS, None)
+    if parts is not None and len(set(parts)) > 1:
+        raise SmeltError(
+            "parts of some blocks were removed, and would come back from others; leave update: merge away, or merge first"
+        )
     for index in kept:
         for other in _behind(index, kept, len(model.anatomy.blocks)):
             if model.block_shape(index) != model.block_shape(other):

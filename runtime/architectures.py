@@ -20,12 +20,15 @@ class LayerSpec:
         window: how many positions back a token sees, itself included; None for all.
         rope: the name of its rotation among the decoder's; None if positions are not rotated.
         sparse: whether its feed-forward part is a mixture of experts.
+        attends, feeds: whether it has attention, and a feed-forward part; pruning may have taken one of them.
     """
 
     scale: float
     window: int | None = None
     rope: str | None = ""
     sparse: bool = False
+    attends: bool = True
+    feeds: bool = True
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,11 @@ class DecoderSpec:
     names: Names = field(default_factory=Names)
     tied: bool = False
 
+    @property
+    def caches(self) -> int:
+        """How many layers keep keys and values."""
+        return sum(layer.attends for layer in self.layers)
+
 
 Config = Any
 
@@ -117,6 +125,32 @@ def spec_of(config: Config) -> DecoderSpec:
     Raises:
         RuntimeProblem: the architecture, or something the config asks of it, is not supported.
     """
+    return _without_parts(_whole(config), config)
+
+
+def _without_parts(spec: DecoderSpec, config: Config) -> DecoderSpec:
+    """Without what pruning took from layers, as the config says for each: ``all``, ``attention``, ``mlp`` or ``none`` is left."""
+    left = getattr(config, "layer_parts", None)
+    if left is None:
+        return spec
+    if (
+        not isinstance(left, list)
+        or len(left) != len(spec.layers)
+        or not set(left) <= {"all", "attention", "mlp", "none"}
+    ):
+        raise RuntimeProblem(
+            f"config.json: layer_parts must have one of all, attention, mlp, none for each of {len(spec.layers)} layers"
+        )
+    layers = tuple(
+        replace(layer, attends=part in ("all", "attention"), feeds=part in ("all", "mlp"))
+        for layer, part in zip(spec.layers, left, strict=True)
+    )
+    if not any(layer.attends for layer in layers):
+        raise RuntimeProblem("config.json: layer_parts leaves no layer with attention, which is not supported")
+    return replace(spec, layers=layers)
+
+
+def _whole(config: Config) -> DecoderSpec:
     build = ARCHITECTURES.get(config.model_type)
     if build is None:
         raise RuntimeProblem(

@@ -63,7 +63,8 @@ class Model:
             checkpoint,
             [
                 names.layer.format(i=i) + names.query_key_value[0].rpartition(".")[0]
-                for i in range(len(self.spec.layers))
+                for i, layer in enumerate(self.spec.layers)
+                if layer.attends
             ],
             self.spec.key_value_heads,
             self.spec.head_size,
@@ -99,8 +100,10 @@ class Model:
     def _through_layers(
         self, hidden: Tensor, rotations: dict[str, Rotation], store: KeysValues, batch: Batch
     ) -> Tensor:
-        for i, layer in enumerate(self._layers):
-            hidden = layer(hidden, rotations, store, i, batch)
+        cached = 0
+        for layer in self._layers:
+            hidden = layer(hidden, rotations, store, cached, batch)
+            cached += layer.attends
         return hidden
 
     @torch.inference_mode()
@@ -127,7 +130,7 @@ class Model:
         spec, scheme, kept = self.spec, self.cache_scheme, self.kept(wanted)
         rules = None if scheme is None else scheme.rules(self.dtype, kept, self.device)
         return self.operators.keys_values(
-            len(spec.layers), spec.key_value_heads, spec.head_size, blocks, block_size, kept, rules
+            spec.caches, spec.key_value_heads, spec.head_size, blocks, block_size, kept, rules
         )
 
     @property
@@ -281,6 +284,15 @@ class _Loader:
         # OLMo 2 multiplies before it rounds.
         return self.operators.rms_norm(wide, eps, rounds_first=self.spec.names.after_mlp is None)
 
+    def check_removed(self, *names: str) -> None:
+        """See that the matrices that close a part which the config calls removed are zero, as other tools will compute it."""
+        for name in names:
+            if self.checkpoint.has_matrix(name) and self.checkpoint.matrix(name).dense(self.dtype).any():
+                raise RuntimeProblem(
+                    f"{self.checkpoint.path}: {name} is not zero, though layer_parts in config.json says that its part was"
+                    " removed; they do not belong together"
+                )
+
     def first_of(self, names: tuple[str, ...]) -> str:
         """The spelling that the checkpoint uses."""
         for name in names:
@@ -295,28 +307,42 @@ class _Layer:
     def __init__(self, load: _Loader, spec: DecoderSpec, layer: LayerSpec, index: int) -> None:
         names, prefix = spec.names, spec.names.layer.format(i=index)
         self._spec, self._layer = spec, layer
+        self.attends = layer.attends
 
         def at(name: str | None) -> str | None:
             return None if name is None else prefix + name
 
         heads, shared, size = spec.heads, spec.key_value_heads, spec.head_size
         self._widths = [heads * size, shared * size, shared * size]
-        rows = None
-        if names.by_head:
-            rows = torch.arange(3 * heads * size).view(heads, 3, size).transpose(0, 1).flatten()
-        self._query_key_value = load.linear(
-            *(prefix + name for name in names.query_key_value), rows=rows, shape=(sum(self._widths), spec.hidden)
-        )
         self._heads = Heads(heads, shared, size, layer.scale, layer.window, spec.score_cap)
+        self._query_key_value = self._out = None
+        if layer.attends:
+            rows = None
+            if names.by_head:
+                rows = torch.arange(3 * heads * size).view(heads, 3, size).transpose(0, 1).flatten()
+            self._query_key_value = load.linear(
+                *(prefix + name for name in names.query_key_value), rows=rows, shape=(sum(self._widths), spec.hidden)
+            )
+            self._out = load.linear(prefix + names.out, shape=(spec.hidden, heads * size))
+        else:
+            load.check_removed(prefix + names.out)
         self._attend = load.operators.attention(self._heads)
-        self._out = load.linear(prefix + names.out, shape=(spec.hidden, heads * size))
         self._query_norm = load.norm(at(names.query_norm)) if spec.query_key_norm else None
         self._key_norm = load.norm(at(names.key_norm)) if spec.query_key_norm else None
         self._before_attention = load.norm(at(names.before_attention))
         self._after_attention = load.norm(at(names.after_attention))
         self._before_mlp = load.norm(at(names.before_mlp))
         self._after_mlp = load.norm(at(names.after_mlp))
-        self._mlp = _experts(load, spec, prefix) if layer.sparse else _feed_forward(load, spec, prefix)
+        self._mlp = None
+        if layer.feeds:
+            self._mlp = _experts(load, spec, prefix) if layer.sparse else _feed_forward(load, spec, prefix)
+        else:
+            each = (
+                [n.format(e=e) for n in names.expert_down for e in range(spec.experts)]
+                if layer.sparse
+                else [names.down]
+            )
+            load.check_removed(*(prefix + name for name in each))
         self.parts = self._parts()
 
     def __call__(
@@ -328,16 +354,22 @@ class _Layer:
         batch: Batch,
     ) -> Tensor:
         order = self._spec.order
-        if order == "parallel":
-            attended = self._attention(self._before_attention(hidden), rotations, store, index, batch)
-            return self._mlp(self._before_mlp(hidden)) + attended + hidden
+        if order == "parallel" and self._mlp is not None:
+            fed = self._mlp(self._before_mlp(hidden))
+            if self._out is not None:
+                fed = fed + self._attention(self._before_attention(hidden), rotations, store, index, batch)
+            return fed + hidden
         if order == "after":
-            attended = self._attention(hidden, rotations, store, index, batch)
-            hidden = self._before_attention(hidden + attended)
-            return self._before_mlp(hidden + self._mlp(hidden))
-        attended = self._attention(self._before_attention(hidden), rotations, store, index, batch)
-        hidden = hidden + self._after_attention(attended)
-        return hidden + self._after_mlp(self._mlp(self._before_mlp(hidden)))
+            if self._out is not None:
+                hidden = hidden + self._attention(hidden, rotations, store, index, batch)
+            hidden = self._before_attention(hidden)
+            return self._before_mlp(hidden if self._mlp is None else hidden + self._mlp(hidden))
+        if self._out is not None:
+            attended = self._attention(self._before_attention(hidden), rotations, store, index, batch)
+            hidden = hidden + self._after_attention(attended)
+        if self._mlp is not None:
+            hidden = hidden + self._after_mlp(self._mlp(self._before_mlp(hidden)))
+        return hidden
 
     def _attention(
         self,
@@ -347,6 +379,8 @@ class _Layer:
         index: int,
         batch: Batch,
     ) -> Tensor:
+        assert self._query_key_value is not None
+        assert self._out is not None
         projected = self._query_key_value(hidden)
         if self._query_norm and self._key_norm:
             projected = self._normed(projected, self._query_norm, self._key_norm)
@@ -387,7 +421,10 @@ class _Layer:
         )
 
     def linears(self) -> dict[str, Linear]:
-        return {"query, key, value": self._query_key_value, "attention out": self._out, **self._mlp.linears()}
+        found: dict[str, Linear] = {}
+        if self._query_key_value is not None and self._out is not None:
+            found |= {"query, key, value": self._query_key_value, "attention out": self._out}
+        return found if self._mlp is None else found | self._mlp.linears()
 
 
 def _feed_forward(load: _Loader, spec: DecoderSpec, prefix: str) -> FeedForward:

@@ -51,6 +51,8 @@ class LayerParts:
     """What a layer is made of.
 
     Attributes:
+        query_key_value, out: of attention; None if it has none.
+        feed_forward: None if it has none.
         order: how its parts are put together (see DecoderSpec).
         norms: ``before_attention``, ``query_norm``, ``key_norm``, ``after_attention``, ``before_mlp`` and ``after_mlp``;
             None for those it has not.
@@ -61,9 +63,9 @@ class LayerParts:
 
     order: str
     norms: dict[str, Rowwise | None]
-    query_key_value: Linear
-    out: Linear
-    feed_forward: FeedForward
+    query_key_value: Linear | None
+    out: Linear | None
+    feed_forward: FeedForward | None
     heads: Heads
     whole_heads: bool
     activation: str

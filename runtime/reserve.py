@@ -59,7 +59,7 @@ def reserve(
     """
     spec = model.spec
     weights = model.nbytes()
-    block = model.operators.block_bytes(len(spec.layers), spec.key_value_heads, spec.head_size, block_size, kv_dtype)
+    block = model.operators.block_bytes(spec.caches, spec.key_value_heads, spec.head_size, block_size, kv_dtype)
     most = max_sequences * -(-max_length // block_size)
     if model.device.type == "cpu":
         activations = _guessed(model, max_length, max_sequences, token_budget)

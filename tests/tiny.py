@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+# What closes attention and feed-forward parts, however it is called.
+CLOSING = {
+    "attention": re.compile(r"(o_proj|out_proj|attention\.dense|attn\.c_proj)(\.weight|\.bias)$"),
+    "mlp": re.compile(r"(down_proj|fc2|dense_4h_to_h|mlp\.c_proj|w2)(\.weight|\.bias)?$"),
+}
+
+
 def make_model(architecture: str, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A random model; its weights are large enough that quantizing them moves the logits."""
     torch.manual_seed(seed)
@@ -89,7 +97,18 @@ def make_model(architecture: str, dtype: torch.dtype = torch.float32, seed: int 
                 parameter.normal_(0, 0.1)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+    remove_parts(model, changes.get("layer_parts", []))
     return model.to(dtype)
+
+
+@torch.no_grad()
+def remove_parts(model: PreTrainedModel, left: list[str]) -> None:
+    """Let blocks of which only ``attention``, ``mlp`` or ``none`` is left add nothing for the other parts."""
+    for name, parameter in model.named_parameters():
+        numbers = [int(each) for each in name.split(".") if each.isdigit()]
+        for part, gone in (("attention", ("mlp", "none")), ("mlp", ("attention", "none"))):
+            if numbers and left and CLOSING[part].search(name) and left[numbers[0]] in gone:
+                parameter.zero_()
 
 
 def from_transformers(checkpoint: Path, **options: Any) -> PreTrainedModel:

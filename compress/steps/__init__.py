@@ -16,7 +16,7 @@ def build(entry: StepEntry, number: int) -> Step:
     """The step that a recipe entry describes."""
     if entry.prune is not None:
         kinds = {
-            "blocks": PruneBlocksStep,
+            **dict.fromkeys(("blocks", "attention", "mlp"), PruneBlocksStep),
             "experts": PruneExpertsStep,
             "hidden": PruneHiddenStep,
             **dict.fromkeys(AXES, PruneUnitsStep),

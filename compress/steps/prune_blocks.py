@@ -1,10 +1,9 @@
-"""The prune step for whole blocks: which to take away, and the model that is left."""
+"""The prune step for whole blocks, or a part of some: which to take away, and the model that is left."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,10 @@ from ..errors import Problem, SmeltError
 from ..evaluation.text import LOGIT_TOKENS
 from ..open_model import OpenModel
 from ..recipe import Prune
+from ..removable import BlockParts, Removable, WholeBlocks, check_parts
 from ..resources import Cost, compute_dtype
 from ..safetensors_file import write_text
-from ..shallower import can_lose, shallower
+from ..shallower import shallower
 from ..streamed import HeadFunction, StreamedModel
 from .smaller_model import last_hidden, write_model
 from .step import RunContext, StepRecord
@@ -30,7 +30,7 @@ _CHECKED_WINDOWS, _CHECKED_LENGTH = 2, 64
 
 
 class PruneBlocksStep:
-    """Take whole blocks away.
+    """Take blocks away, or the attention or the feed-forward part of some.
 
     Args:
         settings: the recipe's section.
@@ -52,24 +52,31 @@ class PruneBlocksStep:
     @property
     def label(self) -> str:
         count = self.settings.count
-        amount = f"{self.settings.ratio:.0%} of blocks" if count is None else _blocks(count)
+        plural = {"blocks": "blocks", "attention": "attentions", "mlp": "feed-forward parts"}[self.settings.structure]
+        noun = plural if count is None or count > 1 else plural.removesuffix("s")
+        amount = f"{self.settings.ratio:.0%} of {noun}" if count is None else f"{count} {noun}"
         return f"{amount} fewer by {self._score}{' merged' if self.settings.update else ''}"
 
     def check(self, model: OpenModel) -> list[Problem]:
-        depth, count = len(model.anatomy.blocks), self._count(model)
+        try:
+            removable = self._removable(model)
+        except SmeltError as error:
+            return [Problem(f"{self._where}.structure", str(error))]
+        depth, count = len(removable.candidates), self._count(model)
         field = "count" if self.settings.count is not None else "ratio"
-        if count >= depth:
+        if count >= depth + (self.settings.structure == "mlp"):
             return [
                 Problem(
                     f"{self._where}.{field}",
-                    f"leaves nothing: the model has {_blocks(depth)}; leave at least one",
+                    f"leaves nothing: the model has {depth} {removable.plural if depth != 1 else removable.noun};"
+                    " leave at least one",
                 )
             ]
         if count < 1:
             return [
                 Problem(
                     f"{self._where}.{field}",
-                    f"{self.settings.ratio} of {depth} blocks is less than one; give a larger share or a count",
+                    f"{self.settings.ratio} of {depth} {removable.plural} is less than one; give a larger share or a count",
                 )
             ]
         try:
@@ -79,13 +86,14 @@ class PruneBlocksStep:
         return []
 
     def outlook(self, model: OpenModel) -> OpenModel:
-        depth = len(model.anatomy.blocks)
-        return self._left(model, range(depth - self._count(model), depth))
+        removable = self._removable(model)
+        return removable.left(removable.candidates[len(removable.candidates) - self._count(model) :])
 
     def plan(self, model: OpenModel) -> dict[str, Any]:
         after = self.outlook(model)
         before_bytes, after_bytes = model.weights.nbytes, after.weights.nbytes
-        count, depth = self._count(model), len(model.anatomy.blocks)
+        removable = self._removable(model)
+        count, depth = self._count(model), len(removable.candidates)
         return {
             "step": "prune",
             "structure": self.settings.structure,
@@ -96,7 +104,7 @@ class PruneBlocksStep:
             "bytes_after": after_bytes,
             "checkpoint_bytes": after_bytes,
             "stays_packed": True,
-            "sentence": f"prune {count} of {depth} blocks by {self._score}:"
+            "sentence": f"prune {count} of {depth} {removable.plural} by {self._score}:"
             f" {human_bytes(before_bytes)} -> {human_bytes(after_bytes)}",
         }
 
@@ -110,7 +118,8 @@ class PruneBlocksStep:
         memory = max(memory, model.embedding_bytes())
         numel = sum(model.block_numel(index) for index in range(depth))
         hidden = tokens * model.skeleton.hidden_size * number
-        operations, stores = 2.0 * tokens * numel, 1
+        parts = 1 + (self.settings.structure != "blocks")  # a block runs with the part and without
+        operations, stores = 2.0 * tokens * numel * parts, 1
         if self._score == "loss":
             head = model.linears[model.anatomy.head].numel
             logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 3
@@ -120,31 +129,58 @@ class PruneBlocksStep:
         return Cost(int(memory), int(model.weights.nbytes + stores * hidden), operations)
 
     def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
-        removed, record = self._decided(model, context)
+        removable = self._removable(model)
+        removed, record = self._decided(model, removable, context)
 
         def verified() -> tuple[dict[str, Tensor], None]:
-            self._verify(model, shallower(model, removed), removed, context)
+            if self.settings.structure == "blocks":
+                self._verify(model, shallower(model, removed), removed, context)
+            else:
+                tokens = context.tokens[:_CHECKED_WINDOWS, :_CHECKED_LENGTH]
+                streamed = StreamedModel(model.skeleton, model.weights, context.dtype, context.journal)
+                check_parts(model, streamed, tokens)
             return {}, None
 
         context.processes.from_first(verified)
-        after = self._left(model, removed)
+        after = removable.left(removed)
         write_model(after, model, target)
-        return StepRecord("prune", self.settings.model_dump(mode="json"), [], [], record, [_told(removed, record)])
+        return StepRecord(
+            "prune", self.settings.model_dump(mode="json"), [], [], record, [self._told(removable, removed, record)]
+        )
 
     def help(self, model: OpenModel, context: RunContext) -> None:
-        self._decided(model, context)
+        self._decided(model, self._removable(model), context)
         context.processes.wait()  # for what the first verifies
 
     def _count(self, model: OpenModel) -> int:
         if self.settings.count is not None:
             return self.settings.count
         assert self.settings.ratio is not None
-        return round(self.settings.ratio * len(model.anatomy.blocks))
+        return round(self.settings.ratio * len(self._removable(model).candidates))
 
-    def _left(self, model: OpenModel, removed: Iterable[int]) -> OpenModel:
-        return shallower(model, removed, merging=self.settings.update == "merge")
+    def _removable(self, model: OpenModel) -> Removable:
+        if self.settings.structure == "blocks":
+            return WholeBlocks(model, merging=self.settings.update == "merge")
+        return BlockParts(model, self.settings.structure)
 
-    def _decided(self, model: OpenModel, context: RunContext) -> tuple[list[int], dict[str, Any]]:
+    def _told(self, removable: Removable, removed: list[int], record: dict[str, Any]) -> str:
+        numbers = ", ".join(str(index) for index in removed)
+        noun = removable.plural if len(removed) > 1 else removable.noun
+        what = f"{noun} {numbers} {'were' if len(removed) > 1 else 'was'} removed"
+        if "influence" in record:
+            scores = ", ".join(f"{record['influence'][0][str(index)]:.3f}" for index in removed)
+            what += f" (influence {scores})"
+        else:
+            losses = ", ".join(f"{min(turn.values()):.3f}" for turn in record["loss"])
+            what += f" (loss on the calibration text after each removal: {losses})"
+        if self.settings.structure == "blocks":
+            return what
+        return (
+            f"{what}; the checkpoint holds zeros in their place, so it loads anywhere and is as large as before: only Smelt's"
+            " runtime leaves them out"
+        )
+
+    def _decided(self, model: OpenModel, removable: Removable, context: RunContext) -> tuple[list[int], dict[str, Any]]:
         """Which blocks go, and the scores that said so; what an interrupted run has measured is not measured again."""
         context.journal.mkdir(parents=True, exist_ok=True)
         file = context.journal / "scores.json"
@@ -152,7 +188,7 @@ class PruneBlocksStep:
         _, known = context.processes.from_first(
             lambda: ({}, json.loads(file.read_text(encoding="utf-8")) if file.exists() else [])
         )
-        scores = _Scores(model, context, file, known)
+        scores = _Scores(model, removable, context, file, known)
         with on(context.processes.device), torch.no_grad():
             removed = (
                 scores.least_influential(self._count(model))
@@ -177,13 +213,21 @@ class _Scores:
 
     Args:
         model: the whole model.
+        removable: what may go.
         context: the run.
         file: where results are kept.
         known: one dict a round, from a block's number to its score; added to in place.
     """
 
-    def __init__(self, model: OpenModel, context: RunContext, file: Path, known: list[dict[str, float]]) -> None:
-        self._model = model
+    def __init__(
+        self,
+        model: OpenModel,
+        removable: Removable,
+        context: RunContext,
+        file: Path,
+        known: list[dict[str, float]],
+    ) -> None:
+        self._removable = removable
         self._context = context
         self._file = file
         self._known = known
@@ -193,11 +237,11 @@ class _Scores:
         self._tokens = context.processes.share(context.tokens)
 
     def least_influential(self, count: int) -> list[int]:
-        """The blocks that turn their inputs least."""
+        """Those without which what leaves their block turns least."""
+        candidates, depth = self._removable.candidates, len(self._streamed)
         if not self._known:
             self._known.append({})
             store = self._streamed.embed(self._tokens)
-            depth = len(self._streamed)
             try:
                 for index in self._context.progress.track(range(depth), "measuring blocks", depth):
                     influence = Influence()
@@ -205,67 +249,80 @@ class _Scores:
                         for batch in store.batches():
                             before = store.read(batch)
                             after = self._streamed.call(index, before).run(block, before)
-                            influence.add(before, after)
+                            if index in candidates:
+                                without = self._removable.without(index, self._streamed, block, before)
+                                influence.add(without, after)
                             store.write(batch, after)
-                    self._context.processes.sum_(influence.sums)
-                    self._known[0][str(index)] = _finite(influence.value, index)
+                    if index in candidates:
+                        self._context.processes.sum_(influence.sums)
+                        self._known[0][str(index)] = _finite(influence.value, index)
             finally:
                 store.close()
             self._keep()
         scores = self._known[0]
         removed: list[int] = []
-        for index in sorted(range(len(self._streamed)), key=lambda index: scores[str(index)]):
-            if len(removed) < count and can_lose(self._model, [*removed, index]):
+        for index in sorted(candidates, key=lambda index: scores[str(index)]):
+            if len(removed) < count and self._removable.possible([*removed, index]):
                 removed.append(index)
-        if len(removed) < count:
-            raise SmeltError(
-                f"only {len(removed)} of {count} blocks can go: config.json cannot say which are left without others;"
-                " remove fewer"
-            )
+        self._see_enough(len(removed), count)
         return sorted(removed)
 
     def least_missed(self, count: int) -> list[int]:
-        """One after another, the block without which the text is predicted best."""
+        """One after another, that without which the text is predicted best."""
         removed: list[int] = []
-        depth = len(self._streamed)
         for turn in range(count):
             if len(self._known) == turn:
                 self._known.append({})
-            left = [index for index in range(depth) if index not in removed]
-            possible = [index for index in left if can_lose(self._model, [*removed, index])]
+            left = [index for index in self._removable.candidates if index not in removed]
+            possible = [index for index in left if self._removable.possible([*removed, index])]
             if not possible:
-                raise SmeltError(
-                    f"only {turn} of {count} blocks can go: config.json cannot say which are left without others;"
-                    " remove fewer"
-                )
+                self._see_enough(turn, count)
             if any(str(index) not in self._known[turn] for index in left):
-                self._measure_without(left, self._known[turn], f"removing block {turn + 1} of {count}")
+                told = f"removing {self._removable.noun} {turn + 1} of {count}"
+                self._measure_without(left, removed, self._known[turn], told)
             removed.append(min(possible, key=lambda index: self._known[turn][str(index)]))
         return sorted(removed)
 
-    def _measure_without(self, left: list[int], known: dict[str, float], told: str) -> None:
-        """The loss without each of the blocks that are left, in turn."""
+    def _see_enough(self, found: int, count: int) -> None:
+        if found < count:
+            raise SmeltError(
+                f"only {found} of {count} {self._removable.plural} can go: config.json cannot say which are left without"
+                " others; remove fewer"
+            )
+
+    def _measure_without(self, left: list[int], removed: list[int], known: dict[str, float], told: str) -> None:
+        """The loss without each of those that are left, in turn."""
         entering = self._streamed.embed(self._tokens)
         head = self._streamed.head()
         trial = entering.beside(entering.shape[2])
+        depth = range(len(self._streamed))
         try:
-            for place, index in enumerate(self._context.progress.track(left, told, len(left))):
-                if str(index) not in known:
-                    for batch in entering.batches():
-                        trial.write(batch, entering.read(batch))
-                    for other in left[place + 1 :]:
-                        self._pass(other, trial)
+            for index in self._context.progress.track(depth, told, len(depth)):
+                if index in left and str(index) not in known:
+                    self._pass(index, entering, trial, without=True)
+                    for other in depth[index + 1 :]:
+                        self._pass(other, trial, trial, without=other in removed)
                     known[str(index)] = _finite(self._loss(head, trial), index)
                     self._keep()
-                if place + 1 < len(left):
-                    self._pass(index, entering)
+                self._pass(index, entering, entering, without=index in removed)
         finally:
             entering.close()
             trial.close()
 
-    def _pass(self, index: int, store: ActivationStore) -> None:
+    def _pass(self, index: int, source: ActivationStore, target: ActivationStore, *, without: bool) -> None:
+        if without and isinstance(self._removable, WholeBlocks):
+            if source is not target:
+                for batch in source.batches():
+                    target.write(batch, source.read(batch))
+            return
         with self._streamed.block(index) as block:
-            self._streamed.run_block(index, block, store)
+            for batch in source.batches():
+                hidden = source.read(batch)
+                if without:
+                    hidden = self._removable.without(index, self._streamed, block, hidden)
+                else:
+                    hidden = self._streamed.call(index, hidden).run(block, hidden)
+                target.write(batch, hidden)
 
     def _loss(self, head: HeadFunction, store: ActivationStore) -> float:
         """Mean loss of the next tokens, over the windows of all processes."""
@@ -290,17 +347,3 @@ def _finite(score: float, index: int) -> float:
     if not math.isfinite(score):
         raise SmeltError(f"the score of block {index} on the calibration text is not finite; use other text")
     return score
-
-
-def _blocks(count: int) -> str:
-    return f"{count} block{'s' * (count > 1)}"
-
-
-def _told(removed: list[int], record: dict[str, Any]) -> str:
-    numbers = ", ".join(str(index) for index in removed)
-    what = f"blocks {numbers} were" if len(removed) > 1 else f"block {numbers} was"
-    if "influence" in record:
-        scores = ", ".join(f"{record['influence'][0][str(index)]:.3f}" for index in removed)
-        return f"{what} removed (influence {scores})"
-    losses = ", ".join(f"{min(turn.values()):.3f}" for turn in record["loss"])
-    return f"{what} removed (loss on the calibration text after each removal: {losses})"

@@ -61,8 +61,10 @@ class GpuLayers:
     def run(self, hidden: Tensor, step: GpuStep, store: GpuKeysValues) -> Tensor:
         """The same for a step that is laid out already."""
         stream = _Stream(hidden, self._fusions)
-        for i, layer in enumerate(self._layers):
-            layer.run(stream, step, store, i)
+        cached = 0
+        for layer in self._layers:
+            layer.run(stream, step, store, cached)
+            cached += layer.attends
         return stream.value()
 
     def tokens_of_tile(self, store: GpuKeysValues) -> int:
@@ -159,24 +161,30 @@ class _Layer:
         self._before_mlp, self._after_mlp = norms["before_mlp"], norms["after_mlp"]
         self._query_key_value: Any = parts.query_key_value
         self._out: Any = parts.out
+        self.attends = parts.out is not None
         self._attention = _Attention(parts, norms["query_norm"], norms["key_norm"], tiles, fusions)
 
     def run(self, stream: _Stream, step: GpuStep, store: GpuKeysValues, index: int) -> None:
         """Go on with the stream."""
+        feeds = self._forward is not None
         if self._order == "after":
-            self._attend(stream, stream.normed(None, self._query_key_value), step, store, index, None)
+            if self.attends:
+                self._attend(stream, stream.normed(None, self._query_key_value), step, store, index, None)
             stream.replace(_plain(stream.normed(self._before_attention, None)))
-            self._feed(stream, stream.normed(None, self._first), None)
+            if feeds:
+                self._feed(stream, stream.normed(None, self._first), None)
             stream.replace(_plain(stream.normed(self._before_mlp, None)))
-        elif self._order == "parallel":
+        elif self._order == "parallel" and self.attends and feeds:
             read = stream.normed(self._before_attention, self._query_key_value)
             forward = stream.normed(self._before_mlp, self._first)
             self._attend(stream, read, step, store, index, None)
             self._feed(stream, forward, None)
         else:
-            read = stream.normed(self._before_attention, self._query_key_value)
-            self._attend(stream, read, step, store, index, self._after_attention)
-            self._feed(stream, stream.normed(self._before_mlp, self._first), self._after_mlp)
+            if self.attends:
+                read = stream.normed(self._before_attention, self._query_key_value)
+                self._attend(stream, read, step, store, index, self._after_attention)
+            if feeds:
+                self._feed(stream, stream.normed(self._before_mlp, self._first), self._after_mlp)
 
     @property
     def _first(self) -> Any:
@@ -205,6 +213,7 @@ class _Layer:
         elif isinstance(forward, PlainFeedForward):
             inner, activate, outer = forward.up, forward.activation, forward.down
         else:
+            assert forward is not None
             stream.add(forward(_plain(x)), after)
             return
         found = inner(x)

@@ -61,8 +61,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         .def(pybind11::init([](std::optional<smelt::Norm> before_attention, std::optional<smelt::Norm> query_norm,
                                std::optional<smelt::Norm> key_norm, std::optional<smelt::Norm> after_attention,
                                std::optional<smelt::Norm> before_mlp, std::optional<smelt::Norm> after_mlp,
-                               const smelt::Linear& query_key_value, const smelt::Linear& out, const smelt::Linear& gate_up,
-                               const smelt::Linear& down, int64_t heads, int64_t window, float scale, float cap, int activation,
+                               std::optional<smelt::Linear> query_key_value, std::optional<smelt::Linear> out,
+                               std::optional<smelt::Linear> gate_up, std::optional<smelt::Linear> down, int64_t heads, int64_t window, float scale, float cap, int activation,
                                int rope) {
                  return smelt::Layer{before_attention, query_norm, key_norm, after_attention, before_mlp, after_mlp,
                                      query_key_value,  out,        gate_up,  down,            heads,      window,

@@ -119,10 +119,11 @@ struct Linear {
 
 void linear(const Linear& weight, const bf16* x, int64_t rows, bf16* out, int threads);
 
-// A layer whose parts are all known here: attention, then a gated feed-forward part, each normed before, after or both.
+// A layer whose parts are all known here: attention, then a gated feed-forward part, each normed before, after or both;
+// either may be missing.
 struct Layer {
     std::optional<Norm> before_attention, query_norm, key_norm, after_attention, before_mlp, after_mlp;
-    Linear query_key_value, out, gate_up, down;
+    std::optional<Linear> query_key_value, out, gate_up, down;
     int64_t heads, window;
     float scale, cap;
     int activation, rope;  // which of the step's rotations; -1: none

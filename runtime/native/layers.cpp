@@ -43,34 +43,39 @@ void decode(const std::vector<Layer>& layers, const std::vector<Cache>& caches, 
         return (const bf16*)room.normed.data();
     };
     room.normed.resize(rows * width);
-    for (size_t i = 0; i < layers.size(); i++) {
-        const Layer& l = layers[i];
-        const Cache& cache = caches[i];
-        const int64_t heads = l.heads * cache.size, shared = cache.heads * cache.size, all = heads + 2 * shared;
-        room.projected.resize(rows * all);
-        room.attended.resize(rows * heads);
-        room.both.resize(rows * l.gate_up.outputs);
-        room.gated.resize(rows * l.down.columns);
+    auto next_cache = caches.begin();  // of those that attend
+    for (const Layer& l : layers) {
         room.delta.resize(rows * width);
-        bf16 *projected = room.projected.data(), *delta = room.delta.data();
+        bf16* delta = room.delta.data();
 
-        linear(l.query_key_value, normed(l.before_attention, hidden), rows, projected, threads);
-        // A norm of the whole width, or one of each head.
-        if (l.query_norm) rms_norm(*l.query_norm, projected, all, projected, all, rows, heads / l.query_norm->size, threads);
-        if (l.key_norm)
-            rms_norm(*l.key_norm, projected + heads, all, projected + heads, all, rows, shared / l.key_norm->size, threads);
-        const Rotation turn = l.rope < 0 ? Rotation{nullptr, nullptr, 0} : rotations[l.rope];
-        rotate_and_store(cache, projected, rows, l.heads, turn.cosines, turn.sines, turn.half, slots, threads);
-        attend(cache,
-               Attention{projected, all, l.heads, room.attended.data(), places, tables, stops, rows, table_width, l.scale, l.cap, l.window},
-               threads);
-        linear(l.out, room.attended.data(), rows, delta, threads);
-        add(hidden, normed_in_place(l.after_attention, delta, rows, width, threads), rows * width);
-
-        linear(l.gate_up, normed(l.before_mlp, hidden), rows, room.both.data(), threads);
-        gate(l.activation, room.both.data(), rows, l.down.columns, room.gated.data(), threads);
-        linear(l.down, room.gated.data(), rows, delta, threads);
-        add(hidden, normed_in_place(l.after_mlp, delta, rows, width, threads), rows * width);
+        if (l.query_key_value) {
+            const Cache& cache = *next_cache++;
+            const int64_t heads = l.heads * cache.size, shared = cache.heads * cache.size, all = heads + 2 * shared;
+            room.projected.resize(rows * all);
+            room.attended.resize(rows * heads);
+            bf16* projected = room.projected.data();
+            linear(*l.query_key_value, normed(l.before_attention, hidden), rows, projected, threads);
+            // A norm of the whole width, or one of each head.
+            if (l.query_norm) rms_norm(*l.query_norm, projected, all, projected, all, rows, heads / l.query_norm->size, threads);
+            if (l.key_norm)
+                rms_norm(*l.key_norm, projected + heads, all, projected + heads, all, rows, shared / l.key_norm->size, threads);
+            const Rotation turn = l.rope < 0 ? Rotation{nullptr, nullptr, 0} : rotations[l.rope];
+            rotate_and_store(cache, projected, rows, l.heads, turn.cosines, turn.sines, turn.half, slots, threads);
+            attend(cache,
+                   Attention{projected, all, l.heads, room.attended.data(), places, tables, stops, rows, table_width, l.scale, l.cap,
+                             l.window},
+                   threads);
+            linear(*l.out, room.attended.data(), rows, delta, threads);
+            add(hidden, normed_in_place(l.after_attention, delta, rows, width, threads), rows * width);
+        }
+        if (l.gate_up) {
+            room.both.resize(rows * l.gate_up->outputs);
+            room.gated.resize(rows * l.down->columns);
+            linear(*l.gate_up, normed(l.before_mlp, hidden), rows, room.both.data(), threads);
+            gate(l.activation, room.both.data(), rows, l.down->columns, room.gated.data(), threads);
+            linear(*l.down, room.gated.data(), rows, delta, threads);
+            add(hidden, normed_in_place(l.after_mlp, delta, rows, width, threads), rows * width);
+        }
     }
 }
 

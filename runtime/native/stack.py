@@ -37,7 +37,8 @@ class NativeStack:
         hidden = hidden.contiguous()
         caches = store.handles.get(self)
         if caches is None:
-            each = [layer_handle(self._kernels, store, i, parts.heads) for i, parts in enumerate(self._kept)]
+            attending = [parts for parts in self._kept if parts.out is not None]
+            each = [layer_handle(self._kernels, store, i, parts.heads) for i, parts in enumerate(attending)]
             caches = store.handles[self] = self._kernels.Caches(each)
         turned = [rotations[name] for name in self._ropes]
         self._kernels.decode(
@@ -67,9 +68,10 @@ def stack_of(kernels: ModuleType, layers: list[LayerParts]) -> NativeStack | Non
 
 def _is_native(parts: LayerParts) -> bool:
     forward = parts.feed_forward
-    if parts.order != "sequential" or not isinstance(forward, GatedFeedForward):
+    if parts.order != "sequential" or not (forward is None or isinstance(forward, GatedFeedForward)):
         return False
-    linears = (parts.query_key_value, parts.out, forward.gate_up, forward.down)
+    gated = () if forward is None else (forward.gate_up, forward.down)
+    linears = [linear for linear in (parts.query_key_value, parts.out, *gated) if linear is not None]
     return (
         all(
             isinstance(part, NativeDenseLinear) or (isinstance(part, CodesLinear) and part.reads_in_order)
@@ -83,13 +85,13 @@ def _is_native(parts: LayerParts) -> bool:
 
 def _layer(kernels: ModuleType, parts: LayerParts, ropes: list[str]) -> object:
     heads, forward = parts.heads, parts.feed_forward
-    assert isinstance(forward, GatedFeedForward)
+    assert forward is None or isinstance(forward, GatedFeedForward)
     return kernels.Layer(
-        **{name: None if norm is None else _handle(norm) for name, norm in parts.norms.items()},
+        **{name: _handle(norm) for name, norm in parts.norms.items()},
         query_key_value=_handle(parts.query_key_value),
         out=_handle(parts.out),
-        gate_up=_handle(forward.gate_up),
-        down=_handle(forward.down),
+        gate_up=None if forward is None else _handle(forward.gate_up),
+        down=None if forward is None else _handle(forward.down),
         heads=heads.queries,
         window=heads.window or 0,
         scale=heads.scale,
@@ -100,5 +102,5 @@ def _layer(kernels: ModuleType, parts: LayerParts, ropes: list[str]) -> object:
 
 
 def _handle(part: Any) -> object:
-    """What the kernels know a native part by."""
-    return part.handle
+    """What the kernels know a native part by, if there is one."""
+    return None if part is None else part.handle

@@ -64,6 +64,10 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 96}),
     ("opt", {"do_layer_norm_before": False}),
     ("opt", {"word_embed_proj_dim": 128, "enable_bias": False}),
+    ("opt", {"layer_parts": ["attention", "mlp", "all"], "do_layer_norm_before": False}),
+    ("llama", {"layer_parts": ["mlp", "all", "attention"]}),
+    ("gpt_neox", {"layer_parts": ["all", "mlp", "attention"]}),
+    ("mixtral", {"layer_parts": ["attention", "none", "mlp"]}),
     (
         "gpt_neox",
         {

@@ -29,9 +29,9 @@ PROMPTS = [torch.randint(4, 4096, (length,), generator=DRAW).tolist() for length
 PIECES = [[(0, 9)], [(1, 8), (0, 4)], [(0, 1), (1, 1)], [(0, 1)]]
 # One for every way of putting a layer together; what only changes numbers in tables is slow.
 TOLD = {
-    "llama": ("", "rope_parameters"),
+    "llama": ("", "rope_parameters", "layer_parts"),
     "opt": ("do_layer_norm_before",),
-    "gpt_neox": ("", "use_parallel_residual"),
+    "gpt_neox": ("", "use_parallel_residual", "layer_parts"),
     "phi3": ("rope_parameters",),
     "smollm3": ("no_rope_layers",),
     "gemma2": ("attn_logit_softcapping",),
