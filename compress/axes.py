@@ -164,6 +164,19 @@ def hidden(model: OpenModel) -> Axis:
     return replace(axis, readers={"": spans})
 
 
+def vocabulary(model: OpenModel) -> Axis:
+    """Tokens: rows of the embedding and of the head.
+
+    Raises:
+        SmeltError: their number cannot be changed by itself.
+    """
+    axis = Axis("tokens", model.vocabulary(), 1, {_spelled(model, "vocab_size"): 1}, {})
+    spans = _changing(model, axis, 1)
+    if f"{model.skeleton.embedding_name}.weight" not in spans:
+        raise SmeltError(f"{_kind(model)}: its embedding does not follow vocab_size, so {axis.noun} cannot be pruned")
+    return replace(axis, readers={"": spans})
+
+
 def possible_units(model: OpenModel, axis: Axis) -> list[int]:
     """The smaller numbers that the architecture's configuration allows."""
     numbers = range(axis.multiple, axis.units, axis.multiple)

@@ -146,6 +146,37 @@ def evaluation_windows(source: TextSource, tokenizer: PreTrainedTokenizerBase, m
     return _fingerprinted(_begun(stream[: available * own].view(available, own), begin))
 
 
+def used_tokens(source: TextSource, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """All tokens that a source is cut into, from its beginning to its end.
+
+    Raises:
+        SmeltError: it holds no text.
+    """
+    used: set[int] = set()
+    for document in source.documents():
+        if not isinstance(document, str):
+            raise SmeltError(f"{source.label}: holds {type(document).__name__}, not text; set field")
+        for piece in _pieces(document):
+            if piece.strip():
+                used.update(tokenizer(piece, verbose=False).input_ids)
+    if not used:
+        raise SmeltError(f"{source.label}: holds no text; give a source with text in it")
+    return used | set(tokenizer(_SEPARATOR, add_special_tokens=False).input_ids)
+
+
+def recut(tokens: Tensor, before: PreTrainedTokenizerBase, after: PreTrainedTokenizerBase) -> Tensor:
+    """Windows of the same text, as another tokenizer cuts it: as many, and as long."""
+    begin, old = _beginning(after), len(_beginning(before))
+    own = tokens.shape[1] - len(begin)
+    ids: list[int] = []
+    for text in before.batch_decode(tokens[:, old:], clean_up_tokenization_spaces=False):
+        ids.extend(after(text, add_special_tokens=False, verbose=False).input_ids)
+    short = len(tokens) * own - len(ids)
+    if short > 0:  # what is decoded and cut again may come out a little shorter
+        ids.extend((ids * (short // len(ids) + 1))[:short])
+    return _begun(torch.tensor(ids[: len(tokens) * own]).view(len(tokens), own), begin)
+
+
 def fingerprint(tokens: Tensor) -> str:
     """A digest of token ids."""
     return hashlib.sha256(repr(tuple(tokens.shape)).encode() + tokens.to(torch.int64).numpy().tobytes()).hexdigest()

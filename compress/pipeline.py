@@ -13,7 +13,7 @@ import torch
 from ..runtime.errors import RuntimeProblem
 from ..runtime.machine import available_memory
 from .compressed import CompressedModel, open_dense
-from .corpus import Windows, fingerprint
+from .corpus import Windows, fingerprint, recut
 from .errors import raise_problems
 from .evaluation.evaluate import measured
 from .evaluation.measure import Evaluation
@@ -116,8 +116,9 @@ def _help(plan: Plan, processes: Processes, show: Progress) -> RunResult:
     if has_work:
         tokens = processes.from_first(lambda: ({}, None))[0]["tokens"].cpu()
         for number, step in enumerate(plan.steps[:-1]):
-            _intermediate(step, model, _context(plan, model, output, number, tokens, show, processes))
-            model = _left_by(number, output, model)
+            done = _intermediate(step, model, _context(plan, model, output, number, tokens, show, processes))
+            before, model = model, _left_by(number, output, model)
+            tokens = _as_read(tokens, done, before.directory, model.directory)
         context = _context(plan, model, output, len(plan.steps) - 1, tokens, show, processes)
         plan.steps[-1].help(model, context)
     processes.wait()
@@ -150,11 +151,14 @@ def _make_checkpoint(
     for number, step in enumerate(plan.steps[:-1]):
         context = _context(plan, worked_on, output, number, tokens, show, processes)
         records.append(_intermediate(step, worked_on, context))
-        worked_on = _left_by(number, output, worked_on)
+        before, worked_on = worked_on, _left_by(number, output, worked_on)
+        tokens = _as_read(tokens, records[-1], before.directory, worked_on.directory)
     context = _context(plan, worked_on, output, len(plan.steps) - 1, tokens, show, processes)
     records.append(plan.steps[-1].run(worked_on, context, output.staging))
     show.say("reloading the checkpoint")
-    outcome = reload(worked_on, output.staging, tokens, output.journal)
+    staged = ModelDirectory("", output.staging, worked_on.directory.trust_remote_code)
+    read = _as_read(tokens, records[-1], worked_on.directory, staged)
+    outcome = reload(worked_on, output.staging, read, output.journal)
     facts = {
         "versions": versions(),
         "recipe": {**recipe.content(), "model": name},
@@ -208,6 +212,11 @@ def _place(journal: Path) -> Path:
 def _left_by(number: int, output: Output, before: OpenModel) -> OpenModel:
     place = _place(output.journal / f"step-{number}")
     return OpenModel(ModelDirectory(place.name, place, before.directory.trust_remote_code))
+
+
+def _as_read(tokens: torch.Tensor, done: StepRecord, before: ModelDirectory, after: ModelDirectory) -> torch.Tensor:
+    """The calibration windows as the model that a step left reads them."""
+    return recut(tokens, before.tokenizer(), after.tokenizer()) if done.retokenized else tokens
 
 
 def _evaluate_and_report(plan: Plan, output: Output, name: str, show: Progress) -> RunResult:

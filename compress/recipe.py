@@ -432,9 +432,10 @@ _STRUCTURES = {
     "heads": _Structure(_UNIT_SCORES, ("least_squares",), ("count", "ratio")),
     "hidden": _Structure(("pca", "activation", "taylor", "weight"), (), ("ratio",)),
     "experts": _Structure(("activation", "frequency", "taylor", "path"), (), ("count", "ratio")),
+    "vocabulary": _Structure((), (), ()),
     "weights": _Structure(*_SINGLE_WEIGHTS, ("sparsity",)),
 }
-_WHOLE_PARTS = ("blocks", "attention", "mlp", "ffn", "heads", "hidden", "experts")
+_WHOLE_PARTS = ("blocks", "attention", "mlp", "ffn", "heads", "hidden", "experts", "vocabulary")
 _PATTERN = _Structure(*_SINGLE_WEIGHTS, ())
 
 
@@ -455,7 +456,7 @@ class Prune(RecipeModel):
 
     structure: Annotated[str, BeforeValidator(_structure)] = Field(
         description="What is taken away: whole `blocks`, the `attention` or the feed-forward part (`mlp`) of some, channels of feed-forward layers (`ffn`) , attention `heads`, channels"
-        " of the residual stream (`hidden`) or `experts` of mixtures, which leaves a smaller model; single `weights`, wherever they are; or `2:4` and the like, so many of each group of neighbours. Of the last"
+        " of the residual stream (`hidden`), `experts` of mixtures or tokens of the `vocabulary`, which leaves a smaller model; single `weights`, wherever they are; or `2:4` and the like, so many of each group of neighbours. Of the last"
         " two, only zeros are left.",
         json_schema_extra={"anyOf": [{"enum": [*_STRUCTURES, "2:4", "4:8"]}, {"pattern": "^[0-9]+:[0-9]+$"}]},
     )
@@ -499,6 +500,11 @@ class Prune(RecipeModel):
         description="Which share of the blocks, parts of blocks, heads, experts or channels; of all but channels, or give count.",
     )
     sparsity: float | None = Field(default=None, gt=0, lt=1, description="Which share of the weights of each linear.")
+    corpus: str | None = Field(
+        default=None,
+        description="Of the vocabulary: the tokens of this text stay. `builtin`, a .txt or .jsonl file, or a Hugging Face"
+        " dataset.",
+    )
     update: Literal["merge", "least_squares", "sparsegpt"] | None = Field(
         default=None,
         description="How what is left makes up for it. Blocks: `merge` adds to a block what those removed behind it are apart"
@@ -516,13 +522,22 @@ class Prune(RecipeModel):
     def _fits_structure(self) -> Prune:
         known = _STRUCTURES.get(self.structure, _PATTERN)
         amounts = [name for name in ("count", "ratio", "sparsity") if getattr(self, name) is not None]
+        if (self.corpus is None) == (self.structure == "vocabulary"):
+            raise ValueError(
+                "structure vocabulary needs a corpus, whose tokens are to stay"
+                if self.corpus is None
+                else f"corpus is not for {self.structure}; remove it"
+            )
         if len(amounts) != min(1, len(known.amounts)) or not set(amounts) <= set(known.amounts):
+            if self.structure == "vocabulary":
+                raise ValueError(f"structure vocabulary keeps what its corpus uses; remove {amounts[0]}")
             if not known.amounts:
                 raise ValueError(f"structure {self.structure} says itself how many weights go; remove {amounts[0]}")
             one = " or ".join(known.amounts)
             raise ValueError(f"structure {self.structure} needs {one}{' and not both' * (len(known.amounts) > 1)}")
         if self.score is not None and self.score not in known.scores:
-            raise ValueError(f"score {self.score} is not for {self.structure}; expected {', '.join(known.scores)}")
+            expected = f"expected {', '.join(known.scores)}" if known.scores else "remove it"
+            raise ValueError(f"score {self.score} is not for {self.structure}; {expected}")
         if self.update is not None and not known.updates:
             raise ValueError(f"update {self.update} is not for {self.structure}, which knows none; remove it")
         if self.update is not None and self.update not in known.updates:

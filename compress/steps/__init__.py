@@ -7,6 +7,7 @@ from .prune_blocks import PruneBlocksStep
 from .prune_experts import PruneExpertsStep
 from .prune_hidden import PruneHiddenStep
 from .prune_units import AXES, PruneUnitsStep
+from .prune_vocabulary import PruneVocabularyStep
 from .prune_weights import PruneWeightsStep
 from .quantize import QuantizeStep
 from .step import RunContext, Step, StepRecord
@@ -19,6 +20,7 @@ def build(entry: StepEntry, number: int) -> Step:
             **dict.fromkeys(("blocks", "attention", "mlp"), PruneBlocksStep),
             "experts": PruneExpertsStep,
             "hidden": PruneHiddenStep,
+            "vocabulary": PruneVocabularyStep,
             **dict.fromkeys(AXES, PruneUnitsStep),
         }
         kind = kinds.get(entry.prune.structure, PruneWeightsStep)

@@ -50,6 +50,7 @@ class StepRecord:
         unknown: what it left alone because it is not understood.
         chosen: what it decided by measuring, as plain data; None if the recipe decided everything.
         done: what it did to the model, in sentences for the report, where the settings do not tell.
+        retokenized: whether the model that it leaves has another tokenizer.
     """
 
     name: str
@@ -58,6 +59,7 @@ class StepRecord:
     unknown: list[str]
     chosen: dict[str, Any] | None = None
     done: list[str] = field(default_factory=list)
+    retokenized: bool = False
 
 
 class Step(Protocol):
