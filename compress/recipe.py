@@ -19,9 +19,9 @@ from pydantic import (
     model_validator,
 )
 
-from ..prune.masks import Pattern
 from ..quant import scheme as schemes
 from ..quant.rounding import METHODS
+from ..quant.sparsity import Pattern
 from ..quant.transforms import TRANSFORMS
 from ..runtime.machine import human_bytes
 from .corpus import TextSource
@@ -500,6 +500,12 @@ class Prune(RecipeModel):
         description="Which share of the blocks, parts of blocks, heads, experts or channels; of all but channels, or give count.",
     )
     sparsity: float | None = Field(default=None, gt=0, lt=1, description="Which share of the weights of each linear.")
+    allocation: Literal["uniform", "owl", "sensitivity"] = Field(
+        default="uniform",
+        description="Of single weights: how the sparsity is shared out. `uniform`: the same for every linear; `owl`: less for"
+        " blocks with more outliers (OWL); `sensitivity`: to each linear what costs the predictions least, by their Fisher"
+        " information.",
+    )
     corpus: str | None = Field(
         default=None,
         description="Of the vocabulary: the tokens of this text stay. `builtin`, a .txt or .jsonl file, or a Hugging Face"
@@ -535,6 +541,10 @@ class Prune(RecipeModel):
                 raise ValueError(f"structure {self.structure} says itself how many weights go; remove {amounts[0]}")
             one = " or ".join(known.amounts)
             raise ValueError(f"structure {self.structure} needs {one}{' and not both' * (len(known.amounts) > 1)}")
+        if self.allocation != "uniform" and self.structure != "weights":
+            raise ValueError(
+                f"allocation shares out a sparsity over layers; {self.structure} takes the same from each, so remove it"
+            )
         if self.score is not None and self.score not in known.scores:
             expected = f"expected {', '.join(known.scores)}" if known.scores else "remove it"
             raise ValueError(f"score {self.score} is not for {self.structure}; {expected}")

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from ..quant.rounding.columns import column_factor, settle_columns
-from .masks import Pattern, keep_share
-
-# The paper decides about this many columns at a time where there is no pattern.
-AT_A_TIME = 128
+from ..quant.rounding.removal import AT_A_TIME, Removal
+from ..quant.sparsity import Pattern
 
 
 def sparsegpt(
@@ -44,28 +42,12 @@ def sparsegpt(
         )
     elif used != damping:
         notes.append(f"sparsegpt raised its damping from {damping:g} to {used:g}")
-    cost = factor.diagonal().square()[:, None].clone()
+    cost = factor.diagonal().square().clone()
     cost[(hessian.diagonal() == 0)[backwards]] = 0.0  # what reads nothing but zeros goes first
     factor /= factor.diagonal().clone()[:, None]
-    stays = torch.zeros_like(columns, dtype=torch.bool)
-    if isinstance(keep, Tensor):
-        stays |= keep.T[backwards]
-
-    def choose(part: slice, wanted: Tensor) -> None:
-        score = (wanted.square() * cost[part]).T
-        if isinstance(keep, Pattern):
-            stays[part] = keep.keep(score).T
-        else:
-            assert isinstance(keep, float)
-            stays[part] = keep_share(score, keep, by_row=False).T
-
-    together = keep.of if isinstance(keep, Pattern) else AT_A_TIME
+    removal = Removal(keep, cost, backwards, weight.shape[0])
+    stays = removal.stays
     settled = settle_columns(
-        columns,
-        factor,
-        lambda column, wanted: wanted * stays[column],
-        AT_A_TIME,
-        None if isinstance(keep, Tensor) else choose,
-        together,
+        columns, factor, lambda column, wanted: wanted * stays[column], AT_A_TIME, removal.coming, removal.together
     )
     return settled.flip(0).T.contiguous(), notes

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -42,15 +42,38 @@ from .units import Unit
 Changes = dict[str, list[OutputChange]]
 
 
+class Candidates(Protocol):
+    """What may be done to linears, one candidate beside another.
+
+    Attributes:
+        count: how many candidates there are.
+        needs_hessian: whether the second moments of inputs are wanted.
+    """
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def needs_hessian(self) -> bool: ...
+
+    def changes(self, weights: dict[str, Tensor], stats: LayerStats) -> Changes:
+        """What each candidate makes of the outputs of linears that share their inputs.
+
+        Args:
+            weights: by full name, ``[rows, columns]``.
+            stats: of the inputs, with each channel's energy.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Measured:
     """What to measure, and with what.
 
     Attributes:
         model: whose predictions count.
-        units: what is stored in fewer bits, one at a time.
-        treatments: for every candidate, what it means for each linear, by name.
-        ranges: choices of grids' ranges that the step applies.
+        units: what is changed, one at a time.
+        candidates: how.
         tokens: windows of text, ``[windows, length]``.
         dtype: what is computed in.
         seed: of the tokens that are drawn.
@@ -60,13 +83,51 @@ class Measured:
 
     model: OpenModel
     units: list[Unit]
-    treatments: list[dict[str, Treatment]]
-    ranges: list[TransformChoice]
+    candidates: Candidates
     tokens: Tensor
     dtype: torch.dtype
     seed: int
     journal: Path
     progress: Progress
+
+
+class Roundings:
+    """Candidates that round linears as a quantize step would.
+
+    Args:
+        model: whose linears they are.
+        treatments: for every candidate, what it means for each linear, by name.
+        ranges: choices of grids' ranges that the step applies.
+        dtype: what is computed in.
+    """
+
+    def __init__(
+        self,
+        model: OpenModel,
+        treatments: list[dict[str, Treatment]],
+        ranges: list[TransformChoice],
+        dtype: torch.dtype,
+    ) -> None:
+        self._model, self._treatments, self._ranges, self._dtype = model, treatments, ranges, dtype
+        self.count = len(treatments)
+        self.needs_hessian = any(t.method.needs_hessian for each in treatments for t in each.values())
+
+    def changes(self, weights: dict[str, Tensor], stats: LayerStats) -> Changes:
+        """What each candidate makes of the outputs of linears that share their inputs."""
+        found: Changes = {name: [] for name in weights}
+        for treatments in self._treatments:
+            for names in alike({name: treatments[name] for name in weights}):
+                treatment = treatments[names[0]]
+                facts = [self._model.linears[name] for name in names]
+                own = [weights[name] for name in names]
+                linears = [ToRound(f, weight.to(f.dtype)) for f, weight in zip(facts, own, strict=True)]
+                results = GroupQuantizer(treatment, self._ranges).round(linears, stats)
+                for name, weight, (tensors, _) in zip(names, own, results, strict=True):
+                    inputs = treatment.scheme.activations
+                    rounding = None if inputs is None else ActivationRounding.stored_as(inputs, tensors)
+                    difference = restore(tensors, treatment.scheme).to(weight.dtype) - weight
+                    found[name].append(OutputChange(difference.to(self._dtype), rounding))
+        return found
 
 
 def fisher_losses(measured: Measured) -> list[list[float]]:
@@ -85,7 +146,7 @@ class _Pass:
     def __init__(self, measured: Measured) -> None:
         self._measured = measured
         self._model = measured.model
-        self._count = len(measured.treatments)
+        self._count = measured.candidates.count
         self._streamed = StreamedModel(
             measured.model.skeleton, measured.model.weights, measured.dtype, measured.journal
         )
@@ -93,6 +154,7 @@ class _Pass:
         self._kept = KeptPass(self._streamed)
         self._stores = self._kept.stores
         self._positions = measured.tokens.numel()
+        self._candidates = measured.candidates
 
     def _forward(self) -> None:
         self._kept.forward(self._measured.tokens, self._measured.progress, "reading the original")
@@ -119,9 +181,9 @@ class _Pass:
             if (kept := tuple(local for local in group.linears if f"{anatomy.name}.{local}" in wanted))
         ]
         found: Changes = {}
-        for group, stats in passes.survey(groups, hessian=self._needs_hessian):
-            modules = {f"{anatomy.name}.{local}": block.get_submodule(local) for local in group.linears}
-            found |= self._changes(modules, stats)
+        for group, stats in passes.survey(groups, hessian=self._candidates.needs_hessian, energy=True):
+            weights = {f"{anatomy.name}.{local}": _rows(block.get_submodule(local)) for local in group.linears}
+            found |= self._candidates.changes(weights, stats)
         return found
 
     def _head_changes(self, function: HeadFunction) -> Changes:
@@ -129,31 +191,9 @@ class _Pass:
         head = self._model.anatomy.head
         if head not in self._wanted:
             return {}
-        return self._changes(
-            {head: function.module},
-            observe_head(function, self._stores[-1], self._positions, Processes(), hessian=self._needs_hessian),
-        )
-
-    def _changes(self, modules: dict[str, nn.Module], stats: LayerStats) -> Changes:
-        """Round linears that share their inputs as the step itself would, with every candidate."""
-        found: Changes = {name: [] for name in modules}
-        for treatments in self._measured.treatments:
-            for names in alike({name: treatments[name] for name in modules}):
-                treatment = treatments[names[0]]
-                facts = [self._model.linears[name] for name in names]
-                own = [_rows(modules[name]) for name in names]
-                linears = [ToRound(f, weight.to(f.dtype)) for f, weight in zip(facts, own, strict=True)]
-                results = GroupQuantizer(treatment, self._measured.ranges).round(linears, stats)
-                for name, weight, (tensors, _) in zip(names, own, results, strict=True):
-                    inputs = treatment.scheme.activations
-                    rounding = None if inputs is None else ActivationRounding.stored_as(inputs, tensors)
-                    difference = restore(tensors, treatment.scheme).to(weight.dtype) - weight
-                    found[name].append(OutputChange(difference.to(self._measured.dtype), rounding))
-        return found
-
-    @property
-    def _needs_hessian(self) -> bool:
-        return any(t.method.needs_hessian for treatments in self._measured.treatments for t in treatments.values())
+        hessian = self._candidates.needs_hessian
+        stats = observe_head(function, self._stores[-1], self._positions, Processes(), hessian=hessian)
+        return self._candidates.changes({head: _rows(function.module)}, stats)
 
     def _part(self, place: str) -> Path:
         return self._measured.journal / f"{place}.json"

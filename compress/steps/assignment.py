@@ -102,6 +102,15 @@ class Assignment:
                     f" compressed-tensors checkpoints; {type(model.skeleton.model).__name__} cannot be quantized yet",
                 )
             )
+        odd = [name for name, t in chosen.items() if model.linears[name].columns % t.options.columns_together]
+        if odd:
+            problems.append(
+                Problem(
+                    f"{self._where}.rounding",
+                    f"{odd[0]} and {len(odd) - 1} more: {model.linears[odd[0]].columns} input columns are not made of groups"
+                    f" of {chosen[odd[0]].options.columns_together}; choose another pattern, or add these layers to ignore",
+                )
+            )
         ungrouped = [
             name for name, t in chosen.items() if t.options.groups_wanted and t.scheme.args.strategy != "group"
         ]

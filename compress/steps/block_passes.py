@@ -99,10 +99,12 @@ class BlockPasses:
             for group, collector in collectors.items()
         }
 
-    def survey(self, groups: list[SharedInput], *, hessian: bool = False) -> Iterator[tuple[SharedInput, LayerStats]]:
+    def survey(
+        self, groups: list[SharedInput], *, hessian: bool = False, energy: bool = False
+    ) -> Iterator[tuple[SharedInput, LayerStats]]:
         """Gather what every group reads before anything is rounded. Nothing is kept for later passes: the block may change."""
         for wave in self._waves(groups, hessian):
-            collectors = self._collectors(wave, hessian)
+            collectors = self._collectors(wave, hessian, energy=energy)
             self._watch(collectors, stop=False, keep=False)
             for group in wave:
                 yield group, collectors.pop(group).result(self.processes)

@@ -16,7 +16,7 @@ from ..errors import Problem, SmeltError
 from ..mixed.cache import Kept
 from ..mixed.choose import best_choice
 from ..mixed.costs import bytes_of, header_bytes, other_header_bytes, unit_bytes
-from ..mixed.sensitivity import Measured, fisher_losses, kl_losses
+from ..mixed.sensitivity import Measured, Roundings, fisher_losses, kl_losses
 from ..mixed.speed import StepTimes, step_times
 from ..mixed.units import Unit, find_units
 from ..open_model import OpenModel
@@ -296,8 +296,7 @@ class MixedPrecision:
             measured = Measured(
                 model,
                 choices.units,
-                [assignment.of(model) for assignment in self._assignments],
-                ranges,
+                Roundings(model, [each.of(model) for each in self._assignments], ranges, self._dtype(model)),
                 context.tokens,
                 self._dtype(model),
                 context.seed,

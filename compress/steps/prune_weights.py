@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...prune.masks import Pattern, keep_share
 from ...prune.scores import magnitude, wanda
-from ...prune.sparsegpt import AT_A_TIME, sparsegpt
+from ...prune.sparsegpt import sparsegpt
 from ...quant.layer_stats import LayerStats, output_error
+from ...quant.rounding.removal import AT_A_TIME
+from ...quant.sparsity import Pattern, keep_share
 from ...runtime.device import on
 from ...runtime.machine import human_bytes
 from ..activations import BATCH_TOKENS, ActivationStore
@@ -29,6 +30,7 @@ from .assignment import named
 from .block_passes import BlockPasses
 from .group_quantizer import LayerRecord, reached_notes
 from .parts import layers_of, load_part, save_part
+from .sparsities import LEVELS, shared_out
 from .step import RunContext, StepRecord
 
 _NO_FASTER = (
@@ -54,11 +56,15 @@ class PruneWeightsStep:
         self._where = where
         self._pattern = None if settings.structure == "weights" else Pattern.named(settings.structure)
         self._score = settings.score or ("obs" if settings.update else "wanda")
+        self._shares: dict[str, float] = {}
 
     @property
     def label(self) -> str:
         share = f"{self.settings.sparsity:.0%} sparse" if self._pattern is None else self.settings.structure
-        return f"{share} {self._score}{'' if self.settings.update is None else ' + ' + self.settings.update}"
+        allocation = "" if self.settings.allocation == "uniform" else f", by {self.settings.allocation}"
+        return (
+            f"{share}{allocation} {self._score}{'' if self.settings.update is None else ' + ' + self.settings.update}"
+        )
 
     def check(self, model: OpenModel) -> list[Problem]:
         facts = self._facts(model)
@@ -129,9 +135,15 @@ class PruneWeightsStep:
             batch = max(BATCH_TOKENS, length)
             passing = batch * (2 * max(f.rows for f in facts) + 2 * max(f.columns for f in facts)) * number
             memory = max(memory, model.block_numel(index) * number + max(largest, passing))
-            operations += 3.0 * model.block_numel(index) * tokens
+            operations += {"uniform": 3.0, "owl": 5.0, "sensitivity": 12.0}[self.settings.allocation] * (
+                model.block_numel(index) * tokens
+            )
             tails = [model.linears[f"{anatomy.name}.{tail.linear}"].columns for tail in anatomy.tails]
             kept = max(kept, model.skeleton.hidden_size + sum(tails))
+        if self.settings.allocation == "sensitivity":
+            kept += (len(model.anatomy.blocks) + 2) * model.skeleton.hidden_size
+            memory += LEVELS * model.largest_block() * number
+            memory = max(memory, model.embedding_bytes() + max(512, length) * model.vocabulary() * 4 * 4)
         disk = 2 * model.weights.nbytes + tokens * kept * number
         return Cost(int(max(memory, model.embedding_bytes())), int(disk), operations, sequential)
 
@@ -165,7 +177,12 @@ class PruneWeightsStep:
 
     def _parts(self, model: OpenModel, context: RunContext) -> list[Path]:
         context.journal.mkdir(parents=True, exist_ok=True)
-        pruner = _BlockPruner(model, {each.name for each in self._facts(model)}, self, context)
+        facts = self._facts(model)
+        if self.settings.allocation == "uniform":
+            self._shares = {each.name: self._share for each in facts if self._pattern is None}
+        else:
+            self._shares = shared_out(self.settings.allocation, self._share, facts, model, context)
+        pruner = _BlockPruner(model, {each.name for each in facts}, self, context)
         pruner.run()
         return pruner.parts
 
@@ -183,11 +200,15 @@ class PruneWeightsStep:
                 f"{facts.name}: its inputs on the calibration text are not finite; add it to ignore or use other text"
             )
         if score == "obs":
-            keep: Pattern | float | Tensor = self._pattern or self._share
+            keep: Pattern | float | Tensor = self._pattern or self._shares[facts.name]
         else:
             ranked = magnitude(weight) if score == "magnitude" else wanda(weight, self._energy(stats))
             by_row = score == "wanda"
-            keep = self._pattern.keep(ranked) if self._pattern else keep_share(ranked, self._share, by_row=by_row)
+            keep = (
+                self._pattern.keep(ranked)
+                if self._pattern
+                else keep_share(ranked, self._shares[facts.name], by_row=by_row)
+            )
         if update is None:
             assert isinstance(keep, Tensor)
             found = weight.float() * keep
@@ -202,6 +223,8 @@ class PruneWeightsStep:
                 f"{facts.name}: its outputs on the calibration text are not finite; add it to ignore or use other text"
             )
         rounded = None if error is None else float(f"{error:.4g}")
+        if self.settings.allocation != "uniform":
+            notes.append(f"{self._shares[facts.name]:.1%} of its weights went")
         return found, LayerRecord(facts.name, (facts.rows, facts.columns), self.label, rounded, notes)
 
     @property

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from compressed_tensors.quantization import QuantizationArgs
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from ..grid import Grid, round_to
 from ..layer_stats import LayerStats
 from ..quantized_weight import QuantizedWeight
 from ..scale_search import fit_scales
+from ..sparsity import Pattern, keep_share
 from ..zeros import not_pruned
 from .columns import Final, by_now, column_factor, settle_block, settle_columns
 from .method import RoundingOptions
 from .nearest import nearest
+from .removal import AT_A_TIME, Removal
 
 _MAX_DAMPING = 1.0
 
@@ -45,6 +49,41 @@ class GptqOptions(RoundingOptions):
         " Columns keep together by group: with activation_order, groups are ordered, and columns within each.",
     )
     block: int = Field(default=256, ge=1, description="Columns between two updates of the whole weight; speed only.")
+    sparsity: float | str | None = Field(
+        default=None,
+        description="Remove weights on the way, SparseGPT's way: a share of all, or a pattern such as `2:4`; what is left makes"
+        " up for both. Columns then go in the stored order.",
+    )
+
+    @field_validator("sparsity", mode="before")
+    @classmethod
+    def _sparsity(cls, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 60:
+            value = f"{value // 60}:{value % 60}"  # YAML reads 2:4 without quotes as minutes and seconds
+        if isinstance(value, str):
+            pattern = Pattern.named(value)
+            if AT_A_TIME % pattern.of:
+                raise ValueError(
+                    f"gptq chooses {AT_A_TIME} columns at a time, which are not made of groups of {pattern.of}"
+                )
+        elif isinstance(value, (int, float)) and not 0 < value < 1:
+            raise ValueError(f"sparsity {value} is no share between 0 and 1, and no pattern such as 2:4")
+        return value
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> GptqOptions:
+        if self.sparsity is not None and self.refit_groups:
+            raise ValueError("refit_groups settles a group at a time, and sparsity other numbers of columns; keep one")
+        return self
+
+    @property
+    def columns_together(self) -> int:
+        return self.removes.of if isinstance(self.removes, Pattern) else 1
+
+    @property
+    def removes(self) -> Pattern | float | None:
+        """What is removed on the way."""
+        return Pattern.named(self.sparsity) if isinstance(self.sparsity, str) else self.sparsity
 
     @property
     def groups_wanted(self) -> bool:
@@ -78,18 +117,21 @@ def gptq(
     options = options or GptqOptions()
     grid = grid or Grid.fit(weight, args)
     if stats.tokens == 0:
-        return _nearest_because(weight, grid, "no calibration token reached it")
+        return _nearest_because(_without_smallest(weight, options.removes), grid, "no calibration token reached it")
     if stats.hessian is None:
         raise ValueError("gptq needs stats.hessian")
     if not torch.isfinite(stats.hessian.diagonal()).all():
-        return _nearest_because(weight, grid, "its calibration inputs are not finite")
+        why = "its calibration inputs are not finite"
+        return _nearest_because(_without_smallest(weight, options.removes), grid, why)
 
     diagonal = stats.hessian.diagonal()
     refit = options.refit_groups and args.strategy == "group"
-    backwards = _order(diagonal, grid.width if refit else None, by_size=options.activation_order).flip(0)
+    by_size = options.activation_order and options.removes is None
+    backwards = _order(diagonal, grid.width if refit else None, by_size=by_size).flip(0)
     factor, damping = column_factor(stats.hessian, backwards, options.damping, _MAX_DAMPING)
     if factor is None:
-        return _nearest_because(weight, grid, f"its Hessian is not positive definite even with damping {damping:g}")
+        why = f"its Hessian is not positive definite even with damping {damping:g}"
+        return _nearest_because(_without_smallest(weight, options.removes), grid, why)
     notes = [] if damping == options.damping else [f"gptq raised its damping from {options.damping:g} to {damping:g}"]
 
     # Transposed, a column of the weight is contiguous; the loop below touches one at a time.
@@ -100,14 +142,32 @@ def gptq(
     if shift is not None:
         columns += options.error_aware * _makes_up(columns, shift, backwards, factor)
         weight = columns[torch.argsort(backwards)].T.contiguous()
+    removal = None
+    if options.removes is not None:
+        cost = factor.diagonal().square().clone()
+        cost[(diagonal == 0)[backwards]] = 0.0  # what reads nothing but zeros goes first
+        removal = Removal(options.removes, cost, backwards, weight.shape[0])
     factor /= factor.diagonal().clone()[:, None]
     if refit:
         importance = diagonal if options.scale_search else None
         rounded, grid = _round_groups(columns, factor, grid, backwards, importance, stays)
     else:
-        grid = fit_scales(weight, grid, diagonal) if options.scale_search else grid
+        if options.scale_search:
+            likely = weight if removal is None else weight * removal.likely(columns).T[:, torch.argsort(backwards)]
+            grid = fit_scales(likely, grid, diagonal)
         final = _rounding(grid, backwards // grid.width, stays)
-        rounded = settle_columns(columns, factor, final, options.block)
+        if removal is None:
+            rounded = settle_columns(columns, factor, final, options.block)
+        else:
+            left = removal.stays
+            rounded = settle_columns(
+                columns,
+                factor,
+                lambda column, wanted: final(column, wanted) * left[column],
+                AT_A_TIME,
+                removal.coming,
+                removal.together,
+            )
     return QuantizedWeight(rounded[torch.argsort(backwards)].T.contiguous(), grid, notes)
 
 
@@ -171,6 +231,14 @@ def _round_groups(
     shape = torch.Size((columns.shape[1], columns.shape[0]))
     scale = torch.cat([own.scale for own in grids], 1)
     return rounded, Grid.of_scale(grid.args, scale, torch.cat(zeros, 1) if zeros else None, shape, width)
+
+
+def _without_smallest(weight: Tensor, removes: Pattern | float | None) -> Tensor:
+    if removes is None:
+        return weight
+    sizes = weight.float().abs()
+    keep = removes.keep(sizes) if isinstance(removes, Pattern) else keep_share(sizes, removes, by_row=False)
+    return weight * keep
 
 
 def _nearest_because(weight: Tensor, grid: Grid, reason: str) -> QuantizedWeight:

@@ -25,6 +25,11 @@ class RoundingOptions(BaseModel):
         """Whether the options make sense only for formats whose scales are those of groups."""
         return False
 
+    @property
+    def columns_together(self) -> int:
+        """Input columns are treated in groups of so many neighbours, which must divide their number."""
+        return 1
+
 
 @dataclass(frozen=True)
 class Method:

@@ -19,7 +19,7 @@ from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.corpus import TextSource, calibration_windows
 from smelt.compress.mixed import cache, sensitivity, speed
 from smelt.compress.mixed.choose import best_choice
-from smelt.compress.mixed.sensitivity import Measured, fisher_losses, kl_losses
+from smelt.compress.mixed.sensitivity import Measured, Roundings, fisher_losses, kl_losses
 from smelt.compress.mixed.units import find_units
 from smelt.compress.model_directory import find_model
 from smelt.compress.open_model import OpenModel
@@ -50,7 +50,9 @@ def _measured(
     settings = [Quantize(scheme=name, group_size=group) for name in schemes]
     treatments = [Assignment(each, "here").of(opened) for each in settings]
     units = find_units(opened, treatments[0])
-    return Measured(opened, units, treatments, [], tokens, dtype or torch.float32, 0, journal, Progress(False))
+    computing = dtype or torch.float32
+    roundings = Roundings(opened, treatments, [], computing)
+    return Measured(opened, units, roundings, tokens, computing, 0, journal, Progress(False))
 
 
 def _sizes(checkpoint: Path) -> int:

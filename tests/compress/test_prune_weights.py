@@ -14,8 +14,15 @@ from smelt.compress import Recipe, run
 from smelt.compress.plan import Plan
 from smelt.compress.steps import prune_weights
 from smelt.prune.sparsegpt import sparsegpt
+from smelt.runtime.checkpoint import Checkpoint
+from smelt.runtime.gpu import GpuOperators
+from smelt.runtime.model import Model
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from torch.sparse._semi_structured_conversions import (
+    sparse_semi_structured_from_dense_cutlass,
+    sparse_semi_structured_to_dense_cutlass,
+)
+from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from ..tiny import CONFIGS
 
@@ -177,7 +184,10 @@ def test_experts_that_no_token_reaches_are_told(tiny: Callable[..., Path], tmp_p
         ({"structure": "2:4", "score": "influence"}, "score influence is not for 2:4"),
         ({"structure": "2:4", "score": "obs"}, "add update: sparsegpt"),
         ({"structure": "2:4", "update": "merge"}, "update merge is not for 2:4"),
-        ({"structure": "4:2"}, "none of blocks, ffn, weights and no pattern"),
+        (
+            {"structure": "4:2"},
+            "none of blocks, attention, mlp, ffn, heads, hidden, experts, vocabulary, weights and no pattern",
+        ),
         ({"structure": "blocks", "count": 1, "ignore": ["lm_head"]}, "blocks go from all alike"),
     ],
 )
@@ -225,3 +235,79 @@ def test_what_would_lose_the_zeros_is_refused(tiny: Callable[..., Path], tmp_pat
     ):
         plan = Plan.make(_recipe(tiny(), tmp_path / "out", prune, after))
         assert [problem for problem in plan.problems if "the zeros of steps.0 would be lost" in str(problem)]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_two_of_four_is_taken_by_torchs_sparse_tensors_and_the_runtimes_kernel(
+    together: bool, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    """torch's own conversion to what sparse matrix units read gives the same weight back; the GPU's operators choose their kernel."""
+    model = tiny("llama", torch.bfloat16)
+    rounding: Any = {"method": "gptq", "sparsity": "2:4"} if together else "gptq"
+    prune = {"prune": {"structure": "2:4", "update": "sparsegpt"}}
+    quantize = {"quantize": {"scheme": "W4A16", "group_size": 64, "rounding": rounding}}
+    steps = [quantize] if together else [prune, quantize]
+    checkpoint = run(_recipe(model, tmp_path / "out", *steps)).checkpoint
+    served = Model(Checkpoint(checkpoint), GpuOperators(torch.float16, torch.device("cpu")))
+    for role, linear in served.linears().items():
+        assert ("2:4 sparse" in linear.explain()) == (role != "head"), role
+    dense = AutoModelForCausalLM.from_pretrained(
+        checkpoint, quantization_config=CompressedTensorsConfig(dequantize=True)
+    )
+    for name, module in dense.named_modules():
+        if isinstance(module, torch.nn.Linear) and name != "lm_head":
+            weight = module.weight.detach().bfloat16()
+            assert torch.equal(
+                sparse_semi_structured_to_dense_cutlass(*sparse_semi_structured_from_dense_cutlass(weight)), weight
+            )
+
+
+def _shares(checkpoint: Path) -> dict[str, float]:
+    tensors = load_file(checkpoint / "model.safetensors")
+    return {k: _zeros(t) for k, t in tensors.items() if k.endswith("_proj.weight")}
+
+
+def test_owl_leaves_more_where_there_are_more_outliers(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """Against the paper's own arithmetic (Yin et al., 2024): shares of scores above five times the mean, by block."""
+    recipe = _recipe(
+        tiny(), tmp_path / "out", {"prune": {"structure": "weights", "sparsity": 0.6, "allocation": "owl"}}
+    )
+    plan = Plan.make(recipe)
+    assert plan.calibration is not None
+    whole = AutoModelForCausalLM.from_pretrained(recipe.model).eval()
+    scores: dict[int, list[Tensor]] = {}
+
+    def score(module: Any, inputs: tuple[Tensor, ...], index: int) -> None:
+        norms = inputs[0].flatten(0, 1).double().norm(dim=0)
+        scores.setdefault(index, []).append((module.weight.double().abs() * norms).flatten())
+
+    for name, module in whole.named_modules():
+        if name.endswith("_proj"):
+            index = int(name.split(".")[2])
+            module.register_forward_pre_hook(lambda m, x, index=index: score(m, x, index))
+    with torch.no_grad():
+        whole(plan.calibration.tokens, use_cache=False)
+    # One norm is over all tokens here and a mean there, which is the same for all linears.
+    ratios = torch.stack(
+        [(torch.cat(each) > 5 * torch.cat(each).mean()).double().mean() for _, each in sorted(scores.items())]
+    )
+    scaled = (ratios - ratios.min()) / (ratios.max() - ratios.min()) * 0.16
+    wanted = 1 - (scaled - scaled.mean() + 0.4)
+    for key, share in _shares(run(recipe).checkpoint).items():
+        assert abs(share - wanted[int(key.split(".")[2])]) < 0.01, key
+
+
+def test_sensitivity_takes_what_is_asked_for_and_spares_what_matters(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    model = tiny()
+    whole = AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():  # what this part adds is hardly felt
+        whole.model.layers[1].mlp.down_proj.weight.mul_(0.01)
+    whole.save_pretrained(model)
+    step = {"prune": {"structure": "weights", "sparsity": 0.5, "allocation": "sensitivity", "score": "magnitude"}}
+    shares = _shares(run(_recipe(model, tmp_path / "out", step)).checkpoint)
+    sizes = {k: t.numel() for k, t in load_file(model / "model.safetensors").items() if k in shares}
+    total = sum(shares[k] * sizes[k] for k in shares) / sum(sizes.values())
+    assert 0.5 <= total < 0.51
+    for part in ("gate", "up", "down"):
+        assert shares[f"model.layers.1.mlp.{part}_proj.weight"] == pytest.approx(0.7, abs=0.01)
+    assert len({round(share, 2) for share in shares.values()}) > 3

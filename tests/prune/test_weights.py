@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from smelt.prune.masks import Pattern, keep_share
 from smelt.prune.scores import magnitude, wanda
 from smelt.prune.sparsegpt import sparsegpt
+from smelt.quant.sparsity import Pattern, keep_share
 from torch import Tensor
 
 ROWS, COLUMNS = 48, 320
