@@ -433,9 +433,10 @@ _STRUCTURES = {
     "hidden": _Structure(("pca", "activation", "taylor", "weight"), (), ("ratio",)),
     "experts": _Structure(("activation", "frequency", "taylor", "path"), (), ("count", "ratio")),
     "vocabulary": _Structure((), (), ()),
+    "auto": _Structure((), (), ()),
     "weights": _Structure(*_SINGLE_WEIGHTS, ("sparsity",)),
 }
-_WHOLE_PARTS = ("blocks", "attention", "mlp", "ffn", "heads", "hidden", "experts", "vocabulary")
+_WHOLE_PARTS = ("blocks", "attention", "mlp", "ffn", "heads", "hidden", "experts", "vocabulary", "auto")
 _PATTERN = _Structure(*_SINGLE_WEIGHTS, ())
 
 
@@ -451,12 +452,52 @@ def _structure(value: Any) -> Any:
     return value
 
 
+class Place(RecipeModel):
+    """Where latency is measured."""
+
+    batch: int = Field(default=1, ge=1, le=64, description="Sequences that decode together.")
+    context: int = Field(default=256, ge=2, description="Tokens that each of them has, the new one included.")
+
+
+class PruneTarget(RecipeModel):
+    """What `structure: auto` must keep to: one of params and latency."""
+
+    params: float | None = Field(
+        default=None, gt=0, lt=1, description="The largest share of the parameters that is left."
+    )
+    latency: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="The largest share of the time that a decoding step takes, measured on this machine's runtime.",
+    )
+    at: Place | None = Field(default=None, description="For how many sequences, and how long; 1 and 256 unless told.")
+
+    @model_validator(mode="after")
+    def _one(self) -> PruneTarget:
+        if (self.params is None) == (self.latency is None):
+            raise ValueError("a target is one of params and latency")
+        return self
+
+    @property
+    def place(self) -> Place:
+        """Where latency is measured."""
+        return self.at or Place()
+
+    @property
+    def label(self) -> str:
+        """For people: ``0.7 of the parameters``."""
+        if self.params is not None:
+            return f"{self.params:g} of the parameters"
+        return f"{self.latency:g} of the latency"
+
+
 class Prune(RecipeModel):
     """Take parts of the model away."""
 
     structure: Annotated[str, BeforeValidator(_structure)] = Field(
         description="What is taken away: whole `blocks`, the `attention` or the feed-forward part (`mlp`) of some, channels of feed-forward layers (`ffn`) , attention `heads`, channels"
-        " of the residual stream (`hidden`), `experts` of mixtures or tokens of the `vocabulary`, which leaves a smaller model; single `weights`, wherever they are; or `2:4` and the like, so many of each group of neighbours. Of the last"
+        " of the residual stream (`hidden`), `experts` of mixtures, tokens of the `vocabulary`, or what a search under a `target` finds best (`auto`), which leaves a smaller model; single `weights`, wherever they are; or `2:4` and the like, so many of each group of neighbours. Of the last"
         " two, only zeros are left.",
         json_schema_extra={"anyOf": [{"enum": [*_STRUCTURES, "2:4", "4:8"]}, {"pattern": "^[0-9]+:[0-9]+$"}]},
     )
@@ -500,6 +541,15 @@ class Prune(RecipeModel):
         description="Which share of the blocks, parts of blocks, heads, experts or channels; of all but channels, or give count.",
     )
     sparsity: float | None = Field(default=None, gt=0, lt=1, description="Which share of the weights of each linear.")
+    multiple: int | None = Field(
+        default=None,
+        ge=1,
+        description="What is left of a width (`ffn`, `hidden`, `auto`) is a multiple of it; absent for what kernels and groups"
+        " of scales like.",
+    )
+    target: PruneTarget | None = Field(
+        default=None, description="Of `auto`: what the shape must keep to. Among those that do, it loses least."
+    )
     allocation: Literal["uniform", "owl", "sensitivity"] = Field(
         default="uniform",
         description="Of single weights: how the sparsity is shared out. `uniform`: the same for every linear; `owl`: less for"
@@ -534,13 +584,23 @@ class Prune(RecipeModel):
                 if self.corpus is None
                 else f"corpus is not for {self.structure}; remove it"
             )
+        if (self.target is None) == (self.structure == "auto"):
+            raise ValueError(
+                "structure auto needs a target, such as target: {params: 0.7}"
+                if self.target is None
+                else f"target is for structure auto; {self.structure} is told how much goes, so remove one of them"
+            )
         if len(amounts) != min(1, len(known.amounts)) or not set(amounts) <= set(known.amounts):
+            if self.structure == "auto":
+                raise ValueError(f"structure auto finds out itself how much goes; remove {amounts[0]}")
             if self.structure == "vocabulary":
                 raise ValueError(f"structure vocabulary keeps what its corpus uses; remove {amounts[0]}")
             if not known.amounts:
                 raise ValueError(f"structure {self.structure} says itself how many weights go; remove {amounts[0]}")
             one = " or ".join(known.amounts)
             raise ValueError(f"structure {self.structure} needs {one}{' and not both' * (len(known.amounts) > 1)}")
+        if self.multiple is not None and self.structure not in ("ffn", "hidden", "auto"):
+            raise ValueError(f"multiple is for widths; {self.structure} has none, so remove it")
         if self.allocation != "uniform" and self.structure != "weights":
             raise ValueError(
                 f"allocation shares out a sparsity over layers; {self.structure} takes the same from each, so remove it"

@@ -90,8 +90,8 @@ class BlockParts:
         self._model, self._kind = model, kind
         told = {"attention": "attention", "mlp": "feed-forward part"}[kind]
         self.noun, self.plural = f"{told} of block", f"{told}s of blocks"
-        self._closing = _closing(model, kind)
-        others = _closing(model, _OTHER[kind])
+        self._closing = closing_linears(model, kind)
+        others = closing_linears(model, _OTHER[kind])
         name = type(model.skeleton.model).__name__
         for index in range(len(model.anatomy.blocks)):
             if set(self._closing[index]) & set(others[index]):
@@ -128,7 +128,7 @@ def layer_parts(model: OpenModel) -> list[str]:
     return getattr(model.config, LAYER_PARTS, None) or ["all"] * len(model.anatomy.blocks)
 
 
-def _closing(model: OpenModel, kind: str) -> list[tuple[str, ...]]:
+def closing_linears(model: OpenModel, kind: str) -> list[tuple[str, ...]]:
     """By block, the linears whose outputs are all that a part adds; names within the block."""
     axis = axes.feed_forward(model)
     if kind == "mlp":
@@ -160,7 +160,7 @@ def check_parts(model: OpenModel, streamed: StreamedModel, tokens: Tensor) -> No
     Raises:
         SmeltError: it does something besides.
     """
-    closing = [_closing(model, kind) for kind in _OTHER]
+    closing = [closing_linears(model, kind) for kind in _OTHER]
     store = streamed.embed(tokens)
     try:
         with streamed.block(0) as block, _zero(block, [name for each in closing for name in each[0]]), torch.no_grad():

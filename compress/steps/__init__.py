@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..recipe import StepEntry
+from .prune_auto import PruneAutoStep
 from .prune_blocks import PruneBlocksStep
 from .prune_experts import PruneExpertsStep
 from .prune_hidden import PruneHiddenStep
@@ -21,6 +22,7 @@ def build(entry: StepEntry, number: int) -> Step:
             "experts": PruneExpertsStep,
             "hidden": PruneHiddenStep,
             "vocabulary": PruneVocabularyStep,
+            "auto": PruneAutoStep,
             **dict.fromkeys(AXES, PruneUnitsStep),
         }
         kind = kinds.get(entry.prune.structure, PruneWeightsStep)

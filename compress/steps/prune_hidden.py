@@ -168,7 +168,8 @@ class PruneHiddenStep:
         return _untied(model) if self._score == "pca" else model
 
     def _axis(self, model: OpenModel) -> Axis:
-        return axes.hidden(self._source(model))
+        axis = axes.hidden(self._source(model))
+        return axis if self.settings.multiple is None else replace(axis, multiple=self.settings.multiple)
 
     def _check_streams(self, streams: Streams) -> None:
         if streams.outer.centred or any(block.centred for block in streams.blocks):

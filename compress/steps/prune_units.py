@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,8 @@ class PruneUnitsStep:
         self._parts(model, self._axis(model), context)
 
     def _axis(self, model: OpenModel) -> Axis:
-        return AXES[self.settings.structure](model)
+        axis = AXES[self.settings.structure](model)
+        return axis if self.settings.multiple is None else replace(axis, multiple=self.settings.multiple)
 
     def _left(self, axis: Axis) -> int:
         if self.settings.count is not None:

@@ -186,7 +186,7 @@ def test_experts_that_no_token_reaches_are_told(tiny: Callable[..., Path], tmp_p
         ({"structure": "2:4", "update": "merge"}, "update merge is not for 2:4"),
         (
             {"structure": "4:2"},
-            "none of blocks, attention, mlp, ffn, heads, hidden, experts, vocabulary, weights and no pattern",
+            "none of blocks, attention, mlp, ffn, heads, hidden, experts, vocabulary, auto, weights and no pattern",
         ),
         ({"structure": "blocks", "count": 1, "ignore": ["lm_head"]}, "blocks go from all alike"),
     ],

@@ -1,0 +1,208 @@
+"""Smaller shapes of a model: how much of each dimension goes, how many parameters are left, and how fast that decodes here."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..runtime.errors import RuntimeProblem
+from ..runtime.shape_time import Shape, decode_seconds
+from . import axes
+from .axes import Axis
+from .errors import SmeltError
+from .narrower import narrower
+from .open_model import OpenModel
+from .progress import Progress
+from .removable import closing_linears
+from .shallower import LAYER_PARTS, can_lose, shallower
+
+DIMENSIONS = ("blocks", "hidden", "heads", "ffn")
+_AXES = {"hidden": axes.hidden, "heads": axes.heads, "ffn": axes.feed_forward}
+_SHARES = {"hidden": (0.125, 0.25, 0.375), "ffn": (0.125, 0.25, 0.375, 0.5, 0.625)}
+# Groups of scales, and kernels, like widths of many such: from a width on, what it is a multiple of.
+_MULTIPLES = ((1024, 128), (512, 64), (64, 32), (0, 8))
+_MOST_LEVELS = 8
+_TIMED_BLOCKS = 8
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is left of each dimension: blocks, channels of the stream, groups of heads, feed-forward channels."""
+
+    blocks: int
+    hidden: int
+    heads: int
+    ffn: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The sizes among which is searched.
+
+    Attributes:
+        whole: the model's own.
+        levels: by dimension: all sizes, the whole one first.
+    """
+
+    whole: Sizes
+    levels: dict[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, model: OpenModel, multiple: int | None = None) -> Grid:
+        """What a model allows; a dimension that it does not have has one size only.
+
+        Args:
+            model: the whole model.
+            multiple: what widths are multiples of, if not of what suits them.
+        """
+        levels: dict[str, tuple[int, ...]] = {}
+        depth = len(model.anatomy.blocks)
+        step = -(-depth // (2 * _MOST_LEVELS))
+        possible = [depth - gone for gone in range(step, depth, step) if can_lose(model, range(depth - gone, depth))]
+        levels["blocks"] = (depth, *possible[:_MOST_LEVELS])
+        for name in ("hidden", "heads", "ffn"):
+            levels[name] = _widths(model, name, multiple)
+        return cls(Sizes(**{name: each[0] for name, each in levels.items()}), levels)
+
+    def __iter__(self) -> Iterator[Sizes]:
+        for each in itertools.product(*(self.levels[name] for name in DIMENSIONS)):
+            yield Sizes(*each)
+
+    @property
+    def oddest(self) -> Sizes:
+        """The sizes that the fewest groups of scales divide: what suits these suits all."""
+        odd = {name: min(each, key=lambda size: size & -size) for name, each in self.levels.items() if name != "blocks"}
+        return Sizes(blocks=self.levels["blocks"][-1], **odd)
+
+    def alone(self) -> Iterator[tuple[str, int]]:
+        """Every smaller size of every dimension."""
+        for name in DIMENSIONS:
+            for size in self.levels[name][1:]:
+                yield name, size
+
+
+def _widths(model: OpenModel, name: str, multiple: int | None) -> tuple[int, ...]:
+    try:
+        axis = _AXES[name](model)
+        allowed = set(axes.possible_units(model, axis))
+    except SmeltError:
+        return (1,)
+    if name == "heads":
+        found = sorted(allowed, reverse=True)
+    else:
+        multiple = multiple or next(each for width, each in _MULTIPLES if axis.units >= width)
+        found = [round(axis.units * (1 - share) / multiple) * multiple for share in _SHARES[name]]
+    return (axis.units, *dict.fromkeys(size for size in found if size in allowed and 0 < size < axis.units))[
+        :_MOST_LEVELS
+    ]
+
+
+class Costs:
+    """The parameters of sizes, and if wanted their measured decoding steps.
+
+    Blocks are taken to be alike; then the whole is what surrounds the blocks and, for each block, its attention and its
+    feed-forward part, and these are counted and timed by themselves.
+
+    Args:
+        model: whose sizes they are.
+        grid: the sizes.
+        turned: whether a narrower stream takes a head of its own.
+    """
+
+    def __init__(self, model: OpenModel, grid: Grid, *, turned: bool) -> None:
+        self._model, self._grid = model, grid
+        self._numbers: dict[tuple[str, int, int], int] = {}
+        self._seconds: dict[tuple[str, int, int], float] = {}
+        for hidden in grid.levels["hidden"]:
+            one = self._smaller("hidden", model, hidden)
+            numel, depth = _numel(one), grid.whole.blocks
+            each = one.block_numel(0)
+            self._numbers["around", hidden, 0] = numel - sum(one.block_numel(i) for i in range(depth))
+            if turned and model.is_tied and hidden < grid.whole.hidden:
+                self._numbers["around", hidden, 0] += model.vocabulary() * hidden
+            self._numbers["block", hidden, 0] = each
+            for name in ("heads", "ffn"):
+                for size in grid.levels[name]:
+                    self._numbers[name, hidden, size] = each - self._smaller(name, one, size).block_numel(0)
+
+    def parameters(self, sizes: Sizes) -> int:
+        """How many numbers such a model holds."""
+        block = self._numbers["block", sizes.hidden, 0]
+        block -= self._numbers["heads", sizes.hidden, sizes.heads] + self._numbers["ffn", sizes.hidden, sizes.ffn]
+        return self._numbers["around", sizes.hidden, 0] + sizes.blocks * block
+
+    def seconds(self, sizes: Sizes) -> float:
+        """What a decoding step takes, once it was measured."""
+        block = self._seconds["heads", sizes.hidden, sizes.heads] + self._seconds["ffn", sizes.hidden, sizes.ffn]
+        return self._seconds["around", sizes.hidden, 0] + sizes.blocks * block
+
+    def measure(self, batch: int, context: int, progress: Progress) -> None:
+        """Time all parts at all sizes on this machine's runtime.
+
+        Raises:
+            SmeltError: the runtime does not serve such models, or they have one block only.
+        """
+        depth = self._grid.whole.blocks
+        if depth < 2:
+            raise SmeltError("target.latency: a model of one block has nothing to compare; give a target of params")
+        count = min(depth, _TIMED_BLOCKS)
+        hiddens = self._grid.levels["hidden"]
+        for hidden in progress.track(hiddens, "timing shapes", len(hiddens)):
+            one = self._smaller("hidden", self._model, hidden)
+            shapes, labels = [_part_shape(one, ["attention"])], [("base", 0)]
+            for name in ("heads", "ffn"):
+                for size in self._grid.levels[name]:
+                    rest = "attention" if name == "heads" else "mlp"
+                    shapes.append(_part_shape(self._smaller(name, one, size), ["attention", *[rest] * (count - 1)]))
+                    if name == "heads":
+                        shapes.append(_part_shape(self._smaller(name, one, size), ["attention"]))
+                    labels += [(name, size), *([("one", size)] if name == "heads" else [])]
+            try:
+                timed = decode_seconds(shapes, one.dtype, batch=batch, context=context, told=progress.say)
+            except RuntimeProblem as problem:
+                raise SmeltError(f"target.latency: {problem}; give a target of params") from None
+            found = dict(zip(labels, timed, strict=True))
+            for size in self._grid.levels["heads"]:
+                gained = found["heads", size] - found["one", size]
+                self._seconds["heads", hidden, size] = max(0.0, gained / (count - 1))
+            for size in self._grid.levels["ffn"]:
+                self._seconds["ffn", hidden, size] = max(0.0, (found["ffn", size] - found["base", 0]) / (count - 1))
+            whole = self._seconds["heads", hidden, self._grid.whole.heads]
+            self._seconds["around", hidden, 0] = max(0.0, found["base", 0] - whole)
+
+    def as_data(self) -> dict[str, float]:
+        """What was timed, for the record: milliseconds by part, hidden size and size."""
+        return {f"{name} {hidden} {size}": round(1e3 * s, 4) for (name, hidden, size), s in self._seconds.items()}
+
+    def _smaller(self, name: str, model: OpenModel, size: int) -> OpenModel:
+        if size == getattr(self._grid.whole, name):
+            return model
+        axis: Axis = _AXES[name](model)
+        return narrower(model, axis, size)
+
+
+def _numel(model: OpenModel) -> int:
+    return sum(math.prod(model.weights.info(name).shape) for name in model.weights.names())
+
+
+def _part_shape(model: OpenModel, parts: list[str]) -> Shape:
+    """The shape of a model of so many blocks, each with one part."""
+    depth = len(model.anatomy.blocks)
+    fewer = model if len(parts) == depth else shallower(model, range(len(parts), depth))
+    config = fewer.directory.config()
+    setattr(config, LAYER_PARTS, parts)
+    closing = _closing(fewer, parts)
+    names = fewer.weights.names()
+    return Shape(config, {name: fewer.weights.info(name).shape for name in names if name not in closing})
+
+
+def _closing(model: OpenModel, parts: list[str]) -> set[str]:
+    """Matrices that close parts which are not there."""
+    found: set[str] = set()
+    for kind in ("attention", "mlp"):
+        for anatomy, part, names in zip(model.anatomy.blocks, parts, closing_linears(model, kind), strict=True):
+            if part != kind:
+                found |= {model.names[f"{anatomy.name}.{name}.weight"] for name in names}
+    return found

@@ -1,0 +1,91 @@
+"""How long a decoding step takes for models of given shapes, whatever their weights: timed side by side on the runtime's kernels."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .batch import Batch, Run
+from .loading import operators_for
+from .matrix import Matrix
+from .model import Model
+
+_BLOCK = 16
+_ROUNDS, _STEPS = 9, 8
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model without weights.
+
+    Attributes:
+        config: its Hugging Face configuration.
+        tensors: the shape of each, by its name in a checkpoint.
+    """
+
+    config: Any
+    tensors: Mapping[str, tuple[int, ...]]
+
+
+def decode_seconds(
+    shapes: Sequence[Shape], dtype: torch.dtype, *, batch: int, context: int, told: Callable[[str], object]
+) -> list[float]:
+    """Seconds of a step that adds one token to each sequence, for every shape: medians of rounds in which all take turns.
+
+    Args:
+        shapes: the models; all are in memory at once.
+        dtype: what they compute in.
+        batch: how many sequences.
+        context: how many tokens each has, the new one included; at least two.
+        told: hears what a person should know.
+
+    Raises:
+        RuntimeProblem: the runtime does not serve such a model.
+    """
+    operators = operators_for(dtype, torch.device("cpu"), told=told)
+    blocks = -(-context // _BLOCK)
+    runs = [Run([1], context - 1, list(range(i * blocks, (i + 1) * blocks)), context, wants=1) for i in range(batch)]
+    models = [Model(_Filled(shape, dtype), operators) for shape in shapes]  # type: ignore[arg-type]
+    stores = [model.keys_values(batch * blocks, _BLOCK, dtype) for model in models]
+    spent: list[list[float]] = [[] for _ in models]
+    for turn in range(_ROUNDS + 1):
+        for mine, model, store in zip(spent, models, stores, strict=True):
+            model(Batch(runs, _BLOCK), store)  # so that a cache holds of it what it would if it ran alone
+            begun = time.perf_counter()
+            for _ in range(_STEPS):
+                model(Batch(runs, _BLOCK), store)
+            if turn:
+                mine.append((time.perf_counter() - begun) / _STEPS)
+    return [statistics.median(mine) for mine in spent]
+
+
+class _Filled:
+    """Stands in for a checkpoint: every tensor holds small numbers, in memory of its own."""
+
+    cache_args = None
+    path = Path("a model of this shape")
+
+    def __init__(self, shape: Shape, dtype: torch.dtype) -> None:
+        self.config, self.dtype, self._tensors = shape.config, dtype, shape.tensors
+
+    def has(self, name: str) -> bool:
+        return name in self._tensors
+
+    def tensor(self, name: str) -> Tensor:
+        return torch.full(self._tensors[name], 1e-3, dtype=self.dtype)
+
+    def optional(self, name: str) -> Tensor | None:
+        return self.tensor(name) if self.has(name) else None
+
+    def has_matrix(self, name: str) -> bool:
+        return self.has(f"{name}.weight")
+
+    def matrix(self, name: str, kind: str = "Linear") -> Matrix:
+        return Matrix.plain(self.tensor(f"{name}.weight"))

@@ -1,0 +1,154 @@
+"""The search for a shape: what it counts against transformers' own models, and what it chooses against what it measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from smelt.compress import Recipe, run
+from smelt.compress.errors import SmeltError
+from smelt.compress.model_directory import find_model
+from smelt.compress.open_model import OpenModel
+from smelt.compress.plan import Plan
+from smelt.compress.shapes import Costs, Grid, Sizes
+from smelt.compress.steps import prune_auto
+from smelt.runtime import Engine, SamplingParams
+from transformers import AutoConfig, AutoModelForCausalLM
+
+
+def _recipe(model: Path, output: Path, *steps: dict[str, Any], **top: Any) -> Recipe:
+    data = {
+        "model": str(model),
+        "output": str(output),
+        "calibrate": {"samples": 8, "length": 64},
+        "evaluate": False,
+        "steps": list(steps),
+    }
+    return Recipe.model_validate(data | top)
+
+
+def _prune(**target: Any) -> dict[str, Any]:
+    return {"prune": {"structure": "auto", "target": target}}
+
+
+def _numbers(path: Path) -> int:
+    return sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(path).parameters())
+
+
+def _chosen(checkpoint: Path) -> dict[str, Any]:
+    return json.loads((checkpoint / "smelt.json").read_text())["steps"][0]["chosen"]
+
+
+@pytest.mark.parametrize(("architecture", "turned"), [("llama", False), ("qwen3", True), ("mixtral", False)])
+def test_parameters_are_those_of_transformers_models(
+    architecture: str, turned: bool, tiny: Callable[..., Path]
+) -> None:
+    path = tiny(architecture)
+    model = OpenModel(find_model(str(path)))
+    grid = Grid.of(model)
+    assert all(len(levels) > 1 for levels in grid.levels.values())
+    costs = Costs(model, grid, turned=turned)
+    for sizes in list(grid)[:: max(1, len(list(grid)) // 12)]:
+        config = AutoConfig.from_pretrained(path)
+        config.num_hidden_layers, config.hidden_size, config.intermediate_size = sizes.blocks, sizes.hidden, sizes.ffn
+        config.num_key_value_heads, config.num_attention_heads = sizes.heads, 2 * sizes.heads
+        if turned and sizes.hidden < 128:
+            config.tie_word_embeddings = False
+        with torch.device("meta"):
+            whole = AutoModelForCausalLM.from_config(config)
+        assert costs.parameters(sizes) == sum(p.numel() for p in whole.parameters()), sizes
+
+
+def test_what_it_leaves_keeps_to_its_target_and_is_served(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    model = tiny("llama", torch.bfloat16, vocab_size=4096)
+    steps = [_prune(params=0.8), {"quantize": {"scheme": "W8A16", "group_size": 32}}]
+    checkpoint = run(_recipe(model, tmp_path / "out", *steps)).checkpoint
+    chosen = _chosen(checkpoint)
+    config = json.loads((checkpoint / "config.json").read_text())
+    sizes = Sizes(**chosen["sizes"])
+    assert (config["num_hidden_layers"], config["hidden_size"]) == (sizes.blocks, sizes.hidden)
+    assert (config["num_key_value_heads"], config["intermediate_size"]) == (sizes.heads, sizes.ffn)
+    assert chosen["parameters"] <= 0.8
+    tried = {name: loss for name, loss in chosen["losses"].items() if name.count(" ") > 1}
+    named = " ".join(f"{name} {size}" for name, size in chosen["sizes"].items())
+    assert tried[named] == min(tried.values())
+    sampling = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+    assert len(Engine(checkpoint).generate([list(range(5, 17))], sampling)[0].completions[0].tokens) == 4
+
+
+def test_a_target_of_latency_is_measured_and_told(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    recipe = _recipe(
+        tiny("llama", torch.bfloat16), tmp_path / "out", _prune(latency=0.9, at={"batch": 2, "context": 48})
+    )
+    result = run(recipe)
+    record = json.loads((result.checkpoint / "smelt.json").read_text())["steps"][0]
+    assert any("2 sequences with 48 tokens takes" in sentence for sentence in record["done"])
+    whole = Grid.of(OpenModel(find_model(recipe.model))).whole
+    spent = record["chosen"]["milliseconds"]
+    assert spent[f"heads {whole.hidden} {whole.heads}"] > 0
+    assert Sizes(**record["chosen"]["sizes"]) != whole
+
+
+def test_interrupted_it_does_not_measure_again(
+    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny("llama", torch.bfloat16)
+    quiet = run(_recipe(model, tmp_path / "quiet", _prune(params=0.8)))
+    measure, measured = prune_auto._loss_of, []
+
+    def stop(*args: Any) -> float:
+        measured.append(args)
+        if len(measured) == 4:
+            raise KeyboardInterrupt
+        return measure(*args)
+
+    monkeypatch.setattr(prune_auto, "_loss_of", stop)
+    recipe = _recipe(model, tmp_path / "out", _prune(params=0.8))
+    with pytest.raises(KeyboardInterrupt):
+        run(recipe)
+    resumed = run(recipe)
+    assert len(measured) == len(_chosen(resumed.checkpoint)["losses"]) + 1
+    name = "model.safetensors"
+    assert (resumed.checkpoint / name).read_bytes() == (quiet.checkpoint / name).read_bytes()
+
+
+def test_architectures_with_fixed_heads_lose_what_they_can(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    model = tiny("gpt_neox")
+    checkpoint = run(_recipe(model, tmp_path / "out", _prune(params=0.9))).checkpoint
+    assert _numbers(checkpoint) <= 0.9 * _numbers(model)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "target", "said"),
+    [
+        ("llama", {"params": 0.01}, "steps.0.prune.target: params: the smallest shape that is searched has 0."),
+        (
+            "llama",
+            {"latency": 0.5, "at": {"context": 4096}},
+            "steps.0.prune.target: at.context is 4096, more than the 128",
+        ),
+    ],
+)
+def test_what_cannot_work_is_said_before_any_work(
+    architecture: str, target: dict[str, Any], said: str, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    plan = Plan.make(_recipe(tiny(architecture), tmp_path / "out", _prune(**target)))
+    assert [problem for problem in plan.problems if str(problem).startswith(said)], [str(p) for p in plan.problems]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"structure": "auto"}, "needs a target"),
+        ({"structure": "auto", "target": {"params": 0.5, "latency": 0.5}}, "one of params and latency"),
+        ({"structure": "auto", "target": {"params": 0.5}, "count": 1}, "finds out itself how much goes"),
+        ({"structure": "ffn", "ratio": 0.5, "target": {"params": 0.5}}, "target is for structure auto"),
+    ],
+)
+def test_a_section_that_cannot_be_meant(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises((SmeltError, ValueError), match=said):
+        _recipe(tmp_path, tmp_path / "out", {"prune": settings})
