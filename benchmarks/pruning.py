@@ -1,4 +1,4 @@
-"""What pruning costs smelt-6m before any training: single weights by every method, feed-forward channels, whole blocks. Three calibration seeds.
+"""What pruning costs smelt-6m before any training: single weights by every method, widths, blocks and their parts. Three calibration seeds.
 
     python -m benchmarks.pruning
 
@@ -42,6 +42,28 @@ def jobs() -> Iterator[tuple[str, dict[str, Any], bool]]:
             step = {"structure": "ffn", "score": score, "ratio": ratio}
             yield f"{ratio:.0%} of ffn, {score}", step, score != "weight"
             yield f"{ratio:.0%} of ffn, {score}, least squares", {**step, "update": "least_squares"}, True
+    for score in ("taylor", "path"):
+        step = {"structure": "ffn", "score": score, "ratio": 0.25}
+        yield f"25% of ffn, {score}", step, score != "path"
+        yield f"25% of ffn, {score}, least squares", {**step, "update": "least_squares"}, True
+    for score in ("activation", "wanda", "taylor", "weight", "path"):
+        step = {"structure": "heads", "score": score, "ratio": 0.5}
+        yield f"50% of heads, {score}", step, score not in ("weight", "path")
+        yield f"50% of heads, {score}, least squares", {**step, "update": "least_squares"}, True
+    for ratio in (0.25, 0.5):
+        for score in ("pca", "activation", "taylor", "weight"):
+            step = {"structure": "hidden", "score": score, "ratio": ratio}
+            yield f"{ratio:.0%} of hidden, {score}", step, True
+    for structure in ("attention", "mlp"):
+        for score in ("influence", "loss"):
+            yield f"1 of 6 {structure}, {score}", {"structure": structure, "score": score, "count": 1}, True
+    for share in (0.5, 0.7):
+        for allocation in ("owl", "sensitivity"):
+            for update in (None, "sparsegpt"):
+                step = {"structure": "weights", "sparsity": share, "allocation": allocation, "update": update}
+                yield f"{share:.0%} {'wanda' if update is None else update}, {allocation}", step, True
+    for share in (0.7, 0.5):
+        yield f"{share:g} of the parameters, auto", {"structure": "auto", "target": {"params": share}}, True
     for count in (1, 2):
         for score in ("influence", "loss"):
             step = {"structure": "blocks", "score": score, "count": count}

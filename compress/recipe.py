@@ -541,6 +541,11 @@ class Prune(RecipeModel):
         description="Which share of the blocks, parts of blocks, heads, experts or channels; of all but channels, or give count.",
     )
     sparsity: float | None = Field(default=None, gt=0, lt=1, description="Which share of the weights of each linear.")
+    guard: Guard | None = Field(
+        default=None,
+        description="A limit on how much a layer's outputs may change on the calibration text (`weights`, patterns, `ffn`,"
+        " `heads`), and whether that is told or ends the run.",
+    )
     multiple: int | None = Field(
         default=None,
         ge=1,
@@ -617,6 +622,18 @@ class Prune(RecipeModel):
         if self.structure in _WHOLE_PARTS and (self.targets != ["Linear"] or self.ignore):
             raise ValueError(
                 f"targets and ignore choose linears for single weights; {self.structure} go from all alike"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _guards_what_it_can(self) -> Prune:
+        if self.guard is None:
+            return self
+        if self.guard.otherwise == "fallback":
+            raise ValueError("guard.otherwise: fallback stores a layer in another format; use warn or fail")
+        if self.structure in _WHOLE_PARTS and self.structure not in ("ffn", "heads"):
+            raise ValueError(
+                f"guard limits what a layer's outputs change by; {self.structure} go as a whole, so remove it"
             )
         return self
 

@@ -49,20 +49,35 @@ def decode_seconds(
     Raises:
         RuntimeProblem: the runtime does not serve such a model.
     """
-    operators = operators_for(dtype, torch.device("cpu"), told=told)
     blocks = -(-context // _BLOCK)
     runs = [Run([1], context - 1, list(range(i * blocks, (i + 1) * blocks)), context, wants=1) for i in range(batch)]
+    return _in_turns(shapes, dtype, runs, told, steps=_STEPS)
+
+
+def prompt_seconds(
+    shapes: Sequence[Shape], dtype: torch.dtype, *, tokens: int, told: Callable[[str], object]
+) -> list[float]:
+    """The same for a step that reads a prompt of so many tokens and asks for one token's logits."""
+    runs = [Run([1] * tokens, 0, list(range(-(-tokens // _BLOCK))), tokens, wants=1)]
+    return _in_turns(shapes, dtype, runs, told, steps=1)
+
+
+def _in_turns(
+    shapes: Sequence[Shape], dtype: torch.dtype, runs: list[Run], told: Callable[[str], object], *, steps: int
+) -> list[float]:
+    operators = operators_for(dtype, torch.device("cpu"), told=told)
+    blocks = 1 + max(block for run in runs for block in run.blocks)
     models = [Model(_Filled(shape, dtype), operators) for shape in shapes]  # type: ignore[arg-type]
-    stores = [model.keys_values(batch * blocks, _BLOCK, dtype) for model in models]
+    stores = [model.keys_values(blocks, _BLOCK, dtype) for model in models]
     spent: list[list[float]] = [[] for _ in models]
     for turn in range(_ROUNDS + 1):
         for mine, model, store in zip(spent, models, stores, strict=True):
             model(Batch(runs, _BLOCK), store)  # so that a cache holds of it what it would if it ran alone
             begun = time.perf_counter()
-            for _ in range(_STEPS):
+            for _ in range(steps):
                 model(Batch(runs, _BLOCK), store)
             if turn:
-                mine.append((time.perf_counter() - begun) / _STEPS)
+                mine.append((time.perf_counter() - begun) / steps)
     return [statistics.median(mine) for mine in spent]
 
 

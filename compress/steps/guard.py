@@ -16,10 +16,16 @@ class LayerGuard:
 
     Args:
         settings: the recipe's section; None lets everything pass.
+        advice: what a person can do about a layer that fails.
     """
 
-    def __init__(self, settings: Guard | None) -> None:
+    def __init__(
+        self,
+        settings: Guard | None,
+        advice: str = "give it more bits by an override, or let guard.otherwise be fallback",
+    ) -> None:
         self._settings = settings
+        self._advice = advice
 
     def fallback(self, treatment: Treatment) -> Treatment | None:
         """What a layer that fails is given instead; None if the recipe wants no fallback."""
@@ -41,9 +47,14 @@ class LayerGuard:
             worst = max(found, key=lambda record: record.error or 0.0)
             raise SmeltError(
                 f"{worst.name}: its outputs change by {worst.error:.3g}, more than guard.max_layer_error {limit:g}, at"
-                f" {worst.scheme}; give it more bits by an override, or let guard.otherwise be fallback"
+                f" {worst.scheme}; {self._advice}"
             )
         return found
+
+    def judge(self, record: LayerRecord) -> None:
+        """Note it in the record if the layer loses more than it may, or end the run, as the recipe wants."""
+        if self.failing([record]):
+            record.notes.append(self.told(record))
 
     def told(self, record: LayerRecord) -> str:
         """A sentence for the report about a layer that fails and stays as it is."""

@@ -30,6 +30,7 @@ from ..saliency import first_order
 from ..streamed import StreamedModel
 from .block_passes import BlockPasses
 from .group_quantizer import LayerRecord, reached_notes
+from .guard import LayerGuard
 from .parts import layers_of, load_part, save_part
 from .smaller_model import computes_the_same, write_model
 from .step import RunContext, StepRecord
@@ -323,6 +324,7 @@ class _LayerPruner:
         error = output_error(weight, whole, stats)
         rounded = None if error is None else float(f"{error:.4g}")
         record = LayerRecord(reader, (weight.shape[0], len(columns)), self._step.label, rounded, notes)
+        LayerGuard(self._step.settings.guard, "take less, or let guard.otherwise be warn").judge(record)
         return {
             f"{_KEPT}{reader}": kept,
             facts.key: as_rows(module, narrow.to(facts.dtype)).contiguous(),

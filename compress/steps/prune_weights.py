@@ -29,6 +29,7 @@ from ..streamed import StreamedModel
 from .assignment import named
 from .block_passes import BlockPasses
 from .group_quantizer import LayerRecord, reached_notes
+from .guard import LayerGuard
 from .parts import layers_of, load_part, save_part
 from .sparsities import LEVELS, shared_out
 from .step import RunContext, StepRecord
@@ -57,6 +58,7 @@ class PruneWeightsStep:
         self._pattern = None if settings.structure == "weights" else Pattern.named(settings.structure)
         self._score = settings.score or ("obs" if settings.update else "wanda")
         self._shares: dict[str, float] = {}
+        self._guard = LayerGuard(settings.guard, "take less, add it to ignore, or let guard.otherwise be warn")
 
     @property
     def label(self) -> str:
@@ -225,7 +227,9 @@ class PruneWeightsStep:
         rounded = None if error is None else float(f"{error:.4g}")
         if self.settings.allocation != "uniform":
             notes.append(f"{self._shares[facts.name]:.1%} of its weights went")
-        return found, LayerRecord(facts.name, (facts.rows, facts.columns), self.label, rounded, notes)
+        record = LayerRecord(facts.name, (facts.rows, facts.columns), self.label, rounded, notes)
+        self._guard.judge(record)
+        return found, record
 
     @property
     def needs_hessian(self) -> bool:

@@ -329,8 +329,7 @@ class BlockQuantizer:
                 for name, linear in linears.items():
                     scheme = self._chosen[prefix + name].scheme
                     tensors, record = finished(linear, learned[name], scheme, stats[name], roundings[name])
-                    if self._guard.failing([record]):
-                        record.notes.append(self._guard.told(record))
+                    self._guard.judge(record)
                     found.append((linear, (tensors, record)))
                 return found
 

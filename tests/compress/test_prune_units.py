@@ -172,6 +172,23 @@ def test_least_squares_loses_less(structure: str, tiny: Callable[..., Path], tmp
     assert errors[1] < 0.95 * errors[0]
 
 
+@pytest.mark.parametrize("step", [_prune(), {"prune": {"structure": "2:4"}}])
+def test_a_guard_tells_of_layers_or_ends_the_run(
+    step: dict[str, Any], tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = tiny()
+    guarded = {"prune": {**step["prune"], "guard": {"max_layer_error": 0.01}}}
+    checkpoint = run(_recipe(model, tmp_path / "warned", guarded)).checkpoint
+    layers = json.loads((checkpoint / "smelt.json").read_text())["steps"][0]["layers"]
+    assert all("more than max_layer_error 0.01" in layer["notes"][-1] for layer in layers)
+    failing = {"prune": {**step["prune"], "guard": {"max_layer_error": 0.01, "otherwise": "fail"}}}
+    with pytest.raises(SmeltError, match="take less"):
+        run(_recipe(model, tmp_path / "failed", failing))
+    assert not (tmp_path / "failed" / "checkpoint").exists()
+    with pytest.raises(ValueError, match="use warn or fail"):
+        _recipe(model, tmp_path, {"prune": {**step["prune"], "guard": {"max_layer_error": 1, "otherwise": "fallback"}}})
+
+
 def test_then_quantized_and_served(tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny("llama", num_hidden_layers=2)
     steps = [
