@@ -37,6 +37,11 @@ def jobs() -> Iterator[tuple[str, dict[str, Any], bool]]:
         yield f"{label} wanda", {**amount, "score": "wanda"}, True
         yield f"{label} wanda + sparsegpt's update", {**amount, "score": "wanda", "update": "sparsegpt"}, True
         yield f"{label} sparsegpt", {**amount, "update": "sparsegpt"}, True
+    for share in (0.5, 0.7):
+        for allocation in ("owl", "sensitivity"):
+            for update in (None, "sparsegpt"):
+                step = {"structure": "weights", "sparsity": share, "allocation": allocation, "update": update}
+                yield f"{share:.0%} {'wanda' if update is None else update}, {allocation}", step, True
     for ratio in (0.25, 0.5):
         for score in ("weight", "activation", "wanda"):
             step = {"structure": "ffn", "score": score, "ratio": ratio}
@@ -57,11 +62,6 @@ def jobs() -> Iterator[tuple[str, dict[str, Any], bool]]:
     for structure in ("attention", "mlp"):
         for score in ("influence", "loss"):
             yield f"1 of 6 {structure}, {score}", {"structure": structure, "score": score, "count": 1}, True
-    for share in (0.5, 0.7):
-        for allocation in ("owl", "sensitivity"):
-            for update in (None, "sparsegpt"):
-                step = {"structure": "weights", "sparsity": share, "allocation": allocation, "update": update}
-                yield f"{share:.0%} {'wanda' if update is None else update}, {allocation}", step, True
     for share in (0.7, 0.5):
         yield f"{share:g} of the parameters, auto", {"structure": "auto", "target": {"params": share}}, True
     for count in (1, 2):

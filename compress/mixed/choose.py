@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -38,13 +41,14 @@ def best_choice(losses: Sequence[Sequence[float]], costs: Sequence[Sequence[int]
     one_each = (np.arange(len(costs))[:, None] == owner[None, :]).astype(float)
     allowed = left // step
     while True:
-        found = milp(
-            objective,
-            integrality=np.ones(len(owner)),
-            bounds=Bounds(0, 1),
-            constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(weights[None, :], -np.inf, allowed)],
-            options={"mip_rel_gap": 0.0},
-        )
+        with _nothing_printed():
+            found = milp(
+                objective,
+                integrality=np.ones(len(owner)),
+                bounds=Bounds(0, 1),
+                constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(weights[None, :], -np.inf, allowed)],
+                options={"mip_rel_gap": 0.0},
+            )
         if found.x is None:
             raise ValueError(f"the integer programme could not be solved: {found.message}")
         starts = np.cumsum([0, *(len(unit) for unit in costs)])
@@ -53,3 +57,17 @@ def best_choice(losses: Sequence[Sequence[float]], costs: Sequence[Sequence[int]
         if spent <= left:
             return chosen
         allowed -= max(1, allowed // 10**6)  # the solver took a sum for allowed that exceeds the budget by rounding
+
+
+@contextmanager
+def _nothing_printed() -> Iterator[None]:
+    """Keep what HiGHS prints, though it was told not to, out of what this process prints."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)

@@ -1,0 +1,114 @@
+"""Torch-Pruning and Smelt on the same model, ratio and windows: perplexity after pruning, without training.
+
+    python -m benchmarks.pruning_peer --torch-pruning PEER/bin/python
+
+smelt-6m, 128 x 256 tokens of C4 drawn by seeds 0 to 2; perplexity on the first 128 x 256 tokens of WikiText-2 test, read by
+transformers in float32 from both tools' checkpoints. Cases that the result's file holds are not measured again. Needs ../shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from smelt.compress import Recipe, run
+from smelt.compress.corpus import TextSource, calibration_windows, evaluation_windows
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from .common import REPOSITORY, RESULTS, SHARED, save
+
+NAME = "pruning_peer"
+MODEL = REPOSITORY / "compress" / "builtin" / "smelt-6m"
+CALIBRATION = str(SHARED / "data/calib/c4.utf8")
+SEEDS = (0, 1, 2)
+
+
+def _ours(what: str, ratio: float, *, plain: bool) -> list[dict[str, Any]]:
+    update = {} if plain else {"update": "least_squares"}
+    hidden = {"structure": "hidden", "ratio": ratio, "score": "activation" if plain else "pca"}
+    ffn = {"structure": "ffn", "ratio": ratio, "score": "wanda", **update}
+    return [*([hidden] if what != "ffn" else []), *([ffn] if what != "hidden" else [])]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--torch-pruning", type=Path, required=True)
+    peer = parser.parse_args().torch_pruning
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    source = TextSource(str(SHARED / "data/text/wikitext2_test_unk.txt"), "evaluation")
+    held_out = evaluation_windows(source, tokenizer, 128, 256).tokens
+    path = RESULTS / f"{NAME}.json"
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["results"] if path.exists() else []
+    rows = rows or [{"method": "unpruned", "perplexity": [round(_perplexity(MODEL, held_out), 2)]}]
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        for what, ratio in (("ffn", 0.25), ("ffn", 0.5), ("hidden", 0.25), ("both", 0.25)):
+            if any(row.get("pruned") == what and row["ratio"] == ratio for row in rows):
+                continue
+            for importance in ("magnitude", "taylor"):
+                found = [
+                    _theirs(peer, importance, what, ratio, seed, tokenizer, scratch) for seed in _seeds(importance)
+                ]
+                rows.append(_row(f"Torch-Pruning {importance}", what, ratio, [_perplexity(p, held_out) for p in found]))
+            for label, plain in (("Smelt, no update", True), ("Smelt", False)):
+                found = [_smelt(_ours(what, ratio, plain=plain), seed, scratch) for seed in SEEDS]
+                rows.append(_row(label, what, ratio, [_perplexity(p, held_out) for p in found]))
+            save(NAME, f"python -m benchmarks.{NAME} --torch-pruning PEER/bin/python", rows)
+
+
+def _seeds(importance: str) -> tuple[int, ...]:
+    return SEEDS if importance == "taylor" else SEEDS[:1]
+
+
+def _row(method: str, what: str, ratio: float, found: list[float]) -> dict[str, Any]:
+    row = {"method": method, "pruned": what, "ratio": ratio, "perplexity": [round(each, 2) for each in found]}
+    print(row, round(statistics.mean(found), 1), flush=True)
+    return row
+
+
+def _theirs(peer: Path, importance: str, what: str, ratio: float, seed: int, tokenizer: Any, scratch: Path) -> Path:
+    windows = calibration_windows(TextSource(CALIBRATION, "calibration"), tokenizer, 128, 256, seed)
+    save_file({"tokens": windows.tokens.contiguous()}, scratch / "tokens.safetensors")
+    out = scratch / f"{importance}-{what}-{ratio}-{seed}"
+    command = [str(peer), str(REPOSITORY / "benchmarks/peer_torch_pruning.py"), "--model", str(MODEL)]
+    command += ["--tokens", str(scratch / "tokens.safetensors"), "--importance", importance, "--what", what]
+    done = subprocess.run(
+        [*command, "--ratio", str(ratio), "--out", str(out)], capture_output=True, text=True, check=True
+    )
+    print(json.loads(done.stdout.splitlines()[-1]), flush=True)
+    return out
+
+
+def _smelt(steps: list[dict[str, Any]], seed: int, scratch: Path) -> Path:
+    recipe = {
+        "model": "builtin:smelt-6m",
+        "output": str(scratch / f"smelt-{len(list(scratch.iterdir()))}"),
+        "seed": seed,
+        "calibrate": {"source": CALIBRATION, "samples": 128, "length": 256},
+        "steps": [{"prune": step} for step in steps],
+        "evaluate": False,
+    }
+    return run(Recipe.model_validate(recipe), progress=False).checkpoint
+
+
+@torch.no_grad()
+def _perplexity(path: Path, windows: torch.Tensor) -> float:
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    total = 0.0
+    for start in range(0, len(windows), 16):
+        part = windows[start : start + 16]
+        logits = model(part, use_cache=False).logits[:, :-1]
+        total += torch.nn.functional.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten(), reduction="sum").item()
+    return math.exp(total / windows[:, 1:].numel())
+
+
+if __name__ == "__main__":
+    main()
