@@ -6,6 +6,7 @@ narrower, and their parameters' shapes compared.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,6 +26,10 @@ _MULTIPLE, _SMALL_MULTIPLE, _SMALL = 64, 8, 512
 _LESS = 16
 
 
+class _NothingReadsError(SmeltError):
+    """A field of a configuration counts nothing in a model."""
+
+
 @dataclass(frozen=True)
 class Span:
     """Where the units of an axis lie in a parameter: in one dimension, part after part.
@@ -41,7 +46,7 @@ class Span:
         """The entries of some units, of ``units`` in all, in the order that the smaller parameter has them."""
         found, start = [], 0
         for size in self.parts:
-            found.append((start + kept[:, None] * size + torch.arange(size)).flatten())
+            found.append((start + kept[:, None] * size + torch.arange(size, device=kept.device)).flatten())
             start += units * size
         return torch.cat(found)
 
@@ -105,7 +110,7 @@ def feed_forward(model: OpenModel) -> Axis:
             multiple = _SMALL_MULTIPLE if width < _SMALL else _MULTIPLE
             axis = Axis("feed-forward channels", width, multiple, {name: 1}, {})
             return replace(axis, readers=_grouped(model, axis, _LESS))
-        except SmeltError as error:  # a field that this architecture only inherits
+        except _NothingReadsError as error:  # a field that this architecture only inherits
             refused = refused or error
     raise refused or SmeltError(
         f"{_kind(model)}: config.json names no number of feed-forward channels ({', '.join(_CHANNELS)}), so they"
@@ -170,7 +175,10 @@ def vocabulary(model: OpenModel) -> Axis:
     Raises:
         SmeltError: their number cannot be changed by itself.
     """
-    axis = Axis("tokens", model.vocabulary(), 1, {_spelled(model, "vocab_size"): 1}, {})
+    named = {
+        name: None for name, value in model.directory.config_data().items() if name.endswith("_token_id") and value
+    }
+    axis = Axis("tokens", model.vocabulary(), 1, {_spelled(model, "vocab_size"): 1}, {}, named)
     spans = _changing(model, axis, 1)
     if f"{model.skeleton.embedding_name}.weight" not in spans:
         raise SmeltError(f"{_kind(model)}: its embedding does not follow vocab_size, so {axis.noun} cannot be pruned")
@@ -181,6 +189,11 @@ def possible_units(model: OpenModel, axis: Axis) -> list[int]:
     """The smaller numbers that the architecture's configuration allows."""
     numbers = range(axis.multiple, axis.units, axis.multiple)
     return [units for units in numbers if _builds(model, axis, units) is not None]
+
+
+def is_possible(model: OpenModel, axis: Axis, units: int) -> bool:
+    """Whether the architecture's configuration allows so many."""
+    return _builds(model, axis, units) is not None
 
 
 def _possible_loss(model: OpenModel, axis: Axis) -> int:
@@ -212,7 +225,9 @@ def _grouped(model: OpenModel, axis: Axis, less: int) -> dict[str, dict[str, Spa
     ]
     if not readers:
         names = ", ".join(axis.fields)
-        raise SmeltError(f"{_kind(model)}: no linear's inputs change with {names}, so {axis.noun} cannot be pruned")
+        raise _NothingReadsError(
+            f"{_kind(model)}: no linear's inputs change with {names}, so {axis.noun} cannot be pruned"
+        )
     found: dict[str, dict[str, Span]] = {reader: {} for reader in readers}
     for name, span in spans.items():
         near = [reader for reader in readers if name.startswith(f"{reader.rpartition('.')[0]}.")]
@@ -238,6 +253,7 @@ def _changing(model: OpenModel, axis: Axis, less: int) -> dict[str, Span]:
             f"{_kind(model)}: {', '.join(axis.fields)} cannot be made smaller by {less} ({error})"
         ) from None
     found: dict[str, Span] = {}
+    sizes: dict[str, tuple[int, int]] = {}
     query_heads = max(axis.fields.values())
     for name, parameter in model.skeleton.parameters().items():
         changed = [d for d in range(parameter.dim()) if parameter.shape[d] != smaller[name].shape[d]]
@@ -249,17 +265,24 @@ def _changing(model: OpenModel, axis: Axis, less: int) -> dict[str, Span]:
             raise SmeltError(
                 f"{_kind(model)}: {', '.join(axis.fields)} changes {name} in a way that Smelt does not follow"
             )
-        found[name] = Span(changed[0], _parts(size, axis.pinned.get("head_dim"), query_heads))
+        sizes[name] = changed[0], size
+    # Queries, keys and values may be one matrix, one after another: then it is the only one that makes heads.
+    head = axis.pinned.get("head_dim")
+    making = Counter(_place(name) for name, (dim, _) in sizes.items() if name.endswith(".weight") and dim == 0)
+    for name, (dim, size) in sizes.items():
+        if head is None:
+            parts = (1,) * size
+        elif size == (query_heads + 2) * head and making[_place(name)] == 1:
+            parts = (query_heads * head, head, head)
+        else:
+            parts = (size,)
+        found[name] = Span(dim, parts)
     return found
 
 
-def _parts(size: int, head: int | None, query_heads: int) -> tuple[int, ...]:
-    """How a unit's entries are divided: gate and up, or queries, keys and values, may be one matrix, one after another."""
-    if head is None:
-        return (1,) * size
-    if size == (query_heads + 2) * head:
-        return (query_heads * head, head, head)
-    return (size,)
+def _place(parameter: str) -> str:
+    """The module that holds the module of a parameter."""
+    return parameter.rpartition(".")[0].rpartition(".")[0]
 
 
 def _is_column(model: OpenModel, name: str, dim: int) -> bool:

@@ -66,7 +66,10 @@ class WholeBlocks:
         self.candidates = list(range(len(model.anatomy.blocks)))
 
     def possible(self, removed: Iterable[int]) -> bool:
-        return can_lose(self._model, removed)
+        """Attention must be left somewhere, and ``config.json`` must be able to say which blocks remain."""
+        gone, parts = set(removed), layer_parts(self._model)
+        attends = any(part in ("all", "attention") for index, part in enumerate(parts) if index not in gone)
+        return attends and can_lose(self._model, gone)
 
     def without(self, index: int, streamed: StreamedModel, block: nn.Module, hidden: Tensor) -> Tensor:
         return hidden
@@ -97,7 +100,9 @@ class BlockParts:
             if set(self._closing[index]) & set(others[index]):
                 raise SmeltError(f"{name}: block {index} closes attention and feed-forward by one matrix")
         self._parts = layer_parts(model)
-        self.candidates = [index for index, part in enumerate(self._parts) if part in ("all", kind)]
+        self.candidates = [
+            index for index, part in enumerate(self._parts) if part in ("all", kind) and self._closing[index]
+        ]
 
     def possible(self, removed: Iterable[int]) -> bool:
         """Attention must be left somewhere: without any, no token would see another."""
@@ -155,17 +160,24 @@ def closing_linears(model: OpenModel, kind: str) -> list[tuple[str, ...]]:
 
 
 def check_parts(model: OpenModel, streamed: StreamedModel, tokens: Tensor) -> None:
-    """See that a block without both of its parts hands on what it is given.
+    """See that a block of every kind, without both of its parts, hands on what it is given.
 
     Raises:
         SmeltError: it does something besides.
     """
     closing = [closing_linears(model, kind) for kind in _OTHER]
+    kinds = {model.block_shape(index): index for index in reversed(range(len(model.anatomy.blocks)))}
     store = streamed.embed(tokens)
     try:
-        with streamed.block(0) as block, _zero(block, [name for each in closing for name in each[0]]), torch.no_grad():
-            hidden = store.read(slice(None))
-            if not torch.equal(streamed.call(0, hidden).run(block, hidden.clone()), hidden):
+        for index in kinds.values():
+            with (
+                streamed.block(index) as block,
+                _zero(block, [name for each in closing for name in each[index]]),
+                torch.no_grad(),
+            ):
+                hidden = store.read(slice(None))
+                same = torch.equal(streamed.call(index, hidden).run(block, hidden.clone()), hidden)
+            if not same:
                 raise SmeltError(
                     f"{type(model.skeleton.model).__name__}: its blocks do more than add attention and a feed-forward"
                     " part, so these cannot be taken away by themselves"

@@ -86,17 +86,15 @@ class Grid:
 def _widths(model: OpenModel, name: str, multiple: int | None) -> tuple[int, ...]:
     try:
         axis = _AXES[name](model)
-        allowed = set(axes.possible_units(model, axis))
     except SmeltError:
         return (1,)
     if name == "heads":
-        found = sorted(allowed, reverse=True)
+        found = list(range(axis.units - 1, 0, -1))
     else:
         multiple = multiple or next(each for width, each in _MULTIPLES if axis.units >= width)
         found = [round(axis.units * (1 - share) / multiple) * multiple for share in _SHARES[name]]
-    return (axis.units, *dict.fromkeys(size for size in found if size in allowed and 0 < size < axis.units))[
-        :_MOST_LEVELS
-    ]
+    possible = (size for size in dict.fromkeys(found) if 0 < size < axis.units and axes.is_possible(model, axis, size))
+    return (axis.units, *itertools.islice(possible, _MOST_LEVELS - 1))
 
 
 class Costs:
@@ -185,6 +183,30 @@ class Costs:
 
 def _numel(model: OpenModel) -> int:
     return sum(math.prod(model.weights.info(name).shape) for name in model.weights.names())
+
+
+def timing_bytes(model: OpenModel, grid: Grid, batch: int, context: int) -> int:
+    """Memory that timing takes: all shapes of one hidden size are there together, each with its embedding, head and cache."""
+    shapes = 1 + 2 * len(grid.levels["heads"]) + len(grid.levels["ffn"])
+    blocks = min(grid.whole.blocks, _TIMED_BLOCKS)
+    around = 3 * model.embedding_bytes()
+    values = {name: facts.rows for name, facts in model.linears.items() if name != model.anatomy.head}
+    cache = 2 * batch * context * min(values.values()) * model.dtype.itemsize
+    attending = 1 + len(grid.levels["heads"]) * (1 + blocks) + len(grid.levels["ffn"])
+    return shapes * (around + blocks * model.block_numel(0) * model.dtype.itemsize) + attending * cache
+
+
+def shape_of(model: OpenModel) -> Shape:
+    """The shape of a model, without the matrices that close parts which were removed from it."""
+    parts = getattr(model.config, LAYER_PARTS, None)
+    gone: set[str] = set()
+    if parts is not None:
+        for kind in ("attention", "mlp"):
+            for anatomy, part, names in zip(model.anatomy.blocks, parts, closing_linears(model, kind), strict=True):
+                if part not in ("all", kind):
+                    gone |= {model.names[f"{anatomy.name}.{name}.weight"] for name in names}
+    names = model.weights.names()
+    return Shape(model.config, {name: model.weights.info(name).shape for name in names if name not in gone})
 
 
 def _part_shape(model: OpenModel, parts: list[str]) -> Shape:

@@ -59,8 +59,13 @@ class Vocabulary:
             **{each["content"]: each["id"] for each in self._data["added_tokens"]},
         }
 
-    def closed(self, used: Iterable[int]) -> list[int]:
-        """These tokens, and all that must stay with them: special ones, bytes, and what they are merged from; in order."""
+    def closed(self, used: Iterable[int], rows: int | None = None) -> list[int]:
+        """These tokens, and all that must stay with them: special ones, bytes, and what they are merged from; in order.
+
+        Args:
+            used: the tokens.
+            rows: of the embedding; added tokens beyond it, which other models of a family have, go.
+        """
         kept = set(used) | {each["id"] for each in self._data["added_tokens"]} | self._bytes()
         model = self._data["model"]
         if isinstance(model.get("unk_token"), str):
@@ -77,7 +82,7 @@ class Vocabulary:
                     if part not in kept:
                         kept.add(part)
                         waiting.append(part)
-        return sorted(kept)
+        return sorted(token for token in kept if rows is None or token < rows)
 
     def write(self, kept: list[int], target: Path) -> None:
         """Give a model directory the smaller tokenizer, and its files the tokens' new numbers; the rest goes."""
@@ -96,8 +101,7 @@ class Vocabulary:
                 for left, right in self._merges()
                 if {self.ids[left], self.ids[right], self.ids[left + right]} <= new.keys()
             ]
-        for each in data["added_tokens"]:
-            each["id"] = new[each["id"]]
+        data["added_tokens"] = [each | {"id": new[each["id"]]} for each in data["added_tokens"] if each["id"] in new]
         _renumber_processor(data.get("post_processor"), new)
         write_text(target / "tokenizer.json", json.dumps(data, ensure_ascii=False) + "\n")
         for name in _STALE:

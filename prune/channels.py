@@ -66,8 +66,11 @@ def refitted(reader: Tensor, hessian: Tensor, kept: Tensor, damping: float = 0.0
     for _ in range(3):
         # Damped towards the columns as they are, not towards zero.
         shift = damping * mean
-        damped = inner + shift * torch.eye(len(kept), dtype=torch.float64, device=inner.device)
-        factor, failed = torch.linalg.cholesky_ex(damped)
+        damped = inner.clone()
+        damped.diagonal().add_(shift)
+        factor, failed = torch.linalg.cholesky_ex(
+            damped, out=(damped, torch.empty((), dtype=torch.int32, device=inner.device))
+        )
         if not failed and mean > 0:
             found = torch.cholesky_solve((wanted + shift * reader[:, kept].double()).T, factor).T
             return found.float(), []

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...runtime.architectures import spec_of
 from ...runtime.errors import RuntimeProblem
-from ...runtime.shape_time import Shape, decode_seconds
+from ...runtime.shape_time import decode_seconds
 from ..errors import Problem, SmeltError
 from ..evaluation.text import LOGIT_TOKENS
 from ..model_directory import ModelDirectory
@@ -23,9 +23,10 @@ from ..open_model import OpenModel
 from ..processes import Processes
 from ..progress import Progress
 from ..recipe import Prune
+from ..removable import layer_parts
 from ..resources import Cost, compute_dtype
 from ..safetensors_file import write_text
-from ..shapes import DIMENSIONS, Costs, Grid, Sizes
+from ..shapes import DIMENSIONS, Costs, Grid, Sizes, shape_of, timing_bytes
 from ..streamed import StreamedModel
 from .prune_blocks import PruneBlocksStep
 from .prune_hidden import PruneHiddenStep
@@ -75,12 +76,23 @@ class PruneAutoStep:
                 return [Problem(field, what)]
             if len(model.anatomy.blocks) < 2:
                 return [Problem(field, "latency: a model of one block has nothing to compare; give a target of params")]
+        if len({model.block_shape(index) for index in range(len(model.anatomy.blocks))}) > 1 or set(
+            layer_parts(model)
+        ) != {"all"}:
+            what = (
+                f"{type(model.skeleton.model).__name__}: its blocks are not all alike, and what one of them costs is not what"
+                " another does; give structures and shares"
+            )
+            return [Problem(f"{self._where}.structure", what)]
         grid = self._grid(model)
         if all(len(levels) == 1 for levels in grid.levels.values()):
             kind = type(model.skeleton.model).__name__
             return [Problem(f"{self._where}.structure", f"{kind}: no dimension of it can be made smaller")]
         if self._target.params is not None:
-            costs = Costs(model, grid, turned=self._turned(model))
+            try:
+                costs = Costs(model, grid, turned=self._turned(model))
+            except SmeltError as error:
+                return [Problem(f"{self._where}.structure", str(error))]
             least = min(costs.parameters(sizes) for sizes in grid) / costs.parameters(grid.whole)
             if least > self._target.params:
                 what = (
@@ -123,7 +135,7 @@ class PruneAutoStep:
         matrices = 4 * width**2 * 8
         memory = model.largest_block() * number * 2 + matrices + 2 * model.embedding_bytes() + logits
         if self._target.latency is not None:
-            memory = max(memory, int(3 * model.weights.nbytes))
+            memory = max(memory, timing_bytes(model, grid, self._target.place.batch, self._target.place.context))
         operations = runs * (6.0 * tokens * numel + 2.0 * tokens * head + len(model.anatomy.blocks) * width**3)
         kept = (len(model.anatomy.blocks) + 4) * model.skeleton.hidden_size + width
         return Cost(int(memory), int(4 * model.weights.nbytes + tokens * kept * number), operations)
@@ -210,10 +222,7 @@ class PruneAutoStep:
     def _measured(self, model: OpenModel, final: OpenModel, progress: Progress) -> str | None:
         """How fast the result is, beside the original, on the runtime; None if it does not serve it."""
         place = self._target.place
-        shapes = [
-            Shape(each.config, {name: each.weights.info(name).shape for name in each.weights.names()})
-            for each in (model, final)
-        ]
+        shapes = [shape_of(each) for each in (model, final)]
         try:
             before, after = decode_seconds(
                 shapes, model.dtype, batch=place.batch, context=place.context, told=progress.say

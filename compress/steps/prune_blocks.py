@@ -130,15 +130,20 @@ class PruneBlocksStep:
 
     def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
         removable = self._removable(model)
+
+        def tried() -> tuple[dict[str, Tensor], None]:
+            if self.settings.structure != "blocks":
+                tokens = context.tokens[:_CHECKED_WINDOWS, :_CHECKED_LENGTH]
+                context.journal.mkdir(parents=True, exist_ok=True)
+                check_parts(model, StreamedModel(model.skeleton, model.weights, context.dtype, context.journal), tokens)
+            return {}, None
+
+        context.processes.from_first(tried)
         removed, record = self._decided(model, removable, context)
 
         def verified() -> tuple[dict[str, Tensor], None]:
             if self.settings.structure == "blocks":
                 self._verify(model, shallower(model, removed), removed, context)
-            else:
-                tokens = context.tokens[:_CHECKED_WINDOWS, :_CHECKED_LENGTH]
-                streamed = StreamedModel(model.skeleton, model.weights, context.dtype, context.journal)
-                check_parts(model, streamed, tokens)
             return {}, None
 
         context.processes.from_first(verified)
@@ -149,6 +154,7 @@ class PruneBlocksStep:
         )
 
     def help(self, model: OpenModel, context: RunContext) -> None:
+        context.processes.wait()  # for what the first tries
         self._decided(model, self._removable(model), context)
         context.processes.wait()  # for what the first verifies
 

@@ -208,12 +208,13 @@ class PruneExpertsStep:
             scores = _paths(model, layers, index)
         if not scores.isfinite().all():
             raise SmeltError(f"{name}: the scores of its experts are not finite; use other text or another score")
-        stays = scores.double().topk(self._left(layers)).indices.sort().values
+        stays = scores.cpu().double().topk(self._left(layers)).indices.sort().values
         if processes.leads:
             gone = sorted(set(range(layers.count)) - set(stays.tolist()))
-            share = added[gone].sum() / added.sum().clamp_min(1e-30)
+            sizes = added.tolist()
+            share = sum(sizes[number] for number in gone) / max(sum(sizes), 1e-30)
             notes = []
-            silent = (reached == 0).nonzero().flatten().tolist()
+            silent = [number for number, count in enumerate(reached.tolist()) if count == 0]
             if silent:
                 few = len(silent) > len(gone)
                 numbers = ", ".join(str(each) for each in silent)
@@ -221,8 +222,8 @@ class PruneExpertsStep:
                     f"no token of the calibration text reached expert{'s' * (len(silent) > 1)} {numbers}"
                     + ("; which of them to keep is a guess, use more text" if few and self._score != "path" else "")
                 )
-            record = LayerRecord(name, (layers.count, len(stays)), self.label, float(f"{share.item():.4g}"), notes)
-            save_part(part, {"kept": stays}, [record])
+            record = LayerRecord(name, (layers.count, len(stays)), self.label, float(f"{share:.4g}"), notes)
+            save_part(part, {"kept": stays.cpu()}, [record])
         told, _ = processes.from_first(lambda: ({"kept": stays}, None))
         return told["kept"].cpu()
 

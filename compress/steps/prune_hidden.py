@@ -31,6 +31,7 @@ from ..safetensors_file import SafetensorsFile, save_tensors
 from ..saliency import first_order_of_stream
 from ..streamed import StreamedModel
 from ..turned import Streams, Turn, turned
+from .group_quantizer import LayerRecord
 from .parts import load_part
 from .smaller_model import last_hidden, write_model
 from .step import RunContext, StepRecord
@@ -157,7 +158,11 @@ class PruneHiddenStep:
         )
         apart = [] if stays.turn is None or not model.is_tied else ["the output head got a weight of its own"]
         settings = self.settings.model_dump(mode="json")
-        return StepRecord("prune", settings, [], list(model.anatomy.unknown), None, [done, *apart])
+        layers = [
+            LayerRecord(norm, (1, len(stays.kept)), self.label, float(f"{max(0.0, 1 - share):.4g}"), []).as_data()
+            for norm, share in shares.items()
+        ]
+        return StepRecord("prune", settings, layers, list(model.anatomy.unknown), None, [done, *apart])
 
     def help(self, model: OpenModel, context: RunContext) -> None:
         context.processes.wait()  # for what the first tries
@@ -194,11 +199,13 @@ class PruneHiddenStep:
         context.journal.mkdir(parents=True, exist_ok=True)
         processes = context.processes
         streamed = StreamedModel(model.skeleton, model.weights, context.dtype, context.journal, device=processes.device)
+        # Found by experiments of their own, on the CPU.
+        norms = _stream_norms(model) if self._score == "pca" else _norms(model, axis)
         with on(processes.device), torch.no_grad():
             file = context.journal / "stays.safetensors"
             stored, known = processes.from_first(lambda: (load_part(file), True) if file.exists() else ({}, False))
             if not known:
-                found = self._chosen(model, axis, streamed, context)
+                found = self._chosen(model, axis, norms, streamed, context)
                 stored, _ = processes.from_first(lambda: (found.as_tensors(), None))
                 if processes.leads:
                     save_tensors(file, {name: tensor.cpu() for name, tensor in stored.items()})
@@ -220,24 +227,27 @@ class PruneHiddenStep:
                 )
         return stays, shares
 
-    def _chosen(self, model: OpenModel, axis: Axis, streamed: StreamedModel, context: RunContext) -> _Stays:
+    def _chosen(
+        self, model: OpenModel, axis: Axis, norms: list[str], streamed: StreamedModel, context: RunContext
+    ) -> _Stays:
         left, processes = axis.left(self._ratio), context.processes
         if self._score == "pca":
             directions = Directions(axis.units)
-            read = dict.fromkeys(_stream_norms(model), directions.add)
+            read = dict.fromkeys(norms, directions.add)
             _watch_norms(model, streamed, read, context, "finding directions")
             processes.sum_(directions.sums)
             if not directions.sums.isfinite().all():
                 raise SmeltError("what leaves blocks on the calibration text is not finite; use other text")
             turn, _ = directions.rotation()
-            return _Stays(torch.arange(left), turn)
+            return _Stays(torch.arange(left, device="cpu"), turn.cpu())
         if self._score == "taylor":
             tokens = processes.share(context.tokens)
             scores = first_order_of_stream(streamed, tokens, processes, context.progress)
         elif self._score == "weight":
-            scores = _sizes(model, axis)
+            with torch.device("cpu"):
+                scores = _sizes(model, axis)
         else:
-            energies = {norm: torch.zeros(axis.units, dtype=torch.float64) for norm in _norms(model, axis)}
+            energies = {norm: torch.zeros(axis.units, dtype=torch.float64) for norm in norms}
             read = {norm: _adding(sums) for norm, sums in energies.items()}
             _watch_norms(model, streamed, read, context, "measuring channels")
             for sums in energies.values():
@@ -252,13 +262,16 @@ class PruneHiddenStep:
     ) -> dict[str, Tensor]:
         """For each norm, which part of what it reads is in what stays, and the number of tokens."""
         sums = {norm: torch.zeros(2, dtype=torch.float64) for norm in _norms(model, axis)}
+        kept = stays.kept.to(context.processes.device)
+        turn = None if stays.turn is None else stays.turn.float()[:, stays.kept].to(context.processes.device)
 
         def adding(total: Tensor) -> Callable[[Tensor], None]:
             def add(hidden: Tensor) -> None:
                 rows = hidden.flatten(0, -2).float()
-                turned_to = rows @ stays.turn.float()[:, stays.kept] if stays.turn is not None else rows[:, stays.kept]
+                turned_to = rows @ turn if turn is not None else rows[:, kept]
                 whole = rows.square().sum(-1).clamp_min(1e-30)
-                total.add_(torch.stack([(turned_to.square().sum(-1) / whole).sum(), torch.tensor(len(rows))]).cpu())
+                total[0] += (turned_to.square().sum(-1) / whole).sum().double()
+                total[1] += len(rows)
 
             return add
 

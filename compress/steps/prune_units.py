@@ -121,7 +121,8 @@ class PruneUnitsStep:
         tokens, number = windows * length, compute_dtype(model.dtype).itemsize
         numel, columns = model.largest_block(), axis.units * axis.columns
         blocks, hidden = len(model.anatomy.blocks), model.skeleton.hidden_size
-        matrices = 4 * columns**2 * 4 + columns * hidden * 4 * 3 if self.settings.update else 0
+        # The Hessian and its sums; then, in float64, what stays of it, and its factor as it is made.
+        matrices = columns**2 * (4 + 8 + 3 * 8) + columns * hidden * 4 * 3 if self.settings.update else 0
         passing = max(BATCH_TOKENS, length) * 4 * max(columns, hidden) * number
         memory = max(numel * number + max(matrices, passing), model.embedding_bytes())
         operations = sum(4.0 * tokens * model.block_numel(i) for i in range(blocks))
@@ -193,7 +194,8 @@ class PruneUnitsStep:
         if known:
             return stored
         tokens = processes.share(context.tokens)
-        found = first_order(model, axis, streamed, tokens, processes, context.progress)
+        measured = first_order(model, axis, streamed, tokens, processes, context.progress)
+        found = {reader: scores.cpu() for reader, scores in measured.items()}
         if processes.leads:
             save_tensors(file, found)
         return found
@@ -313,7 +315,7 @@ class _LayerPruner:
         if not scores.isfinite().all():
             raise SmeltError(f"{reader}: the scores of what it reads are not finite; use other text or another score")
         kept = scores.topk(self._left).indices.sort().values.cpu()
-        columns = (kept[:, None] * axis.columns + torch.arange(axis.columns)).flatten().to(weight.device)
+        columns = (kept[:, None] * axis.columns + torch.arange(axis.columns, device="cpu")).flatten().to(weight.device)
         narrow, notes = weight.float()[:, columns], reached_notes(stats)
         if self._step.refits and stats.tokens:
             assert stats.hessian is not None

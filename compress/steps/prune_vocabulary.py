@@ -98,7 +98,7 @@ class PruneVocabularyStep:
         changes = renumbered(model.directory.config_data(), {old: number for number, old in enumerate(kept)})
         directory = replace(model.directory, changes={**model.directory.changes, **changes})
         renamed = OpenModel(directory, model.weights, is_edited=model.is_edited)
-        return narrower(renamed, axis, {"": torch.tensor(kept)})
+        return narrower(renamed, replace(axis, pinned={}), {"": torch.tensor(kept)})
 
     def _kept(self, model: OpenModel) -> list[int]:
         """The tokens that stay, in their order."""
@@ -108,12 +108,12 @@ class PruneVocabularyStep:
             used = used_tokens(self._source, model.directory.tokenizer())
             config = renumbered(model.directory.config_data(), {number: number for number in range(model.vocabulary())})
             named = [each for value in config.values() for each in (value if isinstance(value, list) else [value])]
-            kept = tokens.closed({*used, *(each for each in named if each is not None)})
-            if kept[-1] >= model.vocabulary():
+            if max(used) >= model.vocabulary():
                 raise SmeltError(
-                    f"{path}: its tokenizer makes token {kept[-1]}, but the model has only {model.vocabulary()}; the"
-                    " tokenizer belongs to another model"
+                    f"{path}: its tokenizer makes token {max(used)}, but the model has only {model.vocabulary()}; the"
+                    " tokenizer belongs to another model, or another step has made the vocabulary smaller before"
                 )
+            kept = tokens.closed({*used, *(each for each in named if each is not None)}, model.vocabulary())
             self._known = path, kept
         return self._known[1]
 

@@ -113,6 +113,9 @@ def _by_sensitivity(
     )
     losses = fisher_losses(measured)
     kept = [[round(each.numel * (1 - level)) for level in levels] for each in facts]
+    for unit in losses:
+        if not any(unit):  # nothing is known of an expert without tokens: it gets the average
+            unit[:] = [0.0 if level == sparsity else 1e9 for level in levels]
     chosen = best_choice(losses, kept, sum(round(each.numel * (1 - sparsity)) for each in facts))
     assert chosen is not None  # all at the average fit
     return {each.name: levels[place] for each, place in zip(facts, chosen, strict=True)}

@@ -16,8 +16,8 @@ from smelt.compress import Recipe
 from smelt.compress.plan import Plan
 from smelt.compress.processes import Processes
 from smelt.compress.progress import Progress
-from smelt.compress.steps import RunContext, prune_ffn, prune_weights, quantize_blocks
-from smelt.compress.steps.parts import layers_of
+from smelt.compress.steps import RunContext, prune_experts, prune_hidden, prune_units, prune_weights, quantize_blocks
+from smelt.compress.steps.parts import layers_of, load_part
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -101,12 +101,16 @@ def done(recipe: Recipe, journal: Path) -> dict[str, float]:
     dtype, tokens = torch.float32, plan.calibration.tokens
     with OnDevice():
         step.help(plan.model, RunContext(dtype, tokens, recipe.seed, journal, Progress(False), Processes(DEVICE)))
-    return {layer["name"]: layer["error"] for layer in layers_of(sorted(journal.glob("*.safetensors")))}
+    shares = journal / "shares.safetensors"
+    if shares.exists():
+        return {name: 1 - float(sums[0] / sums[1]) for name, sums in load_part(shares).items()}
+    parts = sorted(path for path in journal.glob("*.safetensors") if path.stem != "taylor")
+    return {layer["name"]: layer["error"] for layer in layers_of(parts)}
 
 
 if __name__ == "__main__":
     torch.tensor = _tensor
-    for module in (quantize_blocks, prune_ffn, prune_weights):
+    for module in (quantize_blocks, prune_experts, prune_hidden, prune_units, prune_weights):
         module.on = torch.device  # what `on` does for a GPU, without asking torch for one
     told = []
     for number, data in enumerate(json.loads(Path(sys.argv[1]).read_text())):
