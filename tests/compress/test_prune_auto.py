@@ -96,7 +96,7 @@ def test_a_target_of_latency_is_measured_and_told(tiny: Callable[..., Path], tmp
 def test_interrupted_it_does_not_measure_again(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = tiny("llama", torch.bfloat16)
+    model = tiny("llama", torch.bfloat16, num_hidden_layers=2, hidden_size=64, intermediate_size=128)
     quiet = run(_recipe(model, tmp_path / "quiet", _prune(params=0.8)))
     measure, measured = prune_auto._loss_of, []
 
