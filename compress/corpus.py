@@ -118,7 +118,7 @@ def calibration_windows(
     Raises:
         SmeltError: the source has fewer than ``samples`` windows of ``length`` tokens.
     """
-    begin = _beginning(tokenizer)
+    begin = beginning(tokenizer)
     own = length - len(begin)
     stream = _tokens(source, tokenizer, samples * own * _CHOICE)
     available = len(stream) // own
@@ -134,7 +134,7 @@ def calibration_windows(
 
 def evaluation_windows(source: TextSource, tokenizer: PreTrainedTokenizerBase, most: int, length: int) -> Windows:
     """The source's first windows, as many as there are up to ``most``."""
-    begin = _beginning(tokenizer)
+    begin = beginning(tokenizer)
     own = length - len(begin)
     stream = _tokens(source, tokenizer, most * own)
     available = min(most, len(stream) // own)
@@ -166,7 +166,7 @@ def used_tokens(source: TextSource, tokenizer: PreTrainedTokenizerBase) -> set[i
 
 def recut(tokens: Tensor, before: PreTrainedTokenizerBase, after: PreTrainedTokenizerBase) -> Tensor:
     """Windows of the same text, as another tokenizer cuts it: as many, and as long."""
-    begin, old = _beginning(after), len(_beginning(before))
+    begin, old = beginning(after), len(beginning(before))
     own = tokens.shape[1] - len(begin)
     ids: list[int] = []
     for text in before.batch_decode(tokens[:, old:], clean_up_tokenization_spaces=False):
@@ -182,7 +182,7 @@ def fingerprint(tokens: Tensor) -> str:
     return hashlib.sha256(repr(tuple(tokens.shape)).encode() + tokens.to(torch.int64).numpy().tobytes()).hexdigest()
 
 
-def _beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The token that the tokenizer begins every text with, for models (Llama, Gemma) that always saw one."""
     ids, bos = tokenizer("a").input_ids, tokenizer.bos_token_id
     return [bos] if isinstance(bos, int) and ids[:1] == [bos] else []
@@ -204,9 +204,13 @@ def _fewer(available: int, tokens: int) -> str:
     return f"{available} samples" if available else f"a length of at most {tokens}"
 
 
-def _tokens(source: TextSource, tokenizer: PreTrainedTokenizerBase, enough: int) -> Tensor:
+def token_pieces(source: TextSource, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
+    """A source's tokens, as its text is read, with a separator between documents.
+
+    Raises:
+        SmeltError: it holds no text.
+    """
     separator = tokenizer(_SEPARATOR, add_special_tokens=False).input_ids
-    ids: list[int] = []
     empty = True
     for document in source.documents():
         if not isinstance(document, str):
@@ -216,16 +220,20 @@ def _tokens(source: TextSource, tokenizer: PreTrainedTokenizerBase, enough: int)
         if not document.strip():
             continue
         if not empty:
-            ids.extend(separator)
+            yield list(separator)
         empty = False
         for piece in _pieces(document):
-            ids.extend(tokenizer(piece, add_special_tokens=False, verbose=False).input_ids)
-            if len(ids) >= enough:
-                break
-        if len(ids) >= enough:
-            break
+            yield tokenizer(piece, add_special_tokens=False, verbose=False).input_ids
     if empty:
         raise SmeltError(f"{source.label}: holds no text; give a source with text in it")
+
+
+def _tokens(source: TextSource, tokenizer: PreTrainedTokenizerBase, enough: int) -> Tensor:
+    ids: list[int] = []
+    for piece in token_pieces(source, tokenizer):
+        ids.extend(piece)
+        if len(ids) >= enough:
+            break
     return torch.tensor(ids[:enough], dtype=torch.int64)
 
 

@@ -136,7 +136,7 @@ def _context(
 ) -> RunContext:
     dtype = compute_dtype(model.dtype, plan.recipe.calibrate.device)
     journal, adapter = output.journal / f"step-{number}", plan.adapter and plan.adapter.fingerprint()
-    return RunContext(dtype, tokens, plan.recipe.seed, journal, show, processes, adapter)
+    return RunContext(dtype, tokens, plan.recipe.seed, journal, show, processes, adapter, plan.model, number)
 
 
 def _make_checkpoint(
@@ -180,6 +180,7 @@ def _make_checkpoint(
                 "unknown": record.unknown,
                 "done": record.done,
                 **({} if record.chosen is None else {"chosen": record.chosen}),
+                **({} if record.training is None else {"training": record.training}),
             }
             for record in records
         ],

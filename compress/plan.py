@@ -94,7 +94,7 @@ class Plan:
         if blocked:
             problems.append(Problem("output", blocked))
         given, wrong = _chained(steps if not misplaced else steps[:1], model)
-        problems += wrong
+        problems += wrong or _teacher_problems(steps, given, model)
         cost = Cost(0, 0, 0.0)
         calibration = tasks = None
         if not problems:
@@ -213,11 +213,9 @@ def _order_problems(steps: list[step_kinds.Step]) -> list[Problem]:
     zeros = next((number for number, step in enumerate(steps) if step.leaves_zeros), len(steps))
     for number, step in enumerate(steps[zeros + 1 :], zeros + 1):
         if not step.keeps_zeros:
-            what = (
-                f"mixes weights with one another, so that the zeros of steps.{zeros} would be lost (transforms: rotate,"
-            )
+            what = f"changes all weights, so that the zeros of steps.{zeros} would be lost (transforms: rotate, update: merge"
             return [
-                Problem(f"steps.{number}", f"{what} or update: merge); leave it away, or put it before the pruning")
+                Problem(f"steps.{number}", f"{what} or student: random); leave it away, or put it before the pruning")
             ]
     return []
 
@@ -233,6 +231,17 @@ def _chained(steps: list[step_kinds.Step], model: OpenModel) -> tuple[list[OpenM
         if step is not steps[-1]:
             model = step.outlook(model)
     return given, []
+
+
+def _teacher_problems(steps: list[step_kinds.Step], given: list[OpenModel], original: OpenModel) -> list[Problem]:
+    """Whose tokens are no longer those of the original that it is to learn from."""
+    return [
+        Problem(f"steps.{number}.distill.teacher", step.other_tokens("the original"))
+        for number, (step, model) in enumerate(zip(steps, given, strict=False))
+        if isinstance(step, step_kinds.DistillStep)
+        and step.learns_from_original
+        and model.vocabulary() != original.vocabulary()
+    ]
 
 
 def _text_problems(recipe: Recipe) -> list[Problem]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from .interrupts import raise_lost_interrupt
@@ -21,14 +21,24 @@ class Progress:
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled and sys.stderr.isatty()
 
-    def track(self, items: Sequence[T] | Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
-        """Yield ``items`` while showing a bar; an interrupt ends it before the next item at the latest."""
+    def track(
+        self, items: Sequence[T] | Iterable[T], description: str | Callable[[], str], total: int | None = None
+    ) -> Iterator[T]:
+        """Yield ``items`` while showing a bar; an interrupt ends it before the next item at the latest.
+
+        Args:
+            items: what is worked on.
+            description: what is done, or what tells it anew before each item.
+            total: how many items there are, if they do not tell.
+        """
         for item in self._shown(items, description, total):
             raise_lost_interrupt()
             yield item
             raise_lost_interrupt()
 
-    def _shown(self, items: Sequence[T] | Iterable[T], description: str, total: int | None) -> Iterator[T]:
+    def _shown(
+        self, items: Sequence[T] | Iterable[T], description: str | Callable[[], str], total: int | None
+    ) -> Iterator[T]:
         if not self.enabled:
             yield from items
             return
@@ -45,7 +55,11 @@ class Progress:
             TimeRemainingColumn(),
         )
         with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-            yield from bar.track(items, total=total, description=description)  # type: ignore[arg-type]
+            told = description if callable(description) else lambda: description
+            task = bar.add_task(told(), total=total)
+            for item in bar.track(items, total=total, task_id=task):
+                bar.update(task, description=told())
+                yield item
 
     def say(self, text: str) -> None:
         """One line about what begins now."""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     WithJsonSchema,
@@ -25,14 +22,10 @@ from ..quant.sparsity import Pattern
 from ..quant.transforms import TRANSFORMS
 from ..runtime.machine import human_bytes
 from .corpus import TextSource
+from .recipe_model import Chosen, RecipeModel, choice_schema, one_of
+from .recipe_training import Distill
 
 AUTO = "auto"
-
-
-class RecipeModel(BaseModel):
-    """Base of all recipe sections: unknown keys and silently converted types are mistakes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 def _compiled(patterns: list[str]) -> list[str]:
@@ -106,46 +99,6 @@ class Evaluate(RecipeModel):
         return TextSource(self.text, "evaluation", self.field, self.split, self.config)
 
 
-class Chosen(RecipeModel):
-    """A method by name, with its options; the table of a subclass says which there are."""
-
-    kind: ClassVar[str]
-    table: ClassVar[Mapping[str, Any]]
-
-    method: str
-    options: dict[str, Any] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_shorthand(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return {"method": value}
-        if isinstance(value, Mapping) and "method" in value and not isinstance(value.get("options"), Mapping):
-            return {"method": value["method"], "options": {k: v for k, v in value.items() if k != "method"}}
-        return value
-
-    @field_validator("method")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        return one_of(name, list(cls.table), cls.kind)
-
-    @model_validator(mode="after")
-    def _options_are_right(self) -> Self:
-        from .recipe_file import nearest_name
-
-        known = list(self.table[self.method].options.model_fields)
-        for key in self.options:
-            if key not in known:
-                expected = f"expected {', '.join(known)}" if known else f"{self.method} has none"
-                raise ValueError(f"unknown option {key!r}; {expected}{nearest_name(key, known)}")
-        self.table[self.method].options.model_validate(self.options)
-        return self
-
-    def settled(self) -> Any:
-        """The method's options with defaults filled in."""
-        return self.table[self.method].options.model_validate(self.options)
-
-
 class Rounding(Chosen):
     """A rounding method and its options."""
 
@@ -169,33 +122,12 @@ def _scheme_name(value: Any) -> Any:
     return value
 
 
-def _choice_schema(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A file names a method alone, or with its options beside it."""
-    return {
-        "anyOf": [
-            {"enum": list(table)},
-            *(
-                {
-                    "type": "object",
-                    "properties": {
-                        "method": {"const": name},
-                        **choice.options.model_json_schema().get("properties", {}),
-                    },
-                    "required": ["method"],
-                    "additionalProperties": False,
-                }
-                for name, choice in table.items()
-            ),
-        ]
-    }
-
-
 def _scheme_or_auto(value: Any) -> Any:
     return AUTO if isinstance(value, str) and value.lower() == AUTO else _scheme_name(value)
 
 
-RoundingField = Annotated[Rounding, WithJsonSchema(_choice_schema(METHODS))]
-TransformField = Annotated[TransformChoice, WithJsonSchema(_choice_schema(TRANSFORMS))]
+RoundingField = Annotated[Rounding, WithJsonSchema(choice_schema(METHODS))]
+TransformField = Annotated[TransformChoice, WithJsonSchema(choice_schema(TRANSFORMS))]
 SchemeField = Annotated[str, BeforeValidator(_scheme_name)]
 SchemeOrAutoField = Annotated[str, BeforeValidator(_scheme_or_auto)]
 
@@ -645,11 +577,12 @@ class StepEntry(RecipeModel):
 
     quantize: Quantize | None = None
     prune: Prune | None = None
+    distill: Distill | None = None
 
     @model_validator(mode="after")
     def _one_step(self) -> StepEntry:
-        if (self.quantize is None) == (self.prune is None):
-            raise ValueError("a step has one name: quantize or prune")
+        if sum(each is not None for each in (self.quantize, self.prune, self.distill)) != 1:
+            raise ValueError("a step has one name: quantize, prune or distill")
         return self
 
     @model_serializer(mode="wrap")
@@ -699,12 +632,3 @@ class Recipe(RecipeModel):
     def content(self) -> dict[str, Any]:
         """The recipe as plain data, without the output directory: what decides the result's bytes."""
         return self.model_dump(mode="json", exclude={"output"})
-
-
-def one_of(value: str, known: list[str], kind: str) -> str:
-    """Return ``value`` if it is known; otherwise raise ValueError that names the nearest known value."""
-    from .recipe_file import nearest_name
-
-    if value in known:
-        return value
-    raise ValueError(f"unknown {kind} {value!r}; expected one of {', '.join(known)}{nearest_name(value, known)}")

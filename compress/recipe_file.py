@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import typing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from .errors import SmeltError
 from .recipe import Recipe
 
 Place = tuple[str | int, ...]
+_SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 @dataclass
@@ -133,6 +135,9 @@ def _build(node: yaml.Node, place: Place, origin: dict[Place, str], path: Path, 
 
 
 def _scalar(node: yaml.Node) -> Any:
+    # YAML 1.1 reads 1e-3 as a word, for want of a point.
+    if isinstance(node, yaml.ScalarNode) and node.style is None and _SCIENTIFIC.fullmatch(node.value):
+        return float(node.value)
     loader = yaml.SafeLoader("")
     try:
         return loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
@@ -172,7 +177,7 @@ def _override(document: Document, text: str) -> None:
     if not equals or not key:
         raise SmeltError(f"--set {text}: expected key=value, for example --set steps.0.quantize.scheme=W8A16")
     try:
-        value = yaml.safe_load(raw)
+        value = float(raw) if _SCIENTIFIC.fullmatch(raw) else yaml.safe_load(raw)
     except yaml.YAMLError:
         raise SmeltError(f"--set {text}: the value is not valid YAML") from None
     place: Place = tuple(int(part) if part.isdigit() else part for part in key.split("."))

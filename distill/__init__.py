@@ -1,1 +1,5 @@
-"""Distillation and quantization-aware training. Nothing is implemented here yet; see CHANGELOG.md."""
+"""Learning from a teacher: losses, the order in which text is read, and the trainer.
+
+Knows tensors and modules, not recipes or files. Quantization-aware training is the same trainer with a student whose
+linears round their weights (``quant/qat.py``).
+"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..recipe import StepEntry
+from .distill import DistillStep
 from .prune_auto import PruneAutoStep
 from .prune_blocks import PruneBlocksStep
 from .prune_experts import PruneExpertsStep
@@ -27,8 +28,10 @@ def build(entry: StepEntry, number: int) -> Step:
         }
         kind = kinds.get(entry.prune.structure, PruneWeightsStep)
         return kind(entry.prune, f"steps.{number}.prune")
+    if entry.distill is not None:
+        return DistillStep(entry.distill, f"steps.{number}.distill")
     assert entry.quantize is not None
     return QuantizeStep(entry.quantize, f"steps.{number}.quantize")
 
 
-__all__ = ["RunContext", "Step", "StepRecord", "build"]
+__all__ = ["DistillStep", "RunContext", "Step", "StepRecord", "build"]

@@ -28,6 +28,8 @@ class RunContext:
         progress: shows how far it is.
         processes: this one and those that share the work. All are given the same tokens.
         adapter: the fingerprint of what is merged into the model's files, if anything.
+        original: the model that the run began with; None for one that is not part of a run.
+        number: the step's place in the recipe.
     """
 
     dtype: torch.dtype
@@ -37,6 +39,8 @@ class RunContext:
     progress: Progress
     processes: Processes
     adapter: str | None = None
+    original: OpenModel | None = None
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class StepRecord:
         chosen: what it decided by measuring, as plain data; None if the recipe decided everything.
         done: what it did to the model, in sentences for the report, where the settings do not tell.
         retokenized: whether the model that it leaves has another tokenizer.
+        training: the curve of what was trained, and text that was written meanwhile, as plain data.
     """
 
     name: str
@@ -60,6 +65,7 @@ class StepRecord:
     chosen: dict[str, Any] | None = None
     done: list[str] = field(default_factory=list)
     retokenized: bool = False
+    training: dict[str, Any] | None = None
 
 
 class Step(Protocol):

@@ -13,8 +13,9 @@ from pydantic import Field, ValidationError, model_validator
 
 from ..errors import SmeltError
 from ..output import digest
-from ..recipe import Recipe, RecipeModel
+from ..recipe import Recipe
 from ..recipe_file import read_document, validated
+from ..recipe_model import RecipeModel
 
 _SHARED = ("model", "revision", "trust_remote_code", "output", "evaluate", "extends", "sweep")
 

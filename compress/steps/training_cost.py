@@ -1,0 +1,52 @@
+"""What training takes in memory, disk and operations."""
+
+from __future__ import annotations
+
+import math
+
+from ...distill.chunked_loss import rows_at_once
+from ..open_model import OpenModel
+from ..recipe_training import Training
+from ..resources import Cost, compute_dtype
+
+# Copies of what passes through a block that autograd keeps, as a factor of its linears' inputs and outputs.
+_KEPT = 1.5
+# Buffers of a chunk of logits: both models', probabilities and gradients, in float32.
+_LOGITS = 6
+
+
+def training_cost(settings: Training, student: OpenModel, teacher: OpenModel | None) -> Cost:
+    """Memory above what the process held, disk for text and snapshots, and operations.
+
+    Args:
+        settings: the recipe's section.
+        student: what is trained.
+        teacher: what reads along, if anything does.
+    """
+    number = compute_dtype(student.dtype).itemsize
+    numel = _numel(student)
+    moments = 2 if settings.small_states else 8
+    master = 4 if number < 4 else 0
+    average = 4 if settings.average is not None else 0
+    held = numel * (2 * number + master + 4 + moments + average)
+    if teacher is not None:
+        held += _numel(teacher) * number
+    tokens = settings.batch // settings.accumulate * settings.length
+    width = student.skeleton.hidden_size
+    passing = [
+        sum(student.linears[name].rows + student.linears[name].columns for name in block.linears) * _KEPT + 6 * width
+        for block in student.anatomy.blocks
+    ]
+    kept = sum(passing) if not settings.checkpointing else max(passing) + width * len(passing)
+    vocabulary = student.vocabulary()
+    logits = rows_at_once(vocabulary) * vocabulary * 4 * _LOGITS + vocabulary * width * 4
+    read = settings.steps * settings.batch * settings.length
+    operations = 6.0 * numel * read * (4 / 3 if settings.checkpointing else 1)
+    if teacher is not None:
+        operations += 2.0 * _numel(teacher) * read
+    disk = 2 * numel * (4 + moments + average) + 4 * read + student.weights.nbytes
+    return Cost(int(held + tokens * kept * number + logits), int(disk), operations)
+
+
+def _numel(model: OpenModel) -> int:
+    return sum(math.prod(model.weights.info(key).shape) for key in model.names.values())

@@ -1,0 +1,93 @@
+"""A whole model in memory, to be trained or to teach, made of what a model directory holds."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ..distill.optimizer import Trained
+from ..distill.split_model import SplitModel
+from ..quant.zeros import not_pruned
+from .errors import SmeltError
+from .open_model import OpenModel
+
+
+class WholeModel:
+    """A model with all its weights, computing in one type.
+
+    Args:
+        model: what it is made of. Its skeleton is filled, so nothing else may use it meanwhile.
+        dtype: what it computes in.
+        device: where.
+
+    Attributes:
+        split: the model in two halves.
+    """
+
+    def __init__(self, model: OpenModel, dtype: torch.dtype, device: torch.device) -> None:
+        self._model = model
+        self.module: Any = model.skeleton.model
+        tensors: dict[str, Tensor] = {}
+        for name, key in model.names.items():
+            tensor = model.weights.load(key)
+            tensors[name] = tensor.to(device, dtype if tensor.is_floating_point() else None)
+        self.module.load_state_dict(tensors, strict=False, assign=True)
+        self.module.tie_weights()
+        self.module.to(device)  # what is computed and not stored
+        self.module.eval().requires_grad_(False)  # no dropout: a teacher's opinion is worth more than noise
+        try:
+            self.split = SplitModel(self.module)
+        except ValueError as error:
+            raise SmeltError(f"{model.directory.path}: {error}, so it cannot be trained") from None
+
+    def trained(self) -> dict[str, Trained]:
+        """Every parameter, ready to be trained; weights that were pruned stay zero."""
+        found: dict[str, Trained] = {}
+        for name in self._model.names:
+            parameter = _parameter(self.module, name)
+            if parameter is None:
+                continue
+            parameter.requires_grad_(True)
+            matrix = parameter.dim() >= 2
+            stays = not_pruned(parameter.detach()) if matrix and name != self._embedding else None
+            found[name] = Trained(parameter, decays=matrix, stays=stays)
+        return found
+
+    def keep_less(self) -> None:
+        """Keep only what enters blocks for the backward pass, which computes the rest again."""
+        for block in self.blocks:
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """Its decoder blocks."""
+        return self._model.skeleton.blocks
+
+    @property
+    def hidden_size(self) -> int:
+        """The width of what goes from block to block."""
+        return self._model.skeleton.hidden_size
+
+    @property
+    def _embedding(self) -> str:
+        return f"{self._model.skeleton.embedding_name}.weight"
+
+
+@torch.no_grad()
+def begin_anew(model: WholeModel, seed: int) -> None:
+    """Give a model random weights, as transformers begins to train one of its kind."""
+    module = model.module
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for part in module.modules():
+            module._init_weights(part)
+    module.tie_weights()
+
+
+def _parameter(module: nn.Module, name: str) -> nn.Parameter | None:
+    path, _, leaf = name.rpartition(".")
+    return module.get_submodule(path)._parameters.get(leaf)

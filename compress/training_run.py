@@ -1,0 +1,286 @@
+"""One training, from a recipe's section to weights: text, teacher, trainer, snapshots and what is told of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ..distill.batches import Batch, ShuffledWindows
+from ..distill.distilling import DIVERGENCE, TEXT, Distilling
+from ..distill.matching import HiddenMatching, paired
+from ..distill.optimizer import MasterAdamW, Trained
+from ..distill.teachers import Comparison, ReadingTeacher, Teacher
+from ..distill.trainer import Moment, Trainer, TrainerSettings, TrainingError, Watch
+from .errors import SmeltError
+from .open_model import OpenModel
+from .progress import Progress
+from .recipe_training import Training
+from .resources import human_time
+from .safetensors_file import SafetensorsFile, save_tensors
+from .student import WholeModel
+from .training_log import TrainingLog, continued, curve
+from .training_text import WindowsFile, training_windows
+
+# How often held-out text is read, and prompts are continued.
+_MEASURES, _SAMPLED = 11, (0.0, 0.5, 1.0)
+_PROMPTS, _PROMPT_TOKENS, _CONTINUED_TOKENS = 2, 16, 32
+_KEPT_WINDOWS = 4
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a training works, and what it may use of the run around it.
+
+    Attributes:
+        journal: for text, snapshots and what is stored of the teacher.
+        log: the directory of what a person may want to look at.
+        name: of the training, in the log.
+        dtype: what is computed in.
+        device: where.
+        seed: decides the order of the text.
+        progress: shows how far it is.
+    """
+
+    journal: Path
+    log: Path
+    name: str
+    dtype: torch.dtype
+    device: torch.device
+    seed: int
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a training leaves.
+
+    Attributes:
+        weights: in float32, by name.
+        told: the curve and samples, as plain data for the report.
+        sentence: the same in a sentence.
+    """
+
+    weights: dict[str, Tensor]
+    told: dict[str, Any]
+    sentence: str
+
+
+def train(
+    settings: Training,
+    student: WholeModel,
+    trained: dict[str, Trained],
+    teacher: OpenModel | None,
+    tokenizer: PreTrainedTokenizerBase,
+    place: Place,
+    around: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Outcome:
+    """Train a student, or go on where an interrupted training of it stopped.
+
+    Args:
+        settings: the recipe's section.
+        student: what is trained; it has the result's weights afterwards.
+        trained: its parameters, by name.
+        teacher: whom it learns from; None to learn from the text alone.
+        tokenizer: of both.
+        place: where.
+        around: entered for each pass of the student's.
+
+    Raises:
+        SmeltError: the text is too short, or training cannot go on.
+    """
+    text = settings.data.text()
+    windows = training_windows(
+        text, tokenizer, settings.length, settings.steps * settings.batch, place.journal / "text.bin", place.progress
+    )
+    if windows.count < settings.batch:
+        raise SmeltError(
+            f"{text.label}: too short: it has {windows.count} windows of {settings.length} tokens to train on, less than one"
+            f" batch of {settings.batch}; give more text, or lower batch or length"
+        )
+    reading = None if teacher is None else WholeModel(_again(teacher), place.dtype, place.device)
+    matching = None
+    if settings.hidden and reading is not None:
+        matching = _matching(student, reading).to(place.device)
+        trained = trained | {f"projection.{name}": Trained(each) for name, each in matching.named_parameters()}
+    kept = windows.held_out()
+    learner = Distilling(
+        student.split,
+        _teacher(settings, reading),
+        text_share=settings.cross_entropy,
+        matching=matching,
+        matching_share=settings.hidden,
+        kept=[Batch(each.to(place.device)) for each in kept.split(_KEPT_WINDOWS)] if len(kept) else [],
+        around=around,
+    )
+    optimizer = MasterAdamW(trained, settings.weight_decay, small_states=settings.small_states)
+    order = ShuffledWindows(windows.read, windows.count, settings.batch, place.seed)
+    log = TrainingLog(place.log, place.name, settings.steps)
+    samples = _Samples(student, tokenizer, kept, settings.steps, place, around)
+    store = _Snapshots(place.journal / "snapshot.safetensors", samples)
+
+    def noted(moments: list[Moment]) -> None:
+        log.noted(moments)
+        samples.after(len(moments))
+
+    trainer = Trainer(
+        learner,
+        optimizer,
+        lambda step: _on(order.at(step), place.device),
+        _settings(settings),
+        store,
+        Watch(
+            lambda steps: place.progress.track(steps, lambda: log.line(trainer.moments), settings.steps),
+            noted,
+        ),
+    )
+    if store.is_new:
+        samples.after(0)
+    try:
+        weights = trainer.run()
+    except TrainingError as error:
+        kept_at = place.log / f"failed-batch-{place.name}.safetensors"
+        save_tensors(kept_at, {"tokens": error.batch.tokens.cpu().contiguous()})
+        raise SmeltError(
+            f"training failed at {error}; what it read then is in {kept_at}; lower learning_rate, or give clip or"
+            " skip_spikes"
+        ) from None
+    finally:
+        log.write(trainer.moments)
+        log.close()
+    return Outcome(
+        {name: each for name, each in weights.items() if not name.startswith("projection.")},
+        {
+            "curve": curve(trainer.started, trainer.moments),
+            "samples": samples.written,
+            "tokens": trainer.moments[-1].tokens,
+            "seconds": trainer.moments[-1].seconds,
+            "skipped": sum(each.skipped for each in trainer.moments),
+        },
+        _sentence(settings, windows, trainer),
+    )
+
+
+def _teacher(settings: Training, reading: WholeModel | None) -> Teacher | None:
+    if reading is None:
+        return None
+    comparison = Comparison(settings.loss.method, settings.loss.settled(), settings.temperature)
+    return ReadingTeacher(reading.split, comparison)
+
+
+def _settings(settings: Training) -> TrainerSettings:
+    return TrainerSettings(
+        steps=settings.steps,
+        rate=settings.learning_rate,
+        schedule=settings.schedule,
+        warmup=round(settings.warmup * settings.steps),
+        parts=settings.accumulate,
+        clip=settings.clip,
+        average=settings.average,
+        spike=settings.skip_spikes,
+        measures=min(_MEASURES, settings.steps + 1),
+    )
+
+
+def _matching(student: WholeModel, teacher: WholeModel) -> HiddenMatching:
+    blocks = [list(each.blocks) for each in (student, teacher)]
+    pairs = paired(len(blocks[0]), len(blocks[1]))
+    return HiddenMatching(blocks[0], blocks[1], pairs, (student.hidden_size, teacher.hidden_size))
+
+
+def _sentence(settings: Training, windows: WindowsFile, trainer: Trainer) -> str:
+    last = trainer.moments[-1]
+    epochs = last.tokens / (settings.length * windows.count)
+    told = (
+        f"trained on {last.tokens:,} tokens of {settings.data.text().label} ({epochs:.3g} times {windows.count} windows) in"
+        f" {human_time(last.seconds)}"
+    )
+    before, after = trainer.started or {}, last.held_out or {}
+    if DIVERGENCE in before and DIVERGENCE in after:
+        told += (
+            f"; on text kept aside, {settings.loss.method} from the teacher went from {before[DIVERGENCE]:.3f} to"
+            f" {after[DIVERGENCE]:.3f}"
+        )
+    if TEXT in before and TEXT in after:
+        told += f"{',' if DIVERGENCE in before else '; on text kept aside,'} perplexity from"
+        told += f" {math.exp(before[TEXT]):.4g} to {math.exp(after[TEXT]):.4g}"
+    skipped = sum(each.skipped for each in trainer.moments)
+    return told + (f"; {skipped} steps were passed over as spikes" if skipped else "")
+
+
+class _Samples:
+    """What the student makes of a few prompts at the beginning, half way and at the end."""
+
+    def __init__(
+        self,
+        student: WholeModel,
+        tokenizer: PreTrainedTokenizerBase,
+        kept: Tensor,
+        steps: int,
+        place: Place,
+        around: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        self.written: list[dict[str, Any]] = []
+        self._student, self._tokenizer, self._around = student, tokenizer, around
+        self._prompts = kept[:_PROMPTS, :_PROMPT_TOKENS].to(place.device)
+        self._at = {round(share * steps) for share in _SAMPLED}
+
+    @torch.no_grad()
+    def after(self, step: int) -> None:
+        """Let it write, if it is time."""
+        if step not in self._at or not len(self._prompts) or any(each["step"] == step for each in self.written):
+            return
+        split = self._student.split
+
+        def last(tokens: Tensor) -> Tensor:
+            hidden = split.hidden(tokens)[:, -1:]
+            return split.logits(hidden, split.head.weight, split.head.bias)[:, -1]
+
+        with self._around():
+            tokens = continued(last, self._prompts, _CONTINUED_TOKENS)
+        length = self._prompts.shape[1]
+        texts = [
+            {"prompt": self._tokenizer.decode(each[:length]), "text": self._tokenizer.decode(each[length:])}
+            for each in tokens
+        ]
+        self.written.append({"step": step, "texts": texts})
+
+
+class _Snapshots:
+    """Snapshots in a file: weights and moments, the curve and the samples so far."""
+
+    def __init__(self, path: Path, samples: _Samples) -> None:
+        self._path, self._samples = path, samples
+
+    @property
+    def is_new(self) -> bool:
+        return not self._path.exists()
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        if self.is_new:
+            return None
+        file = SafetensorsFile(self._path)
+        data = json.loads(file.metadata["training"])
+        self._samples.written[:] = data.pop("samples")
+        return {name: file.load(name) for name in file.tensors}, data
+
+    def save(self, tensors: dict[str, Tensor], data: dict[str, Any]) -> None:
+        told = json.dumps(data | {"samples": self._samples.written})
+        save_tensors(self._path, {name: each.cpu() for name, each in tensors.items()}, {"training": told})
+
+
+def _again(model: OpenModel) -> OpenModel:
+    """The same model with modules of its own."""
+    return OpenModel(model.directory, model.weights, is_edited=model.is_edited)
+
+
+def _on(batch: Batch, device: torch.device) -> Batch:
+    return Batch(batch.tokens.to(device), None if batch.counted is None else batch.counted.to(device), batch.windows)

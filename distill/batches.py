@@ -1,0 +1,59 @@
+"""Which windows of text each step reads: decided by a seed and the step's number alone, so a rerun reads the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one step reads.
+
+    Attributes:
+        tokens: ids ``[windows, length]``.
+        counted: how much each position's prediction counts, float32 ``[windows, length]``; None for all alike.
+        windows: their numbers in the corpus, ``[windows]``; None if they are no part of one.
+    """
+
+    tokens: Tensor
+    counted: Tensor | None = None
+    windows: Tensor | None = None
+
+    def parts(self, count: int) -> list[Batch]:
+        """The same in several batches of as many windows, or nearly so."""
+        pieces = [None if each is None else each.chunk(count) for each in (self.tokens, self.counted, self.windows)]
+        return [Batch(*(None if each is None else each[i] for each in pieces)) for i in range(len(pieces[0] or ()))]  # type: ignore[arg-type]
+
+
+class ShuffledWindows:
+    """Windows of a corpus, every one once an epoch, in an order of the epoch's own.
+
+    Args:
+        read: gives the tokens ``[n, length]`` of windows by their numbers.
+        count: how many windows there are.
+        batch: windows a step.
+        seed: decides the orders.
+    """
+
+    def __init__(self, read: Callable[[Tensor], Tensor], count: int, batch: int, seed: int) -> None:
+        if count < batch:
+            raise ValueError(f"{count} windows are fewer than a batch of {batch}")
+        self._read, self._count, self._batch, self._seed = read, count, batch, seed
+        self._epoch: tuple[int, Tensor] | None = None
+
+    def at(self, step: int) -> Batch:
+        """The batch of a step. Where an epoch ends within it, the next one begins."""
+        first = step * self._batch
+        numbers = torch.stack([self._number(place) for place in range(first, first + self._batch)])
+        return Batch(self._read(numbers), windows=numbers)
+
+    def _number(self, place: int) -> Tensor:
+        epoch, within = divmod(place, self._count)
+        if self._epoch is None or self._epoch[0] != epoch:
+            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+            self._epoch = epoch, torch.randperm(self._count, generator=generator)
+        return self._epoch[1][within]

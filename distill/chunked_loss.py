@@ -1,0 +1,89 @@
+"""A loss over logits that are never all in memory: a few positions at a time, with their gradients at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .losses import Sloped
+
+# Numbers of one chunk of logits.
+_CHUNK = 1 << 22
+_FEWEST = 32
+
+# From hidden states ``[1, positions, width]``, a weight and a bias to logits.
+Head = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+# From logits ``[positions, vocabulary]`` and which positions they are of to several losses.
+Losses = Callable[[Tensor, slice], list[tuple[float, Sloped]]]
+
+
+def chunked_loss(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, head: Head, losses: Losses, counted: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The weighted mean of losses over positions, and of each by itself.
+
+    Args:
+        hidden: what the head reads, ``[positions, width]``.
+        weight: the head's, ``[vocabulary, width]``.
+        bias: the head's, if it has one.
+        head: how logits are made of them.
+        losses: gives for some positions each loss with its share, its values and its gradients.
+        counted: how much each position counts, float32 ``[positions]``.
+
+    Returns:
+        A number through which gradients flow to ``hidden``, ``weight`` and ``bias``, and each loss's own mean.
+    """
+    return _ChunkedLoss.apply(hidden, weight, bias, head, losses, counted)  # type: ignore[no-any-return]
+
+
+def rows_at_once(vocabulary: int) -> int:
+    """How many positions' logits are worked on together."""
+    return max(_FEWEST, _CHUNK // vocabulary)
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, head: Head, losses: Losses, counted: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        sloped = any(ctx.needs_input_grad)
+        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        given = [each for each in (weight, bias) if each is not None]
+        slopes = [torch.zeros(each.shape, dtype=wide, device=each.device) for each in given] if sloped else []
+        into = torch.empty_like(hidden) if sloped else None
+        share = counted.to(wide) / counted.sum()
+        total, parts = torch.zeros((), dtype=wide, device=hidden.device), None
+        for start in range(0, len(hidden), rows_at_once(weight.shape[0])):
+            rows = slice(start, start + rows_at_once(weight.shape[0]))
+            leaves = [hidden[rows].detach(), *(each.detach() for each in given)]
+            for leaf in leaves:
+                leaf.requires_grad_(sloped)
+            with torch.set_grad_enabled(sloped):
+                logits = head(leaves[0].unsqueeze(0), leaves[1], leaves[2] if bias is not None else None)[0]
+            found = losses(logits.detach(), rows)
+            values = torch.stack([(value * share[rows]).sum() for _, (value, _) in found])
+            parts = values if parts is None else parts + values
+            slope = None
+            for of_all, (_, each) in found:
+                slope = each * of_all if slope is None else slope.add_(each, alpha=of_all)
+            total += sum(of_all * value for (of_all, _), value in zip(found, values, strict=True))
+            if into is not None and slope is not None:
+                slope = slope.mul_(share[rows].unsqueeze(-1)).to(logits.dtype)
+                reached = torch.autograd.grad(logits, leaves, slope)
+                into[rows] = reached[0]
+                for whole, part in zip(slopes, reached[1:], strict=True):
+                    whole += part
+        ctx.slopes, ctx.has_bias, ctx.types = (into, *slopes), bias is not None, [each.dtype for each in given]
+        assert parts is not None
+        ctx.mark_non_differentiable(parts)
+        return total, parts
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor, _of_parts: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        into, *slopes = ctx.slopes
+        into = into * slope.to(into.dtype)
+        of_head = [(each * slope).to(kind) for each, kind in zip(slopes, ctx.types, strict=True)]
+        return into, of_head[0], of_head[1] if ctx.has_bias else None, None, None, None

@@ -1,0 +1,103 @@
+"""What a student minimises: the distance from its teacher, mixed with the text's own next tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from ..quant.causal_attention import StripedAttention
+from .batches import Batch
+from .chunked_loss import chunked_loss
+from .losses import Sloped, cross_entropy
+from .matching import HiddenMatching
+from .split_model import SplitModel
+from .teachers import Teacher
+
+DIVERGENCE, TEXT, HIDDEN = "teacher", "text", "hidden"
+
+
+class Distilling:
+    """A student and what it is compared with.
+
+    Args:
+        student: the model that is trained.
+        teacher: what it is compared with; None to learn from the text alone.
+        text_share: the share of the text's own next tokens (cross-entropy); the teacher has the rest.
+        matching: hidden states that are compared, too; needs a teacher that reads along.
+        matching_share: how much they count beside the rest.
+        kept: batches that are not trained on, for :meth:`held_out`.
+        around: entered for each pass of the student's, such as a cache of its rounded weights.
+    """
+
+    def __init__(
+        self,
+        student: SplitModel,
+        teacher: Teacher | None,
+        *,
+        text_share: float = 0.0,
+        matching: HiddenMatching | None = None,
+        matching_share: float = 1.0,
+        kept: Sequence[Batch] = (),
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._student, self._teacher = student, teacher
+        self._text_share = 1.0 if teacher is None else text_share
+        self._matching, self._matching_share = matching, matching_share
+        self._kept, self._around = kept, around
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """What to minimise on a batch, and its parts."""
+        with StripedAttention(), self._around():
+            compared = None
+            if self._teacher is not None:
+                with nullcontext() if self._matching is None else self._matching.watching("teacher"):
+                    compared = self._teacher.read(batch)
+            with nullcontext() if self._matching is None else self._matching.watching("student"):
+                hidden = self._student.hidden(batch.tokens)
+            head, targets = self._student.head, _next(batch.tokens).flatten()
+            counted = _counted(batch).to(hidden.device)
+            names = self._names(compared is not None)
+
+            def losses(logits: Tensor, rows: slice) -> list[tuple[float, Sloped]]:
+                found: list[tuple[float, Sloped]] = []
+                if compared is not None:
+                    found.append((1 - self._text_share, compared(logits, rows)))
+                if TEXT in names:
+                    found.append((self._text_share, cross_entropy(logits, targets[rows])))
+                return found
+
+            loss, parts = chunked_loss(
+                hidden.flatten(0, 1), head.weight, head.bias, self._student.logits, losses, counted.flatten()
+            )
+            named = dict(zip(names, parts.tolist(), strict=True))
+            if self._matching is not None:
+                apart = self._matching(counted)
+                loss = loss + self._matching_share * apart
+                named[HIDDEN] = float(apart.detach())
+            return loss, named
+
+    @torch.no_grad()
+    def held_out(self) -> dict[str, float]:
+        """The mean of each part over the batches that are not trained on."""
+        found = [self.loss(batch)[1] for batch in self._kept]
+        return {name: sum(each[name] for each in found) / len(found) for name in found[0]} if found else {}
+
+    def _names(self, compared: bool) -> list[str]:
+        # What it makes of the text is told of held-out text in any case.
+        told = self._text_share > 0 or not torch.is_grad_enabled()
+        return [*([DIVERGENCE] if compared else []), *([TEXT] if told else [])]
+
+
+def _counted(batch: Batch) -> Tensor:
+    """How much each position counts; the last of a window has no next token, and does not."""
+    counted = torch.ones(batch.tokens.shape) if batch.counted is None else batch.counted.clone()
+    counted[:, -1] = 0
+    return counted
+
+
+def _next(tokens: Tensor) -> Tensor:
+    """Each position's next token; -1 after the last."""
+    return torch.cat((tokens[:, 1:], tokens.new_full((len(tokens), 1), -1)), dim=1)

@@ -1,0 +1,83 @@
+"""AdamW whose moments take a byte a number each, in blocks with a scale of their own (after arXiv:2110.02861)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Numbers that share a scale.
+_BLOCK = 256
+# Second moments are stored as sixteenths of powers of two below the block's largest.
+_PER_OCTAVE = 8.0
+
+
+class SmallStatesAdamW(torch.optim.Optimizer):
+    """AdamW with eight-bit moments: a quarter of the memory, for models whose moments would not fit.
+
+    First moments are rounded to 255 even steps of each block; second moments to powers of two and eighths between them, for
+    they span many magnitudes, and one that is rounded to zero would let its weight leap.
+    """
+
+    kept = ("step", "average", "average_scale", "square", "square_scale")
+
+    def __init__(self, groups: Any, lr: float, betas: tuple[float, float], eps: float) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step of AdamW on every parameter that has a gradient."""
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = torch.zeros(())
+                    average, square = torch.zeros_like(parameter), torch.zeros_like(parameter)
+                else:
+                    average = _even(state["average"], state["average_scale"], parameter.shape)
+                    square = _uneven(state["square"], state["square_scale"], parameter.shape)
+                state["step"] += 1
+                count = float(state["step"])
+                average.lerp_(parameter.grad, 1 - first)
+                square.mul_(second).addcmul_(parameter.grad, parameter.grad, value=1 - second)
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                scale = (square / (1 - second**count)).sqrt_().add_(group["eps"])
+                parameter.addcdiv_(average, scale, value=-group["lr"] / (1 - first**count))
+                state["average"], state["average_scale"] = _to_even(average)
+                state["square"], state["square_scale"] = _to_uneven(square)
+
+
+def _blocks(numbers: Tensor) -> Tensor:
+    flat = numbers.reshape(-1)
+    return torch.nn.functional.pad(flat, (0, -len(flat) % _BLOCK)).view(-1, _BLOCK)
+
+
+def _whole(blocks: Tensor, shape: torch.Size) -> Tensor:
+    return blocks.view(-1)[: shape.numel()].view(shape)
+
+
+def _to_even(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    blocks = _blocks(numbers)
+    scale = blocks.abs().amax(1, keepdim=True) / 127
+    return (blocks / scale.clamp_min(torch.finfo(scale.dtype).tiny)).round_().to(torch.int8), scale
+
+
+def _even(codes: Tensor, scale: Tensor, shape: torch.Size) -> Tensor:
+    return _whole(codes * scale, shape)
+
+
+def _to_uneven(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    blocks = _blocks(numbers)
+    scale = blocks.amax(1, keepdim=True).clamp_min(torch.finfo(blocks.dtype).tiny)
+    # Rounded up, so that no step becomes larger than it was; 255 stands for zero.
+    octaves = (-(blocks / scale).log2_() * _PER_OCTAVE).floor_().clamp_(0, 254)
+    return torch.where(blocks == 0, 255.0, octaves).to(torch.uint8), scale
+
+
+def _uneven(codes: Tensor, scale: Tensor, shape: torch.Size) -> Tensor:
+    numbers = torch.exp2(codes.to(scale.dtype) / -_PER_OCTAVE).mul_(scale)
+    return _whole(numbers.masked_fill_(codes == 255, 0.0), shape)

@@ -1,0 +1,146 @@
+"""The losses' values against torch's own, and every hand-written gradient against differences in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from smelt.distill import chunked_loss as chunked
+from smelt.distill.chunked_loss import chunked_loss
+from smelt.distill.losses import LOSSES, cross_entropy, forward_kl, most_likely, top_kl
+from torch import Tensor
+from torch.nn import functional
+
+POSITIONS, VOCABULARY, WIDTH = 7, 19, 5
+
+
+def _logits(seed: int, scale: float = 2.0) -> Tensor:
+    return scale * torch.randn(
+        POSITIONS, VOCABULARY, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+
+
+def _by_torch(name: str, student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """Each loss written down once more, with torch's own divergence."""
+    ours, theirs = (torch.log_softmax(each / temperature, -1) for each in (student, teacher))
+
+    def kl(of: Tensor, to: Tensor) -> Tensor:
+        return functional.kl_div(to, of, log_target=True, reduction="none").sum(-1)
+
+    if name == "forward_kl":
+        found = kl(theirs, ours)
+    elif name == "reverse_kl":
+        found = kl(ours, theirs)
+    elif name == "jsd":
+        mixed = (0.5 * theirs.exp() + 0.5 * ours.exp()).log()
+        found = 0.5 * kl(theirs, mixed) + 0.5 * kl(ours, mixed)
+    else:
+        found = (ours.exp() - theirs.exp()).abs().sum(-1) / 2
+    return found * temperature**2
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_what_torch_makes_of_its_formula(name: str, temperature: float) -> None:
+    student, teacher = _logits(0).requires_grad_(), _logits(1)
+    loss = LOSSES[name]
+    value, slope = loss.function(student.detach(), teacher, temperature, loss.options())
+    expected = _by_torch(name, student, teacher, temperature)
+    torch.testing.assert_close(value, expected.detach())
+    (wanted,) = torch.autograd.grad(expected.sum(), student)
+    torch.testing.assert_close(slope, wanted)
+
+
+@pytest.mark.parametrize("beta", [0.1, 0.9])
+def test_jsd_takes_the_mixture_it_is_told(beta: float) -> None:
+    student, teacher = _logits(0).requires_grad_(), _logits(1)
+    q, p = student.softmax(-1), teacher.softmax(-1)
+    mixed = beta * p + (1 - beta) * q
+    expected = (beta * p * (p / mixed).log() + (1 - beta) * q * (q / mixed).log()).sum(-1)
+    value, slope = LOSSES["jsd"].function(student.detach(), teacher, 1.0, LOSSES["jsd"].options(beta=beta))
+    torch.testing.assert_close(value, expected.detach())
+    torch.testing.assert_close(slope, torch.autograd.grad(expected.sum(), student)[0])
+
+
+def test_cross_entropy_is_torchs_and_passes_over_what_has_no_target() -> None:
+    student = _logits(0).requires_grad_()
+    targets = torch.tensor([3, 0, 18, -1, 7, 7, -1])
+    expected = functional.cross_entropy(student, targets, ignore_index=-1, reduction="none")
+    value, slope = cross_entropy(student.detach(), targets)
+    torch.testing.assert_close(value, expected.detach())
+    torch.testing.assert_close(slope, torch.autograd.grad(expected.sum(), student)[0])
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_stored_teachers_lose_what_they_left_out(temperature: float) -> None:
+    student, teacher = _logits(0), _logits(1)
+    whole, slope = forward_kl(student, teacher, temperature, LOSSES["forward_kl"].options())
+    all_of_it, its_slope = top_kl(student, *most_likely(teacher, VOCABULARY, temperature), temperature)
+    torch.testing.assert_close(all_of_it, whole)
+    torch.testing.assert_close(its_slope, slope)
+    some = [top_kl(student, *most_likely(teacher, k, temperature), temperature)[0] for k in (2, 5, 12)]
+    for fewer, more in zip(some, [*some[1:], whole], strict=True):
+        assert (fewer <= more + 1e-12).all()
+    assert (some[0] >= -1e-12).all()
+
+
+@pytest.mark.parametrize("kept", [1, 4])
+def test_the_gradient_of_a_stored_teacher_is_right(kept: int) -> None:
+    student, teacher = _logits(0).requires_grad_(), _logits(1)
+    places, logs = most_likely(teacher, kept, 1.0)
+    q, p = student.softmax(-1), logs.exp()
+    ours = q.gather(-1, places)
+    rest = 1 - p.sum(-1), 1 - ours.sum(-1)
+    expected = (p * (logs - ours.log())).sum(-1) + rest[0] * (rest[0] / rest[1]).log()
+    value, slope = top_kl(student.detach(), places, logs, 1.0)
+    torch.testing.assert_close(value, expected.detach())
+    torch.testing.assert_close(slope, torch.autograd.grad(expected.sum(), student)[0])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", [*LOSSES, "top_kl"])
+def test_gradients_through_chunks_are_those_of_differences(
+    name: str, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunked, "rows_at_once", lambda _: 3)  # so that there are several chunks, the last one smaller
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(POSITIONS, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(VOCABULARY, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)
+    added = torch.randn(VOCABULARY, generator=generator, dtype=torch.float64, requires_grad=True) if bias else None
+    teacher, targets = _logits(1), torch.arange(POSITIONS)
+    counted = torch.tensor([1.0, 0.0, 2.0, 1.0, 1.0, 0.5, 1.0])
+
+    def losses(logits: Tensor, rows: slice):  # type: ignore[no-untyped-def]
+        if name == "top_kl":
+            places, kept = most_likely(teacher[rows], 4, 1.5)
+            compared = top_kl(logits, places, kept, 1.5)
+        else:
+            compared = LOSSES[name].function(logits, teacher[rows], 1.5, LOSSES[name].options())
+        return [(0.7, compared), (0.3, cross_entropy(logits, targets[rows]))]
+
+    def head(states: Tensor, matrix: Tensor, constant: Tensor | None) -> Tensor:
+        return 4 * torch.tanh(functional.linear(states, matrix, constant) / 4)  # as models with a soft cap do
+
+    def whole(*leaves: Tensor) -> Tensor:
+        return chunked_loss(leaves[0], leaves[1], leaves[2] if bias else None, head, losses, counted)[0]
+
+    leaves = [each for each in (hidden, weight, added) if each is not None]
+    assert torch.autograd.gradcheck(whole, leaves)
+
+
+def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight = torch.randn(64, 16), torch.randn(100, 16)
+    targets = torch.arange(64)
+
+    def losses(logits: Tensor, rows: slice):  # type: ignore[no-untyped-def]
+        return [(1.0, cross_entropy(logits, targets[rows]))]
+
+    found = []
+    for rows in (64, 5):
+        monkeypatch.setattr(chunked, "rows_at_once", lambda _, rows=rows: rows)
+        leaf = hidden.clone().requires_grad_()
+        loss, parts = chunked_loss(leaf, weight, None, lambda h, w, _: functional.linear(h, w), losses, torch.ones(64))
+        (3 * loss).backward()
+        found.append((loss.detach(), parts, leaf.grad))
+    expected = functional.cross_entropy(hidden @ weight.T, targets)
+    torch.testing.assert_close(found[0][0], expected)
+    torch.testing.assert_close(found[0], found[1])
