@@ -14,7 +14,7 @@ from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.initialize import is_cached_attention_module
 from torch import Tensor, nn
 
-from ..quant.activations import ActivationRounding
+from ..quant.activations import ActivationRounding, straight_through
 from .processes import Processes
 from .stubs import BlockCall
 
@@ -79,7 +79,7 @@ class RoundedCache:
         self._rounding = rounding
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        return self._rounding.keys(keys), self._rounding.values(values)
+        return straight_through(keys, self._rounding.keys), straight_through(values, self._rounding.values)
 
     def get_seq_length(self, *_: Any) -> int:
         return 0
@@ -87,11 +87,12 @@ class RoundedCache:
 
 def with_cache(call: BlockCall, cache: RangesCache | RoundedCache) -> BlockCall:
     """The same call of a block with a stand-in for its cache."""
-    kwargs = dict(call.kwargs)
-    for name in _CACHES:
-        if name in kwargs:
-            kwargs[name] = cache
-    return BlockCall(call.args, kwargs)
+    return BlockCall(call.args, {**call.kwargs, **dict.fromkeys(caches_of(call.kwargs), cache)})
+
+
+def caches_of(kwargs: dict[str, Any]) -> list[str]:
+    """Under which names a block is called with a place for a cache."""
+    return [name for name in _CACHES if name in kwargs]
 
 
 def cached_attention(block: nn.Module) -> str | None:
@@ -101,7 +102,7 @@ def cached_attention(block: nn.Module) -> str | None:
 
 def takes_cache(call: BlockCall) -> bool:
     """Whether a block is called with a place for a cache."""
-    return any(name in call.kwargs for name in _CACHES)
+    return bool(caches_of(call.kwargs))
 
 
 def head_width(config: Any) -> int:

@@ -24,6 +24,7 @@ from .open_model import OpenModel
 from .output import Output, digest
 from .recipe import Recipe
 from .resources import Cost, compute_dtype, free_disk, human_time, matmul_rate
+from .training_checks import other_tokens
 from .verify import reload_bytes
 from .versions import versions
 
@@ -236,9 +237,9 @@ def _chained(steps: list[step_kinds.Step], model: OpenModel) -> tuple[list[OpenM
 def _teacher_problems(steps: list[step_kinds.Step], given: list[OpenModel], original: OpenModel) -> list[Problem]:
     """Whose tokens are no longer those of the original that it is to learn from."""
     return [
-        Problem(f"steps.{number}.distill.teacher", step.other_tokens("the original"))
+        Problem(f"steps.{number}", other_tokens("the original"))
         for number, (step, model) in enumerate(zip(steps, given, strict=False))
-        if isinstance(step, step_kinds.DistillStep)
+        if isinstance(step, step_kinds.DistillStep | step_kinds.QuantizeStep)
         and step.learns_from_original
         and model.vocabulary() != original.vocabulary()
     ]

@@ -23,7 +23,7 @@ from ..quant.transforms import TRANSFORMS
 from ..runtime.machine import human_bytes
 from .corpus import TextSource
 from .recipe_model import Chosen, RecipeModel, choice_schema, one_of
-from .recipe_training import Distill
+from .recipe_training import Distill, TrainQuantized
 
 AUTO = "auto"
 
@@ -311,6 +311,10 @@ class Quantize(RecipeModel):
         description="What to leave as it is, named like targets; `lm_head` is the output head by any name.",
     )
     guard: Guard | None = Field(default=None, description="A limit on what a layer may lose; absent for none.")
+    train: TrainQuantized | None = Field(
+        default=None,
+        description="Train the rounded model on, rounding at every step (quantization-aware training); absent for not at all.",
+    )
     overrides: list[Override] = Field(
         default=[], description="Linears with another scheme or rounding; where several name one, the last decides."
     )

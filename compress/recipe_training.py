@@ -68,6 +68,11 @@ TextField = Annotated[TrainingText, WithJsonSchema({"anyOf": [{"type": "string"}
 class Training(RecipeModel):
     """How a model is trained."""
 
+    teacher: str = Field(
+        default="original",
+        description="Whom to learn from: the recipe's `original` model, or a directory or hub name of one with the same"
+        " tokenizer.",
+    )
     tokens: Count = Field(ge=1, description="How many are read, such as `400k`; a shorter text is read several times.")
     data: TextField = Field(default_factory=TrainingText, description="What is trained on: a name, or {source: …}.")
     length: int = Field(default=256, ge=2, description="Tokens a window.")
@@ -137,6 +142,16 @@ class Training(RecipeModel):
         return self.cross_entropy < 1
 
     @property
+    def learns_from_original(self) -> bool:
+        """Whether the teacher is the model that the run began with."""
+        return self.has_teacher and self.teacher == "original"
+
+    @property
+    def label(self) -> str:
+        """For people: ``forward_kl on 400k tokens``."""
+        return f"{self.loss.method if self.has_teacher else 'cross-entropy'} on {_short(self.tokens)} tokens"
+
+    @property
     def steps(self) -> int:
         """How many steps the tokens are read in."""
         return -(-self.tokens // (self.length * self.batch))
@@ -145,11 +160,6 @@ class Training(RecipeModel):
 class Distill(Training):
     """Train the model, as it is now, to predict what a teacher predicts."""
 
-    teacher: str = Field(
-        default="original",
-        description="Whom to learn from: the recipe's `original` model, or a directory or hub name of one with the same"
-        " tokenizer.",
-    )
     student: Literal["trained", "random"] = Field(
         default="trained",
         description="What training starts from: the weights as they are, or random ones of the same shape.",
@@ -170,3 +180,10 @@ class TrainQuantized(Training):
         ge=1,
         description="Train a product of two matrices of this rank beside each weight, not the weight.",
     )
+
+
+def _short(count: int) -> str:
+    for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.3g}{letter}"
+    return str(count)

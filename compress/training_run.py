@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +79,6 @@ def train(
     teacher: OpenModel | None,
     tokenizer: PreTrainedTokenizerBase,
     place: Place,
-    around: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Outcome:
     """Train a student, or go on where an interrupted training of it stopped.
 
@@ -92,7 +89,6 @@ def train(
         teacher: whom it learns from; None to learn from the text alone.
         tokenizer: of both.
         place: where.
-        around: entered for each pass of the student's.
 
     Raises:
         SmeltError: the text is too short, or training cannot go on.
@@ -119,12 +115,11 @@ def train(
         matching=matching,
         matching_share=settings.hidden,
         kept=[Batch(each.to(place.device)) for each in kept.split(_KEPT_WINDOWS)] if len(kept) else [],
-        around=around,
     )
     optimizer = MasterAdamW(trained, settings.weight_decay, small_states=settings.small_states)
     order = ShuffledWindows(windows.read, windows.count, settings.batch, place.seed)
     log = TrainingLog(place.log, place.name, settings.steps)
-    samples = _Samples(student, tokenizer, kept, settings.steps, place, around)
+    samples = _Samples(student, tokenizer, kept, settings.steps, place)
     store = _Snapshots(place.journal / "snapshot.safetensors", samples)
 
     def noted(moments: list[Moment]) -> None:
@@ -226,10 +221,9 @@ class _Samples:
         kept: Tensor,
         steps: int,
         place: Place,
-        around: Callable[[], AbstractContextManager[object]],
     ) -> None:
         self.written: list[dict[str, Any]] = []
-        self._student, self._tokenizer, self._around = student, tokenizer, around
+        self._student, self._tokenizer = student, tokenizer
         self._prompts = kept[:_PROMPTS, :_PROMPT_TOKENS].to(place.device)
         self._at = {round(share * steps) for share in _SAMPLED}
 
@@ -244,8 +238,7 @@ class _Samples:
             hidden = split.hidden(tokens)[:, -1:]
             return split.logits(hidden, split.head.weight, split.head.bias)[:, -1]
 
-        with self._around():
-            tokens = continued(last, self._prompts, _CONTINUED_TOKENS)
+        tokens = continued(last, self._prompts, _CONTINUED_TOKENS)
         length = self._prompts.shape[1]
         texts = [
             {"prompt": self._tokenizer.decode(each[:length]), "text": self._tokenizer.decode(each[length:])}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -29,7 +29,6 @@ class Distilling:
         matching: hidden states that are compared, too; needs a teacher that reads along.
         matching_share: how much they count beside the rest.
         kept: batches that are not trained on, for :meth:`held_out`.
-        around: entered for each pass of the student's, such as a cache of its rounded weights.
     """
 
     def __init__(
@@ -41,16 +40,15 @@ class Distilling:
         matching: HiddenMatching | None = None,
         matching_share: float = 1.0,
         kept: Sequence[Batch] = (),
-        around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._student, self._teacher = student, teacher
         self._text_share = 1.0 if teacher is None else text_share
         self._matching, self._matching_share = matching, matching_share
-        self._kept, self._around = kept, around
+        self._kept = kept
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """What to minimise on a batch, and its parts."""
-        with StripedAttention(), self._around():
+        with StripedAttention():
             compared = None
             if self._teacher is not None:
                 with nullcontext() if self._matching is None else self._matching.watching("teacher"):

@@ -120,6 +120,13 @@ class MasterAdamW:
         self._hand_down()
 
     @torch.no_grad()
+    def adopt(self, weights: Mapping[str, Tensor]) -> None:
+        """Give masters and parameters other weights."""
+        for name, master in self.masters.items():
+            master.copy_(weights[name])
+        self._hand_down()
+
+    @torch.no_grad()
     def _hand_down(self) -> None:
         for name, each in self._trained.items():
             if self.masters[name] is not each.parameter:

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -162,10 +162,10 @@ class Trainer:
         self._between_steps = True  # whether weights and moments are of the same step
 
     def run(self) -> dict[str, Tensor]:
-        """Train to the end.
+        """Train to the end. The model has the resulting weights then: the last ones, or their average.
 
         Returns:
-            The weights by name, in float32.
+            The same by name, in float32.
 
         Raises:
             TrainingError: the loss is no number any more, or nothing but spikes comes.
@@ -175,6 +175,7 @@ class Trainer:
             self._resume(*found)
         elif self._measured:
             self.started = self._learner.held_out()
+        done = len(self.moments)
         begun, saved, taken = time.monotonic(), time.monotonic(), 0.0
         earlier = self.moments[-1].seconds if self.moments else 0.0
         try:
@@ -192,8 +193,13 @@ class Trainer:
                 self._optimizer.forget()
                 self._snapshot()
             raise
-        self._snapshot()
-        return dict(self._average) or {name: each.detach() for name, each in self._optimizer.masters.items()}
+        if len(self.moments) > done:
+            self._snapshot()
+        if self._average:
+            self._optimizer.adopt(self._average)
+            if self._measured:
+                self.moments[-1] = replace(self.moments[-1], held_out=self._learner.held_out())
+        return {name: each.detach() for name, each in self._optimizer.masters.items()}
 
     def _step(self, step: int, seconds: float) -> Moment:
         settings, batch = self._settings, self._batch_at(step)

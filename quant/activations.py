@@ -133,9 +133,14 @@ def quantize_inputs(module: nn.Module, rounding: ActivationRounding) -> Removabl
     """
 
     def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (_StraightThrough.apply(inputs[0], rounding), *inputs[1:])
+        return (straight_through(inputs[0], rounding), *inputs[1:])
 
     return module.register_forward_pre_hook(hook)
+
+
+def straight_through(values: Tensor, rounding: ActivationRounding) -> Tensor:
+    """``values`` rounded; gradients pass as if they were not."""
+    return _StraightThrough.apply(values, rounding)  # type: ignore[no-any-return]
 
 
 class _StraightThrough(torch.autograd.Function):

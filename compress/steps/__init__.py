@@ -34,4 +34,4 @@ def build(entry: StepEntry, number: int) -> Step:
     return QuantizeStep(entry.quantize, f"steps.{number}.quantize")
 
 
-__all__ = ["DistillStep", "RunContext", "Step", "StepRecord", "build"]
+__all__ = ["DistillStep", "QuantizeStep", "RunContext", "Step", "StepRecord", "build"]

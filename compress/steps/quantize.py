@@ -22,6 +22,7 @@ from ..recipe import AUTO, Quantize
 from ..resources import Cost, compute_dtype
 from ..safetensors_file import SafetensorsFile
 from ..stubs import block_calls
+from ..training_checks import teacher_of, training_problems
 from ..weights import CACHE_SCALES
 from .assignment import Assignment, Treatment
 from .embedding import EMBEDDING, SLICE, embedding_key
@@ -30,6 +31,8 @@ from .mixed_precision import MixedPrecision
 from .parts import layers_of
 from .quantize_blocks import BlockQuantizer
 from .step import RunContext, StepRecord
+from .train_quantized import QuantizedTraining
+from .training import training_cost
 from .transforms import Transforms
 
 # Where there are several schemes, transformers takes that for the experts' whose targets have a pattern that names them.
@@ -66,7 +69,8 @@ class QuantizeStep:
         if settings.target is not None:
             group = f" {settings.target.label}"
         methods = [*(choice.method for choice in settings.transforms), settings.rounding.method]
-        return f"{settings.scheme}{group} {' + '.join(methods)}"
+        trained = "" if settings.train is None else f", trained by {settings.train.label}"
+        return f"{settings.scheme}{group} {' + '.join(methods)}{trained}"
 
     def outlook(self, model: OpenModel) -> OpenModel:
         return model  # of the same shapes; that nothing can follow is checked before
@@ -76,7 +80,14 @@ class QuantizeStep:
         if problems:
             return problems
         problems = self._assignment.problems(self._working(model, 0))
+        if self.settings.train is not None:
+            problems += training_problems(self.settings.train, model, f"{self._where}.train")
         return problems + self._embedding_problems(model) + self._cache_problems(model)
+
+    @property
+    def learns_from_original(self) -> bool:
+        """Whether it is trained, and by the model that the run began with."""
+        return self.settings.train is not None and self.settings.train.learns_from_original
 
     def plan(self, model: OpenModel) -> dict[str, Any]:
         working = self._working(model, 0)
@@ -177,6 +188,10 @@ class QuantizeStep:
         by_block = any(treatment.method.by_block for treatment in chosen.values())
         collected = 2 * tokens * model.skeleton.hidden_size * number if by_block else 0
         rounding = Cost(int(memory), int(disk), operations, sequential, collected) + learning
+        if self.settings.train is not None:
+            rounding += training_cost(
+                self.settings.train, model, teacher_of(self.settings.train, model, None), len(chosen)
+            )
         mixed = self._assignment if isinstance(self._assignment, MixedPrecision) else None
         if mixed is None:
             return rounding
@@ -186,10 +201,25 @@ class QuantizeStep:
 
     def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
         working, chosen, blocks, record = self._quantized(model, context)
-        self._write(working, chosen, blocks.parts, target)
-        layers = layers_of(blocks.parts)
+        parts, outcome = blocks.parts, None
+        if self.settings.train is not None:
+            training = QuantizedTraining(
+                self.settings.train,
+                working,
+                chosen,
+                parts,
+                self._cache_args(working),
+                latent_known=not self.transforms.links,
+            )
+            part, outcome = training.run(context)
+            parts = [*parts, part]
+        self._write(working, chosen, parts, target)
+        layers, settings = layers_of(blocks.parts), self.settings.model_dump(mode="json")
+        if outcome is None:
+            return StepRecord("quantize", settings, layers, list(model.anatomy.unknown), record)
+        done = [outcome.sentence, "the errors of layers are those before training"]
         return StepRecord(
-            "quantize", self.settings.model_dump(mode="json"), layers, list(model.anatomy.unknown), record
+            "quantize", settings, layers, list(model.anatomy.unknown), record, done, training=outcome.told
         )
 
     def help(self, model: OpenModel, context: RunContext) -> None:

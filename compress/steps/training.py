@@ -1,4 +1,4 @@
-"""What training takes in memory, disk and operations."""
+"""What the steps that train have in common: where it happens, and what it takes in memory, disk and operations."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from ...distill.chunked_loss import rows_at_once
 from ..open_model import OpenModel
 from ..recipe_training import Training
 from ..resources import Cost, compute_dtype
+from ..training_run import Place
+from .step import RunContext
 
 # Copies of what passes through a block that autograd keeps, as a factor of its linears' inputs and outputs.
 _KEPT = 1.5
@@ -15,18 +17,32 @@ _KEPT = 1.5
 _LOGITS = 6
 
 
-def training_cost(settings: Training, student: OpenModel, teacher: OpenModel | None) -> Cost:
+def training_place(context: RunContext) -> Place:
+    """Where a step trains: beside its other parts, and what a person may want to look at in the output."""
+    return Place(
+        context.journal,
+        context.journal.parent.parent,
+        f"step-{context.number}",
+        context.dtype,
+        context.processes.device,
+        context.seed,
+        context.progress,
+    )
+
+
+def training_cost(settings: Training, student: OpenModel, teacher: OpenModel | None, rounded: int = 0) -> Cost:
     """Memory above what the process held, disk for text and snapshots, and operations.
 
     Args:
         settings: the recipe's section.
         student: what is trained.
         teacher: what reads along, if anything does.
+        rounded: how many of its linears are rounded at every step.
     """
     number = compute_dtype(student.dtype).itemsize
     numel = _numel(student)
     moments = 2 if settings.small_states else 8
-    master = 4 if number < 4 else 0
+    master = 4 if number < 4 or rounded else 0
     average = 4 if settings.average is not None else 0
     held = numel * (2 * number + master + 4 + moments + average)
     if teacher is not None:

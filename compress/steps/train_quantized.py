@@ -1,0 +1,215 @@
+"""Quantization-aware training: what a quantize step has rounded is trained on, while it stays rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from compressed_tensors.quantization import QuantizationArgs
+from torch import Tensor, nn
+
+from ...distill.optimizer import Trained
+from ...quant.activations import ActivationRounding, quantize_inputs
+from ...quant.qat import QatLinear, latent_start, stored_grid
+from ...quant.zeros import not_pruned
+from ..keys_values import KeysValues, RoundedCache, caches_of
+from ..links import as_rows
+from ..open_model import LinearFacts, OpenModel
+from ..recipe_training import TrainQuantized
+from ..safetensors_file import SafetensorsFile, TensorInfo
+from ..student import WholeModel
+from ..training_checks import teacher_of
+from ..training_run import Outcome, train
+from ..weights import Weights
+from .assignment import Treatment
+from .embedding import embedding_key, restored_embedding
+from .parts import save_part
+from .step import RunContext
+from .training import training_place
+
+
+class QuantizedTraining:
+    """Trains a model whose linears a quantize step has rounded.
+
+    Args:
+        settings: the recipe's section.
+        model: the model as it was rounded: turned, if a transform turned it.
+        chosen: what each linear was given.
+        parts: what was stored for them.
+        cache: what keys and values are cached in, if not as they are computed.
+        latent_known: whether the model's weights are those that were rounded; transforms of blocks change them before.
+    """
+
+    def __init__(
+        self,
+        settings: TrainQuantized,
+        model: OpenModel,
+        chosen: Mapping[str, Treatment],
+        parts: list[Path],
+        cache: QuantizationArgs | None,
+        *,
+        latent_known: bool,
+    ) -> None:
+        self._settings, self._chosen, self._cache = settings, chosen, cache
+        self._latent_known = latent_known
+        self._model = model
+        self._stored = _Stored(parts)
+        self._linears: dict[str, QatLinear] = {}
+        self._stays: dict[str, Tensor | None] = {}
+
+    def run(self, context: RunContext) -> tuple[Path, Outcome]:
+        """Train, and leave a part that takes the place of what it was made of; an earlier run's is found again."""
+        settings, model = self._settings, self._model
+        student = self._student(context)
+        if settings.checkpointing:
+            student.keep_less()
+        trained = self._trained(student)
+        teacher = teacher_of(settings, model, context.original)
+        with ExitStack() as hooks:
+            self._round_the_rest(student, hooks)
+            outcome = train(
+                settings,
+                student,
+                trained,
+                teacher,
+                model.directory.tokenizer(),
+                training_place(context),
+            )
+        part = context.journal / "trained.safetensors"
+        save_part(part, self._result(student, trained), [])
+        return part, outcome
+
+    def _student(self, context: RunContext) -> WholeModel:
+        model, device = self._model, context.processes.device
+        again = OpenModel(
+            model.directory, _Overlaid(model, self._stored), head_apart=not model.is_tied, is_edited=model.is_edited
+        )
+        student = WholeModel(again, context.dtype, device)
+        for name, treatment in self._chosen.items():
+            facts = model.linears[name]
+            stored = self._stored.beside(facts)
+            grid = stored_grid(stored, treatment.scheme, (facts.rows, facts.columns))
+            original = as_rows(model.skeleton.model.get_submodule(name), model.weights.load(facts.key))
+            self._stays[name] = not_pruned(original)
+            latent = latent_start(original if self._latent_known else None, stored, treatment.scheme, grid)
+            bias = getattr(student.module.get_submodule(name), "bias", None)
+            linear = QatLinear(
+                latent,
+                grid,
+                facts.dtype,
+                context.dtype,
+                bias,
+                learn_scales=self._settings.scales > 0,
+                rank=self._settings.lora,
+                stays=self._stays[name],
+            )
+            self._linears[name] = linear.to(device)
+            student.module.set_submodule(name, linear)
+        return student
+
+    def _trained(self, student: WholeModel) -> dict[str, Trained]:
+        frozen = set[str]()
+        if embedding_key(self._model).removesuffix("weight") + "weight_scale" in self._stored.names():
+            frozen.add(f"{self._model.skeleton.embedding_name}.weight")  # its codes are not trained
+        linears = {f"{name}.weight" for name in self._linears} | {f"{name}.bias" for name in self._linears}
+        found = {n: each for n, each in student.trained().items() if n not in frozen and n not in linears}
+        for name in frozen:
+            student.module.get_parameter(name).requires_grad_(False)
+        for name, linear in self._linears.items():
+            if linear.up is not None and linear.down is not None:
+                found |= {f"{name}.up": Trained(linear.up), f"{name}.down": Trained(linear.down)}
+            else:
+                found[f"{name}.latent"] = Trained(linear.latent, stays=self._stays[name])
+            if linear.clip is not None:
+                found[f"{name}.clip"] = Trained(linear.clip, rate=self._settings.scales, decays=False)
+            if linear.bias is not None:
+                found[f"{name}.bias"] = Trained(linear.bias, decays=False)
+        return found
+
+    def _round_the_rest(self, student: WholeModel, hooks: ExitStack) -> None:
+        """Round what linears read, and keys and values, as the checkpoint will say."""
+        for name, treatment in self._chosen.items():
+            inputs = treatment.scheme.activations
+            if inputs is not None:
+                rounding = ActivationRounding.stored_as(inputs, self._stored.beside(self._model.linears[name]))
+                hooks.callback(quantize_inputs(self._linears[name], rounding).remove)
+        if self._cache is None:
+            return
+        for index, block in enumerate(student.blocks):
+            prefix = self._model.attention_prefix(index)
+            rounding = KeysValues.stored_as(self._cache, self._stored.after(prefix))
+            stand_in = RoundedCache(rounding)
+
+            def hand_over(_: nn.Module, args: Any, kwargs: dict[str, Any], stand_in: RoundedCache = stand_in) -> Any:
+                return args, {**kwargs, **dict.fromkeys(caches_of(kwargs), stand_in)}
+
+            hooks.callback(block.register_forward_pre_hook(hand_over, with_kwargs=True).remove)
+
+    def _result(self, student: WholeModel, trained: Mapping[str, Trained]) -> dict[str, Tensor]:
+        """What the checkpoint holds instead: codes and scales, and everything else that was trained."""
+        found: dict[str, Tensor] = {}
+        for name, linear in self._linears.items():
+            facts = self._model.linears[name]
+            prefix = facts.key.removesuffix("weight")
+            rounded = linear.cpu().rounded()
+            kept = {n: t for n, t in self._stored.beside(facts).items() if not n.startswith("weight")}
+            for local, tensor in (kept | rounded.stored(self._chosen[name].scheme)).items():
+                found[prefix + local] = tensor
+            if linear.bias is not None:
+                found[f"{prefix}bias"] = linear.bias.detach().to(self._model.weights.info(f"{prefix}bias").dtype)
+        for name, each in trained.items():
+            key = self._model.names.get(name)
+            if key is not None and key not in found:
+                found[key] = each.parameter.detach().cpu().to(self._model.weights.info(key).dtype)
+        return found
+
+
+class _Stored:
+    """What a quantize step has stored, by names in the checkpoint."""
+
+    def __init__(self, parts: list[Path]) -> None:
+        self._home = {name: file for part in parts for file in [SafetensorsFile(part)] for name in file.tensors}
+
+    def names(self) -> set[str]:
+        return set(self._home)
+
+    def load(self, name: str) -> Tensor:
+        return self._home[name].load(name)
+
+    def after(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors right below a module, by local name."""
+        local = {name: name.removeprefix(prefix) for name in self._home if name.startswith(prefix)}
+        return {each: self.load(name) for name, each in local.items() if "." not in each}
+
+    def beside(self, facts: LinearFacts) -> dict[str, Tensor]:
+        """What was stored for a linear, by local name."""
+        return self.after(facts.key.removesuffix("weight"))
+
+
+class _Overlaid:
+    """A model's weights, but for what a quantize step has changed without rounding it, and for a rounded embedding."""
+
+    def __init__(self, model: OpenModel, stored: _Stored) -> None:
+        self._base: Weights = model.weights
+        self._stored = stored
+        self._embedding = embedding_key(model)
+
+    def names(self) -> list[str]:
+        return self._base.names()
+
+    def info(self, name: str) -> TensorInfo:
+        return self._base.info(name)
+
+    @property
+    def nbytes(self) -> int:
+        return self._base.nbytes
+
+    def load(self, name: str) -> Tensor:
+        prefix = name.removesuffix("weight")
+        if f"{prefix}weight_scale" in self._stored.names():
+            if name == self._embedding:
+                return restored_embedding(self._stored.after(prefix))
+            return self._base.load(name)  # its place is taken
+        return self._stored.load(name) if name in self._stored.names() else self._base.load(name)

@@ -1,0 +1,64 @@
+"""What a recipe's training needs, and whether it is there: text, a context long enough, and a teacher of the same tokens."""
+
+from __future__ import annotations
+
+from .errors import Problem, SmeltError
+from .model_directory import find_model
+from .open_model import OpenModel
+from .recipe_training import Training
+from .training_text import shortage
+
+
+def training_problems(settings: Training, model: OpenModel, where: str) -> list[Problem]:
+    """All that can be known to be wrong before any work, reading no more text than one batch.
+
+    Args:
+        settings: the recipe's section.
+        model: what is trained.
+        where: how messages name the section.
+    """
+    problems: list[Problem] = []
+    tokenizer, text, context = model.directory.tokenizer(), settings.data.text(), model.context()
+    if context and settings.length > context:
+        what = f"{settings.length} tokens are more than the {context} that the model was made for; use at most that"
+        problems.append(Problem(f"{where}.length", what))
+    try:
+        short = text.problem() or shortage(text, tokenizer, settings.length, settings.batch)
+        if short is not None:
+            problems.append(Problem(f"{where}.data", short))
+    except SmeltError as error:
+        problems.append(Problem(f"{where}.data", str(error)))
+    if settings.has_teacher and not settings.learns_from_original:
+        try:
+            teacher = named_teacher(settings, model)
+            if teacher.directory.tokenizer().get_vocab() != tokenizer.get_vocab():
+                problems.append(Problem(f"{where}.teacher", other_tokens(settings.teacher)))
+        except SmeltError as error:
+            problems.append(Problem(f"{where}.teacher", str(error)))
+    return problems
+
+
+def other_tokens(teacher: str) -> str:
+    """Why a teacher with another tokenizer cannot teach."""
+    return (
+        f"{teacher} has another tokenizer than the student, and a prediction of one's tokens is none of the other's;"
+        " choose a teacher with the student's tokenizer, or train before the vocabulary is pruned"
+    )
+
+
+def named_teacher(settings: Training, model: OpenModel) -> OpenModel:
+    """A teacher that is not the run's own original."""
+    return OpenModel(find_model(settings.teacher, trust_remote_code=model.directory.trust_remote_code))
+
+
+def teacher_of(settings: Training, model: OpenModel, original: OpenModel | None) -> OpenModel | None:
+    """Whom a model learns from; None for the text alone.
+
+    Args:
+        settings: the recipe's section.
+        model: what is trained.
+        original: what the run began with; ``model`` itself if it is not known.
+    """
+    if not settings.has_teacher:
+        return None
+    return (original or model) if settings.learns_from_original else named_teacher(settings, model)
