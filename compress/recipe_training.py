@@ -171,7 +171,7 @@ class TrainQuantized(Training):
 
     learning_rate: float = Field(default=1e-4, gt=0, description="At the peak.")
     scales: float = Field(
-        default=1.0,
+        default=10.0,
         ge=0,
         description="How fast scales are learned, as a factor of the learning rate (LSQ); 0 to leave them as they are.",
     )

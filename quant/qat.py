@@ -136,7 +136,7 @@ def stored_grid(stored: dict[str, Tensor], scheme: Scheme, shape: tuple[int, int
         scheme: how they are to be read.
         shape: the weight's rows and columns.
     """
-    args, scale, zero = scheme.args, stored["weight_scale"], None
+    args, scale, zero = scheme.args, _widened(stored["weight_scale"]), None
     if not args.symmetric:
         zero = stored["weight_zero_point"]
         if zero.dtype == torch.int32:  # packed along the rows
@@ -150,6 +150,13 @@ def stored_grid(stored: dict[str, Tensor], scheme: Scheme, shape: tuple[int, int
     return Grid.of_scale(args, scale, zero, torch.Size(shape), width, stored.get("weight_global_scale"))
 
 
+def _widened(scale: Tensor) -> Tensor:
+    """Scales of eight bits as the numbers that they stand for."""
+    if scale.dtype == torch.uint8:  # powers of two, with the bias of a float32's exponent
+        return torch.exp2(scale.float() - 127)
+    return scale.float() if scale.itemsize == 1 else scale
+
+
 def latent_start(original: Tensor | None, stored: dict[str, Tensor], scheme: Scheme, grid: Grid) -> Tensor:
     """Where training begins: at the codes that were stored, and of the weights that round to them nearest the original.
 
@@ -161,7 +168,7 @@ def latent_start(original: Tensor | None, stored: dict[str, Tensor], scheme: Sch
         scheme: how they are to be read.
         grid: theirs.
     """
-    rounded = restore(stored, scheme).float()
+    rounded = grid.round(restore(stored, scheme).float())  # which transformers restores in fewer bits
     if original is None or scheme.args.type != "int":
         return rounded
     half = (0.5 - _MARGIN) * grid.step.abs().repeat_interleave(grid.width, 1)[:, : rounded.shape[1]]

@@ -1,0 +1,303 @@
+"""The distill step: what it wins back, what it leaves as it is, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from smelt.compress import Recipe, SmeltError, run
+from smelt.compress.plan import Plan
+from smelt.compress.recipe_file import read_document
+from smelt.distill.batches import Batch
+from smelt.distill.distilling import Distilling
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ..tiny import SMELT_6M, make_model, save_model
+
+TRAINING = {"tokens": 8 * 4 * 32, "length": 32, "batch": 4, "learning_rate": 2e-3}
+Make = Callable[..., Recipe]
+# The command line, but for a snapshot after every step.
+ALWAYS_SAVING = """
+from smelt.compress.cli import main
+from smelt.distill import trainer
+trainer._SNAPSHOT_SECONDS, trainer._SNAPSHOT_SHARE = 0.0, 1e9
+main()
+"""
+
+
+@pytest.fixture
+def distilled(tmp_path: Path) -> Make:
+    """``distilled(model, {"prune": …}, loss=…)``: a small recipe of some steps, then a distill step with changes."""
+
+    def build(
+        model: Path | str, *before: dict[str, Any], after: list[dict[str, Any]] | None = None, **changes: Any
+    ) -> Recipe:
+        return Recipe.model_validate(
+            {
+                "model": str(model),
+                "output": str(tmp_path / "out"),
+                "calibrate": {"samples": 4, "length": 32},
+                "evaluate": {"windows": 4, "length": 32, "samples": 0},
+                "steps": [*before, {"distill": {**TRAINING, **changes}}, *(after or [])],
+            }
+        )
+
+    return build
+
+
+@pytest.fixture
+def few_words(tmp_path: Path) -> str:
+    """A text of five windows, which even random weights learn in a moment."""
+    path = tmp_path / "few.txt"
+    path.write_text("The quick brown fox jumps over the lazy dog, and a miller grinds 200 sacks of rye. " * 6)
+    return str(path)
+
+
+def _training(out: Path, step: int = 0) -> dict[str, Any]:
+    return json.loads((out / "checkpoint" / "smelt.json").read_text())["steps"][step]["training"]
+
+
+def _problems(recipe: Recipe) -> str:
+    return "\n".join(str(problem) for problem in Plan.make(recipe).problems)
+
+
+def test_a_pruned_model_comes_nearer_to_its_teacher(distilled: Make) -> None:
+    recipe = distilled(
+        "builtin:smelt-6m",
+        {"prune": {"structure": "blocks", "count": 2}},
+        tokens=24 * 4 * 64,
+        length=64,
+        learning_rate=5e-4,
+    )
+    report = run(recipe, progress=False).report
+    out = Path(recipe.output)
+    told = _training(out, 1)
+    held_out = [point["held_out"] for point in told["curve"] if point["held_out"]]
+    assert told["curve"][0]["step"] == 0
+    assert held_out[-1]["teacher"] < 0.9 * held_out[0]["teacher"]
+    assert [each["step"] for each in told["samples"]] == [0, 12, 24]
+    assert all(each["texts"][0]["text"] for each in told["samples"])
+    # What transformers computes with the checkpoint is what was measured last.
+    model = AutoModelForCausalLM.from_pretrained(out / "checkpoint")
+    assert len(model.model.layers) == 4
+    assert "trained on 6,144 tokens" in " ".join(report.candidates[0].warnings)
+    rows = list(csv.DictReader((out / "training-step-1.csv").open()))
+    assert [int(row["step"]) for row in rows] == list(range(1, 25))
+    assert float(rows[-1]["tokens"]) == 24 * 4 * 64
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss": "reverse_kl", "temperature": 2.0},
+        {"loss": {"method": "jsd", "beta": 0.3}, "accumulate": 2},
+        {"cross_entropy": 0.5, "hidden": 1.0, "schedule": "wsd"},
+        {"cross_entropy": 1.0, "small_states": True, "average": 0.9},
+        {"checkpointing": True, "skip_spikes": 100.0, "weight_decay": 0.1},
+    ],
+)
+def test_every_way_of_training_lowers_its_loss(
+    changes: dict[str, Any], distilled: Make, tiny: Callable[..., Path], few_words: str
+) -> None:
+    pruned = {"prune": {"structure": "ffn", "ratio": 0.5, "multiple": 32}}
+    recipe = distilled(tiny(), pruned, data=few_words, tokens=30 * 4 * 32, **changes)
+    run(recipe, progress=False)
+    losses = [point["loss"] for point in _training(Path(recipe.output), 1)["curve"]]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("architecture", ["gemma2", "gpt2", "qwen3", "opt", "mixtral", "gpt_neox"])
+def test_architectures_learn(architecture: str, distilled: Make, tiny: Callable[..., Path], few_words: str) -> None:
+    pruned = {"prune": {"structure": "blocks", "count": 1}}
+    recipe = distilled(tiny(architecture), pruned, data=few_words, tokens=30 * 4 * 32, hidden=0.5)
+    result = run(recipe, progress=False)
+    losses = [point["loss"] for point in _training(Path(recipe.output), 1)["curve"]]
+    assert losses[-1] < 0.7 * losses[0]
+    AutoModelForCausalLM.from_pretrained(result.checkpoint)
+
+
+def test_zeros_and_shapes_stay(distilled: Make, tiny: Callable[..., Path]) -> None:
+    recipe = distilled(
+        tiny(),
+        {"prune": {"structure": "ffn", "ratio": 0.5, "multiple": 64}},
+        {"prune": {"structure": "2:4", "score": "magnitude"}},
+        after=[{"quantize": {"scheme": "W4A16", "group_size": 32}}],
+    )
+    before = distilled(
+        tiny(),
+        {"prune": {"structure": "ffn", "ratio": 0.5, "multiple": 64}},
+        {"prune": {"structure": "2:4", "score": "magnitude"}},
+    )
+    assert _problems(recipe) == ""
+    result = run(before, progress=False)
+    weights = load_file(result.checkpoint / "model.safetensors")
+    down = weights["model.layers.0.mlp.down_proj.weight"]
+    assert down.shape == (128, 128)
+    assert ((down.view(-1, 4) != 0).sum(1) == 2).all()
+    assert weights["model.embed_tokens.weight"].count_nonzero() > 0.999 * weights["model.embed_tokens.weight"].numel()
+    run(recipe, fresh=True, progress=False)
+    restored = AutoModelForCausalLM.from_pretrained(result.checkpoint)
+    codes = dict(restored.named_modules())["model.layers.0.mlp.down_proj"]
+    assert codes is not None
+
+
+def test_a_teacher_can_be_another_model_with_the_same_tokens(
+    distilled: Make, tiny: Callable[..., Path], few_words: str
+) -> None:
+    recipe = distilled(tiny(), teacher=str(SMELT_6M), hidden=1.0, data=few_words, tokens=30 * 4 * 32)
+    run(recipe, progress=False)  # of another width: the projection is learned
+    losses = [point["loss"] for point in _training(Path(recipe.output))["curve"]]
+    assert losses[-1] < 0.7 * losses[0]
+    names = load_file(Path(recipe.output) / "checkpoint" / "model.safetensors").keys()
+    assert not [name for name in names if "projection" in name]
+
+
+def test_from_random_weights_of_the_same_shape(distilled: Make, tiny: Callable[..., Path]) -> None:
+    path = tiny()
+    recipe = distilled(path, student="random", cross_entropy=1.0, learning_rate=1e-8)
+    result = run(recipe, progress=False)
+    before, after = (load_file(each / "model.safetensors") for each in (path, result.checkpoint))
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert after[name].std() == pytest.approx(0.02, rel=0.1)  # the configuration's initializer_range
+    assert not torch.equal(before[name], after[name])
+    assert torch.equal(after["model.norm.weight"].round(decimals=4), torch.ones(128))
+
+
+def test_a_killed_run_ends_with_the_same_weights(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    data = {
+        "model": str(tiny(dtype=torch.bfloat16)),
+        "output": "unused",
+        "calibrate": {"samples": 4, "length": 32},
+        "evaluate": False,
+        "steps": [{"distill": {**TRAINING, "tokens": 40 * 4 * 32, "cross_entropy": 0.5, "average": 0.95}}],
+    }
+    recipe.write_text(json.dumps(data))
+
+    def start(out: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", ALWAYS_SAVING, "run", str(recipe), "--output", str(out)]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+    quiet, killed = tmp_path / "quiet", tmp_path / "killed"
+    process = start(killed)
+    snapshot = killed / "journal" / "step-0" / "snapshot.safetensors"
+    while not snapshot.exists() and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert snapshot.exists()
+    assert not (killed / "checkpoint").exists()
+    for out in (killed, quiet):
+        again = start(out)
+        _, said = again.communicate(timeout=120)
+        assert again.returncode == 0, said.decode()
+    one, other = (load_file(out / "checkpoint" / "model.safetensors") for out in (killed, quiet))
+    assert all(torch.equal(one[name], other[name]) for name in other)
+    rows = list(csv.DictReader((killed / "training-step-0.csv").open()))
+    assert [int(row["step"]) for row in rows] == list(range(1, 41))
+
+
+def test_a_changed_recipe_is_not_continued(
+    distilled: Make, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny()
+    with monkeypatch.context() as patch:
+        patch.setattr("smelt.distill.trainer.Trainer._snapshot", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(distilled(path), progress=False)
+    changed = distilled(path, learning_rate=1e-3)
+    with pytest.raises(SmeltError, match=r"distill\.learning_rate: 0\.002 -> 0\.001"):
+        run(changed, progress=False)
+
+
+def _interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_batch(
+    distilled: Make, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, whole = distilled(tiny()), Distilling.loss
+    count = [0]
+
+    def broken(learner: Distilling, batch: Batch) -> Any:
+        loss, parts = whole(learner, batch)
+        count[0] += torch.is_grad_enabled()
+        return (loss * torch.nan if count[0] == 3 else loss), parts
+
+    monkeypatch.setattr(Distilling, "loss", broken)
+    with pytest.raises(SmeltError, match=r"training failed at step 3: the loss is nan .*failed-batch-step-0"):
+        run(recipe, progress=False)
+    out = Path(recipe.output)
+    assert load_file(out / "failed-batch-step-0.safetensors")["tokens"].shape == (4, 32)
+    assert not (out / "checkpoint").exists()
+
+
+def test_what_cannot_be_is_refused_before_any_work(distilled: Make, tiny: Callable[..., Path], tmp_path: Path) -> None:
+    other = save_model(make_model("llama", torch.float32), tmp_path / "other")
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    tokenizer.add_tokens(["<never seen>"])
+    tokenizer.save_pretrained(other)
+    short = tmp_path / "short.txt"
+    short.write_text("Only a few words.")
+    for recipe, said in (
+        (distilled(tiny(), teacher=str(other)), "other has another tokenizer than the student"),
+        (
+            distilled(tiny(), {"prune": {"structure": "vocabulary", "corpus": "builtin"}}),
+            "the original has another tokenizer than the student",
+        ),
+        (distilled(tiny(), data=str(short)), "short.txt: too short: a batch of 4 windows of 32 tokens"),
+        (distilled(tiny(), data="nowhere.txt"), "nowhere.txt: there is no such text file"),
+        (distilled(tiny(), teacher="./nobody"), "there is no such directory"),
+        (distilled(tiny(), length=512, tokens=4096), "512 tokens are more than the 128 that the model was made for"),
+        (
+            distilled(tiny(), {"prune": {"structure": "2:4"}}, student="random"),
+            "the zeros of steps.0 would be lost",
+        ),
+        (
+            distilled(tiny(), {"quantize": {"scheme": "W8A16"}}),
+            "what is quantized cannot be changed any more",
+        ),
+    ):
+        assert said in _problems(recipe)
+        assert not Path(recipe.output).exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tokens": "many"}, "'many' is no number of tokens"),
+        ({"tokens": 100}, "100 tokens are less than one step of 4 windows of 32"),
+        ({"accumulate": 3}, "accumulate 3 does not divide the batch of 4"),
+        ({"loss": "forwardkl"}, "unknown loss 'forwardkl'"),
+        ({"loss": {"method": "jsd", "beta": 1.5}}, "beta"),
+        ({"loss": "reverse_kl", "stored": 8}, "reverse_kl needs a teacher that reads along"),
+        ({"hidden": 1.0, "cross_entropy": 1.0}, "with cross_entropy: 1 there is no teacher"),
+    ],
+)
+def test_settings_that_cannot_be_are_told(changes: dict[str, Any], said: str, distilled: Make) -> None:
+    with pytest.raises(ValueError, match=said):
+        distilled("builtin:smelt-6m", **changes)
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("400k", 400_000), ("2.5M", 2_500_000), ("1b", 10**9), ("4096", 4096)])
+def test_numbers_of_tokens_are_read_as_people_write_them(text: str, tokens: int, distilled: Make) -> None:
+    step = distilled("builtin:smelt-6m", tokens=text).steps[0].distill
+    assert step is not None
+    assert step.tokens == tokens
+
+
+def test_scientific_notation_in_recipes_is_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("a: 1e-3\nb: 2.5E4\nc: '1e-3'\nd: 1e\n")
+    assert read_document(path, ["e=3e-4"]).data == {"a": 1e-3, "b": 2.5e4, "c": "1e-3", "d": "1e", "e": 3e-4}
