@@ -16,7 +16,7 @@ from ..distill.batches import Batch, ShuffledWindows
 from ..distill.distilling import DIVERGENCE, TEXT, Distilling
 from ..distill.matching import HiddenMatching, paired
 from ..distill.optimizer import MasterAdamW, Trained
-from ..distill.teachers import Comparison, ReadingTeacher, Teacher
+from ..distill.teachers import Comparison, ReadingTeacher, StoredTeacher, Teacher
 from ..distill.trainer import Moment, Trainer, TrainerSettings, TrainingError, Watch
 from .errors import SmeltError
 from .open_model import OpenModel
@@ -24,6 +24,7 @@ from .progress import Progress
 from .recipe_training import Training
 from .resources import human_time
 from .safetensors_file import SafetensorsFile, save_tensors
+from .stored_teacher import StoredOpinions
 from .student import WholeModel
 from .training_log import TrainingLog, continued, curve
 from .training_text import WindowsFile, training_windows
@@ -102,19 +103,30 @@ def train(
             f"{text.label}: too short: it has {windows.count} windows of {settings.length} tokens to train on, less than one"
             f" batch of {settings.batch}; give more text, or lower batch or length"
         )
-    reading = None if teacher is None else WholeModel(_again(teacher), place.dtype, place.device)
+    opinions, reading = None, None
+    if teacher is not None and settings.stored is not None:
+        opinions = StoredOpinions(place.journal, windows, settings.stored, teacher.vocabulary())
+        opinions.ask(
+            lambda: WholeModel(_again(teacher), place.dtype, place.device), settings.temperature, place.progress
+        )
+    elif teacher is not None:
+        reading = WholeModel(_again(teacher), place.dtype, place.device)
     matching = None
     if settings.hidden and reading is not None:
         matching = _matching(student, reading).to(place.device)
         trained = trained | {f"projection.{name}": Trained(each) for name, each in matching.named_parameters()}
-    kept = windows.held_out()
+    kept = windows.read(windows.held_out())
     learner = Distilling(
         student.split,
-        _teacher(settings, reading),
+        _teacher(settings, reading, opinions, place.device),
         text_share=settings.cross_entropy,
         matching=matching,
         matching_share=settings.hidden,
-        kept=[Batch(each.to(place.device)) for each in kept.split(_KEPT_WINDOWS)] if len(kept) else [],
+        kept=[
+            Batch(windows.read(each).to(place.device), windows=each)
+            for each in windows.held_out().split(_KEPT_WINDOWS)
+            if len(each)
+        ],
     )
     optimizer = MasterAdamW(trained, settings.weight_decay, small_states=settings.small_states)
     order = ShuffledWindows(windows.read, windows.count, settings.batch, place.seed)
@@ -164,7 +176,12 @@ def train(
     )
 
 
-def _teacher(settings: Training, reading: WholeModel | None) -> Teacher | None:
+def _teacher(
+    settings: Training, reading: WholeModel | None, opinions: StoredOpinions | None, device: torch.device
+) -> Teacher | None:
+    if opinions is not None:
+        found = opinions.find
+        return StoredTeacher(lambda numbers: tuple(each.to(device) for each in found(numbers)), settings.temperature)  # type: ignore[arg-type,return-value]
     if reading is None:
         return None
     comparison = Comparison(settings.loss.method, settings.loss.settled(), settings.temperature)

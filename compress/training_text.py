@@ -28,6 +28,7 @@ class WindowsFile:
 
     def __init__(self, path: Path, length: int, begin: list[int]) -> None:
         own = length - len(begin)
+        self.length = length
         self._all = np.memmap(path, dtype=np.int32, mode="r").reshape(-1, own)
         self._begin = torch.tensor(begin, dtype=torch.int64)
         # Those that are kept are the last ones: what comes before them is what a longer text would begin with, too.
@@ -40,8 +41,8 @@ class WindowsFile:
         return torch.cat((self._begin.expand(len(own), -1), own), dim=1)
 
     def held_out(self) -> Tensor:
-        """Tokens of the windows that are not trained on."""
-        return self.read(torch.arange(self.count, self.count + self.kept))
+        """Numbers of the windows that are not trained on."""
+        return torch.arange(self.count, self.count + self.kept)
 
     @property
     def largest(self) -> int:

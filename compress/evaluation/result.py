@@ -160,6 +160,37 @@ class Layer(Part):
     )
 
 
+class TrainingPoint(Part):
+    """A moment of a training."""
+
+    step: int
+    tokens: int = Field(description="Read so far.")
+    loss: float | None = Field(default=None, description="What was minimised, in that step.")
+    held_out: dict[str, float] | None = Field(
+        default=None,
+        description="On text that is not trained on, in nats: the distance from the `teacher`, the `text`'s own next tokens.",
+    )
+    seconds: float = Field(description="Since the start.")
+
+
+class WrittenAt(Part):
+    """What a model wrote while it was trained."""
+
+    step: int
+    texts: list[Sample]
+
+
+class Training(Part):
+    """A training that a model went through."""
+
+    step: int = Field(description="Of the recipe, from 0.")
+    tokens: int
+    seconds: float
+    skipped: int = Field(description="Steps that were passed over as spikes.")
+    curve: list[TrainingPoint]
+    samples: list[WrittenAt] = []
+
+
 class Change(Part):
     """A quantity of a model over that of the baseline."""
 
@@ -220,6 +251,7 @@ class ModelResult(Part):
     speed: Speed | None = None
     samples: list[Sample] = []
     layers: list[Layer] = Field(default=[], description="Worst first.")
+    training: list[Training] = []
     recipe: dict[str, Any] | None = None
     reload: dict[str, Any] | None = Field(default=None, description="How transformers reloads what was written.")
     against: Against | None = None

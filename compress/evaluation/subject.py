@@ -15,7 +15,7 @@ from ..inspection import inspect
 from ..model_directory import ModelDirectory, find_checkpoint
 from ..output import digest
 from ..weights import CheckpointWeights
-from .result import Layer, ModelResult, Size
+from .result import Layer, ModelResult, Size, Training
 from .text import Reader
 
 _COMPANIONS = (".json", ".model", ".txt", ".jinja", ".tiktoken", ".py")
@@ -104,6 +104,11 @@ class Subject:
             layers=[
                 Layer(name=layer["name"], scheme=layer["scheme"], shape=layer["shape"], error=layer["error"])
                 for layer in worst_first(self._layers)
+            ],
+            training=[
+                Training.model_validate({"step": number, **step["training"]})
+                for number, step in enumerate(self.made.get("steps", []))
+                if "training" in step
             ],
             recipe=self.made.get("recipe"),
             reload=self.made.get("reload"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 
 from ..evaluation.result import ModelResult, ReportData, Speed
@@ -36,7 +37,7 @@ def markdown(report: ReportData, plot: str | None = None) -> str:
     out += _overview(report)
     if plot is not None:
         out += [f"![Accuracy against speed]({plot})", ""]
-    for section in (_text, _tasks, _speed, _reasons, _layers, _samples, _notes, _recipes, _origin):
+    for section in (_text, _tasks, _speed, _reasons, _training, _layers, _samples, _notes, _recipes, _origin):
         out += section(report)
     return "\n".join(out).rstrip() + "\n"
 
@@ -234,6 +235,23 @@ def _reasons(report: ReportData) -> list[str]:
         for sentence in model.against.reasons
     ]
     return ["### Beside the prediction", "", *lines, ""] if lines else []
+
+
+def _training(report: ReportData) -> list[str]:
+    out: list[str] = []
+    for model in report.models:
+        for each in model.training:
+            measured = [point for point in each.curve if point.held_out]
+            if not measured:
+                continue
+            parts = list(dict.fromkeys(part for point in measured for part in point.held_out or {}))
+            rows = [
+                [f"{point.tokens:,}", *(f"{(point.held_out or {}).get(part, math.nan):.4f}" for part in parts)]
+                for point in measured
+            ]
+            out += [f"## Training of {_plain(model.name)}, step {each.step}", ""]
+            out += table(["tokens", *(f"{part}, text kept aside" for part in parts)], rows, left=0)
+    return out
 
 
 def _layers(report: ReportData) -> list[str]:

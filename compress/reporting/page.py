@@ -23,6 +23,7 @@ from .pareto import drawn_models, pareto_svg
 from .samples import samples
 from .speed_tables import kernel_tables, speed_tables
 from .time_bars import time_bars
+from .training_curves import training_curves
 
 _NARROW = 360
 _WARNINGS_SHOWN = 6
@@ -37,6 +38,7 @@ def page(report: ReportData) -> str:
         ("accuracy", "Accuracy", accuracy_tables(report)),
         ("speed", "Speed", speed_tables(report) + kernel_tables(report)),
         ("time", "Where the time goes", time_bars(report)),
+        ("training", "Training", training_curves(report)),
         ("layers", "Error by layer", layer_bars(report)),
         ("samples", "Samples", samples(report)),
         ("numbers", "Every number", fold("Show the table", every_number(report))),

@@ -45,7 +45,7 @@ def training_cost(settings: Training, student: OpenModel, teacher: OpenModel | N
     master = 4 if number < 4 or rounded else 0
     average = 4 if settings.average is not None else 0
     held = numel * (2 * number + master + 4 + moments + average)
-    if teacher is not None:
+    if teacher is not None and settings.stored is None:
         held += _numel(teacher) * number
     tokens = settings.batch // settings.accumulate * settings.length
     width = student.skeleton.hidden_size
@@ -61,6 +61,8 @@ def training_cost(settings: Training, student: OpenModel, teacher: OpenModel | N
     if teacher is not None:
         operations += 2.0 * _numel(teacher) * read
     disk = 2 * numel * (4 + moments + average) + 4 * read + student.weights.nbytes
+    if settings.stored is not None:
+        disk += (4 if vocabulary <= 1 << 16 else 6) * settings.stored * read
     return Cost(int(held + tokens * kept * number + logits), int(disk), operations)
 
 

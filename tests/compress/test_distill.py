@@ -103,6 +103,7 @@ def test_a_pruned_model_comes_nearer_to_its_teacher(distilled: Make) -> None:
         {"loss": {"method": "jsd", "beta": 0.3}, "accumulate": 2},
         {"cross_entropy": 0.5, "hidden": 1.0, "schedule": "wsd"},
         {"cross_entropy": 1.0, "small_states": True, "average": 0.9},
+        {"stored": 16, "temperature": 1.5},
         {"checkpointing": True, "skip_spikes": 100.0, "weight_decay": 0.1},
     ],
 )
