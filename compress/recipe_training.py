@@ -51,6 +51,19 @@ class TrainingText(RecipeModel):
     field: str = Field(default="text", description="The field that holds the text in JSONL and datasets.")
     split: str = Field(default="train", description="The split of a Hugging Face dataset.")
     config: str | None = Field(default=None, description="The configuration of a Hugging Face dataset.")
+    writer: Literal["text", "teacher", "student"] = Field(
+        default="text",
+        description="Who goes on after a window's first tokens: the `text` itself; the `teacher`, once, before training; or"
+        " the `student` as it is at each step (on-policy, GKD), of whose text only what it wrote counts.",
+    )
+    prompt: int = Field(default=32, ge=1, description="Tokens of each window that a teacher or student is given.")
+    temperature: float = Field(default=1.0, ge=0, description="Of what is written; 0 for the most likely tokens.")
+    share: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="The share of steps that read the student's own text; the others read the text.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -130,6 +143,19 @@ class Training(RecipeModel):
             )
         if self.stored is not None and self.loss.method != "forward_kl":
             raise ValueError(f"stored keeps what forward_kl needs; {self.loss.method} needs a teacher that reads along")
+        if self.data.writer != "text" and self.data.prompt >= self.length:
+            raise ValueError(
+                f"a prompt of {self.data.prompt} tokens leaves nothing to write in a window of {self.length}"
+            )
+        if self.data.writer != "text" and not self.has_teacher:
+            raise ValueError(f"writer: {self.data.writer} needs a teacher, and with cross_entropy: 1 there is none")
+        if self.data.writer == "student" and (self.cross_entropy or self.stored is not None):
+            raise ValueError(
+                "what the student writes is no text to learn from, and no teacher has seen it before; remove cross_entropy"
+                " and stored, or let the writer be the text or the teacher"
+            )
+        if self.data.share != 1 and self.data.writer != "student":
+            raise ValueError("share is for writer: student; remove it")
         if self.hidden and self.stored is not None:
             raise ValueError("hidden states are compared with a teacher that reads along; remove stored or hidden")
         if self.cross_entropy == 1 and (self.hidden or self.stored is not None):

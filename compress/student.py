@@ -13,6 +13,7 @@ from ..distill.optimizer import Trained
 from ..distill.split_model import SplitModel
 from ..quant.zeros import not_pruned
 from .errors import SmeltError
+from .model_directory import ModelDirectory
 from .open_model import OpenModel
 
 
@@ -30,6 +31,7 @@ class WholeModel:
 
     def __init__(self, model: OpenModel, dtype: torch.dtype, device: torch.device) -> None:
         self._model = model
+        self._names = {key: name for name, key in model.names.items()}
         self.module: Any = model.skeleton.model
         tensors: dict[str, Tensor] = {}
         for name, key in model.names.items():
@@ -71,6 +73,21 @@ class WholeModel:
     def hidden_size(self) -> int:
         """The width of what goes from block to block."""
         return self._model.skeleton.hidden_size
+
+    @property
+    def directory(self) -> ModelDirectory:
+        """What it was made of."""
+        return self._model.directory
+
+    @property
+    def tensor_names(self) -> list[str]:
+        """What a checkpoint calls its tensors."""
+        return list(self._model.names.values())
+
+    def tensor(self, key: str) -> Tensor:
+        """A tensor as it is now, by its name in a checkpoint; of a linear that rounds its weight, the rounded one."""
+        path, _, leaf = self._names[key].rpartition(".")
+        return getattr(self.module.get_submodule(path), leaf)
 
     @property
     def _embedding(self) -> str:

@@ -28,6 +28,8 @@ from .stored_teacher import StoredOpinions
 from .student import WholeModel
 from .training_log import TrainingLog, continued, curve
 from .training_text import WindowsFile, training_windows
+from .writer import Writer
+from .written_text import OnPolicy, written_by
 
 # How often held-out text is read, and prompts are continued.
 _MEASURES, _SAMPLED = 11, (0.0, 0.5, 1.0)
@@ -103,6 +105,7 @@ def train(
             f"{text.label}: too short: it has {windows.count} windows of {settings.length} tokens to train on, less than one"
             f" batch of {settings.batch}; give more text, or lower batch or length"
         )
+    windows = _as_written(settings, windows, teacher, place)
     opinions, reading = None, None
     if teacher is not None and settings.stored is not None:
         opinions = StoredOpinions(place.journal, windows, settings.stored, teacher.vocabulary())
@@ -130,6 +133,23 @@ def train(
     )
     optimizer = MasterAdamW(trained, settings.weight_decay, small_states=settings.small_states)
     order = ShuffledWindows(windows.read, windows.count, settings.batch, place.seed)
+    on_policy = None
+    if settings.data.writer == "student":
+        directory = student.directory
+        writer = Writer(
+            directory.path,
+            place.dtype,
+            place.device,
+            settings.length,
+            settings.batch,
+            trust_remote_code=directory.trust_remote_code,
+        )
+        on_policy = OnPolicy(student, writer, settings.data, place.seed)
+
+    def batch_at(step: int) -> Batch:
+        batch = order.at(step)
+        return _on(batch if on_policy is None else on_policy.instead(batch, step), place.device)
+
     log = TrainingLog(place.log, place.name, settings.steps)
     samples = _Samples(student, tokenizer, kept, settings.steps, place)
     store = _Snapshots(place.journal / "snapshot.safetensors", samples)
@@ -141,7 +161,7 @@ def train(
     trainer = Trainer(
         learner,
         optimizer,
-        lambda step: _on(order.at(step), place.device),
+        batch_at,
         _settings(settings),
         store,
         Watch(
@@ -186,6 +206,23 @@ def _teacher(
         return None
     comparison = Comparison(settings.loss.method, settings.loss.settled(), settings.temperature)
     return ReadingTeacher(reading.split, comparison)
+
+
+def _as_written(settings: Training, windows: WindowsFile, teacher: OpenModel | None, place: Place) -> WindowsFile:
+    """The windows with the teacher's text, if it is to be the writer."""
+    if settings.data.writer != "teacher" or teacher is None:
+        return windows
+    directory = teacher.directory
+
+    def writer() -> Writer:
+        trust = directory.trust_remote_code
+        made = Writer(directory.path, place.dtype, place.device, settings.length, 32, trust_remote_code=trust)
+        if teacher.weights is not teacher.stored:  # an adapter is merged as they are read
+            whole = WholeModel(_again(teacher), place.dtype, place.device)
+            made.take_weights(whole.module.config, whole.tensor_names, whole.tensor)
+        return made
+
+    return written_by(writer, settings.data, windows, place.journal / "written.bin", place.seed, place.progress)
 
 
 def _settings(settings: Training) -> TrainerSettings:

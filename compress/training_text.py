@@ -28,7 +28,8 @@ class WindowsFile:
 
     def __init__(self, path: Path, length: int, begin: list[int]) -> None:
         own = length - len(begin)
-        self.length = length
+        self.length, self._begin_length = length, len(begin)
+        self.nbytes = 4 * own  # of a window
         self._all = np.memmap(path, dtype=np.int32, mode="r").reshape(-1, own)
         self._begin = torch.tensor(begin, dtype=torch.int64)
         # Those that are kept are the last ones: what comes before them is what a longer text would begin with, too.
@@ -43,6 +44,14 @@ class WindowsFile:
     def held_out(self) -> Tensor:
         """Numbers of the windows that are not trained on."""
         return torch.arange(self.count, self.count + self.kept)
+
+    def own(self, tokens: Tensor) -> Tensor:
+        """What a file holds of windows ``[n, length]``."""
+        return tokens[:, self._begin_length :]
+
+    def beside(self, path: Path) -> WindowsFile:
+        """Another file of windows like these."""
+        return WindowsFile(path, self.length, self._begin.tolist())
 
     @property
     def largest(self) -> int:

@@ -37,6 +37,13 @@ class BlockCache:
         """Blocks that can be handed out."""
         return len(self._empty) + len(self._idle)
 
+    def forget(self) -> None:
+        """Let nothing be found again that was published: its keys and values are no longer those of the model."""
+        self._empty.extend(self._idle)
+        self._idle.clear()
+        self._block_of.clear()
+        self._key_of.clear()
+
     def needed(self, length: int) -> int:
         """Blocks for ``length`` positions."""
         return -(-length // self.block_size)

@@ -6,12 +6,13 @@ import asyncio
 import itertools
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from .beam import advance
 from .cache import BlockCache
@@ -19,6 +20,7 @@ from .checkpoint import Checkpoint
 from .errors import RuntimeProblem
 from .executor import Executor, Flight, StepResult, TorchExecutor
 from .keys_values import KeysValues
+from .live_weights import LiveWeights
 from .loading import load_model
 from .model import Model
 from .output import RequestOutput
@@ -128,12 +130,13 @@ class Engine:
             kv_dtype=kept,
         )
         self._told(self.reservation.sentence())
-        store = self.model.keys_values(self.reservation.blocks, block_size, kept)
+        self._store = self.model.keys_values(self.reservation.blocks, block_size, kept)
         self.cache = BlockCache(self.reservation.blocks, block_size, share_prefixes=share_prefixes)
         self.scheduler = Scheduler(
             self.cache, token_budget=token_budget, max_sequences=max_sequences, static=static_batching
         )
-        self.executor = self._executor(store, seed, max_sequences, token_budget)
+        self._seed = seed
+        self.executor = self._executor(self._store, seed, max_sequences, token_budget)
         self._flight: tuple[StepPlan, Flight] | None = None
         self._awaited: set[str] = set()  # requests whose tokens must be seen before the next step is made
         self._requests: dict[str, Request] = {}
@@ -162,6 +165,30 @@ class Engine:
         if self.model.device.type == "cuda":
             found.warm_up(self._told)
         return found
+
+    def take_weights(self, config: Any, names: Iterable[str], load: Callable[[str], Tensor]) -> None:
+        """Go on with other weights of the same shapes: what a model that is being trained has become, for one.
+
+        They are packed anew, once; the checkpoint's files are not touched. What was cached of earlier prompts is forgotten.
+
+        Args:
+            config: the model's Hugging Face configuration, which may untie a head and nothing else.
+            names: of all tensors, as a plain checkpoint of the model would call them.
+            load: gives one by its name; it is copied.
+
+        Raises:
+            RuntimeProblem: requests are running, or a weight is missing.
+        """
+        with self._lock:
+            if self._requests:
+                raise RuntimeProblem(
+                    f"{len(self._requests)} requests are running; weights change only between requests"
+                )
+            live = LiveWeights(config, self.model.dtype, names, load)
+            self.model = Model(live, self.model.operators)
+            self.cache.forget()
+            most, budget = self.scheduler.max_sequences, self.scheduler.token_budget
+            self.executor = self._executor(self._store, self._seed, most, budget)
 
     def generate(
         self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | SequenceOf[SamplingParams] | None = None

@@ -18,6 +18,7 @@ from .feed_forward import FeedForward, GatedFeedForward, PlainFeedForward, Route
 from .heads import Heads
 from .keys_values import KeysValues
 from .linear import Linear, SideBySide
+from .live_weights import LiveWeights
 from .matrix import Matrix, see_the_same, stacked
 from .operators import Experts, LayerParts, Operators, Rotation, Rowwise
 from .pages import in_large_pages
@@ -41,7 +42,10 @@ class Model:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, operators: Operators, progress: Callable[[int, int], None] | None = None
+        self,
+        checkpoint: Checkpoint | LiveWeights,
+        operators: Operators,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.spec = spec_of(checkpoint.config)
         self.operators = operators
@@ -196,7 +200,7 @@ class Head:
 class _Loader:
     """Builds a decoder's parts from a checkpoint."""
 
-    def __init__(self, checkpoint: Checkpoint, spec: DecoderSpec, operators: Operators) -> None:
+    def __init__(self, checkpoint: Checkpoint | LiveWeights, spec: DecoderSpec, operators: Operators) -> None:
         self.checkpoint = checkpoint
         self.spec = spec
         self.operators = operators

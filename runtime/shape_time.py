@@ -6,15 +6,13 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from .batch import Batch, Run
+from .live_weights import LiveWeights
 from .loading import operators_for
-from .matrix import Matrix
 from .model import Model
 
 _BLOCK = 16
@@ -67,7 +65,7 @@ def _in_turns(
 ) -> list[float]:
     operators = operators_for(dtype, torch.device("cpu"), told=told)
     blocks = 1 + max(block for run in runs for block in run.blocks)
-    models = [Model(_Filled(shape, dtype), operators) for shape in shapes]  # type: ignore[arg-type]
+    models = [Model(_filled(shape, dtype), operators) for shape in shapes]
     stores = [model.keys_values(blocks, _BLOCK, dtype) for model in models]
     spent: list[list[float]] = [[] for _ in models]
     for turn in range(_ROUNDS + 1):
@@ -81,26 +79,8 @@ def _in_turns(
     return [statistics.median(mine) for mine in spent]
 
 
-class _Filled:
-    """Stands in for a checkpoint: every tensor holds small numbers, in memory of its own."""
-
-    cache_args = None
-    path = Path("a model of this shape")
-
-    def __init__(self, shape: Shape, dtype: torch.dtype) -> None:
-        self.config, self.dtype, self._tensors = shape.config, dtype, shape.tensors
-
-    def has(self, name: str) -> bool:
-        return name in self._tensors
-
-    def tensor(self, name: str) -> Tensor:
-        return torch.full(self._tensors[name], 1e-3, dtype=self.dtype)
-
-    def optional(self, name: str) -> Tensor | None:
-        return self.tensor(name) if self.has(name) else None
-
-    def has_matrix(self, name: str) -> bool:
-        return self.has(f"{name}.weight")
-
-    def matrix(self, name: str, kind: str = "Linear") -> Matrix:
-        return Matrix.plain(self.tensor(f"{name}.weight"))
+def _filled(shape: Shape, dtype: torch.dtype) -> LiveWeights:
+    """Every tensor holds small numbers, in memory of its own."""
+    return LiveWeights(
+        shape.config, dtype, shape.tensors, lambda name: torch.full(shape.tensors[name], 1e-3, dtype=dtype)
+    )

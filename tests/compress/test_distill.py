@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.plan import Plan
+from smelt.compress.progress import Progress
 from smelt.compress.recipe_file import read_document
 from smelt.distill.batches import Batch
 from smelt.distill.distilling import Distilling
@@ -208,6 +209,56 @@ def test_a_killed_run_ends_with_the_same_weights(tiny: Callable[..., Path], tmp_
     assert [int(row["step"]) for row in rows] == list(range(1, 41))
 
 
+@pytest.mark.parametrize("writer", ["student", "teacher"])
+def test_written_text_is_the_same_after_an_interruption(
+    writer: str, distilled: Make, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, pruned = tiny(), {"prune": {"structure": "blocks", "count": 1}}
+    data = {"source": "builtin", "writer": writer, "prompt": 8, **({"share": 0.6} if writer == "student" else {})}
+    recipe = distilled(path, pruned, data=data, tokens=10 * 4 * 32)
+    quiet = recipe.model_copy(update={"output": str(tmp_path / "quiet")})
+    result = run(quiet, progress=False)
+    track = Progress.track
+
+    def stopped(progress: Progress, items: Any, *rest: Any) -> Any:
+        for number, item in enumerate(track(progress, items, *rest)):
+            if isinstance(items, range) and len(items) == 10 and number == 5:
+                raise KeyboardInterrupt
+            yield item
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "track", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe, progress=False)
+    again = run(recipe, progress=False)
+    one, other = (load_file(each.checkpoint / "model.safetensors") for each in (again, result))
+    assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+def test_only_what_the_student_wrote_counts(
+    distilled: Make, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Batch] = []
+    whole = Distilling.loss
+
+    def watched(learner: Distilling, batch: Batch) -> Any:
+        if torch.is_grad_enabled():
+            seen.append(batch)
+        return whole(learner, batch)
+
+    monkeypatch.setattr(Distilling, "loss", watched)
+    path = tiny()
+    data = {"source": "builtin", "writer": "student", "prompt": 8, "temperature": 0.0}
+    run(distilled(path, data=data, tokens=2 * 4 * 32, learning_rate=1e-12), progress=False)
+    batch = seen[0]
+    assert batch.counted is not None
+    assert torch.equal(batch.counted[0], torch.tensor([0.0] * 7 + [1.0] * 25))
+    model = AutoModelForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        expected = model(batch.tokens).logits[:, 7:-1].argmax(-1)
+    assert torch.equal(batch.tokens[:, 8:], expected)  # greedily, so each is the most likely one after those before
+
+
 def test_a_changed_recipe_is_not_continued(
     distilled: Make, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +334,9 @@ def test_what_cannot_be_is_refused_before_any_work(distilled: Make, tiny: Callab
         ({"loss": "forwardkl"}, "unknown loss 'forwardkl'"),
         ({"loss": {"method": "jsd", "beta": 1.5}}, "beta"),
         ({"loss": "reverse_kl", "stored": 8}, "reverse_kl needs a teacher that reads along"),
+        ({"data": {"writer": "student", "prompt": 32}}, "a prompt of 32 tokens leaves nothing to write"),
+        ({"data": {"writer": "student"}, "length": 64, "tokens": 9999, "cross_entropy": 0.5}, "no text to learn from"),
+        ({"data": {"writer": "teacher", "prompt": 4, "share": 0.5}}, "share is for writer: student"),
         ({"hidden": 1.0, "cross_entropy": 1.0}, "with cross_entropy: 1 there is no teacher"),
     ],
 )
