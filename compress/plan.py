@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from .resources import Cost, compute_dtype, free_disk, human_time, matmul_rate
 from .training_checks import other_tokens
 from .verify import reload_bytes
 from .versions import versions
+from .weights import CheckpointWeights
 
 # Work that no operation count shows, measured on two cores (benchmarks/memory_limit.py compares).
 _SECONDS_PER_LINEAR = 0.02
@@ -101,6 +103,8 @@ class Plan:
         if not problems:
             problems += _length_problems(recipe, model)
             for step, its_model in zip(steps, given, strict=True):
+                if isinstance(step, step_kinds.DistillStep | step_kinds.QuantizeStep):
+                    step.original = model
                 cost += step.cost(its_model, recipe.calibrate.samples, recipe.calibrate.length)
             shared = processes * cost.memory  # all that follows the first process does alone
             if recipe.evaluate:
@@ -187,6 +191,7 @@ class Plan:
 def run_identity(recipe: Recipe, model: OpenModel, adapter: Adapter | None) -> dict[str, Any]:
     """Everything that decides a run's bytes: versions, the recipe, the model and what is merged into it."""
     return {
+        **_named_teachers(recipe),
         **({} if adapter is None else {"adapter": adapter.fingerprint()}),
         "versions": versions(),
         "recipe": recipe.content(),
@@ -194,6 +199,18 @@ def run_identity(recipe: Recipe, model: OpenModel, adapter: Adapter | None) -> d
         "config": digest(model.directory.config_data()),
         "computed_in": str(compute_dtype(model.dtype, recipe.calibrate.device)),
     }
+
+
+def _named_teachers(recipe: Recipe) -> dict[str, Any]:
+    """What tells the teachers apart that are not the run's own model; those that are not there are told elsewhere."""
+    found: dict[str, str] = {}
+    for entry in recipe.steps:
+        training = entry.distill or (entry.quantize and entry.quantize.train)
+        if training and training.has_teacher and not training.learns_from_original:
+            with suppress(SmeltError):
+                path = find_model(training.teacher, trust_remote_code=recipe.trust_remote_code).path
+                found[training.teacher] = CheckpointWeights(path).fingerprint()
+    return {"teachers": found} if found else {}
 
 
 def calibration_source(recipe: Recipe) -> TextSource:

@@ -19,6 +19,8 @@ from .student import WholeModel
 from .training_text import WindowsFile
 
 _TOGETHER = 8
+# That float16 holds.
+_LEAST = -6e4
 
 
 class StoredOpinions:
@@ -31,11 +33,12 @@ class StoredOpinions:
         directory: of the two files.
         windows: the text.
         count: how many tokens are kept for a position.
-        vocabulary: how many there are.
+        vocabulary: how many there are that student and teacher have both.
     """
 
     def __init__(self, directory: Path, windows: WindowsFile, count: int, vocabulary: int) -> None:
         self._windows, self._count = windows, min(count, vocabulary)
+        self._vocabulary = vocabulary
         self._ids = np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.int32)
         self._paths = directory / "teacher-ids.bin", directory / "teacher-logs.bin"
         self._each = windows.length * self._count  # numbers a window
@@ -53,6 +56,8 @@ class StoredOpinions:
             path.stat().st_size // size if path.exists() else 0 for path, size in zip(self._paths, sizes, strict=True)
         ]
         done, total = min(there), self._windows.count + self._windows.kept
+        if done < total:
+            done -= done % _TOGETHER  # in the same groups as without an interruption, for the same last bits
         if done == total:
             return
         reader = teacher()
@@ -85,8 +90,8 @@ class StoredOpinions:
         found = []
         for rows in hidden.split(rows_at_once(head.weight.shape[0])):
             logits = teacher.split.logits(rows.unsqueeze(0), head.weight, head.bias)[0]
-            found.append(most_likely(logits, self._count, temperature))
+            found.append(most_likely(logits[:, : self._vocabulary], self._count, temperature))
         places, kept = (torch.cat(each).cpu() for each in zip(*found, strict=True))
         if not kept.isfinite().all():
             raise SmeltError("the teacher's predictions are no finite numbers; get another copy of it")
-        return places, kept
+        return places, kept.clamp_min(_LEAST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..distill.optimizer import Trained
 from ..distill.split_model import SplitModel
+from ..quant.causal_attention import StripedAttention
 from ..quant.zeros import not_pruned
 from .errors import SmeltError
 from .model_directory import ModelDirectory
@@ -56,13 +58,17 @@ class WholeModel:
             parameter.requires_grad_(True)
             matrix = parameter.dim() >= 2
             stays = not_pruned(parameter.detach()) if matrix and name != self._embedding else None
+            if not matrix and _closes_nothing(self.module.get_submodule(name.rpartition(".")[0])):
+                stays = torch.zeros_like(parameter, dtype=torch.bool)
             found[name] = Trained(parameter, decays=matrix, stays=stays)
         return found
 
     def keep_less(self) -> None:
         """Keep only what enters blocks for the backward pass, which computes the rest again."""
         for block in self.blocks:
-            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+            # Computed again outside of what the first pass stood in, and it must be the same.
+            striped = functools.partial(_with_striped_attention, block.forward)
+            block.forward = functools.partial(checkpoint, striped, use_reentrant=False)
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -73,6 +79,16 @@ class WholeModel:
     def hidden_size(self) -> int:
         """The width of what goes from block to block."""
         return self._model.skeleton.hidden_size
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of its embedding."""
+        return self._model.vocabulary()
+
+    @property
+    def context(self) -> int | None:
+        """The longest sequence it was made for, if it says."""
+        return self._model.context()
 
     @property
     def directory(self) -> ModelDirectory:
@@ -94,14 +110,29 @@ class WholeModel:
         return f"{self._model.skeleton.embedding_name}.weight"
 
 
+def _with_striped_attention(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with StripedAttention():
+        return forward(*args, **kwargs)
+
+
+def _closes_nothing(module: nn.Module) -> bool:
+    """Whether a linear was made zero, because the part of a block that it closes was taken away."""
+    weight = module._parameters.get("weight")
+    return weight is not None and weight.dim() >= 2 and not weight.count_nonzero()
+
+
 @torch.no_grad()
 def begin_anew(model: WholeModel, seed: int) -> None:
     """Give a model random weights, as transformers begins to train one of its kind."""
     module = model.module
+    gone = [part for part in module.modules() if _closes_nothing(part)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for part in module.modules():
             module._init_weights(part)
+    for part in gone:
+        for parameter in part.parameters(recurse=False):
+            parameter.zero_()
     module.tie_weights()
 
 

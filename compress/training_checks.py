@@ -31,6 +31,10 @@ def training_problems(settings: Training, model: OpenModel, where: str) -> list[
     if settings.has_teacher and not settings.learns_from_original:
         try:
             teacher = named_teacher(settings, model)
+            reach = teacher.context()
+            if reach and settings.length > reach:
+                what = f"{settings.length} tokens are more than the {reach} that the teacher was made for"
+                problems.append(Problem(f"{where}.length", f"{what}; use at most that"))
             if teacher.directory.tokenizer().get_vocab() != tokenizer.get_vocab():
                 problems.append(Problem(f"{where}.teacher", other_tokens(settings.teacher)))
         except SmeltError as error:

@@ -32,7 +32,7 @@ class TrainingLog:
     def __init__(self, directory: Path, name: str, steps: int) -> None:
         self._table = directory / f"training-{name}.csv"
         self._events, self._steps = directory / "tensorboard" / name, steps
-        self._written, self._told = 0.0, 0
+        self._written, self._taken, self._told = 0.0, 0.0, 0
         self._writer: Any = None
         self._begun = (time.monotonic(), 0)
         self._last: list[Moment] = []
@@ -40,17 +40,21 @@ class TrainingLog:
     def noted(self, moments: list[Moment]) -> None:
         """Take note of a step."""
         self._last = moments
-        if len(moments) == 1 or time.monotonic() - self._written > _TABLE_SECONDS or len(moments) == self._steps:
+        # The table is written whole, which takes longer the longer it is.
+        pause = max(_TABLE_SECONDS, 50 * self._taken)
+        if len(moments) == 1 or time.monotonic() - self._written > pause or len(moments) == self._steps:
             self.write(moments)
         if self._told == 0:
             self._begun = time.monotonic(), moments[-1].tokens
 
     def write(self, moments: list[Moment]) -> None:
         """Write the table as it is now."""
-        self._written = time.monotonic()
+        begun = time.monotonic()
         if moments:
             write_text(self._table, table(moments))
             self._tell_tensorboard(moments)
+        self._written = time.monotonic()
+        self._taken = self._written - begun
 
     def line(self, moments: list[Moment]) -> str:
         """How it goes, in a few words for a progress bar."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from .open_model import OpenModel
 from .progress import Progress
 from .recipe_training import Training
 from .resources import human_time
-from .safetensors_file import SafetensorsFile, save_tensors
+from .safetensors_file import SafetensorsFile, save_tensors, write_text
 from .stored_teacher import StoredOpinions
 from .student import WholeModel
 from .training_log import TrainingLog, continued, curve
@@ -105,10 +106,16 @@ def train(
             f"{text.label}: too short: it has {windows.count} windows of {settings.length} tokens to train on, less than one"
             f" batch of {settings.batch}; give more text, or lower batch or length"
         )
+    if windows.largest >= student.vocabulary:
+        raise SmeltError(
+            f"{text.label}: the tokenizer makes token {windows.largest} of it, but the model has only {student.vocabulary};"
+            " the tokenizer belongs to another model"
+        )
     windows = _as_written(settings, windows, teacher, place)
     opinions, reading = None, None
     if teacher is not None and settings.stored is not None:
-        opinions = StoredOpinions(place.journal, windows, settings.stored, teacher.vocabulary())
+        vocabulary = min(teacher.vocabulary(), student.vocabulary)
+        opinions = StoredOpinions(place.journal, windows, settings.stored, vocabulary)
         opinions.ask(
             lambda: WholeModel(_again(teacher), place.dtype, place.device), settings.temperature, place.progress
         )
@@ -156,7 +163,8 @@ def train(
 
     def noted(moments: list[Moment]) -> None:
         log.noted(moments)
-        samples.after(len(moments))
+        if len(moments) < settings.steps:
+            samples.after(len(moments))
 
     trainer = Trainer(
         learner,
@@ -173,12 +181,13 @@ def train(
         samples.after(0)
     try:
         weights = trainer.run()
+        samples.after(settings.steps)
     except TrainingError as error:
         kept_at = place.log / f"failed-batch-{place.name}.safetensors"
         save_tensors(kept_at, {"tokens": error.batch.tokens.cpu().contiguous()})
         raise SmeltError(
-            f"training failed at {error}; what it read then is in {kept_at}; lower learning_rate, or give clip or"
-            " skip_spikes"
+            f"training failed at {error}; what it read then is in {kept_at}; start over with --fresh and a lower"
+            " learning_rate, with clip or with skip_spikes"
         ) from None
     finally:
         log.write(trainer.moments)
@@ -279,6 +288,10 @@ class _Samples:
         self.written: list[dict[str, Any]] = []
         self._student, self._tokenizer = student, tokenizer
         self._prompts = kept[:_PROMPTS, :_PROMPT_TOKENS].to(place.device)
+        self._count = _CONTINUED_TOKENS
+        if student.context is not None:
+            self._prompts = self._prompts[:, : max(1, student.context // 2)]
+            self._count = min(self._count, student.context - self._prompts.shape[1])
         self._at = {round(share * steps) for share in _SAMPLED}
 
     @torch.no_grad()
@@ -292,7 +305,7 @@ class _Samples:
             hidden = split.hidden(tokens)[:, -1:]
             return split.logits(hidden, split.head.weight, split.head.bias)[:, -1]
 
-        tokens = continued(last, self._prompts, _CONTINUED_TOKENS)
+        tokens = continued(last, self._prompts, self._count)
         length = self._prompts.shape[1]
         texts = [
             {"prompt": self._tokenizer.decode(each[:length]), "text": self._tokenizer.decode(each[length:])}
@@ -306,6 +319,8 @@ class _Snapshots:
 
     def __init__(self, path: Path, samples: _Samples) -> None:
         self._path, self._samples = path, samples
+        # Beside, because it only grows: a snapshot is as large after a million steps as after one.
+        self._moments, self._written = path.with_name("moments.jsonl"), 0
 
     @property
     def is_new(self) -> bool:
@@ -317,16 +332,26 @@ class _Snapshots:
         file = SafetensorsFile(self._path)
         data = json.loads(file.metadata["training"])
         self._samples.written[:] = data.pop("samples")
+        lines = self._moments.read_text(encoding="utf-8").splitlines()[: data.pop("done")]
+        self._written = len(lines)
+        write_text(self._moments, "".join(line + "\n" for line in lines))  # without those after the snapshot
+        data["moments"] = [json.loads(line) for line in lines]
         return {name: file.load(name) for name in file.tensors}, data
 
     def save(self, tensors: dict[str, Tensor], data: dict[str, Any]) -> None:
-        told = json.dumps(data | {"samples": self._samples.written})
+        moments = data.pop("moments")
+        with self._moments.open("w" if self._written == 0 else "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(each) + "\n" for each in moments[self._written :])
+            file.flush()
+            os.fsync(file.fileno())
+        self._written = len(moments)
+        told = json.dumps(data | {"samples": self._samples.written, "done": self._written})
         save_tensors(self._path, {name: each.cpu() for name, each in tensors.items()}, {"training": told})
 
 
 def _again(model: OpenModel) -> OpenModel:
     """The same model with modules of its own."""
-    return OpenModel(model.directory, model.weights, is_edited=model.is_edited)
+    return OpenModel(model.directory, model.weights, head_apart=not model.is_tied, is_edited=model.is_edited)
 
 
 def _on(batch: Batch, device: torch.device) -> Batch:

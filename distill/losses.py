@@ -119,6 +119,8 @@ def top_kl(student: Tensor, places: Tensor, kept: Tensor, temperature: float) ->
     p = kept.exp()
     least = torch.finfo(ours.dtype).tiny
     p_rest = (1 - p.sum(-1, keepdim=True)).clamp_min(0)
+    if places.shape[-1] == student.shape[-1]:
+        p_rest = torch.zeros_like(p_rest)  # there are no others, whatever rounding has lost
     q = ours.exp()
     q_rest = q.scatter(-1, places, 0.0)
     q_rest_sum = q_rest.sum(-1, keepdim=True).clamp_min(least)

@@ -43,12 +43,16 @@ class HiddenMatching(nn.Module):
     @contextmanager
     def watching(self, who: str) -> Iterator[None]:
         """Within it, remember what the blocks of ``student`` or ``teacher`` leave."""
-        seen: list[Tensor] = []
+        seen: dict[nn.Module, Tensor] = {}
+
+        def note(block: nn.Module, _args: object, output: object) -> None:
+            seen[block] = _states(output)
+
         with ExitStack() as hooks:
-            for block in self._blocks[who]:
-                hooks.callback(block.register_forward_hook(lambda *call: seen.append(_states(call[2]))).remove)
+            for block in dict.fromkeys(self._blocks[who]):
+                hooks.callback(block.register_forward_hook(note).remove)
             yield
-        self._seen[who] = seen
+        self._seen[who] = [seen[block] for block in self._blocks[who]]
 
     def forward(self, counted: Tensor | None) -> Tensor:
         """The mean over pairs and positions; ``counted [windows, length]`` weighs positions."""
@@ -64,8 +68,8 @@ class HiddenMatching(nn.Module):
 
 
 def paired(student: int, teacher: int) -> list[tuple[int, int]]:
-    """Blocks of a student and of a deeper teacher: each stands for as many of the teacher's, and is paired with the last."""
-    return [(i, (i + 1) * teacher // student - 1) for i in range(student)]
+    """Blocks of both: each of a shallower student's stands for as many of the teacher's, and is paired with the last."""
+    return [(i, max(0, (i + 1) * teacher // student - 1)) for i in range(student)]
 
 
 def _states(output: object) -> Tensor:

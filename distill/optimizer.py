@@ -71,7 +71,14 @@ class MasterAdamW:
 
     @torch.no_grad()
     def clip(self, limit: float | None) -> float:
-        """Scale gradients down to a norm of at most ``limit``; gives the norm that they had."""
+        """Scale gradients down to a norm of at most ``limit``; gives the norm that they had.
+
+        Those of weights that stay zero are zero, and do not count.
+        """
+        for name, each in self._trained.items():
+            gradient = self.masters[name].grad
+            if each.stays is not None and gradient is not None:
+                gradient.mul_(each.stays)
         gradients = [each.grad for each in self.masters.values() if each.grad is not None]
         if not gradients:
             return 0.0
@@ -84,10 +91,6 @@ class MasterAdamW:
     @torch.no_grad()
     def step(self, rate: float) -> None:
         """Change the parameters by their gradients, which are dropped."""
-        for name, each in self._trained.items():
-            gradient = self.masters[name].grad
-            if each.stays is not None and gradient is not None:
-                gradient.mul_(each.stays)
         for group in self._adam.param_groups:
             group["lr"] = rate * group["factor"]
         self._adam.step()
@@ -110,13 +113,9 @@ class MasterAdamW:
         """Go on from what :meth:`state` gave."""
         for name, master in self.masters.items():
             master.copy_(state[f"master.{name}"])
-            moments = {
-                key.removesuffix(f".{name}"): value.clone()
-                for key, value in state.items()
-                if key.endswith(f".{name}") and key[: -len(name) - 1] in self._adam.kept
-            }
+            moments = {key: state[f"{key}.{name}"] for key in self._adam.kept if f"{key}.{name}" in state}
             if moments:
-                self._adam.state[master] = moments
+                self._adam.state[master] = {key: value.to(master.device, copy=True) for key, value in moments.items()}
         self._hand_down()
 
     @torch.no_grad()

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from .batches import Batch
 from .losses import LOSSES, LossOptions, Sloped, top_kl
@@ -32,8 +33,14 @@ class Comparison:
     temperature: float = 1.0
 
     def __call__(self, student: Tensor, teacher: Tensor) -> Sloped:
-        """Values and gradients for logits ``[positions, vocabulary]`` of both."""
-        return LOSSES[self.loss].function(student, teacher, self.temperature, self.options)
+        """Values and gradients for logits ``[positions, vocabulary]`` of both.
+
+        Models of one family pad their vocabularies differently; what only one of them has is left out.
+        """
+        shared = min(student.shape[-1], teacher.shape[-1])
+        function, beyond = LOSSES[self.loss].function, student.shape[-1] - shared
+        value, slope = function(student[:, :shared], teacher[:, :shared], self.temperature, self.options)
+        return value, functional.pad(slope, (0, beyond)) if beyond else slope
 
 
 class Teacher(Protocol):

@@ -180,9 +180,10 @@ class Trainer:
         earlier = self.moments[-1].seconds if self.moments else 0.0
         try:
             for step in self._watch.track(range(len(self.moments), self._settings.steps)):
+                self._between_steps = False
                 self.moments.append(self._step(step, earlier + time.monotonic() - begun))
-                self._between_steps = True
                 self._watch.noted(self.moments)
+                self._between_steps = True
                 now = time.monotonic()
                 if now - saved > max(_SNAPSHOT_SECONDS, taken / _SNAPSHOT_SHARE):
                     self._snapshot()
@@ -215,7 +216,7 @@ class Trainer:
                 parts[name] = parts.get(name, 0.0) + each * share
         rate = settings.rate * rate_at(settings.schedule, step, settings.steps, settings.warmup)
         norm = self._optimizer.clip(settings.clip)
-        if not math.isfinite(loss) or not math.isfinite(norm):
+        if not math.isfinite(loss) or (not math.isfinite(norm) and settings.spike is None):
             raise TrainingError(f"step {step + 1}: the loss is {loss:g} and its gradient {norm:g}", batch)
         skipped = self._is_spike(norm)
         if skipped:
@@ -224,10 +225,10 @@ class Trainer:
                 text = f"step {step + 1}: {_SKIPPED_IN_A_ROW} steps in a row were spikes of the gradient"
                 raise TrainingError(text, batch)
         else:
-            self._between_steps = False
             self._optimizer.step(rate)
             self._follow()
-        held_out = self._learner.held_out() if step + 1 in self._measured else None
+        measured = step + 1 in self._measured and not (self._average and step + 1 == settings.steps)
+        held_out = self._learner.held_out() if measured else None
         read = (self.moments[-1].tokens if self.moments else 0) + batch.tokens.numel()
         return Moment(step + 1, read, loss, parts, rate, norm, seconds, skipped, held_out)
 
@@ -235,6 +236,8 @@ class Trainer:
         if self._settings.spike is None:
             return False
         usual = [each.norm for each in self.moments[-_REMEMBERED:] if not each.skipped]
+        if not math.isfinite(norm):
+            return True
         return len(usual) >= _FEWEST_REMEMBERED and norm > self._settings.spike * statistics.median(usual)
 
     @torch.no_grad()

@@ -19,6 +19,8 @@ from .scheme import Scheme
 
 # How near to the edge of its code's cell a weight may begin, in steps.
 _MARGIN = 1e-3
+# Of what it was, that a scale can become.
+_LEAST_FACTOR = 0.05
 
 
 class QatLinear(nn.Module):
@@ -62,15 +64,15 @@ class QatLinear(nn.Module):
         self._stays = stays
         if rank is not None:
             rank = min(rank, *latent.shape)
-            start = torch.randn(rank, latent.shape[1], generator=torch.Generator().manual_seed(0))
+            start = torch.randn(rank, latent.shape[1], generator=torch.Generator().manual_seed(0), device="cpu")
             self.down = nn.Parameter((start / latent.shape[1] ** 0.5).to(latent.device))
             self.up = nn.Parameter(torch.zeros(latent.shape[0], rank, device=latent.device))
 
     @property
     def weight(self) -> Tensor:
         """The weight as it would be restored from the checkpoint, in what is computed in."""
-        rounded = _Rounded.apply(self._whole(), self._scale(), self.grid)
-        return rounded.to(self._stored).to(self._dtype)
+        # In one function, so that no gradient goes through the stored type: float16 has none below 6e-8.
+        return _Rounded.apply(self._whole(), self._scale(), self.grid, self._stored).to(self._dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """What the quantized linear computes."""
@@ -93,7 +95,7 @@ class QatLinear(nn.Module):
         scale = self.grid.scale
         if self.clip is None:
             return scale.float()
-        exact = scale.float() * self.clip
+        exact = scale.float() * self.clip.clamp_min(_LEAST_FACTOR)
         stored = exact.to(scale.dtype)
         stored = torch.where(stored == 0, torch.finfo(scale.dtype).tiny, stored)
         return exact + (stored.float() - exact).detach()
@@ -103,15 +105,15 @@ class _Rounded(torch.autograd.Function):
     """Rounding onto a grid; only the weight and the scales are kept for the backward pass, which rounds again."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, scale: Tensor, grid: Grid) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, weight: Tensor, scale: Tensor, grid: Grid, stored: torch.dtype) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(weight, scale)
         ctx.grid = grid
         codes, _ = _codes(weight, _with_scale(grid, scale))
         step, zero = _spread(_with_scale(grid, scale))
-        return _flat((codes if zero is None else codes - zero) * step, weight)
+        return _flat((codes if zero is None else codes - zero) * step, weight).to(stored).to(weight.dtype)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor | None, None, None]:  # type: ignore[override]
         weight, scale = ctx.saved_tensors
         grid = _with_scale(ctx.grid, scale)
         codes, place = _codes(weight, grid)
@@ -120,12 +122,12 @@ class _Rounded(torch.autograd.Function):
         inside = _inside(place, grid)
         into = _flat(slope * inside, weight)
         if not ctx.needs_input_grad[1]:
-            return into, None, None
+            return into, None, None, None
         # codes - zero times the step, of which the codes fall as the step grows.
         by_step = codes - torch.where(inside, place, 0.0)
         if zero is not None:
             by_step = by_step - torch.where(inside, 0.0, zero)
-        return into, _by_scale((by_step * slope).sum(-1), grid, scale), None
+        return into, _by_scale((by_step * slope).sum(-1), grid, scale), None, None
 
 
 def stored_grid(stored: dict[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> Grid:
@@ -172,8 +174,7 @@ def latent_start(original: Tensor | None, stored: dict[str, Tensor], scheme: Sch
     if original is None or scheme.args.type != "int":
         return rounded
     half = (0.5 - _MARGIN) * grid.step.abs().repeat_interleave(grid.width, 1)[:, : rounded.shape[1]]
-    found = torch.minimum(torch.maximum(original.float(), rounded - half), rounded + half)
-    return found * (original != 0)  # what was pruned stays in the middle
+    return torch.minimum(torch.maximum(original.float(), rounded - half), rounded + half)
 
 
 def _with_scale(grid: Grid, scale: Tensor) -> Grid:

@@ -34,6 +34,7 @@ class DistillStep:
     def __init__(self, settings: Distill, where: str) -> None:
         self.settings = settings
         self._where = where
+        self.original: OpenModel | None = None  # what the run begins with, once it is known
 
     @property
     def keeps_zeros(self) -> bool:
@@ -52,7 +53,7 @@ class DistillStep:
         return training_problems(self.settings, model, self._where)
 
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
-        return training_cost(self.settings, model, teacher_of(self.settings, model, None))
+        return training_cost(self.settings, model, teacher_of(self.settings, model, self.original))
 
     def plan(self, model: OpenModel) -> dict[str, Any]:
         settings, nbytes = self.settings, model.weights.nbytes

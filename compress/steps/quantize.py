@@ -53,6 +53,7 @@ class QuantizeStep:
     def __init__(self, settings: Quantize, where: str) -> None:
         self.settings = settings
         self._where = where
+        self.original: OpenModel | None = None  # what the run begins with, once it is known
         self._assignment = (MixedPrecision if settings.scheme == AUTO else Assignment)(settings, where)
         self.transforms = Transforms(settings.transforms, where)
 
@@ -190,7 +191,7 @@ class QuantizeStep:
         rounding = Cost(int(memory), int(disk), operations, sequential, collected) + learning
         if self.settings.train is not None:
             rounding += training_cost(
-                self.settings.train, model, teacher_of(self.settings.train, model, None), len(chosen)
+                self.settings.train, model, teacher_of(self.settings.train, model, self.original), len(chosen)
             )
         mixed = self._assignment if isinstance(self._assignment, MixedPrecision) else None
         if mixed is None:

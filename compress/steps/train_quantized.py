@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
 from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor, nn
 
@@ -89,9 +90,9 @@ class QuantizedTraining:
         student = WholeModel(again, context.dtype, device)
         for name, treatment in self._chosen.items():
             facts = model.linears[name]
-            stored = self._stored.beside(facts)
+            stored = self._stored.beside(facts, device)
             grid = stored_grid(stored, treatment.scheme, (facts.rows, facts.columns))
-            original = as_rows(model.skeleton.model.get_submodule(name), model.weights.load(facts.key))
+            original = as_rows(model.skeleton.model.get_submodule(name), model.weights.load(facts.key)).to(device)
             self._stays[name] = not_pruned(original)
             latent = latent_start(original if self._latent_known else None, stored, treatment.scheme, grid)
             bias = getattr(student.module.get_submodule(name), "bias", None)
@@ -125,21 +126,26 @@ class QuantizedTraining:
             if linear.clip is not None:
                 found[f"{name}.clip"] = Trained(linear.clip, rate=self._settings.scales, decays=False)
             if linear.bias is not None:
-                found[f"{name}.bias"] = Trained(linear.bias, decays=False)
+                # A linear that closes a part which was taken away is all zeros, and its bias with it.
+                stays = self._stays[name]
+                gone = None if stays is None or stays.any() else torch.zeros_like(linear.bias, dtype=torch.bool)
+                found[f"{name}.bias"] = Trained(linear.bias, decays=False, stays=gone)
         return found
 
     def _round_the_rest(self, student: WholeModel, hooks: ExitStack) -> None:
         """Round what linears read, and keys and values, as the checkpoint will say."""
+        device = student.split.head.weight.device
         for name, treatment in self._chosen.items():
             inputs = treatment.scheme.activations
             if inputs is not None:
-                rounding = ActivationRounding.stored_as(inputs, self._stored.beside(self._model.linears[name]))
+                stored = self._stored.beside(self._model.linears[name], device)
+                rounding = ActivationRounding.stored_as(inputs, stored)
                 hooks.callback(quantize_inputs(self._linears[name], rounding).remove)
         if self._cache is None:
             return
         for index, block in enumerate(student.blocks):
             prefix = self._model.attention_prefix(index)
-            rounding = KeysValues.stored_as(self._cache, self._stored.after(prefix))
+            rounding = KeysValues.stored_as(self._cache, self._stored.after(prefix, device))
             stand_in = RoundedCache(rounding)
 
             def hand_over(_: nn.Module, args: Any, kwargs: dict[str, Any], stand_in: RoundedCache = stand_in) -> Any:
@@ -153,12 +159,11 @@ class QuantizedTraining:
         for name, linear in self._linears.items():
             facts = self._model.linears[name]
             prefix = facts.key.removesuffix("weight")
-            rounded = linear.cpu().rounded()
             kept = {n: t for n, t in self._stored.beside(facts).items() if not n.startswith("weight")}
-            for local, tensor in (kept | rounded.stored(self._chosen[name].scheme)).items():
-                found[prefix + local] = tensor
+            for local, tensor in (kept | linear.rounded().stored(self._chosen[name].scheme)).items():
+                found[prefix + local] = tensor.cpu()
             if linear.bias is not None:
-                found[f"{prefix}bias"] = linear.bias.detach().to(self._model.weights.info(f"{prefix}bias").dtype)
+                found[f"{prefix}bias"] = linear.bias.detach().cpu().to(self._model.weights.info(f"{prefix}bias").dtype)
         for name, each in trained.items():
             key = self._model.names.get(name)
             if key is not None and key not in found:
@@ -171,6 +176,10 @@ class _Stored:
 
     def __init__(self, parts: list[Path]) -> None:
         self._home = {name: file for part in parts for file in [SafetensorsFile(part)] for name in file.tensors}
+        self._within: dict[str, list[str]] = {}
+        for name in self._home:
+            module, _, local = name.rpartition(".")
+            self._within.setdefault(f"{module}.", []).append(local)
 
     def names(self) -> set[str]:
         return set(self._home)
@@ -178,14 +187,13 @@ class _Stored:
     def load(self, name: str) -> Tensor:
         return self._home[name].load(name)
 
-    def after(self, prefix: str) -> dict[str, Tensor]:
+    def after(self, prefix: str, device: torch.device | None = None) -> dict[str, Tensor]:
         """The tensors right below a module, by local name."""
-        local = {name: name.removeprefix(prefix) for name in self._home if name.startswith(prefix)}
-        return {each: self.load(name) for name, each in local.items() if "." not in each}
+        return {local: self.load(prefix + local).to(device) for local in self._within.get(prefix, [])}
 
-    def beside(self, facts: LinearFacts) -> dict[str, Tensor]:
+    def beside(self, facts: LinearFacts, device: torch.device | None = None) -> dict[str, Tensor]:
         """What was stored for a linear, by local name."""
-        return self.after(facts.key.removesuffix("weight"))
+        return self.after(facts.key.removesuffix("weight"), device)
 
 
 class _Overlaid:

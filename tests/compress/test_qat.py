@@ -102,6 +102,7 @@ def _agreeing(found: Tensor, wanted: Tensor) -> float:
     return float(((found - wanted).norm(dim=-1) < 1e-3 * wanted.norm(dim=-1)).float().mean())
 
 
+@pytest.mark.slow
 def test_training_beats_the_rounding_that_it_began_with(trained: Make) -> None:
     settings = {"tokens": 24 * 8 * 64, "length": 64, "batch": 8, "learning_rate": 3e-4}
     recipe = trained("builtin:smelt-6m", settings, scheme="W2A16", group_size=64, rounding="gptq")

@@ -144,8 +144,9 @@ def test_what_was_pruned_stays_zero() -> None:
     weight = nn.Parameter(torch.tensor([0.0, 1.0, 0.0, 2.0]))
     optimizer = MasterAdamW({"w": Trained(weight, stays=weight.detach() != 0)}, 0.1)
     for _ in range(3):
-        weight.grad = torch.ones(4)
+        weight.grad = torch.tensor([100.0, 1.0, 100.0, 1.0])
         optimizer.collect()
+        assert optimizer.clip(None) == pytest.approx(2**0.5)
         optimizer.step(0.1)
     assert weight.tolist()[0] == weight.tolist()[2] == 0.0
     assert weight[1] < 1
