@@ -14,7 +14,7 @@ from ..runtime.errors import RuntimeProblem
 from ..runtime.machine import available_memory
 from .compressed import CompressedModel, open_dense
 from .corpus import Windows, fingerprint, recut
-from .errors import raise_problems
+from .errors import Problem, raise_problems
 from .evaluation.evaluate import measured
 from .evaluation.measure import Evaluation
 from .evaluation.result import ReportData
@@ -33,6 +33,7 @@ from .safetensors_file import SafetensorsFile, save_tensors, write_text
 from .self_text import written_once
 from .steps import RunContext, Step, StepRecord
 from .streamed import StreamedModel
+from .training_checks import sharing_problems
 from .verify import Reload, reload, whole_model_bytes
 from .versions import versions
 
@@ -81,7 +82,7 @@ def run(
     device = recipe.calibrate.device
     processes = Processes(torch.device(device)) if alone else Processes.launched(device)
     plan = Plan.make(recipe, fresh=fresh, processes=processes.here)
-    raise_problems(plan.problems)
+    raise_problems([*plan.problems, *_sharing_problems(recipe, processes.count)])
     assert plan.model is not None
     # From here on the first process changes what the others' plans have looked at.
     identity = run_identity(recipe, plan.model, plan.adapter)
@@ -105,6 +106,16 @@ def run(
         result = _evaluate_and_report(plan, output, name or recipe.model, show)
         processes.wait()
         return result
+
+
+def _sharing_problems(recipe: Recipe, count: int) -> list[Problem]:
+    found: list[Problem] = []
+    for number, step in enumerate(recipe.steps):
+        training, where = step.distill, f"steps.{number}.distill"
+        if step.quantize:
+            training, where = step.quantize.train, f"steps.{number}.quantize.train"
+        found += [] if training is None else sharing_problems(training, count, where)
+    return found
 
 
 def _help(plan: Plan, processes: Processes, show: Progress) -> RunResult:

@@ -1,4 +1,4 @@
-"""Several processes that calibrate together, each on its share of the windows.
+"""Several processes that calibrate and train together, each on its share of the windows.
 
 ``accelerate launch`` or ``torchrun`` starts them. All go through the blocks in step: each passes its own windows, what
 they gather is put together, and what must be decided once (rounding, above all) the first decides and the others
@@ -7,6 +7,7 @@ are told. The first alone writes to the output and measures the result.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -20,8 +21,10 @@ from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from ..distill.spread import Spread, SpreadOver
 from ..runtime.device import device_named
 from .activations import ActivationStore, windows_a_batch
+from .arrangement import Arrangement
 from .errors import SmeltError
 
 # Tensors, and plain data that JSON can hold.
@@ -31,6 +34,10 @@ _DATA = "data as JSON"
 # The others wait while the first rounds and evaluates, which may take days.
 _PATIENCE = timedelta(days=30)
 _MEETING = timedelta(minutes=10)
+# Who speaks when a process has gone; other errors are about something else.
+_TRANSPORTS = ("gloo", "nccl", "connection", "socket", "store", "tcp")
+# Trainings of this process so far: all processes count alike.
+_trainings = itertools.count()
 
 
 class Processes:
@@ -90,6 +97,11 @@ class Processes:
     def collected(self, store: ActivationStore) -> Iterator[ActivationStore]:
         """The activations of all processes' windows, for the first; the others get none."""
         yield store
+
+    @contextmanager
+    def spread(self) -> Iterator[Spread]:
+        """How a training that begins now is spread over the processes; its collectives work within."""
+        yield Spread()
 
     def wait(self) -> None:
         """Go on when the first process has come here, too."""
@@ -156,6 +168,23 @@ class _Together(Processes):
             yield whole
         finally:
             whole.close()
+
+    @contextmanager
+    def spread(self) -> Iterator[Spread]:
+        arranged = Arrangement.told(self.count)
+        # FSDP works in torch's default group only, which is there for no longer than it must.
+        distributed.init_process_group(
+            "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl",
+            store=PrefixStore(f"smelt training {next(_trainings)}", _meeting_place()),
+            rank=self.rank,
+            world_size=self.count,
+            timeout=_PATIENCE,
+        )
+        try:
+            with _heard():
+                yield SpreadOver(self.device, arranged.replicas, reshard=arranged.reshard)
+        finally:
+            distributed.destroy_process_group()
 
     def agree(self, what: str, value: str) -> None:
         told = self.everyones({"value": _bytes(value.encode())})
@@ -249,6 +278,8 @@ def _heard() -> Iterator[None]:
         yield
     except RuntimeError as error:
         said = next(iter(str(error).splitlines()), type(error).__name__)
+        if not isinstance(error, distributed.DistError) and not any(each in said.lower() for each in _TRANSPORTS):
+            raise
         raise SmeltError(
             "another process of this run has ended without a word, perhaps killed for its memory; the same command"
             f" continues where this one stopped (torch says: {said})"

@@ -65,9 +65,15 @@ class SafetensorsFile:
         except OSError as error:
             raise SmeltError(f"{path}: cannot be read ({error.strerror}); check the file") from None
 
-    def load(self, name: str) -> Tensor:
-        """Read one tensor."""
-        info = self.tensors[name]
+    def load(self, name: str, rows: slice | None = None) -> Tensor:
+        """Read one tensor, or those of its rows from ``rows.start`` to ``rows.stop``."""
+        info, offset = self.tensors[name], self._offsets[name]
+        if rows is not None:
+            row = TensorInfo(info.dtype, info.shape[1:])
+            info, offset = (
+                TensorInfo(info.dtype, (rows.stop - rows.start, *info.shape[1:])),
+                offset + rows.start * row.nbytes,
+            )
         tensor = torch.empty(info.shape, dtype=info.dtype, device="cpu")
         if info.nbytes == 0:
             return tensor
@@ -75,7 +81,7 @@ class SafetensorsFile:
         with self.path.open("rb", buffering=0) as file:
             done = 0
             while done < info.nbytes:
-                read = os.preadv(file.fileno(), [target[done:]], self._offsets[name] + done)
+                read = os.preadv(file.fileno(), [target[done:]], offset + done)
                 if read == 0:
                     raise SmeltError(f"{self.path}: the file ends inside {name}; it was cut off, copy it again")
                 done += read

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .arrangement import Arrangement
 from .errors import Problem, SmeltError
 from .model_directory import find_model
 from .open_model import OpenModel
@@ -39,6 +40,20 @@ def training_problems(settings: Training, model: OpenModel, where: str) -> list[
                 problems.append(Problem(f"{where}.teacher", other_tokens(settings.teacher)))
         except SmeltError as error:
             problems.append(Problem(f"{where}.teacher", str(error)))
+    return problems
+
+
+def sharing_problems(settings: Training, count: int, where: str) -> list[Problem]:
+    """What is wrong with a training that so many processes share."""
+    problems: list[Problem] = []
+    if count > 1 and settings.batch // count < settings.accumulate:
+        passes = "" if settings.accumulate == 1 else f" in {settings.accumulate} passes each"
+        what = f"a batch of {settings.batch} windows cannot be shared by {count} processes{passes}"
+        problems.append(Problem(f"{where}.batch", f"{what}; raise batch, lower accumulate or start fewer"))
+    try:
+        Arrangement.told(count)
+    except SmeltError as error:
+        problems.append(Problem(where, str(error)))
     return problems
 
 

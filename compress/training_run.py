@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,20 +16,25 @@ from ..distill.batches import Batch, ShuffledWindows
 from ..distill.distilling import DIVERGENCE, TEXT, Distilling
 from ..distill.matching import HiddenMatching, paired
 from ..distill.optimizer import MasterAdamW, Trained
+from ..distill.spread import Spread, Stage
 from ..distill.teachers import Comparison, ReadingTeacher, StoredTeacher, Teacher
 from ..distill.trainer import Moment, Trainer, TrainerSettings, TrainingError, Watch
 from .errors import SmeltError
 from .open_model import OpenModel
+from .processes import Processes
 from .progress import Progress
 from .recipe_training import Training
 from .resources import human_time
-from .safetensors_file import SafetensorsFile, save_tensors, write_text
+from .safetensors_file import save_tensors
+from .snapshots import Snapshots
 from .stored_teacher import StoredOpinions
 from .student import WholeModel
 from .training_log import TrainingLog, continued, curve
 from .training_text import WindowsFile, training_windows
 from .writer import Writer
 from .written_text import OnPolicy, written_by
+
+T = TypeVar("T")
 
 # How often held-out text is read, and prompts are continued.
 _MEASURES, _SAMPLED = 11, (0.0, 0.5, 1.0)
@@ -47,18 +51,23 @@ class Place:
         log: the directory of what a person may want to look at.
         name: of the training, in the log.
         dtype: what is computed in.
-        device: where.
         seed: decides the order of the text.
         progress: shows how far it is.
+        processes: that train together.
     """
 
     journal: Path
     log: Path
     name: str
     dtype: torch.dtype
-    device: torch.device
     seed: int
     progress: Progress
+    processes: Processes
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
+        return self.processes.device
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,7 @@ class Outcome:
     """What a training leaves.
 
     Attributes:
-        weights: in float32, by name.
+        weights: in float32, by name; the first process alone has them.
         told: the curve and samples, as plain data for the report.
         sentence: the same in a sentence.
     """
@@ -88,7 +97,7 @@ def train(
 
     Args:
         settings: the recipe's section.
-        student: what is trained; it has the result's weights afterwards.
+        student: what is trained; it has the result's weights afterwards, where several processes train in the first one.
         trained: its parameters, by name.
         teacher: whom it learns from; None to learn from the text alone.
         tokenizer: of both.
@@ -97,10 +106,26 @@ def train(
     Raises:
         SmeltError: the text is too short, or training cannot go on.
     """
+    with place.processes.spread() as spread:
+        return _train(settings, student, trained, teacher, tokenizer, place, spread)
+
+
+def _train(
+    settings: Training,
+    student: WholeModel,
+    trained: dict[str, Trained],
+    teacher: OpenModel | None,
+    tokenizer: PreTrainedTokenizerBase,
+    place: Place,
+    spread: Spread,
+) -> Outcome:
     text = settings.data.text()
-    windows = training_windows(
-        text, tokenizer, settings.length, settings.steps * settings.batch, place.journal / "text.bin", place.progress
-    )
+
+    def cut() -> WindowsFile:
+        path, most = place.journal / "text.bin", settings.steps * settings.batch
+        return training_windows(text, tokenizer, settings.length, most, path, place.progress)
+
+    windows = _by_the_first(place, cut)
     if windows.count < settings.batch:
         raise SmeltError(
             f"{text.label}: too short: it has {windows.count} windows of {settings.length} tokens to train on, less than one"
@@ -111,34 +136,41 @@ def train(
             f"{text.label}: the tokenizer makes token {windows.largest} of it, but the model has only {student.vocabulary};"
             " the tokenizer belongs to another model"
         )
-    windows = _as_written(settings, windows, teacher, place)
+    own_windows = windows
+    windows = _by_the_first(place, lambda: _as_written(settings, own_windows, teacher, place))
     opinions, reading = None, None
     if teacher is not None and settings.stored is not None:
         vocabulary = min(teacher.vocabulary(), student.vocabulary)
         opinions = StoredOpinions(place.journal, windows, settings.stored, vocabulary)
-        opinions.ask(
-            lambda: WholeModel(_again(teacher), place.dtype, place.device), settings.temperature, place.progress
-        )
+        asked = opinions
+
+        def ask() -> None:
+            asked.ask(
+                lambda: WholeModel(_again(teacher), place.dtype, place.device), settings.temperature, place.progress
+            )
+
+        _by_the_first(place, ask)
     elif teacher is not None:
         reading = WholeModel(_again(teacher), place.dtype, place.device)
     matching = None
     if settings.hidden and reading is not None:
         matching = _matching(student, reading).to(place.device)
         trained = trained | {f"projection.{name}": Trained(each) for name, each in matching.named_parameters()}
+    stage = Stage(student.module, *([] if matching is None else [matching]))
+    trained = spread.over(stage, student.blocks, trained)
     kept = windows.read(windows.held_out())
     learner = Distilling(
         student.split,
-        _teacher(settings, reading, opinions, place.device),
+        _teacher(settings, reading, opinions, place.device, spread),
         text_share=settings.cross_entropy,
         matching=matching,
         matching_share=settings.hidden,
-        kept=[
-            Batch(windows.read(each).to(place.device), windows=each)
-            for each in windows.held_out().split(_KEPT_WINDOWS)
-            if len(each)
-        ],
+        kept=_kept(windows, place.device, spread),
+        stage=stage,
+        spread=spread,
     )
-    optimizer = MasterAdamW(trained, settings.weight_decay, small_states=settings.small_states)
+    others = None if spread.count == 1 else spread
+    optimizer = MasterAdamW(trained, settings.weight_decay, small_states=settings.small_states, others=others)
     order = ShuffledWindows(windows.read, windows.count, settings.batch, place.seed)
     on_policy = None
     if settings.data.writer == "student":
@@ -151,18 +183,21 @@ def train(
             settings.batch,
             trust_remote_code=directory.trust_remote_code,
         )
-        on_policy = OnPolicy(student, writer, settings.data, place.seed)
+        on_policy = OnPolicy(student, writer, settings.data, place.seed, lambda: spread.whole(stage))
 
     def batch_at(step: int) -> Batch:
-        batch = order.at(step)
-        return _on(batch if on_policy is None else on_policy.instead(batch, step), place.device)
+        batch = spread.share(order.at(step))
+        if on_policy is not None:
+            batch = on_policy.instead(batch, step, spread.first_window(settings.batch))
+        return _on(batch, place.device)
 
-    log = TrainingLog(place.log, place.name, settings.steps)
-    samples = _Samples(student, tokenizer, kept, settings.steps, place)
-    store = _Snapshots(place.journal / "snapshot.safetensors", samples)
+    log = TrainingLog(place.log, place.name, settings.steps) if spread.rank == 0 else None
+    samples = _Samples(student, stage, tokenizer, kept, settings.steps, place)
+    store = Snapshots(place.journal, spread, samples.written)
 
     def noted(moments: list[Moment]) -> None:
-        log.noted(moments)
+        if log is not None:
+            log.noted(moments)
         if len(moments) < settings.steps:
             samples.after(len(moments))
 
@@ -173,25 +208,32 @@ def train(
         _settings(settings),
         store,
         Watch(
-            lambda steps: place.progress.track(steps, lambda: log.line(trainer.moments), settings.steps),
+            lambda steps: place.progress.track(
+                steps, lambda: "training" if log is None else log.line(trainer.moments), settings.steps
+            ),
             noted,
         ),
+        spread,
     )
     if store.is_new:
         samples.after(0)
     try:
-        weights = trainer.run()
+        pieces = trainer.run()
         samples.after(settings.steps)
+        weights = spread.gathered(pieces, trained)
+        spread.undone(stage)
     except TrainingError as error:
-        kept_at = place.log / f"failed-batch-{place.name}.safetensors"
+        whose = f"-process-{spread.rank}" if spread.rank else ""
+        kept_at = place.log / f"failed-batch-{place.name}{whose}.safetensors"
         save_tensors(kept_at, {"tokens": error.batch.tokens.cpu().contiguous()})
         raise SmeltError(
             f"training failed at {error}; what it read then is in {kept_at}; start over with --fresh and a lower"
             " learning_rate, with clip or with skip_spikes"
         ) from None
     finally:
-        log.write(trainer.moments)
-        log.close()
+        if log is not None:
+            log.write(trainer.moments)
+            log.close()
     return Outcome(
         {name: each for name, each in weights.items() if not name.startswith("projection.")},
         {
@@ -205,8 +247,35 @@ def train(
     )
 
 
+def _by_the_first(place: Place, make: Callable[[], T]) -> T:
+    """What leaves files and then finds them: the first process does it, and then the others."""
+    made: list[T] = []
+
+    def once() -> tuple[dict[str, Tensor], None]:
+        made.append(make())
+        return {}, None
+
+    place.processes.from_first(once)
+    return made[0] if made else make()
+
+
+def _kept(windows: WindowsFile, device: torch.device, spread: Spread) -> list[Batch]:
+    """The windows that are measured on: this process's, in as many batches as every other has; all, if they are too few."""
+    numbers = windows.held_out()
+    if len(numbers) >= spread.count:
+        largest = -(-len(numbers) // spread.count)
+        batches = numbers.tensor_split(spread.count)[spread.rank].tensor_split(-(-largest // _KEPT_WINDOWS))
+    else:
+        batches = numbers.split(_KEPT_WINDOWS)
+    return [Batch(windows.read(each).to(device), windows=each) for each in batches if len(each)]
+
+
 def _teacher(
-    settings: Training, reading: WholeModel | None, opinions: StoredOpinions | None, device: torch.device
+    settings: Training,
+    reading: WholeModel | None,
+    opinions: StoredOpinions | None,
+    device: torch.device,
+    spread: Spread,
 ) -> Teacher | None:
     if opinions is not None:
         found = opinions.find
@@ -214,7 +283,10 @@ def _teacher(
     if reading is None:
         return None
     comparison = Comparison(settings.loss.method, settings.loss.settled(), settings.temperature)
-    return ReadingTeacher(reading.split, comparison)
+    stage = Stage(reading.module)
+    if spread.shards > 1:
+        spread.over(stage, reading.blocks, {})
+    return ReadingTeacher(reading.split, comparison, stage)
 
 
 def _as_written(settings: Training, windows: WindowsFile, teacher: OpenModel | None, place: Place) -> WindowsFile:
@@ -280,13 +352,14 @@ class _Samples:
     def __init__(
         self,
         student: WholeModel,
+        stage: Stage,
         tokenizer: PreTrainedTokenizerBase,
         kept: Tensor,
         steps: int,
         place: Place,
     ) -> None:
         self.written: list[dict[str, Any]] = []
-        self._student, self._tokenizer = student, tokenizer
+        self._student, self._stage, self._tokenizer = student, stage, tokenizer
         self._prompts = kept[:_PROMPTS, :_PROMPT_TOKENS].to(place.device)
         self._count = _CONTINUED_TOKENS
         if student.context is not None:
@@ -305,48 +378,13 @@ class _Samples:
             hidden = split.hidden(tokens)[:, -1:]
             return split.logits(hidden, split.head.weight, split.head.bias)[:, -1]
 
-        tokens = continued(last, self._prompts, self._count)
+        tokens = continued(lambda tokens: self._stage(lambda: last(tokens)), self._prompts, self._count)
         length = self._prompts.shape[1]
         texts = [
             {"prompt": self._tokenizer.decode(each[:length]), "text": self._tokenizer.decode(each[length:])}
             for each in tokens
         ]
         self.written.append({"step": step, "texts": texts})
-
-
-class _Snapshots:
-    """Snapshots in a file: weights and moments, the curve and the samples so far."""
-
-    def __init__(self, path: Path, samples: _Samples) -> None:
-        self._path, self._samples = path, samples
-        # Beside, because it only grows: a snapshot is as large after a million steps as after one.
-        self._moments, self._written = path.with_name("moments.jsonl"), 0
-
-    @property
-    def is_new(self) -> bool:
-        return not self._path.exists()
-
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        if self.is_new:
-            return None
-        file = SafetensorsFile(self._path)
-        data = json.loads(file.metadata["training"])
-        self._samples.written[:] = data.pop("samples")
-        lines = self._moments.read_text(encoding="utf-8").splitlines()[: data.pop("done")]
-        self._written = len(lines)
-        write_text(self._moments, "".join(line + "\n" for line in lines))  # without those after the snapshot
-        data["moments"] = [json.loads(line) for line in lines]
-        return {name: file.load(name) for name in file.tensors}, data
-
-    def save(self, tensors: dict[str, Tensor], data: dict[str, Any]) -> None:
-        moments = data.pop("moments")
-        with self._moments.open("w" if self._written == 0 else "a", encoding="utf-8") as file:
-            file.writelines(json.dumps(each) + "\n" for each in moments[self._written :])
-            file.flush()
-            os.fsync(file.fileno())
-        self._written = len(moments)
-        told = json.dumps(data | {"samples": self._samples.written, "done": self._written})
-        save_tensors(self._path, {name: each.cpu() for name, each in tensors.items()}, {"training": told})
 
 
 def _again(model: OpenModel) -> OpenModel:

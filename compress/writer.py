@@ -63,18 +63,19 @@ class Writer:
         """Write with other weights from here on; see :meth:`Engine.take_weights`."""
         self._engine.take_weights(config, names, load)
 
-    def continued(self, prompts: Tensor, temperature: float, seed: int) -> Tensor:
+    def continued(self, prompts: Tensor, temperature: float, seed: int, first: int = 0) -> Tensor:
         """Prompts ``[windows, tokens]`` and what follows them, ``[windows, length]``; the end of a text does not end it.
 
         Args:
             prompts: token ids.
             temperature: of sampling; 0 for the most likely tokens.
             seed: each window's samples depend on it and on the window's place alone.
+            first: the place of the first window.
         """
         count = self._length - prompts.shape[1]
         params = [
             SamplingParams(max_tokens=count, temperature=temperature, ignore_eos=True, seed=seed * 65_537 + i)
-            for i in range(len(prompts))
+            for i in range(first, first + len(prompts))
         ]
         outputs = self._engine.generate(prompts.tolist(), params)
         failed = next((output.error for output in outputs if output.error is not None), None)

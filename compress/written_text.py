@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -67,21 +68,37 @@ class OnPolicy:
         writer: on an engine for the student's shape.
         settings: the recipe's section.
         seed: decides which steps read the student's text, and the samples.
+        whole: within it, the student's weights are whole.
     """
 
-    def __init__(self, student: WholeModel, writer: Writer, settings: TrainingText, seed: int) -> None:
+    def __init__(
+        self,
+        student: WholeModel,
+        writer: Writer,
+        settings: TrainingText,
+        seed: int,
+        whole: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._student, self._writer, self._settings, self._seed = student, writer, settings, seed
+        self._whole = whole
 
-    def instead(self, batch: Batch, step: int) -> Batch:
-        """A batch of the same beginnings that the student goes on from; only what it wrote counts."""
+    def instead(self, batch: Batch, step: int, first: int = 0) -> Batch:
+        """A batch of the same beginnings that the student goes on from; only what it wrote counts.
+
+        Args:
+            batch: from the text.
+            step: its number.
+            first: the place of its first window among all processes'.
+        """
         settings = self._settings
         seed = self._seed * 1_000_003 + step
         if torch.rand((), generator=torch.Generator().manual_seed(seed)) >= settings.share:
             return batch
         student = self._student
         with torch.no_grad():
-            self._writer.take_weights(student.module.config, student.tensor_names, student.tensor)
-            tokens = self._writer.continued(batch.tokens[:, : settings.prompt], settings.temperature, seed)
+            with self._whole():
+                self._writer.take_weights(student.module.config, student.tensor_names, student.tensor)
+            tokens = self._writer.continued(batch.tokens[:, : settings.prompt], settings.temperature, seed, first)
         return Batch(tokens, _counted(tokens, settings.prompt))
 
 

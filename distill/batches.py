@@ -24,9 +24,11 @@ class Batch:
     windows: Tensor | None = None
 
     def parts(self, count: int) -> list[Batch]:
-        """The same in several batches of as many windows, or nearly so."""
-        pieces = [None if each is None else each.chunk(count) for each in (self.tokens, self.counted, self.windows)]
-        return [Batch(*(None if each is None else each[i] for each in pieces)) for i in range(len(pieces[0] or ()))]  # type: ignore[arg-type]
+        """The same in so many batches, of as many windows or nearly so."""
+        pieces = [
+            None if each is None else each.tensor_split(count) for each in (self.tokens, self.counted, self.windows)
+        ]
+        return [Batch(*(None if each is None else each[i] for each in pieces)) for i in range(count)]  # type: ignore[arg-type]
 
 
 class ShuffledWindows:

@@ -14,6 +14,7 @@ from .chunked_loss import chunked_loss
 from .losses import Sloped, cross_entropy
 from .matching import HiddenMatching
 from .split_model import SplitModel
+from .spread import Spread, Stage
 from .teachers import Teacher
 
 DIVERGENCE, TEXT, HIDDEN = "teacher", "text", "hidden"
@@ -28,7 +29,9 @@ class Distilling:
         text_share: the share of the text's own next tokens (cross-entropy); the teacher has the rest.
         matching: hidden states that are compared, too; needs a teacher that reads along.
         matching_share: how much they count beside the rest.
-        kept: batches that are not trained on, for :meth:`held_out`.
+        kept: batches that are not trained on, for :meth:`held_out`; those of this process.
+        stage: the student, and what else is trained, as one module.
+        spread: how training is spread over processes.
     """
 
     def __init__(
@@ -40,14 +43,20 @@ class Distilling:
         matching: HiddenMatching | None = None,
         matching_share: float = 1.0,
         kept: Sequence[Batch] = (),
+        stage: Stage | None = None,
+        spread: Spread | None = None,
     ) -> None:
         self._student, self._teacher = student, teacher
+        self._stage, self._spread = stage or Stage(student.model), spread or Spread()
         self._text_share = 1.0 if teacher is None else text_share
         self._matching, self._matching_share = matching, matching_share
         self._kept = kept
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """What to minimise on a batch, and its parts."""
+        return self._stage(lambda: self._loss(batch))
+
+    def _loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         with StripedAttention():
             compared = None
             if self._teacher is not None:
@@ -80,8 +89,15 @@ class Distilling:
     @torch.no_grad()
     def held_out(self) -> dict[str, float]:
         """The mean of each part over the batches that are not trained on."""
-        found = [self.loss(batch)[1] for batch in self._kept]
-        return {name: sum(each[name] for each in found) / len(found) for name in found[0]} if found else {}
+        if not self._kept:
+            return {}
+        sums, windows = dict[str, float](), 0
+        for batch in self._kept:
+            windows += len(batch.tokens)
+            for name, each in self.loss(batch)[1].items():
+                sums[name] = sums.get(name, 0.0) + each * len(batch.tokens)
+        total, *told = self._spread.sums([windows, *sums.values()])
+        return {name: each / total for name, each in zip(sums, told, strict=True)}
 
     def _names(self, compared: bool) -> list[str]:
         # What it makes of the text is told of held-out text in any case.

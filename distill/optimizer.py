@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from .small_states import SmallStatesAdamW
 
 _BETAS, _EPSILON = (0.9, 0.95), 1e-8
+
+
+class Rows(NamedTuple):
+    """Which rows of a tensor a process keeps: those from ``start`` to ``stop`` of ``total``."""
+
+    start: int
+    stop: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -22,12 +32,32 @@ class Trained:
         rate: its learning rate, as a factor of the run's.
         decays: whether weight decay acts on it.
         stays: which of its numbers may change; None for all. The others are zero and stay so.
+        rows: which of its rows this process keeps; None for all.
+        copies: how many processes keep the same of it.
     """
 
     parameter: nn.Parameter
     rate: float = 1.0
     decays: bool = True
     stays: Tensor | None = None
+    rows: Rows | None = None
+    copies: int = 1
+
+
+class Others(Protocol):
+    """The processes that an optimizer shares its gradients with."""
+
+    def sums(self, numbers: Iterable[float]) -> list[float]:
+        """Numbers added up over all of them."""
+        ...
+
+    def mean_(self, tensors: list[Tensor]) -> None:
+        """Replace tensors by their mean over all of them."""
+        ...
+
+
+# Reads a tensor of a snapshot, or some of its rows; None if there is none of the name.
+Saved = Callable[[str, Rows | None], Tensor | None]
 
 
 class MasterAdamW:
@@ -40,10 +70,18 @@ class MasterAdamW:
         trained: by name.
         decay: weight decay, for those that decay.
         small_states: keep moments in eight bits.
+        others: processes that train the same parameters; None if there are none.
     """
 
-    def __init__(self, trained: Mapping[str, Trained], decay: float, *, small_states: bool = False) -> None:
-        self._trained = dict(trained)
+    def __init__(
+        self,
+        trained: Mapping[str, Trained],
+        decay: float,
+        *,
+        small_states: bool = False,
+        others: Others | None = None,
+    ) -> None:
+        self._trained, self._others = dict(trained), others
         self.masters = {name: _master(each.parameter) for name, each in trained.items()}
         groups = [
             {
@@ -64,6 +102,7 @@ class MasterAdamW:
             if gradient is None or master is each.parameter:
                 continue
             each.parameter.grad = None
+            gradient = own(gradient)
             if master.grad is None:
                 master.grad = gradient.to(master.dtype)
             else:
@@ -75,6 +114,7 @@ class MasterAdamW:
 
         Those of weights that stay zero are zero, and do not count.
         """
+        self._share()
         for name, each in self._trained.items():
             gradient = self.masters[name].grad
             if each.stays is not None and gradient is not None:
@@ -82,11 +122,30 @@ class MasterAdamW:
         gradients = [each.grad for each in self.masters.values() if each.grad is not None]
         if not gradients:
             return 0.0
-        norm = float(torch.nn.utils.get_total_norm(gradients))
+        norm = self._norm() if self._others else float(torch.nn.utils.get_total_norm(gradients))
         if limit is not None and norm > limit:
             for each in gradients:
                 each.mul_(limit / norm)
         return norm
+
+    def _share(self) -> None:
+        """Let all processes have the same gradients of what all keep whole."""
+        if self._others is None:
+            return
+        whole = [self.masters[name] for name, each in self._trained.items() if each.rows is None]
+        for master in whole:
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+        self._others.mean_([master.grad for master in whole if master.grad is not None])
+
+    def _norm(self) -> float:
+        assert self._others is not None
+        squares = 0.0
+        for copies in {each.copies for each in self._trained.values()}:
+            masters = [self.masters[name] for name, each in self._trained.items() if each.copies == copies]
+            found = [master.grad for master in masters if master.grad is not None]
+            squares += float(torch.nn.utils.get_total_norm(found)) ** 2 / copies if found else 0.0
+        return self._others.sums([squares])[0] ** 0.5
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
@@ -102,20 +161,31 @@ class MasterAdamW:
         self._adam.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Masters and moments, as tensors by name: all that a rerun needs."""
+        """Masters and moments, as tensors by name: all that a rerun needs. Pieces, of what is kept in pieces."""
         found = {f"master.{name}": master.detach() for name, master in self.masters.items()}
         for name, master in self.masters.items():
-            found |= {f"{key}.{name}": value for key, value in self._adam.state.get(master, {}).items()}
+            in_pieces = self._trained[name].rows is not None
+            found |= {f"{key}.{name}": value for key, value in self._adam.moments(master, plain=in_pieces).items()}
         return found
 
+    def rows(self, key: str) -> Rows | None:
+        """Which rows of one of :meth:`state`'s tensors this process has; None for all."""
+        kind, _, name = key.partition(".")
+        return None if kind == "step" else self._trained[name].rows
+
     @torch.no_grad()
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what :meth:`state` gave."""
+    def load(self, saved: Saved) -> None:
+        """Go on from what :meth:`state` gave, here or in other processes."""
         for name, master in self.masters.items():
-            master.copy_(state[f"master.{name}"])
-            moments = {key: state[f"{key}.{name}"] for key in self._adam.kept if f"{key}.{name}" in state}
-            if moments:
-                self._adam.state[master] = {key: value.to(master.device, copy=True) for key, value in moments.items()}
+            rows = self._trained[name].rows
+            wanted = saved(f"master.{name}", rows)
+            assert wanted is not None
+            master.copy_(wanted)
+
+            def read(key: str, rows: Rows | None, name: str = name) -> Tensor | None:
+                return saved(f"{key}.{name}", rows)
+
+            self._adam.go_on(master, read, rows)
         self._hand_down()
 
     @torch.no_grad()
@@ -128,18 +198,35 @@ class MasterAdamW:
     @torch.no_grad()
     def _hand_down(self) -> None:
         for name, each in self._trained.items():
-            if self.masters[name] is not each.parameter:
-                each.parameter.copy_(self.masters[name])
+            mine, master = own(each.parameter), self.masters[name]
+            if mine.data_ptr() != master.data_ptr():
+                mine.copy_(master)
 
 
 class _FusedAdamW(torch.optim.AdamW):
-    kept = ("step", "exp_avg", "exp_avg_sq")
-
     def __init__(self, groups: list[dict[str, object]], lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, lr=lr, betas=betas, eps=eps, fused=True)
 
+    def moments(self, parameter: Tensor, *, plain: bool) -> dict[str, Tensor]:
+        """What is remembered of a parameter."""
+        return dict(self.state.get(parameter, {}))
+
+    def go_on(self, parameter: Tensor, read: Saved, rows: Rows | None) -> None:
+        """Remember what was saved."""
+        found = {key: read(key, None if key == "step" else rows) for key in ("step", "exp_avg", "exp_avg_sq")}
+        kept = {key: value.to(parameter.device, copy=True) for key, value in found.items() if value is not None}
+        if kept:
+            self.state[parameter] = kept
+
+
+def own(tensor: Tensor) -> Tensor:
+    """What this process has of a tensor that processes keep in pieces; any other is itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
 
 def _master(parameter: nn.Parameter) -> Tensor:
+    if isinstance(parameter, DTensor):
+        return own(parameter.detach()).float().requires_grad_()
     if parameter.dtype in (torch.float32, torch.float64):
         return parameter
     return parameter.detach().float().requires_grad_()

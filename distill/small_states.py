@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,8 +21,6 @@ class SmallStatesAdamW(torch.optim.Optimizer):
     they span many magnitudes, and one that is rounded to zero would let its weight leap.
     """
 
-    kept = ("step", "average", "average_scale", "square", "square_scale")
-
     def __init__(self, groups: Any, lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
 
@@ -38,8 +37,7 @@ class SmallStatesAdamW(torch.optim.Optimizer):
                     state["step"] = torch.zeros(())
                     average, square = torch.zeros_like(parameter), torch.zeros_like(parameter)
                 else:
-                    average = _even(state["average"], state["average_scale"], parameter.shape)
-                    square = _uneven(state["square"], state["square_scale"], parameter.shape)
+                    average, square = _plain(state, parameter.shape)
                 state["step"] += 1
                 count = float(state["step"])
                 average.lerp_(parameter.grad, 1 - first)
@@ -47,8 +45,43 @@ class SmallStatesAdamW(torch.optim.Optimizer):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 scale = (square / (1 - second**count)).sqrt_().add_(group["eps"])
                 parameter.addcdiv_(average, scale, value=-group["lr"] / (1 - first**count))
-                state["average"], state["average_scale"] = _to_even(average)
-                state["square"], state["square_scale"] = _to_uneven(square)
+                state |= _small(average, square)
+
+    def moments(self, parameter: Tensor, *, plain: bool) -> dict[str, Tensor]:
+        """What is remembered of a parameter; ``plain`` in float32, so that it can be cut elsewhere than at blocks."""
+        state = self.state.get(parameter, {})
+        if not plain or not state:
+            return dict(state)
+        average, square = _plain(state, parameter.shape)
+        return {"step": state["step"], "exp_avg": average, "exp_avg_sq": square}
+
+    def go_on(self, parameter: Tensor, read: Callable[[str, Any], Tensor | None], rows: Any) -> None:
+        """Remember what was saved, in either form."""
+        step = read("step", None)
+        if step is None:
+            return
+        plain = [read(key, rows) for key in ("exp_avg", "exp_avg_sq")]
+        if plain[0] is not None and plain[1] is not None:
+            kept = _small(*(each.to(parameter.device) for each in plain if each is not None))
+        else:
+            stored = {key: read(key, None) for key in _SMALL}
+            kept = {key: each.to(parameter.device, copy=True) for key, each in stored.items() if each is not None}
+            if rows is not None:
+                whole = _plain(kept, torch.Size((rows.total, *parameter.shape[1:])))
+                kept = _small(*(each[rows.start : rows.stop] for each in whole))
+        self.state[parameter] = {"step": step.clone(), **kept}
+
+
+_SMALL = ("average", "average_scale", "square", "square_scale")
+
+
+def _plain(state: dict[str, Tensor], shape: torch.Size) -> tuple[Tensor, Tensor]:
+    average = _even(state["average"], state["average_scale"], shape)
+    return average, _uneven(state["square"], state["square_scale"], shape)
+
+
+def _small(average: Tensor, square: Tensor) -> dict[str, Tensor]:
+    return dict(zip(_SMALL, (*_to_even(average), *_to_uneven(square)), strict=True))
 
 
 def _blocks(numbers: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from .batches import Batch
 from .losses import LOSSES, LossOptions, Sloped, top_kl
 from .split_model import SplitModel
+from .spread import Stage
 
 # From the student's logits ``[positions, vocabulary]``, and which of a batch's positions they are of, to the loss.
 Compared = Callable[[Tensor, slice], Sloped]
@@ -57,15 +58,17 @@ class ReadingTeacher:
     Args:
         model: the teacher's.
         comparison: by what the student is compared with it.
+        stage: the teacher, as it is spread over processes.
     """
 
-    def __init__(self, model: SplitModel, comparison: Comparison) -> None:
+    def __init__(self, model: SplitModel, comparison: Comparison, stage: Stage | None = None) -> None:
         self.model, self._comparison = model, comparison
+        self._stage = stage or Stage(model.model)
 
     @torch.no_grad()
     def read(self, batch: Batch) -> Compared:
         """Read a batch."""
-        hidden = self.model.hidden(batch.tokens).flatten(0, 1)
+        hidden = self._stage(lambda: self.model.hidden(batch.tokens)).flatten(0, 1)
         head = self.model.head
 
         @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from .batches import Batch
-from .optimizer import MasterAdamW
+from .optimizer import MasterAdamW, Rows, Saved
 from .schedule import rate_at
+from .spread import Spread
 
 # Snapshots take at most this share of the time, and are at least so many seconds apart.
 _SNAPSHOT_SHARE, _SNAPSHOT_SECONDS = 0.05, 20.0
@@ -102,14 +103,14 @@ class Learner(Protocol):
 
 
 class Store(Protocol):
-    """Where snapshots are kept: each replaces the one before, at once."""
+    """Where snapshots are kept: each replaces the one before, at once, in all processes."""
 
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The last snapshot, if there is one."""
+    def load(self) -> tuple[Saved, dict[str, Any]] | None:
+        """The last snapshot, if there is one: a function that reads its tensors, and its data."""
         ...
 
-    def save(self, tensors: dict[str, Tensor], data: dict[str, Any]) -> None:
-        """Keep a snapshot: tensors, and plain data."""
+    def save(self, tensors: dict[str, Tensor], rows: Mapping[str, Rows], data: dict[str, Any]) -> None:
+        """Keep a snapshot: tensors, which rows of them these are where it is not all, and plain data."""
         ...
 
 
@@ -132,10 +133,11 @@ class Trainer:
     Args:
         learner: what is trained.
         optimizer: of its parameters.
-        batch_at: what each step reads.
+        batch_at: what each step reads, in this process.
         settings: how.
         store: where snapshots are kept.
         watch: who is told.
+        spread: how training is spread over processes.
 
     Attributes:
         moments: one for each step that is done.
@@ -149,9 +151,11 @@ class Trainer:
         settings: TrainerSettings,
         store: Store,
         watch: Watch | None = None,
+        spread: Spread | None = None,
     ) -> None:
         self._learner, self._optimizer, self._batch_at = learner, optimizer, batch_at
         self._settings, self._store, self._watch = settings, store, watch or Watch()
+        self._spread = spread or Spread()
         self.moments: list[Moment] = []
         self._average: dict[str, Tensor] = {}
         if settings.average is not None:
@@ -165,7 +169,7 @@ class Trainer:
         """Train to the end. The model has the resulting weights then: the last ones, or their average.
 
         Returns:
-            The same by name, in float32.
+            The same by name, in float32; the pieces that this process has of them.
 
         Raises:
             TrainingError: the loss is no number any more, or nothing but spikes comes.
@@ -177,6 +181,8 @@ class Trainer:
             self.started = self._learner.held_out()
         done = len(self.moments)
         begun, saved, taken = time.monotonic(), time.monotonic(), 0.0
+        # A snapshot needs all processes, which an interrupt finds in different places.
+        alone = self._spread.count == 1
         earlier = self.moments[-1].seconds if self.moments else 0.0
         try:
             for step in self._watch.track(range(len(self.moments), self._settings.steps)):
@@ -185,12 +191,13 @@ class Trainer:
                 self._watch.noted(self.moments)
                 self._between_steps = True
                 now = time.monotonic()
-                if now - saved > max(_SNAPSHOT_SECONDS, taken / _SNAPSHOT_SHARE):
+                due = self._spread.rank == 0 and now - saved > max(_SNAPSHOT_SECONDS, taken / _SNAPSHOT_SHARE)
+                if self._spread.sums([due])[0]:  # the first one's clock is everyone's
                     self._snapshot()
                     saved = time.monotonic()
                     taken = saved - now
         except KeyboardInterrupt:
-            if self._between_steps:
+            if self._between_steps and alone:
                 self._optimizer.forget()
                 self._snapshot()
             raise
@@ -204,16 +211,19 @@ class Trainer:
 
     def _step(self, step: int, seconds: float) -> Moment:
         settings, batch = self._settings, self._batch_at(step)
-        count = float(batch.tokens.numel() if batch.counted is None else batch.counted.sum())
+        counted = float(batch.tokens.numel() if batch.counted is None else batch.counted.sum())
+        count, numel = self._spread.sums([counted, batch.tokens.numel()])
         loss, parts = 0.0, dict[str, float]()
         for part in batch.parts(settings.parts):
             share = float(part.tokens.numel() if part.counted is None else part.counted.sum()) / count
             value, named = self._learner.loss(part)
-            (value * share).backward()
+            (value * (share * self._spread.count)).backward()  # processes' gradients are averaged
             self._optimizer.collect()
             loss += float(value.detach()) * share
             for name, each in named.items():
                 parts[name] = parts.get(name, 0.0) + each * share
+        loss, *told = self._spread.sums([loss, *parts.values()])
+        parts = dict(zip(parts, told, strict=True))
         rate = settings.rate * rate_at(settings.schedule, step, settings.steps, settings.warmup)
         norm = self._optimizer.clip(settings.clip)
         if not math.isfinite(loss) or (not math.isfinite(norm) and settings.spike is None):
@@ -229,7 +239,7 @@ class Trainer:
             self._follow()
         measured = step + 1 in self._measured and not (self._average and step + 1 == settings.steps)
         held_out = self._learner.held_out() if measured else None
-        read = (self.moments[-1].tokens if self.moments else 0) + batch.tokens.numel()
+        read = (self.moments[-1].tokens if self.moments else 0) + round(numel)
         return Moment(step + 1, read, loss, parts, rate, norm, seconds, skipped, held_out)
 
     def _is_spike(self, norm: float) -> bool:
@@ -252,12 +262,16 @@ class Trainer:
             kept.lerp_(self._optimizer.masters[name], 1 - decay)
 
     def _snapshot(self) -> None:
-        tensors = self._optimizer.state() | {f"average.{name}": each for name, each in self._average.items()}
-        self._store.save(tensors, {"started": self.started, "moments": [asdict(each) for each in self.moments]})
+        tensors = self._optimizer.state() | {f"averaged.{name}": each for name, each in self._average.items()}
+        rows = {key: found for key in tensors if (found := self._optimizer.rows(key)) is not None}
+        data = {"started": self.started, "moments": [asdict(each) for each in self.moments]}
+        self._store.save(tensors, rows, data)
 
-    def _resume(self, tensors: dict[str, Tensor], data: dict[str, Any]) -> None:
+    def _resume(self, saved: Saved, data: dict[str, Any]) -> None:
         self.started = data["started"]
         self.moments = [Moment(**each) for each in data["moments"]]
-        self._optimizer.load(tensors)
+        self._optimizer.load(saved)
         for name, kept in self._average.items():
-            kept.copy_(tensors[f"average.{name}"])
+            found = saved(f"averaged.{name}", self._optimizer.rows(f"averaged.{name}"))
+            assert found is not None
+            kept.copy_(found)

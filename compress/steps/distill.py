@@ -91,7 +91,7 @@ class DistillStep:
         return StepRecord("distill", settings, [], [], None, [outcome.sentence], training=outcome.told)
 
     def help(self, model: OpenModel, context: RunContext) -> None:
-        """It is the first process's work alone."""
+        self._trained(model, context)
 
     def _trained(self, model: OpenModel, context: RunContext) -> Outcome:
         settings, device = self.settings, context.processes.device

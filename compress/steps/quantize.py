@@ -203,15 +203,8 @@ class QuantizeStep:
     def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
         working, chosen, blocks, record = self._quantized(model, context)
         parts, outcome = blocks.parts, None
-        if self.settings.train is not None:
-            training = QuantizedTraining(
-                self.settings.train,
-                working,
-                chosen,
-                parts,
-                self._cache_args(working),
-                latent_known=not self.transforms.links,
-            )
+        training = self._training(working, chosen, parts, context)
+        if training is not None:
             part, outcome = training.run(context)
             parts = [*parts, part]
         self._write(working, chosen, parts, target)
@@ -224,7 +217,19 @@ class QuantizeStep:
         )
 
     def help(self, model: OpenModel, context: RunContext) -> None:
-        self._quantized(model, context)
+        working, chosen, blocks, _ = self._quantized(model, context)
+        training = self._training(working, chosen, blocks.parts, context)
+        if training is not None:
+            training.help(context)
+
+    def _training(
+        self, working: OpenModel, chosen: dict[str, Treatment], parts: list[Path], context: RunContext
+    ) -> QuantizedTraining | None:
+        if self.settings.train is None:
+            return None
+        context.processes.wait()  # for what the first has rounded last
+        cache, known = self._cache_args(working), not self.transforms.links
+        return QuantizedTraining(self.settings.train, working, chosen, parts, cache, latent_known=known)
 
     def _quantized(
         self, model: OpenModel, context: RunContext

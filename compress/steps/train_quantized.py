@@ -62,6 +62,16 @@ class QuantizedTraining:
 
     def run(self, context: RunContext) -> tuple[Path, Outcome]:
         """Train, and leave a part that takes the place of what it was made of; an earlier run's is found again."""
+        outcome, trained = self._train(context)
+        part = context.journal / "trained.safetensors"
+        save_part(part, self._result(outcome.weights, trained, context.processes.device), [])
+        return part, outcome
+
+    def help(self, context: RunContext) -> None:
+        """What a process does that is not the first: its share of the training."""
+        self._train(context)
+
+    def _train(self, context: RunContext) -> tuple[Outcome, dict[str, Trained]]:
         settings, model = self._settings, self._model
         student = self._student(context)
         if settings.checkpointing:
@@ -78,9 +88,7 @@ class QuantizedTraining:
                 model.directory.tokenizer(),
                 training_place(context),
             )
-        part = context.journal / "trained.safetensors"
-        save_part(part, self._result(student, trained), [])
-        return part, outcome
+        return outcome, trained
 
     def _student(self, context: RunContext) -> WholeModel:
         model, device = self._model, context.processes.device
@@ -153,21 +161,25 @@ class QuantizedTraining:
 
             hooks.callback(block.register_forward_pre_hook(hand_over, with_kwargs=True).remove)
 
-    def _result(self, student: WholeModel, trained: Mapping[str, Trained]) -> dict[str, Tensor]:
+    def _result(
+        self, weights: Mapping[str, Tensor], trained: Mapping[str, Trained], device: torch.device
+    ) -> dict[str, Tensor]:
         """What the checkpoint holds instead: codes and scales, and everything else that was trained."""
         found: dict[str, Tensor] = {}
         for name, linear in self._linears.items():
             facts = self._model.linears[name]
             prefix = facts.key.removesuffix("weight")
             kept = {n: t for n, t in self._stored.beside(facts).items() if not n.startswith("weight")}
-            for local, tensor in (kept | linear.rounded().stored(self._chosen[name].scheme)).items():
+            # Of several processes, the first is left the whole weights in main memory.
+            rounded = linear.to(device).rounded()
+            for local, tensor in (kept | rounded.stored(self._chosen[name].scheme)).items():
                 found[prefix + local] = tensor.cpu()
             if linear.bias is not None:
                 found[f"{prefix}bias"] = linear.bias.detach().cpu().to(self._model.weights.info(f"{prefix}bias").dtype)
-        for name, each in trained.items():
+        for name in trained:
             key = self._model.names.get(name)
             if key is not None and key not in found:
-                found[key] = each.parameter.detach().cpu().to(self._model.weights.info(key).dtype)
+                found[key] = weights[name].detach().cpu().to(self._model.weights.info(key).dtype)
         return found
 
 

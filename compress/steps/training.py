@@ -24,9 +24,9 @@ def training_place(context: RunContext) -> Place:
         context.journal.parent.parent,
         f"step-{context.number}",
         context.dtype,
-        context.processes.device,
         context.seed,
         context.progress,
+        context.processes,
     )
 
 

@@ -205,7 +205,7 @@ def test_a_killed_run_ends_with_the_same_weights(tiny: Callable[..., Path], tmp_
 
     quiet, killed = tmp_path / "quiet", tmp_path / "killed"
     process = start(killed)
-    snapshot = killed / "journal" / "step-0" / "snapshot.safetensors"
+    snapshot = killed / "journal" / "step-0" / "snapshot.json"
     while not snapshot.exists() and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)

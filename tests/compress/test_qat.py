@@ -149,7 +149,7 @@ def test_an_interrupted_training_ends_with_the_same_codes(
         patch.setattr(Progress, "track", stopped)
         with pytest.raises(KeyboardInterrupt):
             run(recipe, progress=False)
-    assert (tmp_path / "out/journal/step-0/snapshot.safetensors").exists()
+    assert (tmp_path / "out/journal/step-0/snapshot.json").exists()
     result = run(recipe, progress=False)
     one, other = (load_file(each / "model.safetensors") for each in (result.checkpoint, tmp_path / "quiet/checkpoint"))
     assert all(torch.equal(one[name], other[name]) for name in other)

@@ -1,0 +1,225 @@
+"""A training that several processes share: each reads its part of a batch and keeps its part of the weights.
+
+The processes are torch's: FSDP2 (``fully_shard``) gathers a block's weights when it is time for it and adds its gradients up.
+Weights are in ``replicas`` copies, each spread over ``count / replicas`` processes: as many copies as processes are what
+DistributedDataParallel does, one copy is what is called fully sharded, and between lies hybrid sharding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from .batches import Batch
+from .optimizer import Rows, Trained, own
+
+T = TypeVar("T")
+
+
+class Stage(nn.Module):
+    """What is trained, or teaches, as one module: within a call of it, weights are whole wherever they are kept.
+
+    Args:
+        parts: models and what is trained beside them.
+    """
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, work: Callable[[], T]) -> T:
+        """Do something with the weights."""
+        return work()
+
+
+class Spread:
+    """How a training is spread over processes; by itself, over this one alone.
+
+    Attributes:
+        rank: this process's number.
+        count: of processes.
+        shards: over how many of them each copy of the weights is spread.
+    """
+
+    rank, count, shards = 0, 1, 1
+
+    @property
+    def keeps(self) -> str | None:
+        """What this process's part of a snapshot is called; None if another has the same."""
+        return "0"
+
+    def share(self, batch: Batch) -> Batch:
+        """This process's windows of a batch, at least one."""
+        return batch
+
+    def first_window(self, windows: int) -> int:
+        """The place in a batch of so many windows at which this process's share begins."""
+        return 0
+
+    def sums(self, numbers: Iterable[float]) -> list[float]:
+        """Numbers added up over all processes."""
+        return list(numbers)
+
+    def mean_(self, tensors: list[Tensor]) -> None:
+        """Replace tensors by their mean over all processes."""
+
+    def over(self, stage: Stage, blocks: Iterable[nn.Module], trained: Mapping[str, Trained]) -> dict[str, Trained]:
+        """Spread a stage's weights.
+
+        Args:
+            stage: what is spread.
+            blocks: its parts that are computed one after another.
+            trained: its parameters that are trained, by name; none for a teacher.
+
+        Returns:
+            The same parameters as this process has them from here on.
+        """
+        return dict(trained)
+
+    @contextmanager
+    def whole(self, stage: Stage) -> Iterator[None]:
+        """Within it, all weights are whole at once, to be read."""
+        yield
+
+    def gathered(self, pieces: Mapping[str, Tensor], trained: Mapping[str, Trained]) -> dict[str, Tensor]:
+        """Whole tensors of what processes keep in pieces, for the first; the others get none."""
+        return {name: each.detach() for name, each in pieces.items()}
+
+    def undone(self, stage: Stage) -> None:
+        """Give the first process the stage's whole weights, in its main memory; it cannot be run any more."""
+
+
+class SpreadOver(Spread):
+    """A training spread over the processes of torch's default group.
+
+    Args:
+        device: where this process computes.
+        replicas: how many copies of the weights there are; it divides the number of processes.
+        reshard: give weights of blocks up after each pass and gather them again for gradients: less memory, more talk.
+    """
+
+    def __init__(self, device: torch.device, replicas: int, *, reshard: bool = True) -> None:
+        self.rank, self.count = distributed.get_rank(), distributed.get_world_size()
+        self.shards = self.count // replicas
+        self._device, self._replicas, self._reshard = device, replicas, reshard
+        shape, names = ((self.shards,), ("shard",)) if replicas == 1 else ((replicas, self.shards), ("copy", "shard"))
+        self._mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+        self._in_all: set[nn.Parameter] = set()
+
+    @property
+    def keeps(self) -> str | None:
+        return f"{self.rank}" if self.rank < self.shards else None
+
+    def share(self, batch: Batch) -> Batch:
+        return batch.parts(self.count)[self.rank]
+
+    def first_window(self, windows: int) -> int:
+        return sum(len(each) for each in torch.arange(windows).tensor_split(self.count)[: self.rank])
+
+    def sums(self, numbers: Iterable[float]) -> list[float]:
+        total = torch.tensor(list(numbers), dtype=torch.float64, device=self._device)
+        distributed.all_reduce(total)
+        return total.tolist()
+
+    def mean_(self, tensors: list[Tensor]) -> None:
+        if not tensors:
+            return
+        flat = torch.cat([each.flatten() for each in tensors]).div_(self.count)
+        distributed.all_reduce(flat)
+        for each, found in zip(tensors, flat.split([each.numel() for each in tensors]), strict=True):
+            each.copy_(found.view_as(each))
+
+    def over(self, stage: Stage, blocks: Iterable[nn.Module], trained: Mapping[str, Trained]) -> dict[str, Trained]:
+        home = {id(p): (m, leaf) for m in stage.modules() for leaf, p in m._parameters.items() if p is not None}
+        homes = {name: home[id(each.parameter)] for name, each in trained.items()}
+        for block in blocks:
+            self._spread(block, self._reshard)
+        root = self._spread(stage, False)
+        if hasattr(root, "set_reduce_scatter_unused_params"):  # since torch 2.13: of experts that nothing was sent to
+            root.set_reduce_scatter_unused_params(True)
+        if trained:  # a teacher's never change
+            stage.register_forward_hook(_give_up_if_read_only)
+        with torch.no_grad():
+            stage(lambda: None)  # the first module that is called counts as the outermost
+        return {name: self._here(each, *homes[name]) for name, each in trained.items()}
+
+    @contextmanager
+    def whole(self, stage: Stage) -> Iterator[None]:
+        spread = [module for module in stage.modules() if isinstance(module, FSDPModule)]
+        for module in spread:
+            module.unshard()
+        try:
+            yield
+        finally:
+            for module in spread:
+                module.reshard()
+
+    def gathered(self, pieces: Mapping[str, Tensor], trained: Mapping[str, Trained]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, piece in pieces.items():
+            parameter, tensor = trained[name].parameter, piece.detach()
+            if isinstance(parameter, DTensor):
+                spread = DTensor.from_local(
+                    tensor,
+                    parameter.device_mesh,
+                    parameter.placements,
+                    run_check=False,
+                    shape=parameter.shape,
+                    stride=parameter.stride(),
+                )
+                tensor = spread.full_tensor()
+            if self.rank == 0:
+                found[name] = tensor.cpu()
+        return found
+
+    @torch.no_grad()
+    def undone(self, stage: Stage) -> None:
+        for module in stage.modules():
+            for leaf, parameter in list(module._parameters.items()):
+                if isinstance(parameter, DTensor):
+                    whole = parameter.full_tensor().cpu()
+                    module._parameters[leaf] = nn.Parameter(whole, requires_grad=False) if self.rank == 0 else None
+
+    def _spread(self, module: nn.Module, reshard: bool) -> Any:
+        """Spread what is not spread yet. Parameters of another type than most, such as norms beside float32 weights, all have."""
+        left = [p for p in module.parameters() if not isinstance(p, DTensor) and p not in self._in_all]
+        sizes: dict[torch.dtype, int] = {}
+        for each in left:
+            if each.requires_grad:
+                sizes[each.dtype] = sizes.get(each.dtype, 0) + each.numel()
+        usual = max(sizes, key=lambda dtype: sizes[dtype], default=None)
+        apart = {p for p in left if (p.requires_grad and p.dtype != usual) or p.dim() == 0}
+        for each in apart:
+            each.data = each.data.to(self._device)
+        self._in_all |= apart
+        # Gradients are added up in float32, whatever they are computed in.
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+        return fully_shard(
+            module, mesh=self._mesh, reshard_after_forward=reshard, mp_policy=policy, ignored_params=self._in_all
+        )
+
+    def _here(self, trained: Trained, module: nn.Module, leaf: str) -> Trained:
+        parameter = module._parameters[leaf]
+        assert parameter is not None
+        if not isinstance(parameter, DTensor):
+            return replace(trained, parameter=parameter, copies=self.count)
+        total, kept = parameter.shape[0], len(own(parameter))
+        start = min(total, self.rank % self.shards * -(-total // self.shards))
+        stays = None if trained.stays is None else trained.stays[start : start + kept].to(self._device)
+        rows = Rows(start, start + kept, total)
+        return replace(trained, parameter=parameter, stays=stays, rows=rows, copies=self._replicas)
+
+
+def _give_up_if_read_only(stage: nn.Module, _args: object, _output: object) -> None:
+    # Only a backward pass gives the outermost weights up, and they would be out of date after the next step.
+    if not torch.is_grad_enabled():
+        assert isinstance(stage, FSDPModule)
+        stage.reshard()
