@@ -111,6 +111,9 @@ class Training(RecipeModel):
     hidden: float = Field(
         default=0.0, ge=0, description="How much the distance of hidden states from the teacher's counts besides."
     )
+    attention: float = Field(
+        default=0.0, ge=0, description="How much the divergence of attention from the teacher's counts besides."
+    )
     stored: int | None = Field(
         default=None,
         ge=1,
@@ -156,10 +159,13 @@ class Training(RecipeModel):
             )
         if self.data.share != 1 and self.data.writer != "student":
             raise ValueError("share is for writer: student; remove it")
-        if self.hidden and self.stored is not None:
-            raise ValueError("hidden states are compared with a teacher that reads along; remove stored or hidden")
-        if self.cross_entropy == 1 and (self.hidden or self.stored is not None):
-            raise ValueError("with cross_entropy: 1 there is no teacher, so remove hidden and stored")
+        if (self.hidden or self.attention) and self.stored is not None:
+            raise ValueError(
+                "hidden states and attention are compared with a teacher that reads along; remove stored, or hidden and"
+                " attention"
+            )
+        if self.cross_entropy == 1 and (self.hidden or self.attention or self.stored is not None):
+            raise ValueError("with cross_entropy: 1 there is no teacher, so remove hidden, attention and stored")
         return self
 
     @property

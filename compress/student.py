@@ -81,6 +81,11 @@ class WholeModel:
         return self._model.skeleton.hidden_size
 
     @property
+    def heads(self) -> int:
+        """Heads of a block's attention."""
+        return int(self.module.config.get_text_config().num_attention_heads)
+
+    @property
     def vocabulary(self) -> int:
         """Rows of its embedding."""
         return self._model.vocabulary()

@@ -29,9 +29,13 @@ def training_problems(settings: Training, model: OpenModel, where: str) -> list[
             problems.append(Problem(f"{where}.data", short))
     except SmeltError as error:
         problems.append(Problem(f"{where}.data", str(error)))
+    if settings.attention:
+        problems += _attention_problems(model, "the model", where)
     if settings.has_teacher and not settings.learns_from_original:
         try:
             teacher = named_teacher(settings, model)
+            if settings.attention:
+                problems += _attention_problems(teacher, "the teacher", where)
             reach = teacher.context()
             if reach and settings.length > reach:
                 what = f"{settings.length} tokens are more than the {reach} that the teacher was made for"
@@ -41,6 +45,13 @@ def training_problems(settings: Training, model: OpenModel, where: str) -> list[
         except SmeltError as error:
             problems.append(Problem(f"{where}.teacher", str(error)))
     return problems
+
+
+def _attention_problems(model: OpenModel, who: str, where: str) -> list[Problem]:
+    if model.skeleton.model.config._attn_implementation == "sdpa":
+        return []
+    what = f"{who} does not compute attention by torch's own function, where it would be compared; remove it"
+    return [Problem(f"{where}.attention", what)]
 
 
 def sharing_problems(settings: Training, count: int, where: str) -> list[Problem]:

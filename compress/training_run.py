@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ..distill.attention_matching import AttentionMatching
 from ..distill.batches import Batch, ShuffledWindows
-from ..distill.distilling import DIVERGENCE, TEXT, Distilling
+from ..distill.distilling import ATTENTION, DIVERGENCE, HIDDEN, TEXT, Distilling
 from ..distill.matching import HiddenMatching, paired
 from ..distill.optimizer import MasterAdamW, Trained
 from ..distill.spread import Spread, Stage
@@ -152,19 +153,17 @@ def _train(
         _by_the_first(place, ask)
     elif teacher is not None:
         reading = WholeModel(_again(teacher), place.dtype, place.device)
-    matching = None
-    if settings.hidden and reading is not None:
-        matching = _matching(student, reading).to(place.device)
-        trained = trained | {f"projection.{name}": Trained(each) for name, each in matching.named_parameters()}
-    stage = Stage(student.module, *([] if matching is None else [matching]))
+    matched = {} if reading is None else _matched(settings, student, reading, place.device)
+    for kind, (module, _) in matched.items():
+        trained = trained | {f"projection.{kind}.{name}": Trained(each) for name, each in module.named_parameters()}
+    stage = Stage(student.module, *(module for module, _ in matched.values()))
     trained = spread.over(stage, student.blocks, trained)
     kept = windows.read(windows.held_out())
     learner = Distilling(
         student.split,
         _teacher(settings, reading, opinions, place.device, spread),
         text_share=settings.cross_entropy,
-        matching=matching,
-        matching_share=settings.hidden,
+        matched=matched,
         kept=_kept(windows, place.device, spread),
         stage=stage,
         spread=spread,
@@ -320,10 +319,20 @@ def _settings(settings: Training) -> TrainerSettings:
     )
 
 
-def _matching(student: WholeModel, teacher: WholeModel) -> HiddenMatching:
+def _matched(
+    settings: Training, student: WholeModel, teacher: WholeModel, device: torch.device
+) -> dict[str, tuple[HiddenMatching | AttentionMatching, float]]:
+    """What is compared inside of both models, and how much it counts."""
     blocks = [list(each.blocks) for each in (student, teacher)]
     pairs = paired(len(blocks[0]), len(blocks[1]))
-    return HiddenMatching(blocks[0], blocks[1], pairs, (student.hidden_size, teacher.hidden_size))
+    found: dict[str, tuple[HiddenMatching | AttentionMatching, float]] = {}
+    if settings.hidden:
+        hidden = HiddenMatching(blocks[0], blocks[1], pairs, (student.hidden_size, teacher.hidden_size))
+        found[HIDDEN] = hidden.to(device), settings.hidden
+    if settings.attention:
+        attention = AttentionMatching(blocks[0], blocks[1], pairs, (student.heads, teacher.heads))
+        found[ATTENTION] = attention.to(device), settings.attention
+    return found
 
 
 def _sentence(settings: Training, windows: WindowsFile, trainer: Trainer) -> str:

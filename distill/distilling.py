@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import MappingProxyType
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,12 +14,23 @@ from ..quant.causal_attention import StripedAttention
 from .batches import Batch
 from .chunked_loss import chunked_loss
 from .losses import Sloped, cross_entropy
-from .matching import HiddenMatching
 from .split_model import SplitModel
 from .spread import Spread, Stage
 from .teachers import Teacher
 
-DIVERGENCE, TEXT, HIDDEN = "teacher", "text", "hidden"
+DIVERGENCE, TEXT, HIDDEN, ATTENTION = "teacher", "text", "hidden", "attention"
+
+
+class Matching(Protocol):
+    """A comparison of what is inside of both models as they read."""
+
+    def watching(self, who: str) -> AbstractContextManager[None]:
+        """Within it, remember what is inside of ``student`` or ``teacher``."""
+        ...
+
+    def __call__(self, counted: Tensor | None) -> Tensor:
+        """How far both are apart; ``counted [windows, length]`` weighs positions."""
+        ...
 
 
 class Distilling:
@@ -27,8 +40,7 @@ class Distilling:
         student: the model that is trained.
         teacher: what it is compared with; None to learn from the text alone.
         text_share: the share of the text's own next tokens (cross-entropy); the teacher has the rest.
-        matching: hidden states that are compared, too; needs a teacher that reads along.
-        matching_share: how much they count beside the rest.
+        matched: by name what else is compared, and how much it counts beside the rest; needs a teacher that reads along.
         kept: batches that are not trained on, for :meth:`held_out`; those of this process.
         stage: the student, and what else is trained, as one module.
         spread: how training is spread over processes.
@@ -40,8 +52,7 @@ class Distilling:
         teacher: Teacher | None,
         *,
         text_share: float = 0.0,
-        matching: HiddenMatching | None = None,
-        matching_share: float = 1.0,
+        matched: Mapping[str, tuple[Matching, float]] = MappingProxyType({}),
         kept: Sequence[Batch] = (),
         stage: Stage | None = None,
         spread: Spread | None = None,
@@ -49,7 +60,7 @@ class Distilling:
         self._student, self._teacher = student, teacher
         self._stage, self._spread = stage or Stage(student.model), spread or Spread()
         self._text_share = 1.0 if teacher is None else text_share
-        self._matching, self._matching_share = matching, matching_share
+        self._matched = matched
         self._kept = kept
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
@@ -60,9 +71,9 @@ class Distilling:
         with StripedAttention():
             compared = None
             if self._teacher is not None:
-                with nullcontext() if self._matching is None else self._matching.watching("teacher"):
+                with self._watching("teacher"):
                     compared = self._teacher.read(batch)
-            with nullcontext() if self._matching is None else self._matching.watching("student"):
+            with self._watching("student"):
                 hidden = self._student.hidden(batch.tokens)
             head, targets = self._student.head, _next(batch.tokens).flatten()
             counted = _counted(batch).to(hidden.device)
@@ -80,11 +91,18 @@ class Distilling:
                 hidden.flatten(0, 1), head.weight, head.bias, self._student.logits, losses, counted.flatten()
             )
             named = dict(zip(names, parts.tolist(), strict=True))
-            if self._matching is not None:
-                apart = self._matching(counted)
-                loss = loss + self._matching_share * apart
-                named[HIDDEN] = float(apart.detach())
+            for name, (matching, share) in self._matched.items():
+                apart = matching(counted)
+                loss = loss + share * apart
+                named[name] = float(apart.detach())
             return loss, named
+
+    @contextmanager
+    def _watching(self, who: str) -> Iterator[None]:
+        with ExitStack() as watched:
+            for matching, _ in self._matched.values():
+                watched.enter_context(matching.watching(who))
+            yield
 
     @torch.no_grad()
     def held_out(self) -> dict[str, float]:

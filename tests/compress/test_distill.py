@@ -102,7 +102,7 @@ def test_a_pruned_model_comes_nearer_to_its_teacher(distilled: Make) -> None:
     [
         pytest.param({"loss": "reverse_kl", "temperature": 2.0}, marks=pytest.mark.slow),
         {"loss": {"method": "jsd", "beta": 0.3}, "accumulate": 2},
-        {"cross_entropy": 0.5, "hidden": 1.0, "schedule": "wsd"},
+        {"cross_entropy": 0.5, "hidden": 1.0, "attention": 1.0, "schedule": "wsd"},
         {"cross_entropy": 1.0, "small_states": True, "average": 0.9},
         {"stored": 16, "temperature": 1.5},
         pytest.param({"checkpointing": True, "skip_spikes": 100.0, "weight_decay": 0.1}, marks=pytest.mark.slow),

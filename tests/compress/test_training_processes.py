@@ -61,7 +61,7 @@ FAST = {
 SLOW = {
     "tied, kept between passes": Case("qwen2", _distill(checkpointing=True, loss="reverse_kl"), "sharded, kept"),
     "stored teacher, small states": Case("mistral", _distill(stored=16, small_states=True)),
-    "hidden states": Case("llama", _distill(hidden=1.0)),
+    "hidden states, attention": Case("llama", _distill(hidden=1.0, attention=1.0)),
     "on policy": Case("llama", _distill(data={"writer": "student", "prompt": 8, "share": 0.5})),
     "rounded": Case("llama", _quantize("W3A16")),
     "small states: one, then two": Case("llama", _distill(small_states=True), one_stops=3),

@@ -1,0 +1,169 @@
+"""Where a student's tokens look, beside where its teacher's do: the divergence of attention's probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+
+# The score of what a token may not see: not infinite, for a difference of infinities is no number.
+_UNSEEN = -1e30
+
+
+class _Seen(NamedTuple):
+    """What a block's attention was computed of, positions included; a causal one has no mask."""
+
+    query: Tensor
+    key: Tensor
+    mask: Tensor | None
+    scale: float
+
+
+class AttentionMatching(nn.Module):
+    """KL divergence of blocks' attention from the teacher's, head by head (after MiniLM, arXiv:2002.10957, in all blocks).
+
+    Attention is seen where it is computed, so any model of transformers that computes it by torch's
+    ``scaled_dot_product_attention`` can take part.
+
+    Args:
+        student: its blocks.
+        teacher: its blocks.
+        pairs: which of the student's is compared with which of the teacher's.
+        heads: how many a block of the student's has, and of the teacher's.
+
+    Attributes:
+        mixtures: where a student has other heads than its teacher: how much of each of its heads goes into what is
+            compared with each of the teacher's. They are trained with the student, and then thrown away.
+    """
+
+    def __init__(
+        self,
+        student: Sequence[nn.Module],
+        teacher: Sequence[nn.Module],
+        pairs: Sequence[tuple[int, int]],
+        heads: tuple[int, int],
+    ) -> None:
+        super().__init__()
+        self._blocks = {"student": [student[i] for i, _ in pairs], "teacher": [teacher[j] for _, j in pairs]}
+        self._seen: dict[str, list[_Seen]] = {}
+        self.mixtures = nn.ParameterList(
+            [nn.Parameter(torch.zeros(heads[1], heads[0])) for _ in pairs if heads[0] != heads[1]]
+        )
+
+    @contextmanager
+    def watching(self, who: str) -> Iterator[None]:
+        """Within it, remember what attention of ``student`` or ``teacher`` is computed of."""
+        watch = _Watch()
+        with ExitStack() as hooks:
+            for block in dict.fromkeys(self._blocks[who]):
+                hooks.callback(block.register_forward_pre_hook(watch.enter).remove)
+                hooks.callback(block.register_forward_hook(watch.leave).remove)
+            with watch:
+                yield
+        missing = [block for block in self._blocks[who] if block not in watch.seen]
+        if missing:
+            raise ValueError(f"{type(missing[0]).__name__} does not compute attention by torch's own function")
+        self._seen[who] = [watch.seen[block] for block in self._blocks[who]]
+
+    def forward(self, counted: Tensor | None) -> Tensor:
+        """The mean over pairs, heads and positions; ``counted [windows, length]`` weighs positions."""
+        ours, theirs = self._seen.pop("student"), self._seen.pop("teacher")
+        total = torch.zeros((), device=ours[0].query.device)
+        for number, (mine, wanted) in enumerate(zip(ours, theirs, strict=True)):
+            weight = (
+                torch.ones(len(mine.query), mine.query.shape[2], device=total.device) if counted is None else counted
+            )
+            mixture = self.mixtures[number] if len(self.mixtures) else None
+            total = total + _ByWindow.apply(mine.query, mine.key, mixture, mine, wanted, weight)
+        return total / len(ours)
+
+
+class _Watch(TorchFunctionMode):
+    """Sees what attention is computed of in the blocks that are entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[nn.Module, _Seen] = {}
+        self._inside: list[nn.Module] = []
+
+    def enter(self, block: nn.Module, _args: object) -> None:
+        self._inside.append(block)
+
+    def leave(self, _block: nn.Module, _args: object, _output: object) -> None:
+        self._inside.pop()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is scaled_dot_product_attention and self._inside:
+            given = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False)) | kwargs
+            scale = given.get("scale")
+            width = given["query"].shape[-1]
+            self.seen[self._inside[-1]] = _Seen(
+                given["query"], given["key"], given.get("attn_mask"), width**-0.5 if scale is None else scale
+            )
+        return func(*args, **kwargs)
+
+
+class _ByWindow(torch.autograd.Function):
+    """The loss of a pair with its gradients, a window at a time: probabilities of all windows would be large."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, query: Tensor, key: Tensor, mixture: Tensor | None, mine: _Seen, wanted: _Seen, counted: Tensor
+    ) -> Tensor:
+        given = [each for each in (query, key, mixture) if each is not None]
+        sloped = any(ctx.needs_input_grad)
+        slopes = [torch.zeros_like(each) for each in given] if sloped else []
+        total = torch.zeros((), dtype=_wide(query), device=query.device)
+        share = counted.to(total.dtype) / counted.sum()
+        for window in range(len(query)):
+            leaves = [(each[window] if each is not mixture else each).detach() for each in given]
+            with torch.no_grad():
+                theirs = _log_probabilities(wanted.query[window], wanted.key[window], wanted, window)
+            with torch.set_grad_enabled(sloped):
+                for leaf in leaves:
+                    leaf.requires_grad_(sloped)
+                ours = _log_probabilities(leaves[0], leaves[1], mine, window)
+                if mixture is not None:
+                    parts = torch.log_softmax(leaves[2].to(ours.dtype), -1)
+                    ours = torch.logsumexp(ours.unsqueeze(0) + parts[:, :, None, None], 1)
+                apart = (theirs.exp() * (theirs - ours)).sum(-1).mean(0)
+                value = (apart * share[window]).sum()
+            total += value.detach()
+            if sloped:
+                found = torch.autograd.grad(value, leaves)
+                for whole, part, each in zip(slopes, found, given, strict=True):
+                    (whole if each is mixture else whole[window]).add_(part)
+        ctx.slopes, ctx.mixed = slopes, mixture is not None
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        found = [each * slope.to(each.dtype) for each in ctx.slopes]
+        return found[0], found[1], found[2] if ctx.mixed else None, None, None, None
+
+
+def _log_probabilities(query: Tensor, key: Tensor, seen: _Seen, window: int) -> Tensor:
+    """Of one window, ``[heads, length, length]``."""
+    heads, length = query.shape[0], query.shape[1]
+    if key.shape[0] != heads:
+        key = key.repeat_interleave(heads // key.shape[0], dim=0)
+    scores = (query.to(_wide(query)) @ key.to(_wide(key)).mT) * seen.scale
+    if seen.mask is None:
+        causal = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+        scores = scores.masked_fill(~causal, _UNSEEN)
+    else:
+        mask = seen.mask[window if len(seen.mask) > 1 else 0]
+        scores = scores.masked_fill(~mask, _UNSEEN) if mask.dtype == torch.bool else (scores + mask).clamp_min(_UNSEEN)
+    return torch.log_softmax(scores, -1)
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
