@@ -361,12 +361,12 @@ class _Structure(NamedTuple):
 _SINGLE_WEIGHTS = ("wanda", "magnitude", "obs"), ("sparsegpt",)
 _UNIT_SCORES = ("activation", "wanda", "taylor", "weight", "path")
 _STRUCTURES = {
-    "blocks": _Structure(("influence", "loss"), ("merge",), ("count", "ratio")),
+    "blocks": _Structure(("influence", "loss"), ("merge",), ("count", "ratio", "keep")),
     "attention": _Structure(("influence", "loss"), (), ("count", "ratio")),
     "mlp": _Structure(("influence", "loss"), (), ("count", "ratio")),
-    "ffn": _Structure(_UNIT_SCORES, ("least_squares",), ("ratio",)),
-    "heads": _Structure(_UNIT_SCORES, ("least_squares",), ("count", "ratio")),
-    "hidden": _Structure(("pca", "activation", "taylor", "weight"), (), ("ratio",)),
+    "ffn": _Structure(_UNIT_SCORES, ("least_squares",), ("ratio", "size")),
+    "heads": _Structure(_UNIT_SCORES, ("least_squares",), ("count", "ratio", "size")),
+    "hidden": _Structure(("pca", "activation", "taylor", "weight"), (), ("ratio", "size")),
     "experts": _Structure(("activation", "frequency", "taylor", "path"), (), ("count", "ratio")),
     "vocabulary": _Structure((), (), ()),
     "auto": _Structure((), (), ()),
@@ -476,6 +476,14 @@ class Prune(RecipeModel):
         lt=1,
         description="Which share of the blocks, parts of blocks, heads, experts or channels; of all but channels, or give count.",
     )
+    size: int | None = Field(
+        default=None, ge=1, description="How many channels, or query heads, are left; or give ratio or count."
+    )
+    keep: list[Annotated[int, Field(ge=0)]] | None = Field(
+        default=None,
+        min_length=1,
+        description="Which blocks stay, by number, such as [0, 2, 5]; nothing is measured then. Or give count or ratio.",
+    )
     sparsity: float | None = Field(default=None, gt=0, lt=1, description="Which share of the weights of each linear.")
     guard: Guard | None = Field(
         default=None,
@@ -518,7 +526,7 @@ class Prune(RecipeModel):
     @model_validator(mode="after")
     def _fits_structure(self) -> Prune:
         known = _STRUCTURES.get(self.structure, _PATTERN)
-        amounts = [name for name in ("count", "ratio", "sparsity") if getattr(self, name) is not None]
+        amounts = [name for name in ("count", "ratio", "size", "keep", "sparsity") if getattr(self, name) is not None]
         if (self.corpus is None) == (self.structure == "vocabulary"):
             raise ValueError(
                 "structure vocabulary needs a corpus, whose tokens are to stay"
@@ -538,8 +546,18 @@ class Prune(RecipeModel):
                 raise ValueError(f"structure vocabulary keeps what its corpus uses; remove {amounts[0]}")
             if not known.amounts:
                 raise ValueError(f"structure {self.structure} says itself how many weights go; remove {amounts[0]}")
-            one = " or ".join(known.amounts)
-            raise ValueError(f"structure {self.structure} needs {one}{' and not both' * (len(known.amounts) > 1)}")
+            *others, last = known.amounts
+            one = f"{', '.join(others)} or {last}" if others else last
+            more = {0: "", 1: " and not both"}.get(len(others), ", and only one of them")
+            raise ValueError(f"structure {self.structure} needs {one}{more}")
+        if self.keep is not None and (self.score is not None or self.keep != sorted(set(self.keep))):
+            raise ValueError(
+                "keep says itself which blocks stay; remove score"
+                if self.score is not None
+                else f"keep: {self.keep} must name each block once, in order"
+            )
+        if self.multiple is not None and self.size is not None:
+            raise ValueError("size says exactly what is left; remove multiple")
         if self.multiple is not None and self.structure not in ("ffn", "hidden", "auto"):
             raise ValueError(f"multiple is for widths; {self.structure} has none, so remove it")
         if self.allocation != "uniform" and self.structure != "weights":

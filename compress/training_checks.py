@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .arrangement import Arrangement
 from .errors import Problem, SmeltError
 from .model_directory import find_model
@@ -48,7 +50,8 @@ def training_problems(settings: Training, model: OpenModel, where: str) -> list[
 
 
 def _attention_problems(model: OpenModel, who: str, where: str) -> list[Problem]:
-    if model.skeleton.model.config._attn_implementation == "sdpa":
+    config: Any = model.skeleton.model.config
+    if config._attn_implementation == "sdpa":
         return []
     what = f"{who} does not compute attention by torch's own function, where it would be compared; remove it"
     return [Problem(f"{where}.attention", what)]

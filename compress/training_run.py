@@ -21,6 +21,7 @@ from ..distill.spread import Spread, Stage
 from ..distill.teachers import Comparison, ReadingTeacher, StoredTeacher, Teacher
 from ..distill.trainer import Moment, Trainer, TrainerSettings, TrainingError, Watch
 from .errors import SmeltError
+from .fused_losses import functions_for
 from .open_model import OpenModel
 from .processes import Processes
 from .progress import Progress
@@ -167,6 +168,7 @@ def _train(
         kept=_kept(windows, place.device, spread),
         stage=stage,
         spread=spread,
+        functions=functions_for(place.device),
     )
     others = None if spread.count == 1 else spread
     optimizer = MasterAdamW(trained, settings.weight_decay, small_states=settings.small_states, others=others)
@@ -277,11 +279,16 @@ def _teacher(
     spread: Spread,
 ) -> Teacher | None:
     if opinions is not None:
-        found = opinions.find
-        return StoredTeacher(lambda numbers: tuple(each.to(device) for each in found(numbers)), settings.temperature)  # type: ignore[arg-type,return-value]
+        found, functions = opinions.find, functions_for(device)
+
+        def find(numbers: Tensor) -> tuple[Tensor, Tensor]:
+            places, kept = found(numbers)
+            return places.to(device), kept.to(device)
+
+        return StoredTeacher(find, settings.temperature, functions)
     if reading is None:
         return None
-    comparison = Comparison(settings.loss.method, settings.loss.settled(), settings.temperature)
+    comparison = Comparison(settings.loss.method, settings.loss.settled(), settings.temperature, functions_for(device))
     stage = Stage(reading.module)
     if spread.shards > 1:
         spread.over(stage, reading.blocks, {})

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..quant.causal_attention import StripedAttention
 from .batches import Batch
 from .chunked_loss import chunked_loss
-from .losses import Sloped, cross_entropy
+from .losses import TORCH, LossFunctions, Sloped
 from .split_model import SplitModel
 from .spread import Spread, Stage
 from .teachers import Teacher
@@ -44,6 +44,7 @@ class Distilling:
         kept: batches that are not trained on, for :meth:`held_out`; those of this process.
         stage: the student, and what else is trained, as one module.
         spread: how training is spread over processes.
+        functions: what computes the loss of the text.
     """
 
     def __init__(
@@ -56,11 +57,12 @@ class Distilling:
         kept: Sequence[Batch] = (),
         stage: Stage | None = None,
         spread: Spread | None = None,
+        functions: LossFunctions = TORCH,
     ) -> None:
         self._student, self._teacher = student, teacher
         self._stage, self._spread = stage or Stage(student.model), spread or Spread()
         self._text_share = 1.0 if teacher is None else text_share
-        self._matched = matched
+        self._matched, self._functions = matched, functions
         self._kept = kept
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
@@ -84,7 +86,7 @@ class Distilling:
                 if compared is not None:
                     found.append((1 - self._text_share, compared(logits, rows)))
                 if TEXT in names:
-                    found.append((self._text_share, cross_entropy(logits, targets[rows])))
+                    found.append((self._text_share, self._functions.cross_entropy(logits, targets[rows])))
                 return found
 
             loss, parts = chunked_loss(

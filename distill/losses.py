@@ -147,6 +147,28 @@ LOSSES: Mapping[str, Loss] = MappingProxyType(
 )
 
 
+@dataclass(frozen=True)
+class LossFunctions:
+    """What computes the losses: torch's operators, or kernels that do the same.
+
+    Attributes:
+        divergence: from a name of :data:`LOSSES`, both logits, the temperature and the loss's options.
+        cross_entropy: as :func:`cross_entropy`.
+        top_kl: as :func:`top_kl`.
+    """
+
+    divergence: Callable[[str, Tensor, Tensor, float, Any], Sloped]
+    cross_entropy: Callable[[Tensor, Tensor], Sloped] = cross_entropy
+    top_kl: Callable[[Tensor, Tensor, Tensor, float], Sloped] = top_kl
+
+
+def _by_torch(name: str, student: Tensor, teacher: Tensor, temperature: float, options: Any) -> Sloped:
+    return LOSSES[name].function(student, teacher, temperature, options)
+
+
+TORCH = LossFunctions(_by_torch)
+
+
 def _log_probabilities(logits: Tensor, temperature: float) -> Tensor:
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return torch.log_softmax(wide if temperature == 1 else wide / temperature, -1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .batches import Batch
-from .losses import LOSSES, LossOptions, Sloped, top_kl
+from .losses import TORCH, LossFunctions, LossOptions, Sloped
 from .split_model import SplitModel
 from .spread import Stage
 
@@ -27,11 +27,13 @@ class Comparison:
         loss: a name of ``losses.LOSSES``.
         options: the loss's.
         temperature: of both distributions.
+        functions: what computes it.
     """
 
     loss: str
     options: LossOptions
     temperature: float = 1.0
+    functions: LossFunctions = TORCH
 
     def __call__(self, student: Tensor, teacher: Tensor) -> Sloped:
         """Values and gradients for logits ``[positions, vocabulary]`` of both.
@@ -39,8 +41,8 @@ class Comparison:
         Models of one family pad their vocabularies differently; what only one of them has is left out.
         """
         shared = min(student.shape[-1], teacher.shape[-1])
-        function, beyond = LOSSES[self.loss].function, student.shape[-1] - shared
-        value, slope = function(student[:, :shared], teacher[:, :shared], self.temperature, self.options)
+        function, beyond = self.functions.divergence, student.shape[-1] - shared
+        value, slope = function(self.loss, student[:, :shared], teacher[:, :shared], self.temperature, self.options)
         return value, functional.pad(slope, (0, beyond)) if beyond else slope
 
 
@@ -85,13 +87,19 @@ class StoredTeacher:
     Args:
         find: gives ids and log-probabilities ``[windows, length, k]`` for windows by their numbers.
         temperature: that they were stored at.
+        functions: what compares the student with them.
     """
 
-    def __init__(self, find: Callable[[Tensor], tuple[Tensor, Tensor]], temperature: float) -> None:
-        self._find, self._temperature = find, temperature
+    def __init__(
+        self,
+        find: Callable[[Tensor], tuple[Tensor, Tensor]],
+        temperature: float,
+        functions: LossFunctions = TORCH,
+    ) -> None:
+        self._find, self._temperature, self._functions = find, temperature, functions
 
     def read(self, batch: Batch) -> Compared:
         """Look a batch up."""
         assert batch.windows is not None
         places, kept = (each.flatten(0, 1) for each in self._find(batch.windows))
-        return lambda student, rows: top_kl(student, places[rows], kept[rows], self._temperature)
+        return lambda student, rows: self._functions.top_kl(student, places[rows], kept[rows], self._temperature)

@@ -52,6 +52,9 @@ class PruneBlocksStep:
     @property
     def label(self) -> str:
         count = self.settings.count
+        if self.settings.keep is not None:
+            merged = " merged" if self.settings.update else ""
+            return f"blocks {', '.join(map(str, self.settings.keep))} of the original{merged}"
         plural = {"blocks": "blocks", "attention": "attentions", "mlp": "feed-forward parts"}[self.settings.structure]
         noun = plural if count is None or count > 1 else plural.removesuffix("s")
         amount = f"{self.settings.ratio:.0%} of {noun}" if count is None else f"{count} {noun}"
@@ -62,8 +65,11 @@ class PruneBlocksStep:
             removable = self._removable(model)
         except SmeltError as error:
             return [Problem(f"{self._where}.structure", str(error))]
-        depth, count = len(removable.candidates), self._count(model)
-        field = "count" if self.settings.count is not None else "ratio"
+        depth = len(removable.candidates)
+        if self.settings.keep is not None:
+            wrong = self._wrong_mapping(model, removable)
+            return [] if wrong is None else [Problem(f"{self._where}.keep", wrong)]
+        count, field = self._count(model), "count" if self.settings.count is not None else "ratio"
         if count >= depth + (self.settings.structure == "mlp"):
             return [
                 Problem(
@@ -85,8 +91,29 @@ class PruneBlocksStep:
             return [Problem(f"{self._where}.structure", str(error))]
         return []
 
+    def _wrong_mapping(self, model: OpenModel, removable: Removable) -> str | None:
+        depth, keep = len(model.anatomy.blocks), self.settings.keep or []
+        if keep[-1] >= depth:
+            return f"there is no block {keep[-1]}; the model has those from 0 to {depth - 1}"
+        removed = self._unmapped(model)
+        if not removed:
+            return f"keeps all {depth} blocks; leave some of them out"
+        stuck = sorted(set(removed) - set(removable.candidates))
+        if stuck:
+            return f"block {stuck[0]} differs from the others by its number and cannot go; keep it, too"
+        try:
+            self.outlook(model)
+        except SmeltError as error:
+            return str(error)
+        return None
+
+    def _unmapped(self, model: OpenModel) -> list[int]:
+        return [index for index in range(len(model.anatomy.blocks)) if index not in (self.settings.keep or [])]
+
     def outlook(self, model: OpenModel) -> OpenModel:
         removable = self._removable(model)
+        if self.settings.keep is not None:
+            return removable.left(self._unmapped(model))
         return removable.left(removable.candidates[len(removable.candidates) - self._count(model) :])
 
     def plan(self, model: OpenModel) -> dict[str, Any]:
@@ -97,14 +124,15 @@ class PruneBlocksStep:
         return {
             "step": "prune",
             "structure": self.settings.structure,
-            "score": self._score,
+            "score": None if self.settings.keep is not None else self._score,
             "removed": count,
             "of": depth,
             "bytes_before": before_bytes,
             "bytes_after": after_bytes,
             "checkpoint_bytes": after_bytes,
             "stays_packed": True,
-            "sentence": f"prune {count} of {depth} {removable.plural} by {self._score}:"
+            "sentence": f"prune {count} of {depth} {removable.plural}"
+            f"{'' if self.settings.keep is not None else f' by {self._score}'}:"
             f" {human_bytes(before_bytes)} -> {human_bytes(after_bytes)}",
         }
 
@@ -126,6 +154,8 @@ class PruneBlocksStep:
             memory = max(memory, model.embedding_bytes() + logits)
             rounds = self._count(model)
             operations, stores = rounds * (tokens * numel * depth + 2.0 * tokens * head * depth), 2
+        if self.settings.keep is not None:
+            operations = 0.0
         return Cost(int(memory), int(model.weights.nbytes + stores * hidden), operations)
 
     def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
@@ -159,6 +189,8 @@ class PruneBlocksStep:
         context.processes.wait()  # for what the first verifies
 
     def _count(self, model: OpenModel) -> int:
+        if self.settings.keep is not None:
+            return len(self._unmapped(model))
         if self.settings.count is not None:
             return self.settings.count
         assert self.settings.ratio is not None
@@ -173,6 +205,8 @@ class PruneBlocksStep:
         numbers = ", ".join(str(index) for index in removed)
         noun = removable.plural if len(removed) > 1 else removable.noun
         what = f"{noun} {numbers} {'were' if len(removed) > 1 else 'was'} removed"
+        if self.settings.keep is not None:
+            return f"{what}, as the recipe says"
         if "influence" in record:
             scores = ", ".join(f"{record['influence'][0][str(index)]:.3f}" for index in removed)
             what += f" (influence {scores})"
@@ -188,6 +222,10 @@ class PruneBlocksStep:
 
     def _decided(self, model: OpenModel, removable: Removable, context: RunContext) -> tuple[list[int], dict[str, Any]]:
         """Which blocks go, and the scores that said so; what an interrupted run has measured is not measured again."""
+        if self.settings.keep is not None:
+            removed = self._unmapped(model)
+            context.journal.mkdir(parents=True, exist_ok=True)
+            return removed, {"removed": removed}
         context.journal.mkdir(parents=True, exist_ok=True)
         file = context.journal / "scores.json"
         known: list[dict[str, float]] = []

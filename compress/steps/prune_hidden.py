@@ -54,8 +54,6 @@ class PruneHiddenStep:
         self.settings = settings
         self._where = where
         self._score = settings.score or "pca"
-        assert settings.ratio is not None
-        self._ratio = settings.ratio
 
     @property
     def keeps_zeros(self) -> bool:
@@ -63,7 +61,10 @@ class PruneHiddenStep:
 
     @property
     def label(self) -> str:
-        return f"{self._ratio:.0%} of hidden fewer by {self._score}"
+        size, ratio = self.settings.size, self.settings.ratio
+        return (
+            f"{size} hidden left by {self._score}" if ratio is None else f"{ratio:.0%} of hidden fewer by {self._score}"
+        )
 
     def check(self, model: OpenModel) -> list[Problem]:
         try:
@@ -73,8 +74,11 @@ class PruneHiddenStep:
         except SmeltError as error:
             advice = "; choose score: activation" if "turned" in str(error) else ""
             return [Problem(f"{self._where}.structure", f"{error}{advice}")]
-        left = axis.left(self._ratio)
-        amount = f"{self._where}.ratio"
+        left = self._left(axis)
+        amount = f"{self._where}.{'ratio' if self.settings.size is None else 'size'}"
+        if left > axis.units or (left == axis.units and self.settings.size is not None):
+            what = f"leaves all of {axis.units} {axis.noun}; the size that is left must be less"
+            return [Problem(amount, what)]
         if left < 1:
             return [Problem(amount, f"leaves none of {axis.units} {axis.noun}; take a smaller share")]
         if left == axis.units:
@@ -89,14 +93,20 @@ class PruneHiddenStep:
             return [Problem(amount, f"{what}; what can be left: {', '.join(possible)}")]
         return []
 
+    def _left(self, axis: Axis) -> int:
+        if self.settings.ratio is not None:
+            return axis.left(self.settings.ratio)
+        assert self.settings.size is not None
+        return self.settings.size
+
     def outlook(self, model: OpenModel) -> OpenModel:
         axis = self._axis(model)
-        return narrower(self._source(model), axis, axis.left(self._ratio))
+        return narrower(self._source(model), axis, self._left(axis))
 
     def plan(self, model: OpenModel) -> dict[str, Any]:
         axis = self._axis(model)
         before, after = model.weights.nbytes, self.outlook(model).weights.nbytes
-        left = axis.left(self._ratio)
+        left = self._left(axis)
         apart = " (the head gets a weight of its own)" if self._score == "pca" and model.is_tied else ""
         return {
             "step": "prune",
@@ -230,7 +240,7 @@ class PruneHiddenStep:
     def _chosen(
         self, model: OpenModel, axis: Axis, norms: list[str], streamed: StreamedModel, context: RunContext
     ) -> _Stays:
-        left, processes = axis.left(self._ratio), context.processes
+        left, processes = self._left(axis), context.processes
         if self._score == "pca":
             directions = Directions(axis.units)
             read = dict.fromkeys(norms, directions.add)

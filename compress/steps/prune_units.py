@@ -59,8 +59,10 @@ class PruneUnitsStep:
     @property
     def label(self) -> str:
         s = self.settings
-        amount = f"{s.count}" if s.count is not None else f"{s.ratio:.0%} of"
+        amount = f"{s.count}" if s.count is not None else f"{s.ratio:.0%} of" if s.ratio is not None else None
         update = "" if s.update is None else " + least squares"
+        if amount is None:
+            return f"{s.size} {s.structure} left by {self._score}{update}"
         return f"{amount} {s.structure} fewer by {self._score}{update}"
 
     def check(self, model: OpenModel) -> list[Problem]:
@@ -68,8 +70,11 @@ class PruneUnitsStep:
             axis = self._axis(model)
         except SmeltError as error:
             return [Problem(f"{self._where}.structure", str(error))]
-        amount = f"{self._where}.{'ratio' if self.settings.count is None else 'count'}"
-        per_unit = max(axis.fields.values())
+        given = next(name for name in ("count", "ratio", "size") if getattr(self.settings, name) is not None)
+        amount, per_unit = f"{self._where}.{given}", max(axis.fields.values())
+        if self.settings.size is not None and self.settings.size % per_unit:
+            what = f"{self.settings.size} heads are no whole groups of {per_unit} that read the same keys and values"
+            return [Problem(amount, f"{what}; take a multiple of {per_unit}")]
         if self.settings.count is not None and self.settings.count % per_unit:
             what = (
                 f"{self.settings.count} heads are no whole groups: {per_unit} query heads read each head of keys and"
@@ -79,6 +84,9 @@ class PruneUnitsStep:
         left = self._left(axis)
         if left < 1:
             return [Problem(amount, f"leaves none of {axis.units} {axis.noun}; take fewer")]
+        if left >= axis.units and self.settings.size is not None:
+            what = f"leaves all of {axis.units * per_unit} {axis.noun}; the size that is left must be less"
+            return [Problem(amount, what)]
         if left == axis.units:
             each = "one by one" if axis.multiple == 1 else f"in {axis.multiple}s"
             return [Problem(amount, f"takes none of {axis.units} {axis.noun}, which go {each}; take more")]
@@ -166,6 +174,8 @@ class PruneUnitsStep:
     def _left(self, axis: Axis) -> int:
         if self.settings.count is not None:
             return axis.units - self.settings.count // max(axis.fields.values())
+        if self.settings.size is not None:
+            return self.settings.size // max(axis.fields.values())
         assert self.settings.ratio is not None
         return axis.left(self.settings.ratio)
 

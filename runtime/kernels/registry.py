@@ -13,6 +13,7 @@ from . import (
     linear_codes,
     linear_dense,
     linear_scaled,
+    loss_rows,
     normalize_rows,
     quantize_rows,
     restore_codes,
@@ -35,4 +36,5 @@ KERNELS: Sequence[Kernel] = (
     attend_rows.KERNEL,
     attend_tokens.KERNEL,
     sample_tokens.KERNEL,
+    loss_rows.KERNEL,
 )

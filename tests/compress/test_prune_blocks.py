@@ -183,6 +183,8 @@ def test_an_interrupted_search_goes_on(
             [_prune(count=2), _prune(count=1)],
             "steps.1.prune.count: leaves nothing: the model has 1 block;",
         ),
+        ([_prune(keep=[0, 3])], "steps.0.prune.keep: there is no block 3; the model has those from 0 to "),
+        ([_prune(keep=[0, 1, 2])], "steps.0.prune.keep: keeps all 3 blocks"),
         (
             [_prune(count=1), {"quantize": {"scheme": "W4A16", "group_size": 48}}],
             "steps.1.quantize.group_size:",
@@ -198,11 +200,48 @@ def test_what_cannot_work_is_said_before_any_work(
 
 
 @pytest.mark.parametrize(
-    "settings", [{"structure": "blocks"}, {"structure": "blocks", "count": 1, "ratio": 0.5}, {"structure": "block"}]
+    "settings",
+    [
+        {"structure": "blocks"},
+        {"structure": "blocks", "count": 1, "ratio": 0.5},
+        {"structure": "block"},
+        {"structure": "blocks", "keep": [2, 0]},
+        {"structure": "blocks", "keep": [0, 2], "score": "loss"},
+    ],
 )
 def test_a_section_that_cannot_be_meant(settings: dict[str, Any], tiny: Callable[..., Path], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"count or ratio and not both|none of blocks"):
+    with pytest.raises(
+        ValueError, match=r"count, ratio or keep, and only one of them|none of blocks|block once, in order|remove score"
+    ):
         _recipe(tiny(), tmp_path / "out", {"prune": settings})
+
+
+def test_a_smaller_configuration_begins_with_what_the_recipe_maps(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """Blocks by number, widths by size: a student of any smaller shape, made of its teacher."""
+    model = tiny("llama", num_hidden_layers=5)
+    widths = [
+        {"prune": {"structure": "ffn", "size": 88, "score": "weight"}},
+        {"prune": {"structure": "heads", "size": 2, "score": "weight"}},
+        {"prune": {"structure": "hidden", "size": 96, "score": "weight"}},
+    ]
+    result = run(_recipe(model, tmp_path / "deep", _prune(keep=[0, 2, 4])))
+    assert _record(result.checkpoint)["chosen"] == {"removed": [1, 3]}
+    small = AutoModelForCausalLM.from_pretrained(result.checkpoint, dtype=torch.float32).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(small(TOKENS, use_cache=False).logits, _without(model, [1, 3]))
+    narrow = AutoModelForCausalLM.from_pretrained(
+        run(_recipe(model, tmp_path / "narrow", _prune(keep=[0, 2, 4]), *widths)).checkpoint
+    )
+    config = narrow.config
+    found = config.num_hidden_layers, config.intermediate_size, config.num_attention_heads, config.hidden_size
+    assert found == (3, 88, 2, 96)
+    whole = AutoModelForCausalLM.from_pretrained(model, dtype=narrow.dtype)
+    # Every number is one of its teacher's, in the block that was mapped.
+    for ours, theirs in ((0, 0), (1, 2), (2, 4)):
+        mine, wanted = (
+            each.model.layers[i].mlp.down_proj.weight.flatten() for each, i in ((narrow, ours), (whole, theirs))
+        )
+        assert torch.isin(mine, wanted).all()
 
 
 def test_only_blocks_go_whose_removal_the_configuration_can_say(tiny: Callable[..., Path], tmp_path: Path) -> None:
