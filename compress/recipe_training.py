@@ -120,6 +120,11 @@ class Training(RecipeModel):
         description="Ask the teacher once, before training, and keep so many of its most likely tokens for every position:"
         " for text that is read several times. Absent for a teacher that reads along.",
     )
+    stored_at: str | None = Field(
+        default=None,
+        description="A directory in which several runs find what is stored of the same teacher and text. Absent for the run's"
+        " own.",
+    )
     learning_rate: float = Field(default=1e-3, gt=0, description="At the peak.")
     schedule: Literal["cosine", "wsd", "linear", "constant"] = Field(
         default="cosine", description="How it goes on after the warm-up."
@@ -164,6 +169,8 @@ class Training(RecipeModel):
                 "hidden states and attention are compared with a teacher that reads along; remove stored, or hidden and"
                 " attention"
             )
+        if self.stored_at is not None and self.stored is None:
+            raise ValueError("stored_at says where it is stored; say how many tokens a position with stored, too")
         if self.cross_entropy == 1 and (self.hidden or self.attention or self.stored is not None):
             raise ValueError("with cross_entropy: 1 there is no teacher, so remove hidden, attention and stored")
         return self

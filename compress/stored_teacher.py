@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,7 @@ class StoredOpinions:
         self._windows, self._count = windows, min(count, vocabulary)
         self._vocabulary = vocabulary
         self._ids = np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.int32)
+        self._directory = directory
         self._paths = directory / "teacher-ids.bin", directory / "teacher-logs.bin"
         self._each = windows.length * self._count  # numbers a window
 
@@ -51,6 +53,12 @@ class StoredOpinions:
             temperature: of its distributions.
             progress: shows how far it is.
         """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with (self._directory / "teacher.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # other runs may share the directory; they wait, and find it done
+            self._ask(teacher, temperature, progress)
+
+    def _ask(self, teacher: Callable[[], WholeModel], temperature: float, progress: Progress) -> None:
         sizes = self._ids.itemsize * self._each, 2 * self._each
         there = [
             path.stat().st_size // size if path.exists() else 0 for path, size in zip(self._paths, sizes, strict=True)

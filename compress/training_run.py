@@ -23,6 +23,7 @@ from ..distill.trainer import Moment, Trainer, TrainerSettings, TrainingError, W
 from .errors import SmeltError
 from .fused_losses import functions_for
 from .open_model import OpenModel
+from .output import digest
 from .processes import Processes
 from .progress import Progress
 from .recipe_training import Training
@@ -143,7 +144,8 @@ def _train(
     opinions, reading = None, None
     if teacher is not None and settings.stored is not None:
         vocabulary = min(teacher.vocabulary(), student.vocabulary)
-        opinions = StoredOpinions(place.journal, windows, settings.stored, vocabulary)
+        home = _home_of_opinions(settings, windows, teacher, vocabulary, place)
+        opinions = StoredOpinions(home, windows, settings.stored, vocabulary)
         asked = opinions
 
         def ask() -> None:
@@ -293,6 +295,23 @@ def _teacher(
     if spread.shards > 1:
         spread.over(stage, reading.blocks, {})
     return ReadingTeacher(reading.split, comparison, stage)
+
+
+def _home_of_opinions(
+    settings: Training, windows: WindowsFile, teacher: OpenModel, vocabulary: int, place: Place
+) -> Path:
+    """Where what is stored of a teacher lies: beside all else of this run, or where other runs find it."""
+    if settings.stored_at is None or teacher.weights is not teacher.stored:  # an adapter, which its name does not tell
+        return place.journal
+    known_by = {
+        "teacher": teacher.stored.fingerprint(),
+        "text": windows.fingerprint(),
+        "stored": settings.stored,
+        "temperature": settings.temperature,
+        "vocabulary": vocabulary,
+        "dtype": str(place.dtype),
+    }
+    return Path(settings.stored_at) / digest(known_by)
 
 
 def _as_written(settings: Training, windows: WindowsFile, teacher: OpenModel | None, place: Place) -> WindowsFile:

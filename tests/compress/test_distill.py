@@ -19,6 +19,7 @@ from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.plan import Plan
 from smelt.compress.progress import Progress
 from smelt.compress.recipe_file import read_document
+from smelt.compress.stored_teacher import StoredOpinions
 from smelt.distill.batches import Batch
 from smelt.distill.distilling import Distilling
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -270,6 +271,28 @@ def test_only_what_the_student_wrote_counts(
     with torch.no_grad():
         expected = model(batch.tokens).logits[:, 7:-1].argmax(-1)
     assert torch.equal(batch.tokens[:, 8:], expected)  # greedily, so each is the most likely one after those before
+
+
+def test_runs_share_what_is_stored_of_a_teacher(
+    distilled: Make, tiny: Callable[..., Path], tmp_path: Path, few_words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, model = tmp_path / "shared", tiny()
+    settings = {"data": few_words, "stored": 8, "cross_entropy": 0.5}
+    alone = run(distilled(model, **settings), progress=False, fresh=True).report.as_data()["models"][1]["text"]
+    asked: list[int] = []
+    opinion = StoredOpinions._opinion
+    monkeypatch.setattr(StoredOpinions, "_opinion", lambda *given: (asked.append(1), opinion(*given))[1])
+    for rate, times in ((2e-3, 1), (1e-3, 0), (2e-3, 0)):
+        asked.clear()
+        recipe = distilled(model, **settings, stored_at=str(shared), learning_rate=rate)
+        found = run(recipe, progress=False, fresh=True).report.as_data()["models"][1]["text"]
+        assert len(asked) == times
+    assert found == alone
+    assert len(list(shared.iterdir())) == 1
+    # Another temperature, or another teacher, is another opinion.
+    run(distilled(model, **settings, stored_at=str(shared), temperature=2.0), progress=False, fresh=True)
+    run(distilled(tiny(seed=3), **settings, stored_at=str(shared)), progress=False, fresh=True)
+    assert len(list(shared.iterdir())) == 3
 
 
 def test_a_changed_recipe_is_not_continued(
