@@ -6,6 +6,7 @@ there and tells every layer's error.
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from pathlib import Path
@@ -78,6 +79,8 @@ def _computed(call: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         there = torch.device(wanted).type == DEVICE.type
         held[1]["device"] = "cpu" if there else wanted
     result = call(*held[0], **held[1])
+    if not call._schema.returns:
+        return None
     if name.endswith("_") and (not name.endswith("__") or "::__i" in name):
         return args[0]
     if "out" in kwargs:
@@ -92,7 +95,7 @@ def _tensor(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
 
 
 def done(recipe: Recipe, journal: Path) -> dict[str, float]:
-    """Do a recipe's step on the device, up to its finished parts; each layer's error."""
+    """Do a recipe's step on the device, up to its finished parts; each layer's error, or a training's curve."""
     plan = Plan.make(recipe)
     assert not plan.problems, plan.problems
     assert plan.model is not None
@@ -101,6 +104,10 @@ def done(recipe: Recipe, journal: Path) -> dict[str, float]:
     dtype, tokens = torch.float32, plan.calibration.tokens
     with OnDevice():
         step.help(plan.model, RunContext(dtype, tokens, recipe.seed, journal, Progress(False), Processes(DEVICE)))
+    table = journal.parent.parent / f"training-step-{journal.name.removeprefix('step-')}.csv"
+    if table.exists():
+        rows = list(csv.DictReader(table.open()))
+        return {f"{row['step']} {name}": float(row[name]) for row in rows for name in ("loss", "gradient_norm")}
     shares = journal / "shares.safetensors"
     if shares.exists():
         return {name: 1 - float(sums[0] / sums[1]) for name, sums in load_part(shares).items()}
@@ -114,5 +121,6 @@ if __name__ == "__main__":
         module.on = torch.device  # what `on` does for a GPU, without asking torch for one
     told = []
     for number, data in enumerate(json.loads(Path(sys.argv[1]).read_text())):
-        told.append(done(Recipe.model_validate(data), Path(sys.argv[1]).with_name(f"journal-{number}")))
+        journal = Path(sys.argv[1]).with_name(f"pretended-{number}") / "journal" / "step-0"
+        told.append(done(Recipe.model_validate(data), journal))
     print(json.dumps(told))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -30,6 +31,19 @@ CASES = {
     "experts": ("mixtral", {"prune": {"structure": "experts", "count": 1}}),
     "channels": ("opt", {"prune": {"structure": "ffn", "ratio": 0.5, "update": "least_squares"}}),
 }
+SHORT = {"tokens": 4 * 4 * 32, "length": 32, "batch": 4}
+TRAINED = {
+    "all that is compared": ("llama", {"distill": {**SHORT, "hidden": 1.0, "attention": 1.0, "cross_entropy": 0.5}}),
+    "a stored teacher": (
+        "gpt_neox",
+        {"distill": {**SHORT, "stored": 8, "cross_entropy": 0.5, "small_states": True, "average": 0.9}},
+    ),
+    "rounded weights": ("llama", {"quantize": {"scheme": "W4A16", "group_size": 32, "train": SHORT}}),
+    "rounded inputs and cache": (
+        "llama",
+        {"quantize": {"scheme": "W8A8", "kv_cache": "int8", "train": {**SHORT, "lora": 2}}},
+    ),
+}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -45,8 +59,33 @@ def test_a_device_that_is_not_here_is_a_problem_of_the_plan(
 def test_no_tensor_is_left_behind_on_the_cpu_and_layers_lose_the_same(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
+    recipes, found = _pretended(CASES, tiny, tmp_path)
+    for recipe, layers in zip(recipes, found, strict=True):
+        made = run(Recipe.model_validate(recipe), progress=False).checkpoint
+        (step,) = json.loads((made / "smelt.json").read_text())["steps"]
+        expected = {layer["name"]: layer["error"] for layer in step["layers"]}
+        assert expected
+        assert layers == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.slow
+def test_training_leaves_nothing_on_the_cpu_and_has_the_same_curve(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    recipes, found = _pretended(TRAINED, tiny, tmp_path)
+    for recipe, curve in zip(recipes, found, strict=True):
+        run(Recipe.model_validate(recipe), progress=False)
+        rows = list(csv.DictReader((Path(recipe["output"]) / "training-step-0.csv").open()))
+        assert len(curve) == 2 * len(rows) == 8
+        for row in rows:
+            assert curve[f"{row['step']} loss"] == pytest.approx(float(row["loss"]), rel=1e-2)
+            assert curve[f"{row['step']} gradient_norm"] == pytest.approx(float(row["gradient_norm"]), rel=5e-2)
+
+
+def _pretended(
+    cases: dict[str, tuple[str, dict[str, Any]]], tiny: Callable[..., Path], tmp_path: Path
+) -> tuple[list[dict[str, Any]], list[dict[str, float]]]:
+    """Recipes of single steps, and what was told of each on the device."""
     recipes: list[dict[str, Any]] = []
-    for number, (architecture, step) in enumerate(CASES.values()):
+    for number, (architecture, step) in enumerate(cases.values()):
         recipes.append(
             {
                 "model": str(tiny(architecture)),
@@ -60,10 +99,4 @@ def test_no_tensor_is_left_behind_on_the_cpu_and_layers_lose_the_same(
     command = [sys.executable, "-m", "tests.compress.pretend_device", str(tmp_path / "recipes.json")]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    for recipe, layers in zip(recipes, found, strict=True):
-        made = run(Recipe.model_validate(recipe), progress=False).checkpoint
-        (step,) = json.loads((made / "smelt.json").read_text())["steps"]
-        expected = {layer["name"]: layer["error"] for layer in step["layers"]}
-        assert expected
-        assert layers == pytest.approx(expected, rel=0.1)
+    return recipes, json.loads(done.stdout.splitlines()[-1])
