@@ -71,13 +71,15 @@ def test_no_tensor_is_left_behind_on_the_cpu_and_layers_lose_the_same(
 @pytest.mark.slow
 def test_training_leaves_nothing_on_the_cpu_and_has_the_same_curve(tiny: Callable[..., Path], tmp_path: Path) -> None:
     recipes, found = _pretended(TRAINED, tiny, tmp_path)
-    for recipe, curve in zip(recipes, found, strict=True):
+    for name, recipe, curve in zip(TRAINED, recipes, found, strict=True):
+        # A sum that ends in another last bit is another code, where inputs are rounded.
+        near = 0.05 if "inputs" in name else 1e-3
         run(Recipe.model_validate(recipe), progress=False)
         rows = list(csv.DictReader((Path(recipe["output"]) / "training-step-0.csv").open()))
         assert len(curve) == 2 * len(rows) == 8
         for row in rows:
-            assert curve[f"{row['step']} loss"] == pytest.approx(float(row["loss"]), rel=1e-2)
-            assert curve[f"{row['step']} gradient_norm"] == pytest.approx(float(row["gradient_norm"]), rel=5e-2)
+            assert curve[f"{row['step']} loss"] == pytest.approx(float(row["loss"]), rel=near)
+            assert curve[f"{row['step']} gradient_norm"] == pytest.approx(float(row["gradient_norm"]), rel=4 * near)
 
 
 def _pretended(
