@@ -26,6 +26,7 @@ from .plan import Plan, run_identity
 from .processes import Processes
 from .progress import Progress
 from .recipe import Evaluate, Recipe
+from .recipe_training import Training
 from .reporting.card import write_card
 from .reporting.files import load
 from .resources import compute_dtype, return_memory_at_once
@@ -81,8 +82,10 @@ def run(
     """
     device = recipe.calibrate.device
     processes = Processes(torch.device(device)) if alone else Processes.launched(device)
-    plan = Plan.make(recipe, fresh=fresh, processes=processes.here)
-    raise_problems([*plan.problems, *_sharing_problems(recipe, processes.count)])
+    raise_problems(_sharing_problems(recipe, processes.count))
+    shards = processes.shards if _trainings(recipe) else 1
+    plan = Plan.make(recipe, fresh=fresh, processes=processes.here, shards=shards)
+    raise_problems(plan.problems)
     assert plan.model is not None
     # From here on the first process changes what the others' plans have looked at.
     identity = run_identity(recipe, plan.model, plan.adapter)
@@ -108,14 +111,20 @@ def run(
         return result
 
 
-def _sharing_problems(recipe: Recipe, count: int) -> list[Problem]:
-    found: list[Problem] = []
+def _trainings(recipe: Recipe) -> dict[str, Training]:
+    """What a recipe trains, by where it says so."""
+    found = {f"steps.{number}.distill": step.distill for number, step in enumerate(recipe.steps)}
     for number, step in enumerate(recipe.steps):
-        training, where = step.distill, f"steps.{number}.distill"
-        if step.quantize:
-            training, where = step.quantize.train, f"steps.{number}.quantize.train"
-        found += [] if training is None else sharing_problems(training, count, where)
-    return found
+        found[f"steps.{number}.quantize.train"] = None if step.quantize is None else step.quantize.train
+    return {where: training for where, training in found.items() if training is not None}
+
+
+def _sharing_problems(recipe: Recipe, count: int) -> list[Problem]:
+    return [
+        problem
+        for where, training in _trainings(recipe).items()
+        for problem in sharing_problems(training, count, where)
+    ]
 
 
 def _help(plan: Plan, processes: Processes, show: Progress) -> RunResult:

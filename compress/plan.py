@@ -64,13 +64,14 @@ class Plan:
     given: list[OpenModel] = field(default_factory=list)
 
     @classmethod
-    def make(cls, recipe: Recipe, *, fresh: bool = False, processes: int = 1) -> Plan:
+    def make(cls, recipe: Recipe, *, fresh: bool = False, processes: int = 1, shards: int = 1) -> Plan:
         """Check a recipe. Reads headers, no weights; writes nothing.
 
         Args:
             recipe: what to do.
             fresh: whether an earlier run in the output may be replaced.
             processes: how many will do it together on this machine.
+            shards: over how many processes weights that are trained are spread.
         """
         steps = [step_kinds.build(entry, i) for i, entry in enumerate(recipe.steps)]
         problems = _text_problems(recipe)
@@ -98,15 +99,16 @@ class Plan:
             problems.append(Problem("output", blocked))
         given, wrong = _chained(steps if not misplaced else steps[:1], model)
         problems += wrong or _teacher_problems(steps, given, model)
-        cost = Cost(0, 0, 0.0)
+        cost, shared = Cost(0, 0, 0.0), 0  # what follows the steps the first process does alone
         calibration = tasks = None
         if not problems:
             problems += _length_problems(recipe, model)
             for step, its_model in zip(steps, given, strict=True):
                 if isinstance(step, step_kinds.DistillStep | step_kinds.QuantizeStep):
-                    step.original = model
-                cost += step.cost(its_model, recipe.calibrate.samples, recipe.calibrate.length)
-            shared = processes * cost.memory  # all that follows the first process does alone
+                    step.original, step.on_gpu = model, recipe.calibrate.device != "cpu"
+                alone = step.cost(its_model, recipe.calibrate.samples, recipe.calibrate.length)
+                shared = max(shared, processes * alone.of_each(shards))
+                cost += alone if processes == 1 else replace(alone, memory=alone.of_each(shards))
             if recipe.evaluate:
                 cost += _evaluation_cost(recipe, model)
             reloading = _reload_bytes(steps[-1], given[-1])

@@ -67,6 +67,11 @@ class Processes:
         return _Together(device_named(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device))
 
     @property
+    def shards(self) -> int:
+        """Over how many of them the weights that they train together are spread."""
+        return 1 if self.count == 1 else self.count // Arrangement.told(self.count).replicas
+
+    @property
     def leads(self) -> bool:
         """Whether this is the first one, which writes, evaluates and talks."""
         return self.rank == 0

@@ -26,6 +26,7 @@ class Cost:
         operations: multiply-adds times two.
         sequential: columns that are rounded one after another.
         collected: bytes that the first of several processes writes beside, of what the others have.
+        sharded: of the memory, what each of several processes has its share of only, where weights are sharded.
     """
 
     memory: int
@@ -33,6 +34,11 @@ class Cost:
     operations: float
     sequential: int = 0
     collected: int = 0
+    sharded: int = 0
+
+    def of_each(self, shards: int) -> int:
+        """The memory of each of several processes, over which weights are sharded."""
+        return self.memory - self.sharded + self.sharded // shards
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -41,6 +47,7 @@ class Cost:
             self.operations + other.operations,
             self.sequential + other.sequential,
             self.collected + other.collected,
+            max(self.sharded, other.sharded),
         )
 
 

@@ -35,6 +35,7 @@ class DistillStep:
         self.settings = settings
         self._where = where
         self.original: OpenModel | None = None  # what the run begins with, once it is known
+        self.on_gpu = False  # whether what is trained is in another memory
 
     @property
     def keeps_zeros(self) -> bool:
@@ -53,7 +54,8 @@ class DistillStep:
         return training_problems(self.settings, model, self._where)
 
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
-        return training_cost(self.settings, model, teacher_of(self.settings, model, self.original))
+        teacher = teacher_of(self.settings, model, self.original)
+        return training_cost(self.settings, model, teacher, on_gpu=self.on_gpu)
 
     def plan(self, model: OpenModel) -> dict[str, Any]:
         settings, nbytes = self.settings, model.weights.nbytes

@@ -54,6 +54,7 @@ class QuantizeStep:
         self.settings = settings
         self._where = where
         self.original: OpenModel | None = None  # what the run begins with, once it is known
+        self.on_gpu = False  # whether what is trained is in another memory
         self._assignment = (MixedPrecision if settings.scheme == AUTO else Assignment)(settings, where)
         self.transforms = Transforms(settings.transforms, where)
 
@@ -190,9 +191,8 @@ class QuantizeStep:
         collected = 2 * tokens * model.skeleton.hidden_size * number if by_block else 0
         rounding = Cost(int(memory), int(disk), operations, sequential, collected) + learning
         if self.settings.train is not None:
-            rounding += training_cost(
-                self.settings.train, model, teacher_of(self.settings.train, model, self.original), len(chosen)
-            )
+            teacher = teacher_of(self.settings.train, model, self.original)
+            rounding += training_cost(self.settings.train, model, teacher, len(chosen), on_gpu=self.on_gpu)
         mixed = self._assignment if isinstance(self._assignment, MixedPrecision) else None
         if mixed is None:
             return rounding

@@ -30,7 +30,9 @@ def training_place(context: RunContext) -> Place:
     )
 
 
-def training_cost(settings: Training, student: OpenModel, teacher: OpenModel | None, rounded: int = 0) -> Cost:
+def training_cost(
+    settings: Training, student: OpenModel, teacher: OpenModel | None, rounded: int = 0, *, on_gpu: bool = False
+) -> Cost:
     """Memory above what the process held, disk for text and snapshots, and operations.
 
     Args:
@@ -38,6 +40,7 @@ def training_cost(settings: Training, student: OpenModel, teacher: OpenModel | N
         student: what is trained.
         teacher: what reads along, if anything does.
         rounded: how many of its linears are rounded at every step.
+        on_gpu: whether it is trained in a GPU's memory, which is not planned; here are snapshots and the result then.
     """
     number = compute_dtype(student.dtype).itemsize
     numel = _numel(student)
@@ -63,7 +66,13 @@ def training_cost(settings: Training, student: OpenModel, teacher: OpenModel | N
     disk = 2 * numel * (4 + moments + average) + 4 * read + student.weights.nbytes
     if settings.stored is not None:
         disk += (4 if vocabulary <= 1 << 16 else 6) * settings.stored * read
-    return Cost(int(held + tokens * kept * number + logits), int(disk), operations)
+    if on_gpu:
+        snapshot = numel * (4 + moments + average)
+        return Cost(4 * numel + snapshot, int(disk), operations, sharded=snapshot)
+    # Each process has both models whole before they are sharded.
+    loaded = number * (numel + (0 if teacher is None or settings.stored is not None else _numel(teacher)))
+    memory = int(held + tokens * kept * number + logits)
+    return Cost(memory, int(disk), operations, sharded=max(0, int(held) - loaded))
 
 
 def _numel(model: OpenModel) -> int:

@@ -377,6 +377,18 @@ def test_memory_and_time_are_those_of_the_teacher_that_will_read(distilled: Make
     assert apart == pytest.approx(6 * blocks * 8 * 4 * 32, rel=1e-6)
 
 
+def test_memory_of_processes_is_what_each_keeps_when_weights_are_sharded(distilled: Make) -> None:
+    recipe = distilled("builtin:smelt-6m", length=256)
+    plan = Plan.make(recipe)
+    (model,) = plan.given
+    cost, numel = plan.steps[0].cost(model, 4, 32), 5_770_496
+    alone, half = cost.of_each(1), cost.of_each(2)
+    # Gradients, masters and two moments, of which another process has half; teacher and student come whole.
+    assert alone - half == pytest.approx(numel * (2 + 4 + 4 + 8) / 2, rel=1e-3)
+    copies, sharded = (Plan.make(recipe, processes=2, shards=shards).cost.memory for shards in (1, 2))
+    assert copies - sharded == 2 * (alone - half)
+
+
 def test_what_cannot_be_is_refused_before_any_work(distilled: Make, tiny: Callable[..., Path], tmp_path: Path) -> None:
     other = save_model(make_model("llama", torch.float32), tmp_path / "other")
     tokenizer = AutoTokenizer.from_pretrained(other)
