@@ -113,10 +113,13 @@ def run(
 
 def _trainings(recipe: Recipe) -> dict[str, Training]:
     """What a recipe trains, by where it says so."""
-    found = {f"steps.{number}.distill": step.distill for number, step in enumerate(recipe.steps)}
+    found: dict[str, Training] = {}
     for number, step in enumerate(recipe.steps):
-        found[f"steps.{number}.quantize.train"] = None if step.quantize is None else step.quantize.train
-    return {where: training for where, training in found.items() if training is not None}
+        if step.distill is not None:
+            found[f"steps.{number}.distill"] = step.distill
+        elif step.quantize is not None and step.quantize.train is not None:
+            found[f"steps.{number}.quantize.train"] = step.quantize.train
+    return found
 
 
 def _sharing_problems(recipe: Recipe, count: int) -> list[Problem]:
