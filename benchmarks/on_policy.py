@@ -38,6 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "the teacher's text": {"data": {"writer": "teacher"}},
     "its own text": {"data": {"writer": "student"}},
     "half of it its own": {"data": {"writer": "student", "share": 0.5}},
+    "the text, reverse KL": {"data": {}, "loss": "reverse_kl"},
     "its own text, reverse KL": {"data": {"writer": "student"}, "loss": "reverse_kl"},
 }
 
