@@ -47,6 +47,11 @@ class Arrangement:
                 raise SmeltError(
                     f"accelerate is told to use {what} ({variable}), which training here does not; turn it off"
                 )
+        mixed = environment.get("ACCELERATE_MIXED_PRECISION", "no")
+        if mixed != "no":
+            raise SmeltError(
+                f"accelerate is told mixed_precision: {mixed}; the model's own type is computed in, so say no"
+            )
         if _is_on(environment, "FSDP_ACTIVATION_CHECKPOINTING"):
             raise SmeltError(
                 "accelerate is told to checkpoint activations; say checkpointing: true in the recipe instead"

@@ -82,10 +82,9 @@ def run(
     """
     device = recipe.calibrate.device
     processes = Processes(torch.device(device)) if alone else Processes.launched(device)
-    raise_problems(_sharing_problems(recipe, processes.count))
     shards = processes.shards if _trainings(recipe) else 1
     plan = Plan.make(recipe, fresh=fresh, processes=processes.here, shards=shards)
-    raise_problems(plan.problems)
+    raise_problems([*plan.problems, *_sharing_problems(recipe, plan.model, processes.count)])
     assert plan.model is not None
     # From here on the first process changes what the others' plans have looked at.
     identity = run_identity(recipe, plan.model, plan.adapter)
@@ -122,11 +121,11 @@ def _trainings(recipe: Recipe) -> dict[str, Training]:
     return found
 
 
-def _sharing_problems(recipe: Recipe, count: int) -> list[Problem]:
+def _sharing_problems(recipe: Recipe, model: OpenModel | None, count: int) -> list[Problem]:
     return [
         problem
         for where, training in _trainings(recipe).items()
-        for problem in sharing_problems(training, count, where)
+        for problem in sharing_problems(training, model, count, where)
     ]
 
 

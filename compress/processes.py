@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -34,8 +35,8 @@ _DATA = "data as JSON"
 # The others wait while the first rounds and evaluates, which may take days.
 _PATIENCE = timedelta(days=30)
 _MEETING = timedelta(minutes=10)
-# Who speaks when a process has gone; other errors are about something else.
-_TRANSPORTS = ("gloo", "nccl", "connection", "socket", "store", "tcp")
+# What is said when a process has gone; other errors are about something else.
+_GONE = re.compile(r"/gloo/|ncclRemoteError|[Cc]onnection (closed|reset|refused)|Broken pipe|recvValue failed")
 # Trainings of this process so far: all processes count alike.
 _trainings = itertools.count()
 
@@ -129,6 +130,8 @@ class _Together(Processes):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device, int(os.environ["RANK"]), _launched(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # where FSDP and Triton look, too
         with _heard():
             self._messages, self._sums = _group("cpu"), _group(device.type)
 
@@ -178,15 +181,16 @@ class _Together(Processes):
     def spread(self) -> Iterator[Spread]:
         arranged = Arrangement.told(self.count)
         # FSDP works in torch's default group only, which is there for no longer than it must.
-        distributed.init_process_group(
-            "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            store=PrefixStore(f"smelt training {next(_trainings)}", _meeting_place()),
-            rank=self.rank,
-            world_size=self.count,
-            timeout=_PATIENCE,
-        )
+        with _heard():
+            distributed.init_process_group(
+                "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl",
+                store=PrefixStore(f"smelt training {next(_trainings)}", _meeting_place()),
+                rank=self.rank,
+                world_size=self.count,
+                timeout=_PATIENCE,
+            )
         try:
-            with _heard():
+            with _heard(of_all=False):
                 yield SpreadOver(self.device, arranged.replicas, reshard=arranged.reshard)
         finally:
             distributed.destroy_process_group()
@@ -277,13 +281,17 @@ def _group(device: str) -> Any:
 
 
 @contextmanager
-def _heard() -> Iterator[None]:
-    """What torch says when another process has gone, as a sentence."""
+def _heard(*, of_all: bool = True) -> Iterator[None]:
+    """What torch says when another process has gone, as a sentence.
+
+    Args:
+        of_all: whether nothing but talk between processes happens within, so that whatever fails is that.
+    """
     try:
         yield
     except RuntimeError as error:
         said = next(iter(str(error).splitlines()), type(error).__name__)
-        if not isinstance(error, distributed.DistError) and not any(each in said.lower() for each in _TRANSPORTS):
+        if not of_all and not isinstance(error, distributed.DistError) and not _GONE.search(said):
             raise
         raise SmeltError(
             "another process of this run has ended without a word, perhaps killed for its memory; the same command"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..distill.optimizer import Rows, Saved
 from ..distill.spread import Spread
+from .errors import SmeltError
 from .safetensors_file import SafetensorsFile, save_tensors, write_text
 
 
@@ -32,7 +33,12 @@ class Snapshots:
         self._told = journal / "snapshot.json"
         # Beside, because it only grows: a snapshot is as large after a million steps as after one.
         self._moments, self._written = journal / "moments.jsonl", 0
-        self.is_new = not self._told.exists()
+        there = float(self._told.exists())
+        self.is_new = not spread.sums([there if spread.rank == 0 else 0.0])[0]
+        if not spread.sums([there])[0] == (0 if self.is_new else spread.count):
+            raise SmeltError(
+                f"{journal}: processes do not see the same files here; they need a file system that all share"
+            )
 
     def load(self) -> tuple[Saved, dict[str, Any]] | None:
         """The last snapshot."""

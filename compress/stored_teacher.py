@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -53,9 +54,15 @@ class StoredOpinions:
             temperature: of its distributions.
             progress: shows how far it is.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
-        with (self._directory / "teacher.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # other runs may share the directory; they wait, and find it done
+        place = self._directory / "teacher.lock"
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            lock = place.open("a")
+        except OSError as error:
+            raise disk_error(error, place, 0) from None
+        with lock:
+            with suppress(OSError):  # where files cannot be locked
+                fcntl.flock(lock, fcntl.LOCK_EX)  # other runs may share the directory; they wait, and find it done
             self._ask(teacher, temperature, progress)
 
     def _ask(self, teacher: Callable[[], WholeModel], temperature: float, progress: Progress) -> None:

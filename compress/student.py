@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -76,6 +77,12 @@ class WholeModel:
         return self._model.skeleton.blocks
 
     @property
+    def in_turn(self) -> list[nn.Module]:
+        """Modules that are computed one after another: its blocks, and the embedding where it is not the head as well."""
+        embedding = self.module.get_submodule(self._model.skeleton.embedding_name)
+        return [*self.blocks, *([] if embedding.weight is self.split.head.weight else [embedding])]
+
+    @property
     def hidden_size(self) -> int:
         """The width of what goes from block to block."""
         return self._model.skeleton.hidden_size
@@ -116,7 +123,8 @@ class WholeModel:
 
 
 def _with_striped_attention(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with StripedAttention():
+    # Twice would hide from what stands between what attention is computed of.
+    with nullcontext() if StripedAttention.entered() else StripedAttention():
         return forward(*args, **kwargs)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
-from .arrangement import Arrangement
+import torch
+
+from ..distill.spread import adds_up_unused
 from .errors import Problem, SmeltError
 from .model_directory import find_model
 from .open_model import OpenModel
@@ -33,6 +37,14 @@ def training_problems(settings: Training, model: OpenModel, where: str) -> list[
         problems.append(Problem(f"{where}.data", str(error)))
     if settings.attention:
         problems += _attention_problems(model, "the model", where)
+    if settings.stored_at is not None:
+        place = next(
+            path for path in (Path(settings.stored_at), *Path(settings.stored_at).absolute().parents) if path.exists()
+        )
+        if not place.is_dir() or not os.access(place, os.W_OK):
+            problems.append(
+                Problem(f"{where}.stored_at", f"{place} is no directory that can be written to; choose another")
+            )
     if settings.has_teacher and not settings.learns_from_original:
         try:
             teacher = named_teacher(settings, model)
@@ -57,17 +69,24 @@ def _attention_problems(model: OpenModel, who: str, where: str) -> list[Problem]
     return [Problem(f"{where}.attention", what)]
 
 
-def sharing_problems(settings: Training, count: int, where: str) -> list[Problem]:
-    """What is wrong with a training that so many processes share."""
+def sharing_problems(settings: Training, model: OpenModel | None, count: int, where: str) -> list[Problem]:
+    """What is wrong with a training that so many processes share.
+
+    Args:
+        settings: the recipe's section.
+        model: what the run begins with, if it can be opened.
+        count: of processes.
+        where: how messages name the section.
+    """
     problems: list[Problem] = []
     if count > 1 and settings.batch // count < settings.accumulate:
         passes = "" if settings.accumulate == 1 else f" in {settings.accumulate} passes each"
         what = f"a batch of {settings.batch} windows cannot be shared by {count} processes{passes}"
         problems.append(Problem(f"{where}.batch", f"{what}; raise batch, lower accumulate or start fewer"))
-    try:
-        Arrangement.told(count)
-    except SmeltError as error:
-        problems.append(Problem(where, str(error)))
+    mixes = model is not None and any(".experts." in name for name in model.linears)
+    if count > 1 and mixes and not adds_up_unused():
+        what = f"torch {torch.__version__} adds up wrong gradients where processes use other experts"
+        problems.append(Problem(where, f"{what}; take torch 2.13 or newer, or one process"))
     return problems
 
 

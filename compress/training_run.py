@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ..distill.attention_matching import AttentionMatching
+from ..distill.attention_matching import AttentionMatching, NotSeenError
 from ..distill.batches import Batch, ShuffledWindows
 from ..distill.distilling import ATTENTION, DIVERGENCE, HIDDEN, TEXT, Distilling
 from ..distill.matching import HiddenMatching, paired
@@ -160,7 +160,7 @@ def _train(
     for kind, (module, _) in matched.items():
         trained = trained | {f"projection.{kind}.{name}": Trained(each) for name, each in module.named_parameters()}
     stage = Stage(student.module, *(module for module, _ in matched.values()))
-    trained = spread.over(stage, student.blocks, trained)
+    trained = spread.over(stage, student.in_turn, trained)
     kept = windows.read(windows.held_out())
     learner = Distilling(
         student.split,
@@ -225,6 +225,8 @@ def _train(
         samples.after(settings.steps)
         weights = spread.gathered(pieces, trained)
         spread.undone(stage)
+    except NotSeenError as error:
+        raise SmeltError(f"attention cannot be compared: {error}; remove attention from the recipe") from None
     except TrainingError as error:
         whose = f"-process-{spread.rank}" if spread.rank else ""
         kept_at = place.log / f"failed-batch-{place.name}{whose}.safetensors"
@@ -293,7 +295,7 @@ def _teacher(
     comparison = Comparison(settings.loss.method, settings.loss.settled(), settings.temperature, functions_for(device))
     stage = Stage(reading.module)
     if spread.shards > 1:
-        spread.over(stage, reading.blocks, {})
+        spread.over(stage, reading.in_turn, {})
     return ReadingTeacher(reading.split, comparison, stage)
 
 
@@ -304,7 +306,8 @@ def _home_of_opinions(
     if settings.stored_at is None or teacher.weights is not teacher.stored:  # an adapter, which its name does not tell
         return place.journal
     known_by = {
-        "teacher": teacher.stored.fingerprint(),
+        "teacher": teacher.stored.content_digest(),
+        "configuration": teacher.directory.config_data(),
         "text": windows.fingerprint(),
         "stored": settings.stored,
         "temperature": settings.temperature,

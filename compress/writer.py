@@ -51,7 +51,7 @@ class Writer:
                 token_budget=max(512, at_once),
                 memory_utilization=0.5,
                 trust_remote_code=trust_remote_code,
-                device=device.type,
+                device=str(device),
                 quiet=True,
             )
         except RuntimeProblem as problem:

@@ -13,6 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 # The score of what a token may not see: not infinite, for a difference of infinities is no number.
 _UNSEEN = -1e30
+# What is added to a score to forbid it is less than this.
+_FORBIDDEN = -1e4
 
 
 class _Seen(NamedTuple):
@@ -22,6 +24,10 @@ class _Seen(NamedTuple):
     key: Tensor
     mask: Tensor | None
     scale: float
+
+
+class NotSeenError(ValueError):
+    """A block computes attention in a way that cannot be seen, or not at all."""
 
 
 class AttentionMatching(nn.Module):
@@ -67,7 +73,7 @@ class AttentionMatching(nn.Module):
                 yield
         missing = [block for block in self._blocks[who] if block not in watch.seen]
         if missing:
-            raise ValueError(f"{type(missing[0]).__name__} does not compute attention by torch's own function")
+            raise NotSeenError(f"{type(missing[0]).__name__} does not compute attention by torch's own function")
         self._seen[who] = [watch.seen[block] for block in self._blocks[who]]
 
     def forward(self, counted: Tensor | None) -> Tensor:
@@ -126,11 +132,14 @@ class _ByWindow(torch.autograd.Function):
         for window in range(len(query)):
             leaves = [(each[window] if each is not mixture else each).detach() for each in given]
             with torch.no_grad():
-                theirs = _log_probabilities(wanted.query[window], wanted.key[window], wanted, window)
+                theirs = _scores(wanted.query[window], wanted.key[window], wanted, window)
             with torch.set_grad_enabled(sloped):
                 for leaf in leaves:
                     leaf.requires_grad_(sloped)
-                ours = _log_probabilities(leaves[0], leaves[1], mine, window)
+                ours = _scores(leaves[0], leaves[1], mine, window)
+                # Of what both may see: one may have a sliding window, and the other none.
+                both = (ours[0] > _UNSEEN / 2) & (theirs[0] > _UNSEEN / 2)
+                ours, theirs = (torch.log_softmax(each.masked_fill(~both, _UNSEEN), -1) for each in (ours, theirs))
                 if mixture is not None:
                     parts = torch.log_softmax(leaves[2].to(ours.dtype), -1)
                     ours = torch.logsumexp(ours.unsqueeze(0) + parts[:, :, None, None], 1)
@@ -150,7 +159,7 @@ class _ByWindow(torch.autograd.Function):
         return found[0], found[1], found[2] if ctx.mixed else None, None, None, None
 
 
-def _log_probabilities(query: Tensor, key: Tensor, seen: _Seen, window: int) -> Tensor:
+def _scores(query: Tensor, key: Tensor, seen: _Seen, window: int) -> Tensor:
     """Of one window, ``[heads, length, length]``."""
     heads, length = query.shape[0], query.shape[1]
     if key.shape[0] != heads:
@@ -161,8 +170,9 @@ def _log_probabilities(query: Tensor, key: Tensor, seen: _Seen, window: int) -> 
         scores = scores.masked_fill(~causal, _UNSEEN)
     else:
         mask = seen.mask[window if len(seen.mask) > 1 else 0]
-        scores = scores.masked_fill(~mask, _UNSEEN) if mask.dtype == torch.bool else (scores + mask).clamp_min(_UNSEEN)
-    return torch.log_softmax(scores, -1)
+        hidden = ~mask if mask.dtype == torch.bool else mask < _FORBIDDEN
+        scores = (scores if mask.dtype == torch.bool else scores + mask).masked_fill(hidden, _UNSEEN)
+    return scores
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

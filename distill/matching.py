@@ -61,7 +61,7 @@ class HiddenMatching(nn.Module):
         for number, (mine, wanted) in enumerate(zip(ours, theirs, strict=True)):
             wanted = wanted.detach().float()
             found = self.projections[number](mine.float()) if self.projections else mine.float()
-            apart = (found - wanted).square().mean(-1) / wanted.square().mean().clamp_min(1e-12)
+            apart = (found - wanted).square().mean(-1) / wanted.square().mean(-1).clamp_min(1e-12)
             weight = torch.ones_like(apart) if counted is None else counted
             total = total + (apart * weight).sum() / weight.sum()
         return total / len(ours)

@@ -114,6 +114,9 @@ class MasterAdamW:
 
         Those of weights that stay zero are zero, and do not count.
         """
+        for master in self.masters.values():
+            if master.grad is None:  # of an expert that nothing was sent to: as where other processes' tokens reach it
+                master.grad = torch.zeros_like(master)
         self._share()
         for name, each in self._trained.items():
             gradient = self.masters[name].grad
@@ -133,9 +136,6 @@ class MasterAdamW:
         if self._others is None:
             return
         whole = [self.masters[name] for name, each in self._trained.items() if each.rows is None]
-        for master in whole:
-            if master.grad is None:
-                master.grad = torch.zeros_like(master)
         self._others.mean_([master.grad for master in whole if master.grad is not None])
 
     def _norm(self) -> float:

@@ -107,7 +107,8 @@ def _to_uneven(numbers: Tensor) -> tuple[Tensor, Tensor]:
     blocks = _blocks(numbers)
     scale = blocks.amax(1, keepdim=True).clamp_min(torch.finfo(blocks.dtype).tiny)
     # Rounded up, so that no step becomes larger than it was; 255 stands for zero.
-    octaves = (-(blocks / scale).log2_() * _PER_OCTAVE).floor_().clamp_(0, 254)
+    # A little beyond, so that what was rounded before is itself again.
+    octaves = (-(blocks / scale).log2_() * _PER_OCTAVE + 1e-3).floor_().clamp_(0, 254)
     return torch.where(blocks == 0, 255.0, octaves).to(torch.uint8), scale
 
 

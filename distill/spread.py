@@ -143,7 +143,7 @@ class SpreadOver(Spread):
         for block in blocks:
             self._spread(block, self._reshard)
         root = self._spread(stage, False)
-        if hasattr(root, "set_reduce_scatter_unused_params"):  # since torch 2.13: of experts that nothing was sent to
+        if adds_up_unused():  # of experts that nothing was sent to
             root.set_reduce_scatter_unused_params(True)
         if trained:  # a teacher's never change
             stage.register_forward_hook(_give_up_if_read_only)
@@ -216,6 +216,11 @@ class SpreadOver(Spread):
         stays = None if trained.stays is None else trained.stays[start : start + kept].to(self._device)
         rows = Rows(start, start + kept, total)
         return replace(trained, parameter=parameter, stays=stays, rows=rows, copies=self._replicas)
+
+
+def adds_up_unused() -> bool:
+    """Whether torch adds up gradients of what only some processes have used (since 2.13)."""
+    return hasattr(FSDPModule, "set_reduce_scatter_unused_params")
 
 
 def _give_up_if_read_only(stage: nn.Module, _args: object, _output: object) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 # Queries of a strip: a quarter of the window within these limits.
 _LEAST_STRIP, _MOST_STRIP = 64, 256
@@ -31,6 +31,11 @@ class StripedAttention(TorchFunctionMode):
     Whatever code calls ``scaled_dot_product_attention`` takes part, a model of transformers for one. Calls with a mask, with
     dropout, or outside of what was found faster go to torch.
     """
+
+    @staticmethod
+    def entered() -> bool:
+        """Whether it is at work already, here."""
+        return any(isinstance(mode, StripedAttention) for mode in _get_current_function_mode_stack())
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None

@@ -107,7 +107,7 @@ def test_a_pruned_model_comes_nearer_to_its_teacher(distilled: Make) -> None:
         {"cross_entropy": 1.0, "small_states": True, "average": 0.9},
         {"stored": 16, "temperature": 1.5},
         pytest.param({"checkpointing": True, "skip_spikes": 100.0, "weight_decay": 0.1}, marks=pytest.mark.slow),
-        {"checkpointing": True, "dtype": torch.bfloat16},
+        {"checkpointing": True, "dtype": torch.bfloat16, "attention": 1.0},
     ],
     ids="-".join,
 )
@@ -406,6 +406,8 @@ def test_what_cannot_be_is_refused_before_any_work(distilled: Make, tiny: Callab
         (distilled(tiny(), data="nowhere.txt"), "nowhere.txt: there is no such text file"),
         (distilled(tiny(), teacher="./nobody"), "there is no such directory"),
         (distilled(tiny(), length=512, tokens=4096), "512 tokens are more than the 128 that the model was made for"),
+        (distilled(tiny("gemma2"), attention=1.0), "the model does not compute attention by torch's own function"),
+        (distilled(tiny(), stored=8, stored_at="/dev/null/x"), "/dev/null is no directory that can be written to"),
         (
             distilled(tiny(), {"prune": {"structure": "2:4"}}, student="random"),
             "the zeros of steps.0 would be lost",

@@ -159,6 +159,7 @@ def test_shipped_launches_say_how_weights_lie(name: str) -> None:
 REFUSED = [
     ({"FSDP_OFFLOAD_PARAMS": "true"}, "main memory"),
     ({"ACCELERATE_USE_DEEPSPEED": "true"}, "DeepSpeed"),
+    ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "mixed_precision: bf16"),
     ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"}, "fsdp_version: 2"),
     ({"ACCELERATE_USE_FSDP": "true", "FSDP_ACTIVATION_CHECKPOINTING": "true"}, "checkpointing: true in the recipe"),
     ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_TP_SIZE": "2"}, "split a model by TP"),
@@ -177,6 +178,6 @@ def test_what_accelerate_is_told_and_is_not_offered_is_refused(environment: dict
 
 def test_too_few_windows_for_all_processes_are_told_before_any_work() -> None:
     settings = Training(tokens=10_000, batch=12, accumulate=4)
-    assert not sharing_problems(settings, 3, "steps.0")
-    (problem,) = sharing_problems(settings, 4, "steps.0")
+    assert not sharing_problems(settings, None, 3, "steps.0")
+    (problem,) = sharing_problems(settings, None, 4, "steps.0")
     assert "a batch of 12 windows cannot be shared by 4 processes in 4 passes each" in problem.what

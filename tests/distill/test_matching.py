@@ -95,6 +95,18 @@ def test_gradients_of_attention_are_those_of_differences(mixed: bool, masked: bo
     assert torch.autograd.gradcheck(loss, (query, key, *mixtures))
 
 
+def test_attention_is_compared_where_both_may_look() -> None:
+    """A student with a sliding window beside a teacher without one."""
+    teacher, student = _pair("mistral", sliding_window=8)
+    teacher.config.sliding_window = None
+    blocks = [list(model.base_model.layers) for model in (student, teacher)]
+    matching = AttentionMatching(*blocks, [(0, 0)], (4, 4))
+    for who, model in (("teacher", teacher), ("student", student)):
+        with matching.watching(who):
+            model(TOKENS, use_cache=False)
+    assert 0 < matching(None).item() < 50
+
+
 def test_attention_that_is_computed_otherwise_is_refused() -> None:
     model = make_model("llama", torch.float32)
     model.set_attn_implementation("eager")

@@ -12,6 +12,7 @@ import torch
 from smelt.distill.batches import Batch, ShuffledWindows
 from smelt.distill.optimizer import MasterAdamW, Rows, Saved, Trained
 from smelt.distill.schedule import SCHEDULES, rate_at
+from smelt.distill.small_states import SmallStatesAdamW
 from smelt.distill.trainer import Trainer, TrainerSettings, TrainingError, Watch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -196,6 +197,19 @@ def test_an_interrupted_training_ends_bit_for_bit_as_one_that_was_not(changes: d
         assert [moment.step for moment in rest.moments] == list(range(1, 13))
         assert found.keys() == whole.keys()
         assert all(torch.equal(found[name], whole[name]) for name in whole)
+
+
+def test_moments_in_eight_bits_are_the_same_when_they_are_rounded_again() -> None:
+    optimizer = SmallStatesAdamW([{"params": [torch.zeros(40, 40)]}], lr=0.1, betas=(0.9, 0.95), eps=1e-8)
+    (parameter,) = optimizer.param_groups[0]["params"]
+    for _ in range(3):
+        parameter.grad = torch.randn(40, 40).exp() * torch.randn(40, 40).sign()
+        optimizer.step()
+    first = optimizer.moments(parameter, plain=False)
+    plain = optimizer.moments(parameter, plain=True)
+    optimizer.go_on(parameter, lambda name, _: plain.get(name), None)
+    again = optimizer.moments(parameter, plain=False)
+    assert all(torch.equal(first[name], again[name]) for name in ("average", "square"))
 
 
 def test_parts_of_a_batch_are_the_whole_batch() -> None:
