@@ -60,15 +60,15 @@ def logits(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return found
 
 
-CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
-    ("llama", {"scheme": "W4A16", "group_size": 32, "rounding": "gptq"}, {}),
+CASES: list[Any] = [
+    pytest.param("llama", {"scheme": "W4A16", "group_size": 32, "rounding": "gptq"}, {}, marks=pytest.mark.slow),
     ("llama", {"scheme": "W2A16", "group_size": 32, "transforms": ["rotate"], "ignore": []}, {"average": 0.8}),
     ("llama", {"scheme": "W4A16_ASYM", "group_size": 32, "transforms": ["awq"]}, {}),
     ("llama", {"scheme": "W8A8", "kv_cache": "int8"}, {"scales": 0}),
     ("llama", {"scheme": "W4A8", "inputs": None, "kv_cache": "int4"}, {"checkpointing": True}),
     ("llama", {"scheme": "W3A16", "group_size": 32, "embeddings": "int8", "ignore": []}, {"lora": 4}),
-    ("opt", {"scheme": "W4A16", "group_size": 32}, {"lora": 4}),
-    ("qwen2", {"scheme": "FP8_DYNAMIC"}, {}),
+    pytest.param("opt", {"scheme": "W4A16", "group_size": 32}, {"lora": 4}, marks=pytest.mark.slow),
+    pytest.param("qwen2", {"scheme": "FP8_DYNAMIC"}, {}, marks=pytest.mark.slow),
     ("mixtral", {"scheme": "W4A16", "group_size": 32}, {}),
 ]
 
