@@ -58,8 +58,16 @@ def test_quantized_checkpoint_reloads_and_stays_close(
     assert set(linears) - outside <= names
 
 
-@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe"])
-@pytest.mark.parametrize("scheme", LOADABLE_EXPERTS)
+@pytest.mark.parametrize(
+    ("architecture", "scheme"),
+    [
+        *(("mixtral", scheme) for scheme in LOADABLE_EXPERTS),
+        *(
+            pytest.param("qwen3_moe", scheme, marks=[] if scheme == "W4A16" else [pytest.mark.slow])
+            for scheme in LOADABLE_EXPERTS
+        ),
+    ],
+)
 def test_experts_are_quantized(
     architecture: str, scheme: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]
 ) -> None:

@@ -57,7 +57,16 @@ def test_paths_of_this_machine_stay_out(card_of: Callable[..., tuple[ModelCard, 
     assert card.data.to_dict()["base_model"] == "a-model"
 
 
-@pytest.mark.parametrize("front", ["---\n: [\n---\n", "---\njust words\n---\n", "no front matter", "---\n"])
+@pytest.mark.parametrize(
+    "front",
+    [
+        "---\n: [\n---\n",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("---\njust words\n---\n", "no front matter", "---\n")
+        ),
+    ],
+)
 def test_a_card_that_cannot_be_read_is_no_obstacle(front: str, card_of: Callable[..., tuple[ModelCard, str]]) -> None:
     card, _ = card_of(front)
     assert "license" not in card.data.to_dict()

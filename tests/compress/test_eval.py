@@ -144,6 +144,7 @@ def test_one_checkpoint_alone_is_measured_without_a_comparison(tmp_path: Path) -
     assert "perplexity" in report.verdict
 
 
+@pytest.mark.slow
 def test_models_that_do_not_fit_together_are_timed_one_after_another(
     w4: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

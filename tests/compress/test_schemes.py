@@ -18,7 +18,9 @@ from ..tiny import SMELT_6M, from_transformers
 
 FP4 = ("NVFP4A16", "NVFP4", "MXFP4A16", "MXFP4")
 PAIRS = [
-    (scheme, dtype)
+    pytest.param(
+        scheme, dtype, marks=[pytest.mark.slow] if dtype == torch.float32 and scheme not in ("W4A16", "W8A8") else []
+    )
     for scheme in SUPPORTED
     for dtype in (torch.bfloat16, torch.float16, torch.float32)
     if dtype == torch.bfloat16 or scheme not in FP4

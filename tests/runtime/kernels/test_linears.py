@@ -45,7 +45,14 @@ def _is_weight_only(scheme: str) -> bool:
 @pytest.mark.parametrize(
     ("architecture", "scheme"),
     [
-        *(("llama", scheme) for scheme in SUPPORTED if scheme in TOLD or _is_weight_only(scheme)),
+        *(
+            # The kernels have cases of their own, of each format.
+            pytest.param(
+                "llama", scheme, marks=[pytest.mark.slow] if scheme in ("W3A16", "FP8_BLOCK", "MXFP4A16") else []
+            )
+            for scheme in SUPPORTED
+            if scheme in TOLD or _is_weight_only(scheme)
+        ),
         ("mixtral", "W4A16"),
         pytest.param("mixtral", "FP8_DYNAMIC", marks=pytest.mark.slow),
         pytest.param("gemma2", "W8A16", marks=pytest.mark.slow),
