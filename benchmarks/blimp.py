@@ -3,7 +3,7 @@
     python -m benchmarks.blimp [--seed N]
 
 Two sets of 300 sentences (benchmarks/training.py) leave an uncertainty that hides what there is to see. Here the best rounding and the
-training that begins with it are judged on 250 pairs of each of 45 phenomena: by the sum of log-probabilities, with transformers' own
+training that begins with it are judged on 1000 pairs of each of 45 phenomena: by the sum of log-probabilities, with transformers' own
 model, the better sentence must be the likelier one. Rows that the result's file holds are not measured again. Needs ../shared.
 """
 
@@ -27,7 +27,8 @@ from .common import RESULTS, SHARED, save
 from .training import SEEDS, jobs, mixture
 
 NAME = "blimp"
-PAIRS = 250
+PAIRS = 1000
+BATCH = 250
 METHODS = tuple(
     f"{scheme} {how}" for scheme in ("W2A16 g64", "W3A16 g128") for how in ("signround", "signround, trained")
 )
@@ -65,8 +66,12 @@ def judged(directory: Path) -> dict[str, float]:
     found = {}
     for file in sorted((SHARED / "data/eval/blimp").glob("*.jsonl")):
         pairs = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:PAIRS]]
+        batches = [pairs[start : start + BATCH] for start in range(0, len(pairs), BATCH)]
         good, bad = (
-            _likelihoods(model, tokenizer, [pair[f"sentence_{kind}"] for pair in pairs]) for kind in ("good", "bad")
+            torch.cat(
+                [_likelihoods(model, tokenizer, [pair[f"sentence_{kind}"] for pair in batch]) for batch in batches]
+            )
+            for kind in ("good", "bad")
         )
         found[file.stem] = round(float((good > bad).float().mean()), 4)
     return found

@@ -51,10 +51,16 @@ def jobs() -> Iterator[tuple[str, dict[str, Any], bool]]:
         step = {"structure": "ffn", "score": score, "ratio": 0.25}
         yield f"25% of ffn, {score}", step, score != "path"
         yield f"25% of ffn, {score}, least squares", {**step, "update": "least_squares"}, True
+    for ratio in (0.25, 0.5):
+        step = {"structure": "ffn", "score": "wanda", "ratio": ratio, "allocation": "sensitivity"}
+        yield f"{ratio:.0%} of ffn, wanda, shared out", step, True
+        yield f"{ratio:.0%} of ffn, wanda, least squares, shared out", {**step, "update": "least_squares"}, True
     for score in ("activation", "wanda", "taylor", "weight", "path"):
         step = {"structure": "heads", "score": score, "ratio": 0.5}
         yield f"50% of heads, {score}", step, score not in ("weight", "path")
         yield f"50% of heads, {score}, least squares", {**step, "update": "least_squares"}, True
+    step = {"structure": "heads", "score": "wanda", "ratio": 0.5, "allocation": "sensitivity"}
+    yield "50% of heads, wanda, least squares, shared out", {**step, "update": "least_squares"}, True
     for ratio in (0.25, 0.5):
         for score in ("pca", "activation", "taylor", "weight"):
             step = {"structure": "hidden", "score": score, "ratio": ratio}

@@ -7,13 +7,14 @@ narrower, and their parameters' shapes compared.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..runtime.layer_sizes import LAYER_SIZES
 from .errors import SmeltError
 from .model_directory import ModelDirectory
 from .open_model import OpenModel
@@ -77,6 +78,10 @@ class Axis:
         reader, spans = next(iter(self.readers.items()))
         return spans[f"{reader}.weight"].parts[0]
 
+    def columns_of(self, units: Tensor) -> Tensor:
+        """The columns of its reader that some units have."""
+        return (units[:, None] * self.columns + torch.arange(self.columns, device=units.device)).flatten()
+
     def of_block(self, name: str) -> list[str]:
         """The readers in a block."""
         return [reader for reader in self.readers if reader.startswith(f"{name}.")]
@@ -87,8 +92,17 @@ class Axis:
 
     def with_units(self, directory: ModelDirectory, units: int) -> ModelDirectory:
         """A model directory whose configuration has so many."""
-        changes = {name: units * each for name, each in self.fields.items()}
-        return replace(directory, changes={**directory.changes, **self.pinned, **changes})
+        return replace(directory, changes={**directory.changes, **self.pinned, **self._counted(units)})
+
+    def with_units_of_blocks(self, directory: ModelDirectory, units: Sequence[int]) -> ModelDirectory:
+        """A model directory whose configuration has so many in each block, which only those who know ``layer_sizes`` can load."""
+        known = directory.config_data().get(LAYER_SIZES) or [{}] * len(units)
+        sizes = [{**other, **self._counted(own)} for other, own in zip(known, units, strict=True)]
+        changes = {**directory.changes, **self.pinned, **self._counted(max(units)), LAYER_SIZES: sizes}
+        return replace(directory, changes=changes)
+
+    def _counted(self, units: int) -> dict[str, int]:
+        return {name: units * each for name, each in self.fields.items()}
 
 
 def feed_forward(model: OpenModel) -> Axis:
@@ -217,6 +231,7 @@ def _builds(model: OpenModel, axis: Axis, units: int) -> Skeleton | None:
 
 def _grouped(model: OpenModel, axis: Axis, less: int) -> dict[str, dict[str, Span]]:
     """What changes with the number of units, by the linear that reads them."""
+    _check_alike(model, axis)
     spans = _changing(model, axis, less)
     readers = [
         name.removesuffix(".weight")
@@ -239,6 +254,16 @@ def _grouped(model: OpenModel, axis: Axis, less: int) -> dict[str, dict[str, Spa
     if len(per_unit) > 1 or min(counts) < 2:
         raise SmeltError(f"{_kind(model)}: its layers differ in their {axis.noun} in a way that Smelt does not follow")
     return found
+
+
+def _check_alike(model: OpenModel, axis: Axis) -> None:
+    """See that a step before has not left more units in some blocks than in others."""
+    sizes = getattr(model.config, LAYER_SIZES, None) or []
+    if any(name in each for each in sizes for name in axis.fields):
+        raise SmeltError(
+            f"{_kind(model)}: its blocks differ in their {axis.noun} already ({LAYER_SIZES} in config.json), so these cannot"
+            " be pruned again; prune them in one step"
+        )
 
 
 def _changing(model: OpenModel, axis: Axis, less: int) -> dict[str, Span]:

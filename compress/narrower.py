@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,20 +16,51 @@ from .weights import Weights
 def narrower(
     model: OpenModel,
     axis: Axis,
-    kept: Mapping[str, Tensor] | int,
+    kept: Mapping[str, Tensor] | Sequence[int] | int,
     changed: Mapping[str, SafetensorsFile] | None = None,
 ) -> OpenModel:
     """The model with some units only.
 
+    Where blocks keep as many, it is a plain model of Hugging Face's; otherwise ``layer_sizes`` in ``config.json`` says what
+    each has.
+
     Args:
         model: the whole model.
         axis: what is made smaller.
-        kept: which stay, by the linear that reads them, in order; or how many, where only shapes matter.
+        kept: which stay, by the linear that reads them, in order; or how many, of each block where they differ, where only
+            shapes matter.
         changed: files of weights that make up for it, already narrow, by checkpoint name.
     """
-    units = kept if isinstance(kept, int) else len(next(iter(kept.values())))
-    weights = _FewerUnits(model, axis, kept, units, changed or {})
-    return OpenModel(axis.with_units(model.directory, units), weights, is_edited=model.is_edited)
+    if isinstance(kept, int):
+        kept = dict.fromkeys(axis.readers, torch.arange(kept))
+    elif not isinstance(kept, Mapping):
+        kept = {reader: torch.arange(units) for reader, units in by_reader(model, axis, kept).items()}
+    weights = _FewerUnits(model, axis, kept, changed or {})
+    units = {len(each) for each in kept.values()}
+    if len(units) == 1:
+        directory = axis.with_units(model.directory, units.pop())
+    else:
+        directory = axis.with_units_of_blocks(model.directory, units_of_blocks(model, axis, kept))
+    return OpenModel(directory, weights, is_edited=model.is_edited)
+
+
+def by_reader(model: OpenModel, axis: Axis, units: Sequence[int]) -> dict[str, int]:
+    """How many units each reader has, given how many each block has."""
+    return {
+        reader: count
+        for block, count in zip(model.anatomy.blocks, units, strict=True)
+        for reader in axis.of_block(block.name)
+    }
+
+
+def units_of_blocks(model: OpenModel, axis: Axis, kept: Mapping[str, Tensor]) -> list[int]:
+    """How many units each block has left; a block without any reader is said to have them all."""
+    found = []
+    for block in model.anatomy.blocks:
+        counts = {len(kept[reader]) for reader in axis.of_block(block.name)} or {axis.units}
+        assert len(counts) == 1, f"readers of {block.name} keep different numbers of {axis.noun}"
+        found.append(counts.pop())
+    return found
 
 
 class _FewerUnits:
@@ -39,13 +70,11 @@ class _FewerUnits:
         self,
         model: OpenModel,
         axis: Axis,
-        kept: Mapping[str, Tensor] | int,
-        units: int,
+        kept: Mapping[str, Tensor],
         changed: Mapping[str, SafetensorsFile],
     ) -> None:
         self._source: Weights = model.weights
-        self._whole, self._units, self._changed = axis.units, units, changed
-        self._kept = dict.fromkeys(axis.readers, torch.arange(units)) if isinstance(kept, int) else kept
+        self._whole, self._kept, self._changed = axis.units, kept, changed
         self._spans: dict[str, tuple[str, Span]] = {
             model.names[name]: (reader, span) for reader, spans in axis.readers.items() for name, span in spans.items()
         }
@@ -57,8 +86,8 @@ class _FewerUnits:
         info = self._source.info(name)
         if name not in self._spans:
             return info
-        _, span = self._spans[name]
-        width = self._units * sum(span.parts)
+        reader, span = self._spans[name]
+        width = len(self._kept[reader]) * sum(span.parts)
         return TensorInfo(info.dtype, (*info.shape[: span.dim], width, *info.shape[span.dim + 1 :]))
 
     @property

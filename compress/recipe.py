@@ -372,6 +372,7 @@ _STRUCTURES = {
     "auto": _Structure((), (), ()),
     "weights": _Structure(*_SINGLE_WEIGHTS, ("sparsity",)),
 }
+_SHARED_OUT = ("uniform", "sensitivity")
 _WHOLE_PARTS = ("blocks", "attention", "mlp", "ffn", "heads", "hidden", "experts", "vocabulary", "auto")
 _PATTERN = _Structure(*_SINGLE_WEIGHTS, ())
 
@@ -501,9 +502,10 @@ class Prune(RecipeModel):
     )
     allocation: Literal["uniform", "owl", "sensitivity"] = Field(
         default="uniform",
-        description="Of single weights: how the sparsity is shared out. `uniform`: the same for every linear; `owl`: less for"
-        " blocks with more outliers (OWL); `sensitivity`: to each linear what costs the predictions least, by their Fisher"
-        " information.",
+        description="How the sparsity of single weights, or a number of channels (`ffn`) or `heads`, is shared out. `uniform`: the same"
+        " for every linear; `owl` (weights only): less for blocks with more outliers (OWL); `sensitivity`: to each linear or block what costs"
+        " the predictions least, by their Fisher information. Blocks of different sizes are no plain Hugging Face model:"
+        " Smelt loads it, and transformers with smelt.compress.config_for.",
     )
     corpus: str | None = Field(
         default=None,
@@ -560,9 +562,15 @@ class Prune(RecipeModel):
             raise ValueError("size says exactly what is left; remove multiple")
         if self.multiple is not None and self.structure not in ("ffn", "hidden", "auto"):
             raise ValueError(f"multiple is for widths; {self.structure} has none, so remove it")
-        if self.allocation != "uniform" and self.structure != "weights":
+        shares = {"weights": ("uniform", "owl", "sensitivity"), "ffn": _SHARED_OUT, "heads": _SHARED_OUT}
+        if self.allocation not in shares.get(self.structure, ("uniform",)):
+            if self.structure in shares:
+                raise ValueError(
+                    f"allocation {self.allocation} is for single weights; expected {', '.join(_SHARED_OUT)}"
+                )
             raise ValueError(
-                f"allocation shares out a sparsity over layers; {self.structure} takes the same from each, so remove it"
+                f"allocation shares weights, channels and heads out over layers; {self.structure} takes the same from each,"
+                " so remove it"
             )
         if self.score is not None and self.score not in known.scores:
             expected = f"expected {', '.join(known.scores)}" if known.scores else "remove it"

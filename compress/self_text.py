@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from ..runtime.layer_sizes import LAYER_SIZES
 from .corpus import Windows, fingerprint
 from .model_directory import ModelDirectory, find_model
 from .output import digest
@@ -47,8 +48,13 @@ def self_written_windows(model: ModelDirectory, samples: int, length: int, seed:
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 
+    told = {}
+    if model.config_data().get(LAYER_SIZES):
+        from .transformers_plugin import config_for
+
+        told = {"config": config_for(model.path, trust_remote_code=model.trust_remote_code)}
     lm = AutoModelForCausalLM.from_pretrained(
-        model.path, dtype=torch.float32, trust_remote_code=model.trust_remote_code, local_files_only=True
+        model.path, dtype=torch.float32, trust_remote_code=model.trust_remote_code, local_files_only=True, **told
     ).eval()
     vocabulary = lm.get_input_embeddings().weight.shape[0]  # type: ignore
     generator = torch.Generator().manual_seed(seed)

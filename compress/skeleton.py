@@ -11,6 +11,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 
+from ..runtime.errors import RuntimeProblem
+from ..runtime.layer_sizes import layer_configs
 from .errors import Problem, SmeltError, raise_problems
 from .experts import unfuse_experts
 from .weights import Weights
@@ -45,6 +47,7 @@ class Skeleton:
         try:
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+            give_layer_sizes(model)
         except (
             ValueError,
             TypeError,
@@ -53,6 +56,7 @@ class Skeleton:
             ZeroDivisionError,
             RuntimeError,
             AssertionError,
+            RuntimeProblem,
         ) as error:
             first = str(error).split("\n")[0]
             raise SmeltError(
@@ -126,6 +130,20 @@ class Skeleton:
             problems = [*problems[:8], Problem("config.json", f"… and {len(problems) - 8} more tensors do not fit")]
         raise_problems(problems)
         return found
+
+
+def give_layer_sizes(model: nn.Module) -> None:
+    """Where layers differ in size, give a model without weights the blocks of models all of whose layers are of that size."""
+    config: Any = model.config
+    configs = layer_configs(config)
+    if configs is None:
+        return
+    with torch.device("meta"):
+        alike = {id(each): type(model)._from_config(each, dtype=model.dtype) for each in configs}  # type: ignore[attr-defined]
+    blocks: Any = model.get_submodule(_find_blocks(model, config))
+    for index, each in enumerate(configs):
+        even = alike[id(each)]
+        blocks[index] = even.get_submodule(_find_blocks(even, each))[index]
 
 
 def _find_blocks(model: nn.Module, config: PretrainedConfig) -> str:

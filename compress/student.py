@@ -15,6 +15,7 @@ from ..distill.optimizer import Trained
 from ..distill.split_model import SplitModel
 from ..quant.causal_attention import StripedAttention
 from ..quant.zeros import not_pruned
+from ..runtime.layer_sizes import layer_configs
 from .errors import SmeltError
 from .model_directory import ModelDirectory
 from .open_model import OpenModel
@@ -88,9 +89,10 @@ class WholeModel:
         return self._model.skeleton.hidden_size
 
     @property
-    def heads(self) -> int:
-        """Heads of a block's attention."""
-        return int(self.module.config.get_text_config().num_attention_heads)
+    def heads(self) -> list[int]:
+        """Heads of each block's attention."""
+        config = self.module.config.get_text_config()
+        return [int(each.num_attention_heads) for each in layer_configs(config) or [config] * len(self.blocks)]
 
     @property
     def vocabulary(self) -> int:

@@ -359,7 +359,8 @@ def _matched(
         hidden = HiddenMatching(blocks[0], blocks[1], pairs, (student.hidden_size, teacher.hidden_size))
         found[HIDDEN] = hidden.to(device), settings.hidden
     if settings.attention:
-        attention = AttentionMatching(blocks[0], blocks[1], pairs, (student.heads, teacher.heads))
+        heads = [(student.heads[i], teacher.heads[j]) for i, j in pairs]
+        attention = AttentionMatching(blocks[0], blocks[1], pairs, heads)
         found[ATTENTION] = attention.to(device), settings.attention
     return found
 

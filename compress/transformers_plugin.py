@@ -1,7 +1,8 @@
 """transformers, taught to load every checkpoint that Smelt's runtime reads, with the runtime's own reader.
 
-transformers loads most checkpoints of Smelt by itself. Some it does not (mixtures of experts with zero-points), or only
-with other packages (GPTQ, AWQ), or without rounding a linear's inputs. With this module it restores all of them:
+transformers loads most checkpoints of Smelt by itself. Some it does not (mixtures of experts with zero-points, blocks that
+differ in size), or only with other packages (GPTQ, AWQ), or without rounding a linear's inputs. With this module it restores
+all of them:
 
     from smelt.compress.transformers_plugin import config_for
     model = AutoModelForCausalLM.from_pretrained(path, config=config_for(path))
@@ -29,9 +30,11 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..quant.activations import ActivationRounding, quantize_inputs
 from ..runtime.errors import RuntimeProblem
+from ..runtime.layer_sizes import LAYER_SIZES
 from ..runtime.stored import reader_of
 from .errors import SmeltError
 from .model_directory import find_checkpoint
+from .skeleton import give_layer_sizes
 from .weights import CheckpointWeights
 
 METHOD = "smelt"
@@ -46,12 +49,12 @@ def config_for(checkpoint: str | Path, *, trust_remote_code: bool = False) -> Pr
         trust_remote_code: run Python code that comes with it.
 
     Raises:
-        SmeltError: the checkpoint is not quantized, or in a way that Smelt does not read.
+        SmeltError: transformers needs no help with the checkpoint, or it is quantized in a way that Smelt does not read.
     """
     path = find_checkpoint(str(checkpoint), trust_remote_code=trust_remote_code).path
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
     stored = getattr(config, "quantization_config", None)
-    if not stored:
+    if not stored and getattr(config, LAYER_SIZES, None) is None:
         raise SmeltError(f"{path}: its weights are plain; transformers loads them as they are, without a config")
     settings = SmeltConfig(stored=stored, path=str(path))
     SmeltQuantizer(settings)  # says whether its reader knows the method
@@ -63,11 +66,11 @@ class SmeltConfig(QuantizationConfigMixin):
     """How :class:`SmeltQuantizer` restores a checkpoint.
 
     Args:
-        stored: the checkpoint's own ``quantization_config``.
+        stored: the checkpoint's own ``quantization_config``; None of plain weights.
         path: where the checkpoint is.
     """
 
-    def __init__(self, stored: dict[str, Any], path: str, **_: Any) -> None:
+    def __init__(self, stored: dict[str, Any] | None, path: str, **_: Any) -> None:
         self.quant_method = METHOD  # type: ignore[assignment]
         self.stored = stored
         self.path = path
@@ -127,8 +130,9 @@ class SmeltQuantizer(HfQuantizer):
         return matrix.dense(matrix.values.dtype if matrix.scale is None else matrix.scale.dtype)
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        give_layer_sizes(model)
         # Keys and values are compressed-tensors' own matter, as when transformers loads the checkpoint without Smelt.
-        keys_values = self.quantization_config.stored.get("kv_cache_scheme")  # type: ignore[union-attr]
+        keys_values = (self.quantization_config.stored or {}).get("kv_cache_scheme")  # type: ignore[union-attr]
         if keys_values is not None:
             only = QuantizationConfig.model_validate({"config_groups": {}, "kv_cache_scheme": keys_values})
             only.quantization_status = QuantizationStatus.COMPRESSED

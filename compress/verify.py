@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..runtime.layer_sizes import LAYER_SIZES
 from ..runtime.machine import available_memory, human_bytes
 from .compressed import CompressedModel
 from .errors import SmeltError
@@ -109,13 +110,15 @@ def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> R
         "are too" if difference == 0 else f"differ by at most {difference:.1e} of the largest (allowed {allowed:.0e})"
     )
     sentence = f"reloaded with transformers{how}; its weights are exactly ours, and its logits {logits}"
-    if how:
+    if how and getattr(compressed.model.config, LAYER_SIZES, None) is None:
         sentence += "; vLLM, which documents this layout, was not tried"
     return Reload("transformers", difference, allowed, sentence)
 
 
 def _what_loading_needs(compressed: CompressedModel, checkpoint: Path) -> tuple[dict[str, Any], str, int | None]:
     """What ``from_pretrained`` must be told of this checkpoint, how a report says it, and the bytes of what stays packed."""
+    if getattr(compressed.model.config, LAYER_SIZES, None) is not None:
+        return _with_plug_in(compressed, checkpoint, "which blocks of different sizes need there")
     experts = any(facts.is_expert for facts in compressed.model.linears.values())
     if compressed.schemes is None:
         return {}, "", compressed.stored_bytes
@@ -123,16 +126,19 @@ def _what_loading_needs(compressed: CompressedModel, checkpoint: Path) -> tuple[
     if needs == "nothing":
         return {}, "", None if experts else compressed.stored_bytes  # experts are restored to be put together
     if needs == "plug-in":
-        from .transformers_plugin import config_for
-
-        trust = compressed.model.directory.trust_remote_code
-        told = {"config": config_for(checkpoint, trust_remote_code=trust)}
-        return told, " and config=smelt.compress.config_for(…), which its zero-points need there", None
+        return _with_plug_in(compressed, checkpoint, "which its zero-points need there")
     from transformers import CompressedTensorsConfig
 
     dequantized = CompressedTensorsConfig(dequantize=True)
     how = " and quantization_config=CompressedTensorsConfig(dequantize=True), which zero-points need there"
     return {"quantization_config": dequantized}, how, None
+
+
+def _with_plug_in(compressed: CompressedModel, checkpoint: Path, why: str) -> tuple[dict[str, Any], str, None]:
+    from .transformers_plugin import config_for
+
+    told = {"config": config_for(checkpoint, trust_remote_code=compressed.model.directory.trust_remote_code)}
+    return told, f" and config=smelt.compress.config_for(…), {why}", None
 
 
 def _both(

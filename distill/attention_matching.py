@@ -40,7 +40,7 @@ class AttentionMatching(nn.Module):
         student: its blocks.
         teacher: its blocks.
         pairs: which of the student's is compared with which of the teacher's.
-        heads: how many a block of the student's has, and of the teacher's.
+        heads: of each pair, how many heads the student's has, and the teacher's.
 
     Attributes:
         mixtures: where a student has other heads than its teacher: how much of each of its heads goes into what is
@@ -52,14 +52,13 @@ class AttentionMatching(nn.Module):
         student: Sequence[nn.Module],
         teacher: Sequence[nn.Module],
         pairs: Sequence[tuple[int, int]],
-        heads: tuple[int, int],
+        heads: Sequence[tuple[int, int]],
     ) -> None:
         super().__init__()
         self._blocks = {"student": [student[i] for i, _ in pairs], "teacher": [teacher[j] for _, j in pairs]}
         self._seen: dict[str, list[_Seen]] = {}
-        self.mixtures = nn.ParameterList(
-            [nn.Parameter(torch.zeros(heads[1], heads[0])) for _ in pairs if heads[0] != heads[1]]
-        )
+        self._mixed = [number for number, (ours, theirs) in enumerate(heads) if ours != theirs]
+        self.mixtures = nn.ParameterList([nn.Parameter(torch.zeros(heads[n][1], heads[n][0])) for n in self._mixed])
 
     @contextmanager
     def watching(self, who: str) -> Iterator[None]:
@@ -84,7 +83,7 @@ class AttentionMatching(nn.Module):
             weight = (
                 torch.ones(len(mine.query), mine.query.shape[2], device=total.device) if counted is None else counted
             )
-            mixture = self.mixtures[number] if len(self.mixtures) else None
+            mixture = self.mixtures[self._mixed.index(number)] if number in self._mixed else None
             total = total + _ByWindow.apply(mine.query, mine.key, mixture, mine, wanted, weight)
         return total / len(ours)
 

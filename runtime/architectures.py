@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .errors import RuntimeProblem
+from .layer_sizes import LAYER_SIZES, layer_configs
 from .rope import Rope
 
 
@@ -21,6 +22,7 @@ class LayerSpec:
         rope: the name of its rotation among the decoder's; None if positions are not rotated.
         sparse: whether its feed-forward part is a mixture of experts.
         attends, feeds: whether it has attention, and a feed-forward part; pruning may have taken one of them.
+        heads, key_value_heads: of its own; None for as many as the decoder's.
     """
 
     scale: float
@@ -29,6 +31,8 @@ class LayerSpec:
     sparse: bool = False
     attends: bool = True
     feeds: bool = True
+    heads: int | None = None
+    key_value_heads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,7 @@ class DecoderSpec:
     """A decoder-only language model, without its weights.
 
     Attributes:
+        heads, key_value_heads: of layers that do not say how many they have.
         norm: ``rms``, ``rms+1`` (Gemma: the weight is an offset from one) or ``layer``.
         order: ``sequential``: each part's input is normed, its output is normed where the checkpoint has such a norm, then added;
             ``parallel``: attention and feed-forward both read the layer's input; ``after``: the sum is normed (OPT-350m).
@@ -111,9 +116,14 @@ class DecoderSpec:
     tied: bool = False
 
     @property
-    def caches(self) -> int:
-        """How many layers keep keys and values."""
-        return sum(layer.attends for layer in self.layers)
+    def cached_heads(self) -> tuple[int, ...]:
+        """Of each layer that keeps keys and values, how many heads they have."""
+        return tuple(layer.key_value_heads or self.key_value_heads for layer in self.layers if layer.attends)
+
+    @property
+    def most_heads(self) -> int:
+        """Query heads of the layer that has most."""
+        return max(layer.heads or self.heads for layer in self.layers)
 
 
 Config = Any
@@ -125,7 +135,24 @@ def spec_of(config: Config) -> DecoderSpec:
     Raises:
         RuntimeProblem: the architecture, or something the config asks of it, is not supported.
     """
-    return _without_parts(_whole(config), config)
+    return _without_parts(_with_sizes(_whole(config), config), config)
+
+
+def _with_sizes(spec: DecoderSpec, config: Config) -> DecoderSpec:
+    """With what layers have of their own where pruning left more of some than of others; feed-forward widths are seen in matrices."""
+    configs = layer_configs(config)
+    if configs is None:
+        return spec
+    alone = {id(each): _whole(each) for each in configs}
+    layers = tuple(
+        replace(layer, heads=alone[id(each)].heads, key_value_heads=alone[id(each)].key_value_heads)
+        for layer, each in zip(spec.layers, configs, strict=True)
+    )
+    if any(each.head_size != spec.head_size for each in alone.values()):
+        raise RuntimeProblem(
+            f"config.json: {LAYER_SIZES} gives layers heads of different sizes, which is not supported"
+        )
+    return replace(spec, layers=layers)
 
 
 def _without_parts(spec: DecoderSpec, config: Config) -> DecoderSpec:

@@ -139,7 +139,7 @@ def cache_args(config: dict[str, Any] | None) -> QuantizationArgs | None:
 
 
 def cache_scheme(
-    args: QuantizationArgs | None, tensors: Tensors, attentions: Sequence[str], heads: int, head_size: int
+    args: QuantizationArgs | None, tensors: Tensors, attentions: Sequence[str], heads: Sequence[int], head_size: int
 ) -> CacheScheme | None:
     """The scheme with its scales.
 
@@ -147,7 +147,7 @@ def cache_scheme(
         args: what the checkpoint says of keys and values, if anything.
         tensors: of the checkpoint.
         attentions: each layer's attention, by its name there.
-        heads: that keys and values have.
+        heads: that each one's keys and values have.
         head_size: numbers of a head.
 
     Raises:
@@ -158,10 +158,10 @@ def cache_scheme(
     if args.dynamic is True and head_size % (args.group_size or 1):
         raise RuntimeProblem(f"kv_cache_scheme: groups of {args.group_size} do not divide heads of {head_size} numbers")
     layers = []
-    for name in attentions:
+    for name, count in zip(attentions, heads, strict=True):
         keys, values = (rounding_of(args, tensors, name, what) for what in ("k", "v"))
         for what, rounding in (("k", keys), ("v", values)):
-            wanted = heads if args.strategy == "attn_head" else 1
+            wanted = count if args.strategy == "attn_head" else 1
             if rounding.scale is not None and rounding.scale.numel() != wanted:
                 raise RuntimeProblem(f"{name}: its {what}_scale has {rounding.scale.numel()} numbers, not {wanted}")
         layers.append((keys, values))

@@ -66,12 +66,22 @@ class LayerStore:
     key_scales: Tensor | None
     value_scales: Tensor | None
 
+    def tensors(self) -> list[Tensor]:
+        """All of its memory."""
+        return [each for each in (self.keys, self.values, self.key_scales, self.value_scales) if each is not None]
+
+    def part(self, index: int) -> LayerStore:
+        """Of several layers' parts with a dimension in front, one."""
+        scales = (None if each is None else each[index] for each in (self.key_scales, self.value_scales))
+        return LayerStore(self.keys[index], self.values[index], *scales)
+
 
 class PagedKeysValues:
     """Keys and values of all layers, in blocks of ``block_size`` positions.
 
     Args:
-        layers, heads, size: the model's layers, key-value heads and head size.
+        heads: of each layer's keys and values.
+        size: of a head.
         blocks: how many blocks.
         block_size: positions in a block.
         dtype: of what is stored; int8 and float8_e4m3fn have a scale for each head and position.
@@ -84,8 +94,7 @@ class PagedKeysValues:
 
     def __init__(
         self,
-        layers: int,
-        heads: int,
+        heads: Sequence[int],
         size: int,
         blocks: int,
         block_size: int,
@@ -101,27 +110,32 @@ class PagedKeysValues:
         self.dtype = dtype
         self.handles: dict[Any, Any] = {}
         self.rules = rules
-        self._keys = zeros_in_large_pages((layers, blocks, heads, size // 2, block_size, 2), dtype, device)
-        self._values = zeros_in_large_pages((layers, blocks, heads, -(-block_size // 2), size, 2), dtype, device)
-        scaled = dtype in _LARGEST
-        self._key_scales = torch.zeros(layers, blocks, heads, block_size, device=device) if scaled else None
-        self._value_scales = torch.zeros(layers, blocks, heads, block_size, device=device) if scaled else None
+        self._layers: dict[int, LayerStore] = {}
+        # Layers of as many heads lie one after another, so that a block of all of them is copied at once.
+        self._alike: list[LayerStore] = []
+        for count in dict.fromkeys(heads):
+            layers = [layer for layer, own in enumerate(heads) if own == count]
+            shape, scaled = (len(layers), blocks, count), dtype in _LARGEST
+            together = LayerStore(
+                zeros_in_large_pages((*shape, size // 2, block_size, 2), dtype, device),
+                zeros_in_large_pages((*shape, -(-block_size // 2), size, 2), dtype, device),
+                torch.zeros(*shape, block_size, device=device) if scaled else None,
+                torch.zeros(*shape, block_size, device=device) if scaled else None,
+            )
+            self._alike.append(together)
+            for place, layer in enumerate(layers):
+                self._layers[layer] = together.part(place)
 
     @staticmethod
-    def block_bytes(layers: int, heads: int, size: int, block_size: int, dtype: torch.dtype) -> int:
+    def block_bytes(heads: Sequence[int], size: int, block_size: int, dtype: torch.dtype) -> int:
         """Memory of one block, over all layers."""
         scale = torch.float32.itemsize if dtype in _LARGEST else 0
         positions = block_size + 2 * -(-block_size // 2)  # of keys, and of values
-        return layers * heads * (positions * size * dtype.itemsize + 2 * block_size * scale)
+        return sum(heads) * (positions * size * dtype.itemsize + 2 * block_size * scale)
 
     def layer(self, index: int) -> LayerStore:
         """One layer's part."""
-        return LayerStore(
-            self._keys[index],
-            self._values[index],
-            None if self._key_scales is None else self._key_scales[index],
-            None if self._value_scales is None else self._value_scales[index],
-        )
+        return self._layers[index]
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store ``[tokens, heads, size]`` at ``slots``: a block's number times its size, and the place inside."""
@@ -147,10 +161,9 @@ class PagedKeysValues:
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks, ``(from, to)``."""
-        for store in (self._keys, self._values, self._key_scales, self._value_scales):
-            if store is not None:
-                for source, target in pairs:
-                    store[:, target] = store[:, source]
+        for stored in (tensor for alike in self._alike for tensor in alike.tensors()):
+            for source, target in pairs:
+                stored[:, target] = stored[:, source]
 
 
 def _rounded(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

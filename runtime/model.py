@@ -70,7 +70,7 @@ class Model:
                 for i, layer in enumerate(self.spec.layers)
                 if layer.attends
             ],
-            self.spec.key_value_heads,
+            self.spec.cached_heads,
             self.spec.head_size,
         )
         self._run = operators.lower(self._through_layers)
@@ -133,9 +133,7 @@ class Model:
         """An empty cache for this model."""
         spec, scheme, kept = self.spec, self.cache_scheme, self.kept(wanted)
         rules = None if scheme is None else scheme.rules(self.dtype, kept, self.device)
-        return self.operators.keys_values(
-            spec.caches, spec.key_value_heads, spec.head_size, blocks, block_size, kept, rules
-        )
+        return self.operators.keys_values(spec.cached_heads, spec.head_size, blocks, block_size, kept, rules)
 
     @property
     def cache_variants(self) -> bool:
@@ -316,7 +314,8 @@ class _Layer:
         def at(name: str | None) -> str | None:
             return None if name is None else prefix + name
 
-        heads, shared, size = spec.heads, spec.key_value_heads, spec.head_size
+        heads, shared = layer.heads or spec.heads, layer.key_value_heads or spec.key_value_heads
+        size = spec.head_size
         self._widths = [heads * size, shared * size, shared * size]
         self._heads = Heads(heads, shared, size, layer.scale, layer.window, spec.score_cap)
         self._query_key_value = self._out = None

@@ -187,8 +187,7 @@ class Operators:
 
     def keys_values(
         self,
-        layers: int,
-        heads: int,
+        heads: Sequence[int],
         size: int,
         blocks: int,
         block_size: int,
@@ -196,15 +195,15 @@ class Operators:
         rules: Rules | None = None,
     ) -> KeysValues:
         """An empty cache, as these operators want it; arguments as of :class:`PagedKeysValues`."""
-        return PagedKeysValues(layers, heads, size, blocks, block_size, kept, self.device, rules)
+        return PagedKeysValues(heads, size, blocks, block_size, kept, self.device, rules)
 
     def keeps(self, codes: torch.dtype) -> bool:
         """Whether codes of keys and values can be kept as the checkpoint rounds them."""
         return True
 
-    def block_bytes(self, layers: int, heads: int, size: int, block_size: int, kept: torch.dtype) -> int:
+    def block_bytes(self, heads: Sequence[int], size: int, block_size: int, kept: torch.dtype) -> int:
         """Memory of one of the cache's blocks, over all layers."""
-        return PagedKeysValues.block_bytes(layers, heads, size, block_size, kept)
+        return PagedKeysValues.block_bytes(heads, size, block_size, kept)
 
 
 class _TorchAttention:

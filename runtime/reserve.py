@@ -59,7 +59,7 @@ def reserve(
     """
     spec = model.spec
     weights = model.nbytes()
-    block = model.operators.block_bytes(spec.caches, spec.key_value_heads, spec.head_size, block_size, kv_dtype)
+    block = model.operators.block_bytes(spec.cached_heads, spec.head_size, block_size, kv_dtype)
     most = max_sequences * -(-max_length // block_size)
     if model.device.type == "cpu":
         activations = _guessed(model, max_length, max_sequences, token_budget)
@@ -86,8 +86,8 @@ def reserve(
 def _guessed(model: Model, max_length: int, max_sequences: int, token_budget: int) -> int:
     """What a step takes at most on a CPU."""
     spec = model.spec
-    widest = max(4 * spec.hidden, spec.heads * spec.head_size)
+    widest = max(4 * spec.hidden, spec.most_heads * spec.head_size)
     # A long prompt's mask, or, where scores are capped, the scores themselves; and its keys and values, gathered.
-    attending = token_budget * max_length * (8 * spec.heads if spec.score_cap else 5)
-    gathered = 2 * max(max_length, 16384) * spec.key_value_heads * spec.head_size * model.dtype.itemsize
+    attending = token_budget * max_length * (8 * spec.most_heads if spec.score_cap else 5)
+    gathered = 2 * max(max_length, 16384) * max(spec.cached_heads) * spec.head_size * model.dtype.itemsize
     return token_budget * widest * 8 * 4 + max_sequences * spec.vocabulary * 4 * 3 + attending + gathered

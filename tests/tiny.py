@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, CompressedTensorsConfig, PreTrainedModel
 
 REPOSITORY = Path(__file__).parents[1]
@@ -88,7 +90,7 @@ def make_model(architecture: str, dtype: torch.dtype = torch.float32, seed: int 
     """A random model; its weights are large enough that quantizing them moves the logits."""
     torch.manual_seed(seed)
     config = CONFIG_MAPPING[architecture](**CONFIGS[architecture] | changes)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = _with_sizes(AutoModelForCausalLM.from_config(config), changes, architecture)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
@@ -99,6 +101,24 @@ def make_model(architecture: str, dtype: torch.dtype = torch.float32, seed: int 
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     remove_parts(model, changes.get("layer_parts", []))
     return model.to(dtype)
+
+
+def sizes(**fields: Sequence[int]) -> list[dict[str, int]]:
+    """What ``layer_sizes`` of a configuration says, from each field's numbers by block."""
+    return [dict(zip(fields, numbers, strict=True)) for numbers in zip(*fields.values(), strict=True)]
+
+
+def _with_sizes(model: PreTrainedModel, changes: dict[str, Any], architecture: str) -> PreTrainedModel:
+    """With each block that of a model whose blocks are all of its size."""
+    usual = {name: value for name, value in changes.items() if name != "layer_sizes"}
+    for index, each in enumerate(changes.get("layer_sizes", [])):
+        even = AutoModelForCausalLM.from_config(CONFIG_MAPPING[architecture](**CONFIGS[architecture] | usual | each))
+        _blocks(model)[index] = _blocks(even)[index]
+    return model.eval()
+
+
+def _blocks(model: nn.Module) -> nn.ModuleList:
+    return next(module for module in model.modules() if isinstance(module, nn.ModuleList))
 
 
 @torch.no_grad()

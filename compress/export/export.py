@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from ...runtime.layer_sizes import LAYER_SIZES
 from ...runtime.machine import human_bytes
 from ..checkpoint import Entry, write_checkpoint
 from ..errors import SmeltError, raise_problems
@@ -94,6 +95,11 @@ def export(
         raise SmeltError(f"--type: only gguf has types, and the format is {to}; remove it")
     source = find_checkpoint(checkpoint, trust_remote_code=trust_remote_code)
     check_output(output, source.path, "export", fresh=fresh, suffix=".gguf")
+    if to != "dense" and LAYER_SIZES in source.config_data():
+        raise SmeltError(
+            f"{source.path}: its blocks differ in size ({LAYER_SIZES} in config.json), which no tool that reads {to} can load;"
+            " prune them evenly, or use --to dense"
+        )
     show = Progress(progress)
     if to == _GGUF:
         return _export_gguf(source, output, kind, show)

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from ...runtime.layer_sizes import LAYER_SIZES
 from ..checkpoint import StoredSchemes
 from ..evaluation.against import primary_tasks
 from ..evaluation.result import ModelResult, ReportData
@@ -195,6 +196,8 @@ def _use(checkpoint: Path, model: ModelResult) -> list[str]:
 
 
 def _serving(checkpoint: Path, model: ModelResult) -> list[str]:
+    if _is_uneven(checkpoint):
+        return ["# vLLM does not load blocks of different sizes, which this model has"]
     if _quantization(checkpoint) is None:
         return ["vllm serve PATH"]
     steps = (model.recipe or {}).get("steps") or []
@@ -205,11 +208,25 @@ def _serving(checkpoint: Path, model: ModelResult) -> list[str]:
 
 def _quantization(checkpoint: Path) -> dict[str, Any] | None:
     """The checkpoint's ``quantization_config``; None of one that was pruned only."""
-    config: dict[str, Any] = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    return config.get("quantization_config")
+    return _config(checkpoint).get("quantization_config")
+
+
+def _is_uneven(checkpoint: Path) -> bool:
+    return LAYER_SIZES in _config(checkpoint)
+
+
+def _config(checkpoint: Path) -> dict[str, Any]:
+    return json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
 
 
 def _loading(checkpoint: Path) -> list[str]:
+    with_plug_in = [
+        "from smelt.compress import config_for",
+        "",
+        'model = AutoModelForCausalLM.from_pretrained("PATH", config=config_for("PATH"))',
+    ]
+    if _is_uneven(checkpoint):
+        return with_plug_in
     quantization = _quantization(checkpoint)
     if quantization is None:
         return ["", 'model = AutoModelForCausalLM.from_pretrained("PATH")']
@@ -218,11 +235,7 @@ def _loading(checkpoint: Path) -> list[str]:
     if needs == "nothing":
         return ["", 'model = AutoModelForCausalLM.from_pretrained("PATH")']
     if needs == "plug-in":
-        return [
-            "from smelt.compress import config_for",
-            "",
-            'model = AutoModelForCausalLM.from_pretrained("PATH", config=config_for("PATH"))',
-        ]
+        return with_plug_in
     return [
         "from transformers import CompressedTensorsConfig",
         "",

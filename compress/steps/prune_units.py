@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ..axes import Axis
 from ..errors import Problem, SmeltError
 from ..evaluation.text import LOGIT_TOKENS
 from ..links import as_rows
-from ..narrower import narrower
+from ..narrower import by_reader, narrower, units_of_blocks
 from ..open_model import OpenModel
 from ..recipe import Prune
 from ..resources import Cost, compute_dtype, release_freed_memory
@@ -34,13 +34,18 @@ from .guard import LayerGuard
 from .parts import layers_of, load_part, save_part
 from .smaller_model import computes_the_same, write_model
 from .step import RunContext, StepRecord
+from .unit_sizes import MOST_LEVELS, oddest_units, shared_out_units
 
 AXES: dict[str, Callable[[OpenModel], Axis]] = {"ffn": axes.feed_forward, "heads": axes.heads}
 _KEPT = "kept:"
+UNEVEN_LOADS = (
+    "its blocks differ in size, which no configuration of Hugging Face's can say: Smelt loads it, and transformers with"
+    " config=smelt.compress.config_for(…); without that transformers, vLLM and llama.cpp do not"
+)
 
 
 class PruneUnitsStep:
-    """Take units out of every layer that has them, the same number of each.
+    """Take units out of every layer that has them, the same number of each unless the recipe says that they are shared out.
 
     Args:
         settings: the recipe's section.
@@ -61,6 +66,7 @@ class PruneUnitsStep:
         s = self.settings
         amount = f"{s.count}" if s.count is not None else f"{s.ratio:.0%} of" if s.ratio is not None else None
         update = "" if s.update is None else " + least squares"
+        update += "" if self._is_even else f", shared out by {s.allocation}"
         if amount is None:
             return f"{s.size} {s.structure} left by {self._score}{update}"
         return f"{amount} {s.structure} fewer by {self._score}{update}"
@@ -99,16 +105,20 @@ class PruneUnitsStep:
                 possible = [str(per_unit * (axis.units - units)) for units in axes.possible_units(model, axis)]
                 what += f"; heads that can go: {', '.join(possible)}"
             return [Problem(amount, what)]
+        if not self._is_even and sum(bool(axis.of_block(block.name)) for block in model.anatomy.blocks) < 2:
+            return [Problem(f"{self._where}.allocation", "only one block has them, so there is nothing to share out")]
         return []
 
     def outlook(self, model: OpenModel) -> OpenModel:
         axis = self._axis(model)
-        return narrower(model, axis, self._left(axis))
+        left = self._left(axis)
+        return narrower(model, axis, left if self._is_even else oddest_units(model, axis, left))
 
     def plan(self, model: OpenModel) -> dict[str, Any]:
         axis = self._axis(model)
-        before, after = model.weights.nbytes, self.outlook(model).weights.nbytes
         left = self._left(axis)
+        before, after = model.weights.nbytes, narrower(model, axis, left).weights.nbytes
+        uneven = "" if self._is_even else f" in each layer on average, shared out by {self.settings.allocation},"
         return {
             "step": "prune",
             "structure": self.settings.structure,
@@ -120,7 +130,8 @@ class PruneUnitsStep:
             "bytes_after": after,
             "checkpoint_bytes": after,
             "stays_packed": True,
-            "sentence": f"prune {axis.noun} from {axis.units} to {left} by {self._score}:"
+            **({} if self._is_even else {"allocation": self.settings.allocation}),
+            "sentence": f"prune {axis.noun} from {axis.units} to {left}{uneven} by {self._score}:"
             f" {human_bytes(before)} -> {human_bytes(after)}",
         }
 
@@ -143,6 +154,14 @@ class PruneUnitsStep:
             head = model.linears[model.anatomy.head].numel
             operations += sum(8.0 * tokens * model.block_numel(i) for i in range(blocks)) + 6.0 * tokens * head
             kept += (blocks + 2) * hidden
+        if not self._is_even:
+            head = model.linears[model.anatomy.head].numel
+            operations += sum(10.0 * tokens * model.block_numel(i) for i in range(blocks)) + 6.0 * tokens * head
+            operations += MOST_LEVELS * len(axis.readers) * (2.0 * tokens * columns * hidden + columns**3)
+            logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 4
+            changes = MOST_LEVELS * len(axis.readers) // blocks * columns * hidden * number
+            memory = max(memory + changes, model.embedding_bytes() + logits)
+            kept += (blocks + 2) * hidden
         return Cost(int(memory), int(2 * model.weights.nbytes + tokens * kept * number), operations)
 
     def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
@@ -159,9 +178,14 @@ class PruneUnitsStep:
         kept = {reader: stored[f"{_KEPT}{reader}"].load(f"{_KEPT}{reader}") for reader in axis.readers}
         after = narrower(model, axis, kept, {name: f for name, f in stored.items() if not name.startswith(_KEPT)})
         write_model(after, model, target)
-        done = f"{self._left(axis)} of {axis.units} {axis.noun} are left in each layer"
+        units = units_of_blocks(model, axis, kept)
+        if len(set(units)) > 1:
+            told = f"{', '.join(map(str, units))} of {axis.units} {axis.noun} are left, block by block"
+            done, chosen = [told, UNEVEN_LOADS], {"units": units}
+        else:
+            done, chosen = [f"{units[0]} of {axis.units} {axis.noun} are left in each layer"], None
         settings = self.settings.model_dump(mode="json")
-        return StepRecord("prune", settings, layers_of(parts), list(model.anatomy.unknown), None, [done])
+        return StepRecord("prune", settings, layers_of(parts), list(model.anatomy.unknown), chosen, done)
 
     def help(self, model: OpenModel, context: RunContext) -> None:
         context.processes.wait()  # for what the first tries
@@ -191,7 +215,7 @@ class PruneUnitsStep:
 
     def _parts(self, model: OpenModel, axis: Axis, context: RunContext) -> list[Path]:
         context.journal.mkdir(parents=True, exist_ok=True)
-        pruner = _LayerPruner(model, axis, self._left(axis), self, context)
+        pruner = _LayerPruner(model, axis, self, context)
         pruner.run()
         return pruner.parts
 
@@ -209,6 +233,31 @@ class PruneUnitsStep:
         if processes.leads:
             save_tensors(file, found)
         return found
+
+    def units_of_readers(
+        self, model: OpenModel, axis: Axis, known: Mapping[str, Tensor], context: RunContext
+    ) -> dict[str, int]:
+        """How many units each reader keeps.
+
+        Args:
+            model: the model.
+            axis: the units.
+            known: the scores that gradients give.
+            context: the run.
+        """
+        left = self._left(axis)
+        if self._is_even:
+            return dict.fromkeys(axis.readers, left)
+
+        def scores(reader: str, weight: Tensor, stats: LayerStats) -> Tensor:
+            return self.scores(model, axis, reader, weight, stats, known.get(reader))
+
+        units = shared_out_units(model, axis, left, scores, context, refits=self.refits)
+        return by_reader(model, axis, units)
+
+    @property
+    def _is_even(self) -> bool:
+        return self.settings.allocation == "uniform"
 
     @property
     def needs_gradients(self) -> bool:
@@ -246,13 +295,14 @@ class _LayerPruner:
         parts: the files that it leaves, one for each block.
     """
 
-    def __init__(self, model: OpenModel, axis: Axis, left: int, step: PruneUnitsStep, context: RunContext) -> None:
-        self._model, self._axis, self._left, self._step, self._context = model, axis, left, step, context
+    def __init__(self, model: OpenModel, axis: Axis, step: PruneUnitsStep, context: RunContext) -> None:
+        self._model, self._axis, self._step, self._context = model, axis, step, context
         self._streamed = StreamedModel(
             model.skeleton, model.weights, context.dtype, context.journal, device=context.processes.device
         )
         self.parts = [context.journal / f"block-{i:05d}.safetensors" for i in range(len(self._streamed))]
         self._known: dict[str, Tensor] = {}
+        self._left: dict[str, int] = {}
 
     def run(self) -> None:
         """Make all parts. A block that an earlier run finished is only run, so that the next one sees its outputs."""
@@ -263,6 +313,8 @@ class _LayerPruner:
         with on(processes.device):
             if self._step.needs_gradients:
                 self._known = self._step.first_order(self._model, self._axis, streamed, context)
+        self._left = self._step.units_of_readers(self._model, self._axis, self._known, context)
+        with on(processes.device):
             store = streamed.embed(processes.share(context.tokens))
             try:
                 told = f"pruning {self._axis.noun}"
@@ -324,8 +376,8 @@ class _LayerPruner:
         scores = self._step.scores(self._model, axis, reader, weight, stats, self._known.get(reader))
         if not scores.isfinite().all():
             raise SmeltError(f"{reader}: the scores of what it reads are not finite; use other text or another score")
-        kept = scores.topk(self._left).indices.sort().values.cpu()
-        columns = (kept[:, None] * axis.columns + torch.arange(axis.columns, device="cpu")).flatten().to(weight.device)
+        kept = scores.topk(self._left[reader]).indices.sort().values.cpu()
+        columns = axis.columns_of(kept).to(weight.device)
         narrow, notes = weight.float()[:, columns], reached_notes(stats)
         if self._step.refits and stats.tokens:
             assert stats.hessian is not None
@@ -346,9 +398,7 @@ class _LayerPruner:
         """Let a layer compute what its narrower self will: with zeros where units are gone."""
         module = self._module(block, reader)
         target = as_rows(module, module.weight.data)  # type: ignore[union-attr, arg-type]
-        width = self._axis.columns
-        kept = stored[f"{_KEPT}{reader}"].to(target.device)
-        columns = (kept[:, None] * width + torch.arange(width, device=kept.device)).flatten()
+        columns = self._axis.columns_of(stored[f"{_KEPT}{reader}"].to(target.device))
         narrow = stored[self._model.linears[reader].key]
         target.zero_()
         target[:, columns] = as_rows(module, narrow).to(target.device, target.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ class GpuKeysValues:
     """Keys and values of all layers, in blocks, as the kernels read them.
 
     Args:
-        layers, heads, size: the model's layers, key-value heads and head size.
+        heads: of each layer's keys and values.
+        size: of a head.
         blocks: how many blocks.
         block_size: positions in a block.
         kept: of what is stored; int4, int8 and 8-bit floats have a scale for each head and position.
@@ -35,8 +37,7 @@ class GpuKeysValues:
 
     def __init__(
         self,
-        layers: int,
-        heads: int,
+        heads: Sequence[int],
         size: int,
         blocks: int,
         block_size: int,
@@ -48,17 +49,23 @@ class GpuKeysValues:
         self.dtype = kept
         self.rules = rules
         self.handles: dict[Any, Any] = {}
-        # The layers lie one after another, so that a block of all of them is copied at once. Each has one block more,
-        # where plain torch puts what goes nowhere.
+        # Layers of as many heads lie one after another, so that a block of all of them is copied at once. Each has one
+        # block more, where plain torch puts what goes nowhere.
         each = self._each = blocks + 1
-        self._all = layer_cache(layers * each, heads, block_size, size, kind_of(kept), kept, device)
-        self._layers = [self._all.blocks(i * each, (i + 1) * each) for i in range(layers)]
+        self._layers: dict[int, LayerCache] = {}
+        self._alike: list[tuple[LayerCache, int]] = []
+        for count in dict.fromkeys(heads):
+            layers = [layer for layer, own in enumerate(heads) if own == count]
+            together = layer_cache(len(layers) * each, count, block_size, size, kind_of(kept), kept, device)
+            self._alike.append((together, len(layers)))
+            for place, layer in enumerate(layers):
+                self._layers[layer] = together.blocks(place * each, (place + 1) * each)
 
     @staticmethod
-    def block_bytes(layers: int, heads: int, size: int, block_size: int, kept: torch.dtype) -> int:
+    def block_bytes(heads: Sequence[int], size: int, block_size: int, kept: torch.dtype) -> int:
         """Memory of one block, over all layers."""
-        one = layer_cache(1, heads, block_size, size, kind_of(kept), kept, "meta")
-        return layers * sum(part.nbytes for part in one.parts())
+        one = layer_cache(1, 1, block_size, size, kind_of(kept), kept, "meta")
+        return sum(heads) * sum(part.nbytes for part in one.parts())
 
     def layer(self, index: int) -> LayerCache:
         """One layer's part."""
@@ -102,11 +109,12 @@ class GpuKeysValues:
         """Copy whole blocks, ``(from, to)``."""
         if not pairs:
             return
-        each = torch.tensor(pairs, device=self._all.keys.device).T
-        first = torch.arange(len(self._layers), device=each.device).unsqueeze(1) * self._each
-        source, target = ((first + part).flatten() for part in each)
-        for part in self._all.parts():
-            _bits(part)[target] = _bits(part)[source]
+        each = torch.tensor(pairs, device=self._layers[0].keys.device).T
+        for together, layers in self._alike:
+            first = torch.arange(layers, device=each.device).unsqueeze(1) * self._each
+            source, target = ((first + part).flatten() for part in each)
+            for part in together.parts():
+                _bits(part)[target] = _bits(part)[source]
 
 
 def _rounded(values: Tensor, kind: str) -> tuple[Tensor, Tensor]:

@@ -74,21 +74,20 @@ class GpuOperators(Operators):
 
     def keys_values(
         self,
-        layers: int,
-        heads: int,
+        heads: Sequence[int],
         size: int,
         blocks: int,
         block_size: int,
         kept: torch.dtype,
         rules: Rules | None = None,
     ) -> KeysValues:
-        return GpuKeysValues(layers, heads, size, blocks, block_size, self._kept(kept), self.device, rules)
+        return GpuKeysValues(heads, size, blocks, block_size, self._kept(kept), self.device, rules)
 
     def keeps(self, codes: torch.dtype) -> bool:
         return codes != torch.float8_e4m3fn or self._tiles.target.float8 == codes
 
-    def block_bytes(self, layers: int, heads: int, size: int, block_size: int, kept: torch.dtype) -> int:
-        return GpuKeysValues.block_bytes(layers, heads, size, block_size, self._kept(kept))
+    def block_bytes(self, heads: Sequence[int], size: int, block_size: int, kept: torch.dtype) -> int:
+        return GpuKeysValues.block_bytes(heads, size, block_size, self._kept(kept))
 
     def _kept(self, kept: torch.dtype) -> torch.dtype:
         """8-bit floats as the device has them."""

@@ -29,6 +29,10 @@ CASES = {
     "heads": ("mixtral", {"prune": {"structure": "heads", "ratio": 0.5, "score": "taylor", "update": "least_squares"}}),
     "directions": ("qwen3", {"prune": {"structure": "hidden", "ratio": 0.5}}),
     "experts": ("mixtral", {"prune": {"structure": "experts", "count": 1}}),
+    "channels shared out": (
+        "llama",
+        {"prune": {"structure": "ffn", "ratio": 0.5, "score": "taylor", "allocation": "sensitivity"}},
+    ),
     "channels": ("opt", {"prune": {"structure": "ffn", "ratio": 0.5, "update": "least_squares"}}),
 }
 SHORT = {"tokens": 4 * 4 * 32, "length": 32, "batch": 4}

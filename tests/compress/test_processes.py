@@ -29,6 +29,7 @@ from .interruption import interrupt_after
 THREE_BATCHES = {"samples": 80, "length": 64}
 UNREACHABLE = {"scheme": "W4A16", "group_size": 32, "guard": {"max_layer_error": 1e-4, "otherwise": "fail"}}
 
+SHARED_OUT = {"allocation": "sensitivity", "multiple": 32}
 FAST: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "awq and gptq, continued": (
         "llama",
@@ -80,7 +81,7 @@ FAST: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
                 {"prune": {"structure": "blocks", "score": "loss", "count": 1}},
                 {"prune": {"structure": "hidden", "ratio": 0.25}},
                 {"prune": {"structure": "heads", "ratio": 0.5, "score": "taylor"}},
-                {"prune": {"structure": "ffn", "ratio": 0.5, "update": "least_squares"}},
+                {"prune": {"structure": "ffn", "ratio": 0.5, "update": "least_squares", **SHARED_OUT}},
                 {"prune": {"structure": "2:4", "update": "sparsegpt"}},
                 {"quantize": {"scheme": "W4A16", "group_size": 32, "rounding": "gptq"}},
             ]

@@ -50,7 +50,7 @@ def _heads(**settings: Any) -> dict[str, Any]:
     return {"prune": {"structure": "heads", "ratio": 0.5, **settings}}
 
 
-def _is_reader(key: str, structure: str) -> bool:
+def is_reader(key: str, structure: str) -> bool:
     endings = FFN_READERS if structure == "ffn" else HEAD_READERS
     return key.endswith(endings) or (structure == "ffn" and EXPERT_READERS.search(key) is not None)
 
@@ -59,7 +59,7 @@ def _tensors(directory: Path) -> dict[str, Tensor]:
     return {key: tensor for file in directory.glob("*.safetensors") for key, tensor in load_file(file).items()}
 
 
-def _columns(key: str, tensor: Tensor) -> Tensor:
+def columns_of(key: str, tensor: Tensor) -> Tensor:
     """What a matrix reads, one row for each; GPT-2's are stored the other way round."""
     return tensor if ".c_proj." in key else tensor.T
 
@@ -68,8 +68,8 @@ def _gone(whole: dict[str, Tensor], narrow: dict[str, Tensor], structure: str) -
     """Of each matrix that reads them, which columns went, told by those that are left as they were."""
     found = {}
     for key in whole:
-        if _is_reader(key, structure):
-            before, after = _columns(key, whole[key]), _columns(key, narrow[key])
+        if is_reader(key, structure):
+            before, after = columns_of(key, whole[key]), columns_of(key, narrow[key])
             same = (before[:, None] == after[None]).all(-1)
             assert (same.sum(0) == 1).all()
             assert len(after) == len(before) // 2
@@ -90,7 +90,7 @@ def test_what_is_left_computes_what_the_rest_did(
     checkpoint = run(_recipe(model, tmp_path / "out", _prune(structure=structure))).checkpoint
     whole, narrow = _tensors(model), _tensors(checkpoint)
     for key, gone in _gone(whole, narrow, structure).items():
-        _columns(key, whole[key])[gone] = 0
+        columns_of(key, whole[key])[gone] = 0
     masked = tmp_path / "masked"
     shutil.copytree(model, masked, ignore=shutil.ignore_patterns("*.safetensors*"))
     save_file(whole, masked / "model.safetensors", {"format": "pt"})

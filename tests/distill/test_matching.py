@@ -40,7 +40,7 @@ def test_attention_is_compared_as_transformers_tells_it(architecture: str, small
     blocks = [list(model.base_model.layers) for model in (student, teacher)]
     pairs = paired(len(blocks[0]), len(blocks[1]))
     heads = student.config.num_attention_heads, teacher.config.num_attention_heads
-    matching = AttentionMatching(*blocks, pairs, heads)
+    matching = AttentionMatching(*blocks, pairs, [heads] * len(pairs))
     counted = torch.rand(TOKENS.shape, dtype=torch.float64)
     with matching.watching("teacher"), torch.no_grad():
         teacher(TOKENS, use_cache=False)
@@ -80,7 +80,7 @@ def test_gradients_of_attention_are_those_of_differences(mixed: bool, masked: bo
             return scaled_dot_product_attention(queries, keys, keys, attn_mask=mask, is_causal=not masked)
 
     block = Attends()
-    matching = AttentionMatching([block], [block], [(0, 0)], (2, 4) if mixed else (2, 2)).double()
+    matching = AttentionMatching([block], [block], [(0, 0)], [(2, 4) if mixed else (2, 2)]).double()
     mixtures = [nn.Parameter(torch.randn(4, 2, dtype=torch.float64))] if mixed else []
     matching.mixtures = nn.ParameterList(mixtures)
     counted = torch.rand(2, 5, dtype=torch.float64)
@@ -100,7 +100,7 @@ def test_attention_is_compared_where_both_may_look() -> None:
     teacher, student = _pair("mistral", sliding_window=8)
     teacher.config.sliding_window = None
     blocks = [list(model.base_model.layers) for model in (student, teacher)]
-    matching = AttentionMatching(*blocks, [(0, 0)], (4, 4))
+    matching = AttentionMatching(*blocks, [(0, 0)], [(4, 4)])
     for who, model in (("teacher", teacher), ("student", student)):
         with matching.watching(who):
             model(TOKENS, use_cache=False)
@@ -110,7 +110,7 @@ def test_attention_is_compared_where_both_may_look() -> None:
 def test_attention_that_is_computed_otherwise_is_refused() -> None:
     model = make_model("llama", torch.float32)
     model.set_attn_implementation("eager")
-    matching = AttentionMatching(model.model.layers, model.model.layers, [(0, 0)], (4, 4))
+    matching = AttentionMatching(model.model.layers, model.model.layers, [(0, 0)], [(4, 4)])
     with pytest.raises(ValueError, match="does not compute attention"), matching.watching("teacher"):
         model(TOKENS)
 

@@ -13,7 +13,7 @@ from smelt.runtime.checkpoint import Checkpoint
 from smelt.runtime.model import Model
 from smelt.runtime.operators import Operators
 
-from ..tiny import CONFIGS, make_model, save_model
+from ..tiny import CONFIGS, make_model, save_model, sizes
 from .drive import logits_in_pieces
 
 _ROPE = {"rope_theta": 10000.0}
@@ -68,6 +68,17 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"layer_parts": ["mlp", "all", "attention"]}),
     ("gpt_neox", {"layer_parts": ["all", "mlp", "attention"]}),
     ("mixtral", {"layer_parts": ["attention", "none", "mlp"]}),
+    (
+        "llama",
+        {
+            "layer_sizes": sizes(
+                intermediate_size=(64, 256, 96), num_attention_heads=(4, 2, 4), num_key_value_heads=(2, 1, 2)
+            )
+        },
+    ),
+    ("gemma2", {"layer_sizes": sizes(num_attention_heads=(2, 4, 2), num_key_value_heads=(1, 2, 1))}),
+    ("qwen3_moe", {**_EXPERTS, "layer_sizes": sizes(moe_intermediate_size=(64, 32, 96))}),
+    ("opt", {"layer_sizes": sizes(ffn_dim=(64, 256, 96))}),
     (
         "gpt_neox",
         {

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs
+from smelt.compress import config_for
 from smelt.quant.activations import ActivationRounding
 from smelt.runtime.attention import attend
 from smelt.runtime.batch import Batch, Run
@@ -290,7 +291,7 @@ def test_attention(
     heads = Heads(queries, shared, size, size**-0.5, window, cap)
     lengths, more, blocks_each = [1, 13, 40, 100], [3, 1, 9, 17], -(-118 // block)
     longer = [a + b for a, b in zip(lengths, more, strict=True)]
-    stores = [PagedKeysValues(2, shared, size, 4 * blocks_each, block, kept) for _ in range(2)]
+    stores = [PagedKeysValues([shared] * 2, size, 4 * blocks_each, block, kept) for _ in range(2)]
     native, plain = NativeOperators(compiled, exact=False).attention(heads), Operators(torch.bfloat16).attention(heads)
     # Blocks lie scattered, as in a cache that has been used.
     tables = torch.randperm(4 * blocks_each, generator=torch.Generator().manual_seed(0)).view(4, -1).tolist()
@@ -322,7 +323,7 @@ def _as_float32(store: PagedKeysValues) -> PagedKeysValues:
     blocks = store.layer(1).keys.shape[0]
     keys, values = store.read(1, torch.arange(blocks), torch.float32)
     heads, positions, size = keys.shape
-    wide = PagedKeysValues(2, heads, size, blocks, store.block_size, torch.float32)
+    wide = PagedKeysValues([heads] * 2, size, blocks, store.block_size, torch.float32)
     wide.write(1, torch.arange(positions), keys.transpose(0, 1), values.transpose(0, 1))
     return wide
 
@@ -336,7 +337,7 @@ def test_float8_is_torchs(compiled: ModuleType) -> None:
     values = torch.nn.functional.pad(values, (0, -len(values) % 63)).view(-1, 63)
     values = torch.cat([values, torch.full((len(values), 1), 448.0)], dim=1).bfloat16()  # so that every scale is one
     tokens = len(values)
-    store = PagedKeysValues(1, 1, 64, tokens, 1, torch.float8_e4m3fn)
+    store = PagedKeysValues([1], 64, tokens, 1, torch.float8_e4m3fn)
     batch = Batch([Run([0] * tokens, 0, list(range(tokens)), tokens, 1)], 1)
     projected = torch.cat([values, values, values], dim=1)
     NativeOperators(compiled, exact=False).attention(Heads(1, 1, 64, 1.0, None, None))(projected, None, store, 0, batch)
@@ -402,8 +403,11 @@ def test_models_are_as_near_to_float32_as_transformers_in_bfloat16(
     prompts = [
         torch.randint(4, 4096, (length,), generator=torch.Generator().manual_seed(1)).tolist() for length in (60, 31)
     ]
-    wide = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, experts_implementation="eager")
-    narrow = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, experts_implementation="eager")
+    told = {"config": config_for(path)} if "layer_sizes" in changes else {}
+    wide, narrow = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=dtype, experts_implementation="eager", **told)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
     with torch.no_grad():
         exact = [wide(torch.tensor([prompt])).logits[0] for prompt in prompts]
         theirs = [narrow(torch.tensor([prompt])).logits[0].float() for prompt in prompts]
@@ -425,7 +429,7 @@ def test_keys_and_values_are_rounded_as_the_checkpoint_says(compiled: ModuleType
     pair = tuple(ActivationRounding.observed(args, -high, high, torch.bfloat16) for high in most)
     assert kept is not None
     rules = CacheScheme(args, [(pair[0], pair[1])], size).rules(torch.bfloat16, kept)
-    stores = [PagedKeysValues(1, 3, size, 3, 7, kept, rules=rules) for _ in range(2)]
+    stores = [PagedKeysValues([3], size, 3, 7, kept, rules=rules) for _ in range(2)]
     projected = (2 * _random(20, 9 * size)).bfloat16()
     projected[4] = 0
     heads = Heads(3, 3, size, 1.0, None, None)

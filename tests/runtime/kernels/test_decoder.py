@@ -29,7 +29,7 @@ PROMPTS = [torch.randint(4, 4096, (length,), generator=DRAW).tolist() for length
 PIECES = [[(0, 9)], [(1, 8), (0, 4)], [(0, 1), (1, 1)], [(0, 1)]]
 # One for every way of putting a layer together; what only changes numbers in tables is slow.
 TOLD = {
-    "llama": ("", "rope_parameters", "layer_parts"),
+    "llama": ("", "rope_parameters", "layer_parts", "layer_sizes"),
     "opt": ("do_layer_norm_before",),
     "gpt_neox": ("", "use_parallel_residual", "layer_parts"),
     "phi3": ("rope_parameters",),
@@ -109,7 +109,7 @@ def test_rotating_keys_spreads_their_outliers() -> None:
     keys[..., 5] *= 20
     errors = {}
     for name, values in (("rotated", keys), ("as they are", keys)):
-        store = GpuKeysValues(1, 2, 64, 1, 16, torch.int4, CPU)
+        store = GpuKeysValues([2], 64, 1, 16, torch.int4, CPU)
         store.write(0, torch.arange(6), keys, values)
         read = store.read(0, torch.tensor([0]), torch.float32)
         errors[name] = (read[name != "rotated"][:, :6].transpose(0, 1) - keys).norm() / keys.norm()
