@@ -136,15 +136,16 @@ def layer_parts(model: OpenModel) -> list[str]:
 def closing_linears(model: OpenModel, kind: str) -> list[tuple[str, ...]]:
     """By block, the linears whose outputs are all that a part adds; names within the block."""
     axis = axes.feed_forward(model)
-    if kind == "mlp":
-        return [
-            tuple(reader.removeprefix(f"{anatomy.name}.") for reader in axis.of_block(anatomy.name))
-            for anatomy in model.anatomy.blocks
-        ]
-    found = []
+    found: list[tuple[str, ...]] = []
     for index, anatomy in enumerate(model.anatomy.blocks):
         name = cached_attention(model.skeleton.blocks[index])
         linears = [linear for group in anatomy.groups for linear in group.linears]
+        if kind == "mlp":
+            readers = tuple(reader.removeprefix(f"{anatomy.name}.") for reader in axis.of_block(anatomy.name))
+            # A dense block among mixtures has a width of its own, which is no unit of theirs.
+            others = [linear for linear in linears if name is not None and not linear.startswith(f"{name}.")]
+            found.append(readers or tuple(others[-1:]))
+            continue
         if name is not None:
             inside = [linear for linear in linears if linear.startswith(f"{name}.")]
         else:  # GPT-NeoX's says nothing of a cache: it is what the feed-forward part is not

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..runtime.errors import RuntimeProblem
@@ -16,7 +16,7 @@ from .narrower import narrower
 from .open_model import OpenModel
 from .progress import Progress
 from .removable import closing_linears
-from .shallower import LAYER_PARTS, can_lose, shallower
+from .shallower import LAYER_PARTS, can_lose
 
 DIMENSIONS = ("blocks", "hidden", "heads", "ffn")
 _AXES = {"hidden": axes.hidden, "heads": axes.heads, "ffn": axes.feed_forward}
@@ -100,8 +100,9 @@ def _widths(model: OpenModel, name: str, multiple: int | None) -> tuple[int, ...
 class Costs:
     """The parameters of sizes, and if wanted their measured decoding steps.
 
-    Blocks are taken to be alike; then the whole is what surrounds the blocks and, for each block, its attention and its
-    feed-forward part, and these are counted and timed by themselves.
+    A model is what surrounds its blocks and, for each block, its attention and its feed-forward part; these are counted and timed
+    by themselves. Which blocks go is not known yet: where they are not alike, it is taken to be those that cost least, so that
+    a shape costs no more than it is said to.
 
     Args:
         model: whose sizes they are.
@@ -111,30 +112,35 @@ class Costs:
 
     def __init__(self, model: OpenModel, grid: Grid, *, turned: bool) -> None:
         self._model, self._grid = model, grid
-        self._numbers: dict[tuple[str, int, int], int] = {}
-        self._seconds: dict[tuple[str, int, int], float] = {}
+        self._kinds = _alike(model)
+        self._around: dict[int, int] = {}
+        self._blocks: dict[int, list[int]] = {}
+        # What a smaller size saves in each block.
+        self._saved: dict[tuple[str, int, int], list[int]] = {}
+        self._seconds_around: dict[int, float] = {}
+        self._seconds: dict[tuple[str, int, int], list[float]] = {}
         for hidden in grid.levels["hidden"]:
             one = self._smaller("hidden", model, hidden)
-            numel, depth = _numel(one), grid.whole.blocks
-            each = one.block_numel(0)
-            self._numbers["around", hidden, 0] = numel - sum(one.block_numel(i) for i in range(depth))
+            blocks = self._blocks[hidden] = _block_numels(one)
+            self._around[hidden] = parameters_of(one) - sum(blocks)
             if turned and model.is_tied and hidden < grid.whole.hidden:
-                self._numbers["around", hidden, 0] += model.vocabulary() * hidden
-            self._numbers["block", hidden, 0] = each
+                self._around[hidden] += model.vocabulary() * hidden
             for name in ("heads", "ffn"):
                 for size in grid.levels[name]:
-                    self._numbers[name, hidden, size] = each - self._smaller(name, one, size).block_numel(0)
+                    smaller = _block_numels(self._smaller(name, one, size))
+                    self._saved[name, hidden, size] = [a - b for a, b in zip(blocks, smaller, strict=True)]
 
     def parameters(self, sizes: Sizes) -> int:
-        """How many numbers such a model holds."""
-        block = self._numbers["block", sizes.hidden, 0]
-        block -= self._numbers["heads", sizes.hidden, sizes.heads] + self._numbers["ffn", sizes.hidden, sizes.ffn]
-        return self._numbers["around", sizes.hidden, 0] + sizes.blocks * block
+        """How many numbers such a model holds, at most."""
+        saved = (self._saved[name, sizes.hidden, getattr(sizes, name)] for name in ("heads", "ffn"))
+        blocks = (whole - sum(less) for whole, *less in zip(self._blocks[sizes.hidden], *saved, strict=True))
+        return self._around[sizes.hidden] + sum(sorted(blocks, reverse=True)[: sizes.blocks])
 
     def seconds(self, sizes: Sizes) -> float:
-        """What a decoding step takes, once it was measured."""
-        block = self._seconds["heads", sizes.hidden, sizes.heads] + self._seconds["ffn", sizes.hidden, sizes.ffn]
-        return self._seconds["around", sizes.hidden, 0] + sizes.blocks * block
+        """What a decoding step takes, at most, once it was measured."""
+        parts = (self._seconds[name, sizes.hidden, getattr(sizes, name)] for name in ("heads", "ffn"))
+        blocks = (sum(each) for each in zip(*parts, strict=True))
+        return self._seconds_around[sizes.hidden] + sum(sorted(blocks, reverse=True)[: sizes.blocks])
 
     def measure(self, batch: int, context: int, progress: Progress) -> None:
         """Time all parts at all sizes on this machine's runtime.
@@ -145,34 +151,50 @@ class Costs:
         depth = self._grid.whole.blocks
         if depth < 2:
             raise SmeltError("target.latency: a model of one block has nothing to compare; give a target of params")
-        count = min(depth, _TIMED_BLOCKS)
-        hiddens = self._grid.levels["hidden"]
-        for hidden in progress.track(hiddens, "timing shapes", len(hiddens)):
+        rounds = list(itertools.product(self._grid.levels["hidden"], self._kinds))
+        for name, levels in self._grid.levels.items():
+            if name in ("heads", "ffn"):
+                for hidden, size in itertools.product(self._grid.levels["hidden"], levels):
+                    self._seconds[name, hidden, size] = [0.0] * depth
+        alone: dict[int, tuple[int, float]] = {}
+        for hidden, kind in progress.track(rounds, "timing shapes", len(rounds)):
+            # Attention must be somewhere: in a block that is not of the kind, if there is one.
+            base = next((index for index in range(depth) if index not in kind), kind[0])
+            members = [index for index in kind if index != base][:_TIMED_BLOCKS]
             one = self._smaller("hidden", self._model, hidden)
-            shapes, labels = [_part_shape(one, ["attention"])], [("base", 0)]
+            shapes, labels = [_part_shape(one, {base: "attention"})], [("base", 0)]
             for name in ("heads", "ffn"):
+                part = "attention" if name == "heads" else "mlp"
                 for size in self._grid.levels[name]:
-                    rest = "attention" if name == "heads" else "mlp"
-                    shapes.append(_part_shape(self._smaller(name, one, size), ["attention", *[rest] * (count - 1)]))
+                    smaller = self._smaller(name, one, size)
+                    shapes.append(_part_shape(smaller, {base: "attention"} | dict.fromkeys(members, part)))
+                    labels.append((name, size))
                     if name == "heads":
-                        shapes.append(_part_shape(self._smaller(name, one, size), ["attention"]))
-                    labels += [(name, size), *([("one", size)] if name == "heads" else [])]
+                        shapes.append(_part_shape(smaller, {base: "attention"}))
+                        labels.append(("one", size))
             try:
                 timed = decode_seconds(shapes, one.dtype, batch=batch, context=context, told=progress.say)
             except RuntimeProblem as problem:
                 raise SmeltError(f"target.latency: {problem}; give a target of params") from None
             found = dict(zip(labels, timed, strict=True))
-            for size in self._grid.levels["heads"]:
-                gained = found["heads", size] - found["one", size]
-                self._seconds["heads", hidden, size] = max(0.0, gained / (count - 1))
-            for size in self._grid.levels["ffn"]:
-                self._seconds["ffn", hidden, size] = max(0.0, (found["ffn", size] - found["base", 0]) / (count - 1))
-            whole = self._seconds["heads", hidden, self._grid.whole.heads]
-            self._seconds["around", hidden, 0] = max(0.0, found["base", 0] - whole)
+            alone.setdefault(hidden, (base, found["base", 0]))
+            for (name, size), seconds in found.items():
+                if name in ("heads", "ffn"):
+                    without = found["one", size] if name == "heads" else found["base", 0]
+                    for index in kind:
+                        self._seconds[name, hidden, size][index] = max(0.0, (seconds - without) / len(members))
+        for hidden, (base, seconds) in alone.items():
+            attention = self._seconds["heads", hidden, self._grid.whole.heads][base]
+            self._seconds_around[hidden] = max(0.0, seconds - attention)
 
     def as_data(self) -> dict[str, float]:
-        """What was timed, for the record: milliseconds by part, hidden size and size."""
-        return {f"{name} {hidden} {size}": round(1e3 * s, 4) for (name, hidden, size), s in self._seconds.items()}
+        """What was timed, for the record: milliseconds by part, hidden size and size; of each kind of block, if there are several."""
+        found = {f"around {hidden} 0": seconds for hidden, seconds in self._seconds_around.items()}
+        for (name, hidden, size), seconds in self._seconds.items():
+            for kind in self._kinds:
+                told = "" if len(self._kinds) == 1 else f", blocks like {kind[0]}"
+                found[f"{name} {hidden} {size}{told}"] = seconds[kind[0]]
+        return {name: round(1e3 * seconds, 4) for name, seconds in found.items()}
 
     def _smaller(self, name: str, model: OpenModel, size: int) -> OpenModel:
         if size == getattr(self._grid.whole, name):
@@ -181,8 +203,21 @@ class Costs:
         return narrower(model, axis, size)
 
 
-def _numel(model: OpenModel) -> int:
+def parameters_of(model: OpenModel) -> int:
+    """How many numbers a model holds."""
     return sum(math.prod(model.weights.info(name).shape) for name in model.weights.names())
+
+
+def _block_numels(model: OpenModel) -> list[int]:
+    return [model.block_numel(index) for index in range(len(model.anatomy.blocks))]
+
+
+def _alike(model: OpenModel) -> list[list[int]]:
+    """Blocks by kind."""
+    found: dict[object, list[int]] = {}
+    for index in range(len(model.anatomy.blocks)):
+        found.setdefault(model.block_shape(index), []).append(index)
+    return list(found.values())
 
 
 def timing_bytes(model: OpenModel, grid: Grid, batch: int, context: int) -> int:
@@ -193,7 +228,7 @@ def timing_bytes(model: OpenModel, grid: Grid, batch: int, context: int) -> int:
     values = {name: facts.rows for name, facts in model.linears.items() if name != model.anatomy.head}
     cache = 2 * batch * context * min(values.values()) * model.dtype.itemsize
     attending = 1 + len(grid.levels["heads"]) * (1 + blocks) + len(grid.levels["ffn"])
-    return shapes * (around + blocks * model.block_numel(0) * model.dtype.itemsize) + attending * cache
+    return shapes * (around + blocks * model.largest_block() * model.dtype.itemsize) + attending * cache
 
 
 def shape_of(model: OpenModel) -> Shape:
@@ -209,15 +244,14 @@ def shape_of(model: OpenModel) -> Shape:
     return Shape(model.config, {name: model.weights.info(name).shape for name in names if name not in gone})
 
 
-def _part_shape(model: OpenModel, parts: list[str]) -> Shape:
-    """The shape of a model of so many blocks, each with one part."""
-    depth = len(model.anatomy.blocks)
-    fewer = model if len(parts) == depth else shallower(model, range(len(parts), depth))
-    config = fewer.directory.config()
+def _part_shape(model: OpenModel, left: Mapping[int, str]) -> Shape:
+    """The shape of a model some of whose blocks have one part, and the others none."""
+    parts = [left.get(index, "none") for index in range(len(model.anatomy.blocks))]
+    config = model.directory.config()
     setattr(config, LAYER_PARTS, parts)
-    closing = _closing(fewer, parts)
-    names = fewer.weights.names()
-    return Shape(config, {name: fewer.weights.info(name).shape for name in names if name not in closing})
+    closing = _closing(model, parts)
+    names = model.weights.names()
+    return Shape(config, {name: model.weights.info(name).shape for name in names if name not in closing})
 
 
 def _closing(model: OpenModel, parts: list[str]) -> set[str]:

@@ -26,7 +26,7 @@ from ..recipe import Prune
 from ..removable import layer_parts
 from ..resources import Cost, compute_dtype
 from ..safetensors_file import write_text
-from ..shapes import DIMENSIONS, Costs, Grid, Sizes, shape_of, timing_bytes
+from ..shapes import DIMENSIONS, Costs, Grid, Sizes, parameters_of, shape_of, timing_bytes
 from ..streamed import StreamedModel
 from .prune_blocks import PruneBlocksStep
 from .prune_hidden import PruneHiddenStep
@@ -76,12 +76,10 @@ class PruneAutoStep:
                 return [Problem(field, what)]
             if len(model.anatomy.blocks) < 2:
                 return [Problem(field, "latency: a model of one block has nothing to compare; give a target of params")]
-        if len({model.block_shape(index) for index in range(len(model.anatomy.blocks))}) > 1 or set(
-            layer_parts(model)
-        ) != {"all"}:
+        if set(layer_parts(model)) != {"all"}:
             what = (
-                f"{type(model.skeleton.model).__name__}: its blocks are not all alike, and what one of them costs is not what"
-                " another does; give structures and shares"
+                f"{type(model.skeleton.model).__name__}: parts of some of its blocks were removed; search first, or give"
+                " structures and shares"
             )
             return [Problem(f"{self._where}.structure", what)]
         grid = self._grid(model)
@@ -165,7 +163,7 @@ class PruneAutoStep:
         chosen = {
             "sizes": vars(found),
             "losses": search.losses,
-            "parameters": costs.parameters(found) / costs.parameters(grid.whole),
+            "parameters": parameters_of(final) / parameters_of(model),
             **({} if self._target.latency is None else {"milliseconds": timed}),
         }
         return StepRecord("prune", self.settings.model_dump(mode="json"), [], list(model.anatomy.unknown), chosen, told)

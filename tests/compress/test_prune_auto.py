@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from smelt.compress.errors import SmeltError
 from smelt.compress.model_directory import find_model
 from smelt.compress.open_model import OpenModel
 from smelt.compress.plan import Plan
-from smelt.compress.shapes import Costs, Grid, Sizes
+from smelt.compress.shallower import shallower
+from smelt.compress.shapes import Costs, Grid, Sizes, parameters_of
 from smelt.compress.steps import prune_auto
 from smelt.runtime import Engine, SamplingParams
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -80,6 +82,33 @@ def test_what_it_leaves_keeps_to_its_target_and_is_served(tiny: Callable[..., Pa
     assert len(Engine(checkpoint).generate([list(range(5, 17))], sampling)[0].completions[0].tokens) == 4
 
 
+@pytest.mark.parametrize(
+    "target", [pytest.param({"params": 0.7}, marks=pytest.mark.slow), {"latency": 0.8, "at": {"context": 32}}]
+)
+def test_blocks_that_differ_are_counted_and_timed_each(
+    target: dict[str, Any], tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A dense block among mixtures: whichever of them go, what is left is no larger than it was said to be."""
+    path = tiny("qwen3_moe", torch.bfloat16, num_hidden_layers=3, mlp_only_layers=[0], hidden_size=64)
+    model = OpenModel(find_model(str(path)))
+    grid = Grid.of(model)
+    costs = Costs(model, grid, turned=False)
+    assert costs.parameters(grid.whole) == _numbers(path)
+    for depth in grid.levels["blocks"][1:]:
+        gone = len(model.anatomy.blocks) - depth
+        left = parameters_of(shallower(model, range(3 - gone, 3)))
+        assert costs.parameters(replace(grid.whole, blocks=depth)) >= left
+    result = run(_recipe(path, tmp_path / "out", _prune(**target)))
+    chosen = _chosen(result.checkpoint)
+    assert chosen["parameters"] == _numbers(result.checkpoint) / _numbers(path)
+    if "params" in target:
+        assert chosen["parameters"] <= 0.7
+    else:
+        spent = chosen["milliseconds"]
+        named = f"ffn {grid.whole.hidden} {grid.whole.ffn}, blocks like"
+        assert {f"{named} 0", f"{named} 1"} <= spent.keys()
+
+
 def test_a_target_of_latency_is_measured_and_told(tiny: Callable[..., Path], tmp_path: Path) -> None:
     recipe = _recipe(
         tiny("llama", torch.bfloat16), tmp_path / "out", _prune(latency=0.9, at={"batch": 2, "context": 48})
@@ -89,7 +118,8 @@ def test_a_target_of_latency_is_measured_and_told(tiny: Callable[..., Path], tmp
     assert any("2 sequences with 48 tokens takes" in sentence for sentence in record["done"])
     whole = Grid.of(OpenModel(find_model(recipe.model))).whole
     spent = record["chosen"]["milliseconds"]
-    assert spent[f"heads {whole.hidden} {whole.heads}"] > 0
+    assert f"heads {whole.hidden} {whole.heads}" in spent
+    assert max(spent.values()) > 0
     assert Sizes(**record["chosen"]["sizes"]) != whole
 
 

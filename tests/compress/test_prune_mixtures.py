@@ -80,10 +80,21 @@ def test_heads_through_a_latent_are_pruned_whole(deepseek: Callable[..., Path], 
     assert AutoModelForCausalLM.from_pretrained(checkpoint)(TOKENS).logits.isfinite().all()
 
 
-def test_a_search_says_that_blocks_differ(deepseek: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_search_counts_blocks_that_differ(deepseek: Callable[..., Path], tmp_path: Path) -> None:
     step = {"structure": "auto", "target": {"params": 0.8}}
-    (problem,) = _problems(deepseek(n_shared_experts=1), tmp_path / "out", step)
-    assert "its blocks are not all alike" in problem
+    model = deepseek(n_shared_experts=1)
+    checkpoint = run(_recipe(model, tmp_path / "out", step)).checkpoint
+    before, after = (
+        sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(path).parameters()) for path in (model, checkpoint)
+    )
+    assert after <= 0.8 * before
+
+
+def test_a_search_on_what_lost_parts_is_refused(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    steps = [{"structure": "attention", "count": 1}, {"structure": "auto", "target": {"params": 0.8}}]
+    (problem,) = Plan.make(_recipe(tiny(), tmp_path / "out", *steps)).problems
+    assert "parts of some of its blocks were removed" in str(problem)
 
 
 def test_blocks_never_leave_a_model_without_attention(tiny: Callable[..., Path], tmp_path: Path) -> None:

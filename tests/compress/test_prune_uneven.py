@@ -193,7 +193,6 @@ def test_a_recipe_that_makes_no_sense_is_refused(steps: list[Any], said: str, tm
             [_prune(), {"prune": {"structure": "ffn", "ratio": 0.5}}],
             "steps.1.prune.structure: LlamaForCausalLM: its blocks differ in their feed-forward channels already",
         ),
-        ({}, [_prune(), {"prune": {"structure": "auto", "target": {"params": 0.8}}}], "its blocks are not all alike"),
         (
             {},
             [_prune(multiple=64), {"quantize": {"scheme": "W4A16", "group_size": 128}}],
