@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..runtime.layer_sizes import LAYER_SIZES
+from ..runtime.layer_sizes import LAYER_SIZES, config_fields
 from .errors import SmeltError
 from .model_directory import ModelDirectory
 from .open_model import OpenModel
@@ -98,15 +98,19 @@ class Axis:
         """A model directory whose configuration has so many in each block, which only those who know ``layer_sizes`` can load."""
         known = directory.config_data().get(LAYER_SIZES) or [{}] * len(units)
         sizes = [{**other, **self._counted(own)} for other, own in zip(known, units, strict=True)]
-        changes = {**directory.changes, **self.pinned, **self._counted(max(units)), LAYER_SIZES: sizes}
-        return replace(directory, changes=changes)
+        changes = {**directory.changes, **self.pinned, **self._counted(max(units))}
+        return replace(directory, changes={**changes, **config_fields(sizes)})
 
     def _counted(self, units: int) -> dict[str, int]:
         return {name: units * each for name, each in self.fields.items()}
 
 
-def feed_forward(model: OpenModel) -> Axis:
+def feed_forward(model: OpenModel, *, alike: bool = True) -> Axis:
     """The channels of feed-forward layers; of experts, each expert's own.
+
+    Args:
+        model: the model.
+        alike: whether blocks that differ in them are refused; if not, only the names of what has them are of use.
 
     Raises:
         SmeltError: the model has none whose number can be changed.
@@ -123,6 +127,8 @@ def feed_forward(model: OpenModel) -> Axis:
                 raise SmeltError(f"{_kind(model)}: its feed-forward layers have {width} channels, too few to prune")
             multiple = _SMALL_MULTIPLE if width < _SMALL else _MULTIPLE
             axis = Axis("feed-forward channels", width, multiple, {name: 1}, {})
+            if alike:
+                _check_alike(model, axis)
             return replace(axis, readers=_grouped(model, axis, _LESS))
         except _NothingReadsError as error:  # a field that this architecture only inherits
             refused = refused or error
@@ -158,6 +164,7 @@ def heads(model: OpenModel) -> Axis:
         fields["num_key_value_heads"] = 1
     size = getattr(config, "head_dim", None) or model.skeleton.hidden_size // queries
     axis = Axis("groups of attention heads", groups, 1, fields, {}, {"head_dim": size})
+    _check_alike(model, axis)
     return replace(axis, readers=_grouped(model, axis, _possible_loss(model, axis)))
 
 
@@ -231,7 +238,6 @@ def _builds(model: OpenModel, axis: Axis, units: int) -> Skeleton | None:
 
 def _grouped(model: OpenModel, axis: Axis, less: int) -> dict[str, dict[str, Span]]:
     """What changes with the number of units, by the linear that reads them."""
-    _check_alike(model, axis)
     spans = _changing(model, axis, less)
     readers = [
         name.removesuffix(".weight")
@@ -258,21 +264,28 @@ def _grouped(model: OpenModel, axis: Axis, less: int) -> dict[str, dict[str, Spa
 
 def _check_alike(model: OpenModel, axis: Axis) -> None:
     """See that a step before has not left more units in some blocks than in others."""
-    sizes = getattr(model.config, LAYER_SIZES, None) or []
-    if any(name in each for each in sizes for name in axis.fields):
+    if _differs(model, axis):
         raise SmeltError(
             f"{_kind(model)}: its blocks differ in their {axis.noun} already ({LAYER_SIZES} in config.json), so these cannot"
             " be pruned again; prune them in one step"
         )
 
 
+def _differs(model: OpenModel, axis: Axis) -> bool:
+    sizes = getattr(model.config, LAYER_SIZES, None) or []
+    return any(name in each for each in sizes for name in axis.fields)
+
+
 def _changing(model: OpenModel, axis: Axis, less: int) -> dict[str, Span]:
     """Every parameter whose shape follows the number of units."""
-    directory = axis.with_units(model.directory, axis.units - less)
+    directory, whole = model.directory, model.skeleton
+    trust = directory.trust_remote_code
+    if _differs(model, axis):  # whose block has how many hides what follows their number
+        directory = replace(directory, changes={**directory.changes, LAYER_SIZES: None})
+        whole = Skeleton.build(directory.config(), torch.float32, trust_remote_code=trust)
+    directory = axis.with_units(directory, axis.units - less)
     try:
-        smaller = Skeleton.build(
-            directory.config(), torch.float32, trust_remote_code=directory.trust_remote_code
-        ).parameters()
+        smaller = Skeleton.build(directory.config(), torch.float32, trust_remote_code=trust).parameters()
     except SmeltError as error:
         raise SmeltError(
             f"{_kind(model)}: {', '.join(axis.fields)} cannot be made smaller by {less} ({error})"
@@ -280,7 +293,7 @@ def _changing(model: OpenModel, axis: Axis, less: int) -> dict[str, Span]:
     found: dict[str, Span] = {}
     sizes: dict[str, tuple[int, int]] = {}
     query_heads = max(axis.fields.values())
-    for name, parameter in model.skeleton.parameters().items():
+    for name, parameter in whole.parameters().items():
         changed = [d for d in range(parameter.dim()) if parameter.shape[d] != smaller[name].shape[d]]
         if not changed:
             continue

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..runtime.layer_sizes import LAYER_SIZES
 from .errors import SmeltError
 from .recipe_file import nearest_name
 
@@ -61,7 +62,11 @@ class ModelDirectory:
         if not isinstance(data, dict):
             raise SmeltError(f"{path}: does not hold a model configuration; download it again")
         data |= self.changes
-        return {k: v for k, v in data.items() if not (self.as_dense and k == "quantization_config")}
+        # A change cannot remove a field, but blocks may have become alike.
+        left_out = {name for name in (LAYER_SIZES,) if name in data and data[name] is None}
+        if self.as_dense:
+            left_out.add("quantization_config")
+        return {name: value for name, value in data.items() if name not in left_out}
 
     def config(self) -> PretrainedConfig:
         """The model's configuration, once it is known to be a causal LM that may be opened."""

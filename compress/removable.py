@@ -135,7 +135,7 @@ def layer_parts(model: OpenModel) -> list[str]:
 
 def closing_linears(model: OpenModel, kind: str) -> list[tuple[str, ...]]:
     """By block, the linears whose outputs are all that a part adds; names within the block."""
-    axis = axes.feed_forward(model)
+    axis = axes.feed_forward(model, alike=False)
     found: list[tuple[str, ...]] = []
     for index, anatomy in enumerate(model.anatomy.blocks):
         name = cached_attention(model.skeleton.blocks[index])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..prune.merging import merged
+from ..runtime.layer_sizes import LAYER_SIZES, config_fields
 from .errors import SmeltError
 from .model_directory import ModelDirectory
 from .open_model import OpenModel
@@ -101,6 +102,8 @@ def _config_changes(model: OpenModel, kept: list[int]) -> dict[str, Any]:
     for name, value in stored.items():
         if isinstance(value, list) and len(value) == depth and "token_id" not in name:
             changes[name] = [value[index] for index in kept]
+    if changes.get(LAYER_SIZES):  # the blocks that are left may be alike
+        changes |= config_fields(changes[LAYER_SIZES])
     return changes
 
 

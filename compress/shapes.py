@@ -227,8 +227,8 @@ def timing_bytes(model: OpenModel, grid: Grid, batch: int, context: int) -> int:
     around = 3 * model.embedding_bytes()
     values = {name: facts.rows for name, facts in model.linears.items() if name != model.anatomy.head}
     cache = 2 * batch * context * min(values.values()) * model.dtype.itemsize
-    attending = 1 + len(grid.levels["heads"]) * (1 + blocks) + len(grid.levels["ffn"])
-    return shapes * (around + blocks * model.largest_block() * model.dtype.itemsize) + attending * cache
+    attending = 1 + len(grid.levels["heads"]) * (2 + blocks) + len(grid.levels["ffn"])
+    return shapes * (around + (blocks + 1) * model.largest_block() * model.dtype.itemsize) + attending * cache
 
 
 def shape_of(model: OpenModel) -> Shape:

@@ -138,12 +138,27 @@ def give_layer_sizes(model: nn.Module) -> None:
     configs = layer_configs(config)
     if configs is None:
         return
-    with torch.device("meta"):
-        alike = {id(each): type(model)._from_config(each, dtype=model.dtype) for each in configs}  # type: ignore[attr-defined]
     blocks: Any = model.get_submodule(_find_blocks(model, config))
-    for index, each in enumerate(configs):
-        even = alike[id(each)]
-        blocks[index] = even.get_submodule(_find_blocks(even, each))[index]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(model.dtype)  # type: ignore[arg-type]
+    try:
+        with torch.device("meta"):
+            for index, each in enumerate(configs):
+                blocks[index] = _block_of_size(model, blocks[index], each, index)
+    finally:
+        torch.set_default_dtype(before)
+    for module in blocks.modules():
+        if hasattr(module, "config"):  # what is set in the model's configuration later must reach its blocks
+            module.config = config
+
+
+def _block_of_size(model: nn.Module, block: nn.Module, config: Any, index: int) -> nn.Module:
+    try:
+        made = type(block)(config, index)
+    except TypeError:  # another way to make its blocks; a whole model takes longer
+        even: Any = type(model)._from_config(config, dtype=model.dtype)  # type: ignore[attr-defined]
+        made = even.get_submodule(_find_blocks(even, config))[index]
+    return made
 
 
 def _find_blocks(model: nn.Module, config: PretrainedConfig) -> str:

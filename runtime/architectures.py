@@ -148,9 +148,13 @@ def _with_sizes(spec: DecoderSpec, config: Config) -> DecoderSpec:
         replace(layer, heads=alone[id(each)].heads, key_value_heads=alone[id(each)].key_value_heads)
         for layer, each in zip(spec.layers, configs, strict=True)
     )
-    if any(each.head_size != spec.head_size for each in alone.values()):
+    if any(
+        each.head_size != spec.head_size or each.heads * spec.key_value_heads != spec.heads * each.key_value_heads
+        for each in alone.values()
+    ):
         raise RuntimeProblem(
-            f"config.json: {LAYER_SIZES} gives layers heads of different sizes, which is not supported"
+            f"config.json: {LAYER_SIZES} gives layers heads of different sizes, or another number of query heads to each head of"
+            " keys and values, which is not supported"
         )
     return replace(spec, layers=layers)
 

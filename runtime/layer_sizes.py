@@ -11,6 +11,13 @@ from .errors import RuntimeProblem
 LAYER_SIZES = "layer_sizes"
 
 
+def config_fields(sizes: list[dict[str, int]]) -> dict[str, Any]:
+    """Fields of a configuration whose layers have such sizes: what all have in common, and for ``layer_sizes`` the rest, if any."""
+    common = {name: size for name, size in sizes[0].items() if all(each[name] == size for each in sizes)}
+    rest = [{name: size for name, size in each.items() if name not in common} for each in sizes]
+    return {**common, LAYER_SIZES: rest if rest[0] else None}
+
+
 def layer_configs(config: Any) -> list[Any] | None:
     """For each layer, the configuration of a model all of whose layers are like it; None if they are alike.
 

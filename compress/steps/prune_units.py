@@ -24,6 +24,7 @@ from ..links import as_rows
 from ..narrower import by_reader, narrower, units_of_blocks
 from ..open_model import OpenModel
 from ..recipe import Prune
+from ..removable import layer_parts
 from ..resources import Cost, compute_dtype, release_freed_memory
 from ..safetensors_file import SafetensorsFile, save_tensors
 from ..saliency import first_order
@@ -178,12 +179,13 @@ class PruneUnitsStep:
         kept = {reader: stored[f"{_KEPT}{reader}"].load(f"{_KEPT}{reader}") for reader in axis.readers}
         after = narrower(model, axis, kept, {name: f for name, f in stored.items() if not name.startswith(_KEPT)})
         write_model(after, model, target)
-        units = units_of_blocks(model, axis, kept)
-        if len(set(units)) > 1:
+        left = {len(each) for each in kept.values()}
+        if len(left) > 1:
+            units = units_of_blocks(model, axis, kept)
             told = f"{', '.join(map(str, units))} of {axis.units} {axis.noun} are left, block by block"
             done, chosen = [told, UNEVEN_LOADS], {"units": units}
         else:
-            done, chosen = [f"{units[0]} of {axis.units} {axis.noun} are left in each layer"], None
+            done, chosen = [f"{left.pop()} of {axis.units} {axis.noun} are left in each layer"], None
         settings = self.settings.model_dump(mode="json")
         return StepRecord("prune", settings, layers_of(parts), list(model.anatomy.unknown), chosen, done)
 
@@ -252,7 +254,10 @@ class PruneUnitsStep:
         def scores(reader: str, weight: Tensor, stats: LayerStats) -> Tensor:
             return self.scores(model, axis, reader, weight, stats, known.get(reader))
 
-        units = shared_out_units(model, axis, left, scores, context, refits=self.refits)
+        # Where the part that has them was taken away, they compute nothing, and must not pay for the others.
+        part = "mlp" if self.settings.structure == "ffn" else "attention"
+        blocks = [index for index, rest in enumerate(layer_parts(model)) if rest in ("all", part)]
+        units = shared_out_units(model, axis, left, blocks, scores, context, refits=self.refits)
         return by_reader(model, axis, units)
 
     @property

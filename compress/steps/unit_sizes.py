@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -52,7 +52,14 @@ def oddest_units(model: OpenModel, axis: Axis, average: int) -> list[int]:
 
 
 def shared_out_units(
-    model: OpenModel, axis: Axis, average: int, scores: Scores, context: RunContext, *, refits: bool
+    model: OpenModel,
+    axis: Axis,
+    average: int,
+    among: Collection[int],
+    scores: Scores,
+    context: RunContext,
+    *,
+    refits: bool,
 ) -> list[int]:
     """How many units each block keeps, so that the predicted divergence is least; the first process measures alone.
 
@@ -64,6 +71,7 @@ def shared_out_units(
         model: the model.
         axis: the units.
         average: how many blocks keep on average.
+        among: the blocks over which they are shared out; others keep the average.
         scores: how much the units of a reader matter, given its name, its weight and what it reads.
         context: the run.
         refits: whether columns make up for what goes.
@@ -71,7 +79,9 @@ def shared_out_units(
 
     def found() -> tuple[dict[str, Tensor], list[int]]:
         levels = levels_of(model, axis, average)
-        blocks = [block for block in model.anatomy.blocks if axis.of_block(block.name)]
+        blocks = [
+            block for index, block in enumerate(model.anatomy.blocks) if axis.of_block(block.name) and index in among
+        ]
         readers = [tuple(axis.of_block(block.name)) for block in blocks]
         units = [
             Unit(block.name, names, tuple((n,) for n in names)) for block, names in zip(blocks, readers, strict=True)
@@ -90,7 +100,7 @@ def shared_out_units(
         chosen = best_choice(fisher_losses(measured), [levels] * len(blocks), average * len(blocks))
         assert chosen is not None  # all at the average fit
         left = dict(zip([block.name for block in blocks], (levels[place] for place in chosen), strict=True))
-        return {}, [left.get(block.name, axis.units) for block in model.anatomy.blocks]
+        return {}, [left.get(block.name, average) for block in model.anatomy.blocks]
 
     return context.processes.from_first(found)[1]
 

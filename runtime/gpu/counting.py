@@ -146,7 +146,8 @@ def _count_layers(model: Model, runs: list[Run], block: int, sequences: int) -> 
     rotations = model.rotations.of(batch.positions, batch.lengths)
     stack: Any = model.stack
     step = stack.laid_out(rotations, store, batch)
-    of_cache = sum(part.nbytes for part in store.layer(0).parts())
+    layers = len(model.spec.cached_heads)
+    of_cache = sum(part.nbytes for index in range(layers) for part in store.layer(index).parts()) // layers
 
     def cache_bytes(one: Launch) -> int:
         return of_cache if getattr(one.function, "__name__", "").strip("_").startswith("attend") else 0

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from smelt.compress import Recipe, run
+from smelt.compress import Recipe, axes, run, shapes
 from smelt.compress.errors import SmeltError
 from smelt.compress.model_directory import find_model
+from smelt.compress.narrower import narrower
 from smelt.compress.open_model import OpenModel
 from smelt.compress.plan import Plan
+from smelt.compress.progress import Progress
 from smelt.compress.shallower import shallower
-from smelt.compress.shapes import Costs, Grid, Sizes, parameters_of
+from smelt.compress.shapes import Costs, Grid, Sizes, parameters_of, shape_of
 from smelt.compress.steps import prune_auto
 from smelt.runtime import Engine, SamplingParams
+from smelt.runtime.shape_time import Shape
 from transformers import AutoConfig, AutoModelForCausalLM
 
 
@@ -109,6 +113,40 @@ def test_blocks_that_differ_are_counted_and_timed_each(
         assert {f"{named} 0", f"{named} 1"} <= spent.keys()
 
 
+@pytest.mark.parametrize(
+    ("architecture", "changes"), [("llama", {}), ("qwen3_moe", {"num_hidden_layers": 4, "mlp_only_layers": [0, 2]})]
+)
+def test_time_is_that_of_the_parts(
+    architecture: str, changes: dict[str, Any], tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that takes a second for what surrounds the blocks and one for each number that a part which is there reads."""
+
+    def seconds(given: Sequence[Shape], *_: Any, **__: Any) -> list[float]:
+        return [_taken(shape, getattr(shape.config, "layer_parts", None)) for shape in given]
+
+    monkeypatch.setattr(shapes, "decode_seconds", seconds)
+    model = OpenModel(find_model(str(tiny(architecture, **changes))))
+    grid = Grid.of(model)
+    costs = Costs(model, grid, turned=False)
+    costs.measure(1, 16, Progress(False))
+    assert costs.seconds(grid.whole) == _taken(shape_of(model), None)
+    fewer = grid.levels["ffn"][1]
+    narrow = narrower(model, axes.feed_forward(model), fewer)
+    assert costs.seconds(replace(grid.whole, ffn=fewer)) == _taken(shape_of(narrow), None)
+    blocks = grid.levels["blocks"][1]
+    shorter = shallower(narrow, range(blocks, len(model.anatomy.blocks)))
+    assert costs.seconds(replace(grid.whole, ffn=fewer, blocks=blocks)) >= _taken(shape_of(shorter), None)
+
+
+def _taken(shape: Shape, parts: list[str] | None) -> float:
+    total = 1.0
+    for name, size in shape.tensors.items():
+        for part, inside in (("attention", ".self_attn."), ("mlp", ".mlp.")):
+            if inside in name and (parts is None or parts[int(name.split(".")[2])] in ("all", part)):
+                total += math.prod(size)
+    return total
+
+
 def test_a_target_of_latency_is_measured_and_told(tiny: Callable[..., Path], tmp_path: Path) -> None:
     recipe = _recipe(
         tiny("llama", torch.bfloat16), tmp_path / "out", _prune(latency=0.9, at={"batch": 2, "context": 48})
@@ -119,7 +157,6 @@ def test_a_target_of_latency_is_measured_and_told(tiny: Callable[..., Path], tmp
     whole = Grid.of(OpenModel(find_model(recipe.model))).whole
     spent = record["chosen"]["milliseconds"]
     assert f"heads {whole.hidden} {whole.heads}" in spent
-    assert max(spent.values()) > 0
     assert Sizes(**record["chosen"]["sizes"]) != whole
 
 

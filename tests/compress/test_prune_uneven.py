@@ -162,6 +162,56 @@ def test_other_steps_follow(tiny: Callable[..., Path], tmp_path: Path) -> None:
     assert len(Engine(checkpoint, quiet=True).generate([[1, 2, 3]], SamplingParams(max_tokens=4))[0].completions) == 1
 
 
+def test_blocks_that_are_alike_again_are_plain(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    steps = [_prune(multiple=64), {"prune": {"structure": "blocks", "keep": [0, 2]}}]
+    model = _idle_block(_idle_block(tiny(), block=0), block=2)
+    checkpoint = run(_recipe(model, tmp_path / "out", *steps)).checkpoint
+    assert json.loads((checkpoint / "smelt.json").read_text())["steps"][0]["chosen"]["units"] == [64, 256, 64]
+    assert "layer_sizes" not in _config(checkpoint)
+    assert _config(checkpoint)["intermediate_size"] == 64
+    AutoModelForCausalLM.from_pretrained(checkpoint)
+    again = run(_recipe(checkpoint, tmp_path / "again", {"prune": {"structure": "ffn", "size": 32}})).checkpoint
+    assert set(_widths(again).values()) == {_config(again)["intermediate_size"]}
+
+
+def test_a_dense_block_among_mixtures_makes_none_uneven(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    model = tiny("qwen3_moe", mlp_only_layers=[0])
+    result = run(_recipe(model, tmp_path / "out", {"prune": {"structure": "ffn", "ratio": 0.5}}))
+    assert "layer_sizes" not in _config(result.checkpoint)
+    assert not [line for line in result.report.as_data()["models"][-1]["warnings"] if "differ in size" in line]
+
+
+@pytest.mark.parametrize("structure", ["attention", "mlp"])
+@torch.no_grad()
+def test_parts_can_go_from_blocks_that_differ(structure: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
+    steps = [_prune(), {"prune": {"structure": structure, "count": 1}}]
+    checkpoint = run(_recipe(_idle_block(tiny()), tmp_path / "out", *steps)).checkpoint
+    theirs = AutoModelForCausalLM.from_pretrained(checkpoint, config=config_for(checkpoint))
+    prompt = TOKENS[0, :12].tolist()
+    sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    served = Engine(checkpoint, quiet=True).generate([prompt], sampling)[0].completions[0].tokens
+    expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=6, min_new_tokens=6, do_sample=False)[0, 12:]
+    assert served == expected.tolist()
+
+
+def test_what_lost_its_part_does_not_pay_for_others(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    steps = [{"prune": {"structure": "mlp", "count": 1}}, _prune()]
+    checkpoint = run(_recipe(_idle_block(tiny(num_hidden_layers=4), block=0), tmp_path / "out", *steps)).checkpoint
+    parts, widths = _config(checkpoint)["layer_parts"], _widths(checkpoint)
+    assert sum(width for block, width in widths.items() if parts[block] == "all") == 3 * 128
+
+
+@torch.no_grad()
+def test_what_is_set_later_reaches_its_blocks(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    checkpoint = run(_recipe(_idle_block(tiny()), tmp_path / "out", _prune())).checkpoint
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, config=config_for(checkpoint)).eval()
+    wanted = model(TOKENS).logits
+    model.set_attn_implementation("eager")
+    found = model(TOKENS, output_attentions=True)
+    assert [each.shape for each in found.attentions] == [(2, 4, 40, 40)] * 3
+    assert (found.logits - wanted).norm() <= 1e-4 * wanted.norm()
+
+
 def test_calibration_text_can_be_its_own(tiny: Callable[..., Path], tmp_path: Path) -> None:
     uneven = run(_recipe(_idle_block(tiny()), tmp_path / "out", _prune())).checkpoint
     calibrate = {"source": "self", "samples": 2, "length": 32}

@@ -1,0 +1,87 @@
+"""Is what distillation wins the judging text's doing? The pruned half of smelt-6m, trained both ways, on texts that it was not trained on.
+
+    python -m benchmarks.training_texts [--seed N]
+
+The same checkpoints as ``benchmarks.training --part pruned`` makes of a seed, read by transformers in float32 on 128 x 256 tokens each of:
+Wikipedia, Shakespeare, novels from where the training text leaves them, and WikiText-2 test with its ``<unk>``. Rows that
+the result's file holds are not measured again. Needs ../shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from smelt.compress import Recipe, run
+from smelt.compress.corpus import TextSource, evaluation_windows
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from .common import RESULTS, SHARED, save
+from .pruning_texts import MODEL, judged
+from .training import SEEDS, jobs, mixture
+
+NAME = "training_texts"
+METHODS = ("half of the parameters pruned", "pruned, distilled", "pruned, trained on the text")
+_TRAINED_TO = 140_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, action="append")
+    seeds = parser.parse_args().seed or SEEDS
+    path = RESULTS / f"{NAME}.json"
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["results"] if path.exists() else []
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        windows = texts(scratch)
+        steps = dict(jobs("pruned", mixture(scratch / "mixture.jsonl")))
+        rows = rows or [{"method": "the original", "seed": 0, "perplexity": judged(MODEL, windows)}]
+        for seed in seeds:
+            for method in METHODS:
+                if not any((row["method"], row["seed"]) == (method, seed) for row in rows):
+                    checkpoint = made(steps[method], seed, scratch / "out")
+                    rows.append({"method": method, "seed": seed, "perplexity": judged(checkpoint, windows)})
+                    print(json.dumps(rows[-1]), flush=True)
+                    save(NAME, f"python -m benchmarks.{NAME}", rows)
+    for method in METHODS:
+        mine = [row["perplexity"] for row in rows if row["method"] == method]
+        print(method, {text: round(statistics.mean(each[text] for each in mine), 2) for text in windows})
+
+
+def texts(scratch: Path) -> dict[str, Tensor]:
+    """Windows of each text."""
+    data = SHARED / "data"
+    novels = scratch / "novels.jsonl"
+    rest = [
+        file.read_text(encoding="utf-8", errors="replace")[_TRAINED_TO : _TRAINED_TO + 60_000]
+        for file in sorted((data / "text/novels").glob("*.txt"))
+    ]
+    novels.write_text("".join(json.dumps({"text": each}) + "\n" for each in rest if each), encoding="utf-8")
+    sources = {
+        "Wikipedia": data / "calib/wiki.utf8",
+        "Shakespeare": data / "text/tinyshakespeare.txt",
+        "novels": novels,
+        "WikiText-2 test, <unk>": data / "text/wikitext2_test_unk.txt",
+    }
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    return {
+        name: evaluation_windows(TextSource(str(source), "evaluation"), tokenizer, 128, 256).tokens
+        for name, source in sources.items()
+    }
+
+
+def made(steps: list[dict[str, Any]], seed: int, output: Path) -> Path:
+    """A checkpoint, of the recipe that benchmarks/training.py measures."""
+    calibrate = {"source": str(SHARED / "data/calib/c4.utf8"), "samples": 128, "length": 256}
+    recipe = {"model": "builtin:smelt-6m", "output": str(output), "seed": seed, "steps": steps}
+    whole = Recipe.model_validate({**recipe, "calibrate": calibrate, "evaluate": False})
+    return run(whole, fresh=True, progress=False).checkpoint
+
+
+if __name__ == "__main__":
+    main()
