@@ -181,8 +181,10 @@ class PruneUnitsStep:
         write_model(after, model, target)
         left = {len(each) for each in kept.values()}
         if len(left) > 1:
-            units = units_of_blocks(model, axis, kept)
-            told = f"{', '.join(map(str, units))} of {axis.units} {axis.noun} are left, block by block"
+            each = zip(model.anatomy.blocks, units_of_blocks(model, axis, kept), strict=True)
+            units = [count if axis.of_block(block.name) else None for block, count in each]  # a dense block has none
+            counts = ", ".join("-" if count is None else str(count) for count in units)
+            told = f"{counts} of {axis.units} {axis.noun} are left, block by block"
             done, chosen = [told, UNEVEN_LOADS], {"units": units}
         else:
             done, chosen = [f"{left.pop()} of {axis.units} {axis.noun} are left in each layer"], None
