@@ -86,9 +86,8 @@ def test_what_it_leaves_keeps_to_its_target_and_is_served(tiny: Callable[..., Pa
     assert len(Engine(checkpoint).generate([list(range(5, 17))], sampling)[0].completions[0].tokens) == 4
 
 
-@pytest.mark.parametrize(
-    "target", [pytest.param({"params": 0.7}, marks=pytest.mark.slow), {"latency": 0.8, "at": {"context": 32}}]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [{"params": 0.7}, {"latency": 0.8, "at": {"context": 32}}])
 def test_blocks_that_differ_are_counted_and_timed_each(
     target: dict[str, Any], tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
