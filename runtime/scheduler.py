@@ -39,6 +39,12 @@ class StepPlan:
 class Scheduler:
     """Continuous batching: every step is filled anew, decodes first, then prompts in pieces.
 
+    ``running`` and ``waiting`` together are one order, first come, first served: a running sequence takes blocks only
+    from those behind it (and from beams of its own request that wait for it), and nobody is admitted past one that
+    waits. So the first sequence that has something to compute always gets on, whatever the cache holds: a request that fits
+    alone finishes. One is admitted only when there is room for all its tokens beside what the running ones
+    have still to compute; until one of them gets a new token, nobody is preempted twice.
+
     Args:
         cache: where blocks come from.
         token_budget: the most tokens in a step.
@@ -128,47 +134,57 @@ class Scheduler:
         return budget
 
     def _make_room(self, sequence: Sequence, stop: int, plan: StepPlan) -> bool:
-        """Give a running sequence blocks, taking them from the last that came if need be."""
+        """Give a running sequence blocks, taking them from others if need be; it may have to give up its own."""
         while True:
             copies = self.cache.grow(sequence.blocks, sequence.computed, stop)
             if copies is not None:
                 plan.copies.extend(copies)
                 return True
-            planned = {id(chunk.sequence) for chunk in plan.chunks}
-            victim = next(s for s in reversed(self.running) if s is sequence or id(s) not in planned)
+            victim = self._victim(sequence)
             self._preempt(victim)
             if victim is sequence:
                 return False
+
+    def _victim(self, sequence: Sequence) -> Sequence:
+        """Who gives its blocks to ``sequence``: the last behind it, else a beam that waits for it, else itself."""
+        if self.running[-1] is not sequence:
+            return self.running[-1]
+        siblings = (s for s in reversed(self.running) if s.request is sequence.request and s.candidates is not None)
+        return next(siblings, sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take a sequence's blocks; it is computed again, from its own tokens, when there is room."""
         self.preemptions += 1
         self.running.remove(sequence)
+        self._drop(sequence)
+        self.waiting.appendleft(sequence)
+
+    def _drop(self, sequence: Sequence) -> None:
         self.cache.release(sequence.blocks)
         sequence.keys.clear()
         sequence.computed = 0
-        self.waiting.appendleft(sequence)
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
+        passed: Request | None = None
         for sequence in list(self.waiting):
+            if passed is not None and sequence.request is not passed:
+                return
             if sequence.candidates is not None or sequence.pending:
-                continue  # it has nothing to compute until its siblings, or its own last token, have come
-            if self.static and sequence not in self._batch:
+                passed = (
+                    sequence.request
+                )  # it has nothing to compute until its siblings, or its own last token, have come
                 continue
+            if self.static and sequence not in self._batch:
+                return
             if budget == 0 or sum(map(_places, [*self.running, sequence])) > self.max_sequences:
                 return
-            sequence.blocks, sequence.keys = self.cache.find(sequence.tokens, sequence.request.salt)
-            usable = sequence.first_wanted // self.cache.block_size  # what lies behind is computed for its logits
-            beyond, sequence.blocks = sequence.blocks[usable:], sequence.blocks[:usable]
-            self.cache.release(beyond)
-            del sequence.keys[usable:]
-            sequence.computed = len(sequence.blocks) * self.cache.block_size
+            self._find(sequence)
             count = min(sequence.remaining, budget)
-            copies = self.cache.grow(sequence.blocks, sequence.computed, sequence.computed + count)
+            copies = None
+            if self._missing(sequence) + sum(map(self._missing, self.running)) <= self.cache.free:
+                copies = self.cache.grow(sequence.blocks, sequence.computed, sequence.computed + count)
             if copies is None:
-                self.cache.release(sequence.blocks)
-                sequence.keys.clear()
-                sequence.computed = 0
+                self._drop(sequence)
                 return
             plan.copies.extend(copies)
             self.waiting.remove(sequence)
@@ -176,9 +192,22 @@ class Scheduler:
             plan.chunks.append(Chunk(sequence, sequence.computed, count, count == sequence.remaining))
             budget -= count
 
+    def _find(self, sequence: Sequence) -> None:
+        """Hold what the cache has of a sequence's beginning."""
+        sequence.blocks, sequence.keys = self.cache.find(sequence.tokens, sequence.request.salt)
+        usable = sequence.first_wanted // self.cache.block_size  # what lies behind is computed for its logits
+        beyond, sequence.blocks = sequence.blocks[usable:], sequence.blocks[:usable]
+        self.cache.release(beyond)
+        del sequence.keys[usable:]
+        sequence.computed = len(sequence.blocks) * self.cache.block_size
+
+    def _missing(self, sequence: Sequence) -> int:
+        """Blocks that a sequence lacks for the tokens it has."""
+        return max(0, self.cache.needed(len(sequence.tokens)) - len(sequence.blocks))
+
     def _give_way(self) -> bool:
-        """Preempt one that only waits for its siblings, so that they can run."""
-        idle = [sequence for sequence in self.running if sequence.remaining == 0]
+        """Preempt a beam that only waits for its siblings, so that they can run."""
+        idle = [sequence for sequence in self.running if sequence.candidates is not None]
         if idle:
             self._preempt(idle[-1])
         return bool(idle)
