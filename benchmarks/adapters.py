@@ -20,7 +20,7 @@ from peft import LoraConfig, get_peft_model
 from smelt.compress import Recipe, for_training, merge, run
 from smelt.compress.adapter import Adapter, adapted
 from smelt.compress.compressed import open_dense
-from smelt.compress.model_directory import find_checkpoint
+from smelt.compress.find_model import find_checkpoint
 from smelt.compress.open_model import OpenModel
 from torch import Tensor
 from transformers import AutoModelForCausalLM

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 from smelt.compress.axes import feed_forward, heads, hidden
-from smelt.compress.model_directory import ModelDirectory, find_model
+from smelt.compress.find_model import find_model
 from smelt.compress.narrower import narrower
 from smelt.compress.open_model import OpenModel
 from smelt.compress.shallower import shallower
+from smelt.models.directory import ModelDirectory
 from smelt.runtime.shape_time import Shape, decode_seconds, prompt_seconds
 
 from .common import save

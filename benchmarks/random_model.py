@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from smelt.compress.checkpoint import write_checkpoint
-from smelt.compress.safetensors_file import TensorInfo
+from smelt.system.tensor_files import TensorInfo
 
 from .common import REPOSITORY
 

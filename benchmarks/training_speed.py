@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from smelt.compress.model_directory import find_model
+from smelt.compress.find_model import find_model
 from smelt.compress.open_model import OpenModel
 from smelt.compress.student import WholeModel
 from smelt.distill.batches import Batch

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import SmeltError
+from ..system.errors import SmeltError
 
 if TYPE_CHECKING:
     from .evaluation.evaluate import evaluate

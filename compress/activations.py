@@ -10,8 +10,8 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from .errors import SmeltError
-from .safetensors_file import disk_error
+from ..system.errors import SmeltError
+from ..system.files import disk_error
 
 # A forward pass works on about this many tokens: enough to keep the cores busy, few enough to stay small.
 BATCH_TOKENS = 2048

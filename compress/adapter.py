@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
-from .errors import Problem, SmeltError, raise_problems
+from ..models.weights import Weights
+from ..system.errors import Problem, SmeltError, nearest_name, raise_problems
+from ..system.tensor_files import SafetensorsFile, TensorInfo
 from .open_model import OpenModel
 from .output import digest
-from .recipe_file import nearest_name
-from .safetensors_file import SafetensorsFile, TensorInfo
-from .weights import Weights
 
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from .errors import SmeltError
+from ..system.errors import SmeltError
 from .skeleton import Skeleton
 from .stubs import BlockCall, block_calls
 

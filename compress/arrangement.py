@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .errors import SmeltError
+from ..system.errors import SmeltError
 
 _FULLY_SHARDED = "ACCELERATE_USE_FSDP"
 _PARALLELISM = "ACCELERATE_USE_PARALLELISM_CONFIG"

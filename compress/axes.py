@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..runtime.layer_sizes import LAYER_SIZES, config_fields
-from .errors import SmeltError
-from .model_directory import ModelDirectory
+from ..models.directory import ModelDirectory
+from ..models.layer_sizes import LAYER_SIZES, config_fields
+from ..system.errors import SmeltError
 from .open_model import OpenModel
 from .skeleton import Skeleton
 

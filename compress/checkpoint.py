@@ -20,8 +20,9 @@ from compressed_tensors.quantization import (
 from torch import Tensor
 
 from ..quant.scheme import Scheme
-from .errors import SmeltError
-from .safetensors_file import TensorInfo, disk_error, write_safetensors, write_text
+from ..system.errors import SmeltError
+from ..system.files import disk_error, write_text
+from ..system.tensor_files import TensorInfo, write_safetensors
 
 SHARD_BYTES = 4_000_000_000
 Entry = tuple[str, TensorInfo, Callable[[], Tensor]]

@@ -12,8 +12,7 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 
-from ..runtime.errors import RuntimeProblem
-from .errors import SmeltError
+from ..system.errors import SmeltError
 from .interrupts import remembered_interrupts
 from .progress import Progress
 
@@ -66,7 +65,7 @@ def _told(command: Callable[P, int | None]) -> Callable[P, None]:
         try:
             with remembered_interrupts():
                 status = command(*args, **kwargs) or 0
-        except (SmeltError, RuntimeProblem) as error:
+        except SmeltError as error:
             status = _say(str(error), 1)
         except KeyboardInterrupt:
             status = _say("interrupted; the same command continues where this one stopped", _INTERRUPTED)
@@ -539,7 +538,7 @@ def _ablate(checkpoint: str, prompt: int, output: int, dtype: str, kv_dtype: str
 
 
 def _directory_of(name: str) -> Path:
-    from .model_directory import find_model
+    from .find_model import find_model
 
     return find_model(name).path
 

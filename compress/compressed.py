@@ -7,14 +7,15 @@ from pathlib import Path
 
 import torch
 
+from ..models.directory import ModelDirectory
+from ..models.weights import CheckpointWeights, Weights
 from ..quant.activations import ActivationRounding
+from ..system.errors import SmeltError
 from .checkpoint import StoredSchemes
-from .errors import SmeltError
+from .dense_weights import DenseWeights
 from .keys_values import KeysValues
-from .model_directory import ModelDirectory
 from .open_model import OpenModel
 from .streamed import StreamedModel
-from .weights import CheckpointWeights, DenseWeights, Weights
 
 
 def open_dense(directory: ModelDirectory) -> OpenModel:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .errors import SmeltError
+from ..system.errors import SmeltError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

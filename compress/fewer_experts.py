@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from .errors import SmeltError
+from ..models.directory import ModelDirectory
+from ..models.weights import Weights
+from ..system.errors import SmeltError
+from ..system.tensor_files import TensorInfo
 from .experts import Experts
-from .model_directory import ModelDirectory
 from .open_model import OpenModel
-from .safetensors_file import TensorInfo
 from .skeleton import Skeleton
-from .weights import Weights
 
 # What configurations call the number of a layer's experts among which the router chooses.
 _NAMES = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")

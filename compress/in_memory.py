@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from pydantic import ValidationError
 
-from .errors import SmeltError
+from ..system.errors import SmeltError
 from .pipeline import RunResult, run
 from .recipe import Recipe
 

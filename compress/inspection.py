@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..models.weights import CheckpointWeights
 from ..runtime.machine import human_bytes
-from .errors import SmeltError
-from .model_directory import find_model
-from .weights import CheckpointWeights
+from ..system.errors import SmeltError
+from .find_model import find_model
 
 _PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_global_scale", "weight_shape", "weight_g_idx")
 # Of GPTQ and AWQ.

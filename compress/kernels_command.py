@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import SmeltError
+from ..system.errors import SmeltError
 
 if TYPE_CHECKING:
     from ..runtime.kernels.tune import Tunable

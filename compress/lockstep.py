@@ -12,9 +12,9 @@ from compressed_tensors.compressors.base import decompress_module
 from compressed_tensors.quantization import QuantizationStatus
 from torch import Tensor, nn
 
+from ..system.errors import SmeltError
 from .activations import ActivationStore
 from .compressed import CompressedModel
-from .errors import SmeltError
 from .resources import release_freed_memory
 from .streamed import StreamedModel
 

@@ -17,27 +17,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..models.directory import ModelDirectory
+from ..models.weights import CheckpointWeights
 from ..quant.grid import Grid
 from ..quant.rounding.nearest import nearest
 from ..quant.scale_search import fit_scales
 from ..quant.scheme import Scheme
 from ..runtime.machine import human_bytes
+from ..system.errors import SmeltError
+from ..system.files import write_text
 from .adapter import Adapter, Change, adapted
 from .checkpoint import Entry, StoredSchemes, write_checkpoint
 from .compressed import open_dense
-from .errors import SmeltError
+from .dense_weights import DenseWeights
 from .evaluation.measure import Evaluation
 from .evaluation.subject import Subject
-from .model_directory import ModelDirectory, find_checkpoint
+from .find_model import find_checkpoint
 from .new_directory import RECORD, appearing, check_output
 from .open_model import OpenModel
 from .progress import Progress
 from .recipe import Evaluate
 from .reporting.card import write_card
-from .safetensors_file import write_text
 from .verify import reload
 from .versions import versions
-from .weights import CheckpointWeights, DenseWeights
 
 _CHECKED = (2, 64)  # sequences and tokens that the reload check reads
 _ENOUGH = 0.5

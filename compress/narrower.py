@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ..models.weights import Weights
+from ..system.tensor_files import SafetensorsFile, TensorInfo
 from .axes import Axis, Span
 from .open_model import OpenModel
-from .safetensors_file import SafetensorsFile, TensorInfo
-from .weights import Weights
 
 
 def narrower(

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..runtime.machine import human_bytes
-from .errors import SmeltError
+from ..system.errors import SmeltError
+from ..system.files import disk_error
 from .resources import free_disk
-from .safetensors_file import disk_error
 
 RECORD = "smelt.json"
 _COMMANDS = ("merge", "export")

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
+from ..models.directory import ModelDirectory
+from ..models.weights import CheckpointWeights, Weights
+from ..system.errors import SmeltError
 from .anatomy import Anatomy, study
-from .errors import SmeltError
 from .experts import Experts
 from .keys_values import cached_attention
 from .links import LinkNames, find_links
-from .model_directory import ModelDirectory
 from .skeleton import Skeleton
-from .weights import CheckpointWeights, Weights
 
 
 @dataclass(frozen=True)

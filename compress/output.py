@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .errors import SmeltError
-from .safetensors_file import disk_error, write_text
+from ..system.errors import SmeltError
+from ..system.files import disk_error, write_text
 
 _MARK = "run.json"
 # By the kind of work that an output's mark names.

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..models.weights import Weights
+from ..system.tensor_files import TensorInfo
 from .open_model import OpenModel
-from .safetensors_file import TensorInfo
-from .weights import Weights
 
 
 def with_own_head(model: OpenModel) -> OpenModel:

@@ -10,16 +10,18 @@ from typing import Any
 
 import torch
 
+from ..models.directory import ModelDirectory
 from ..runtime.errors import RuntimeProblem
 from ..runtime.machine import available_memory
+from ..system.errors import Problem, raise_problems
+from ..system.files import write_text
+from ..system.tensor_files import SafetensorsFile, save_tensors
 from .compressed import CompressedModel, open_dense
 from .corpus import Windows, fingerprint, recut
-from .errors import Problem, raise_problems
 from .evaluation.evaluate import measured
 from .evaluation.measure import Evaluation
 from .evaluation.result import ReportData
 from .evaluation.subject import Subject, worst_first
-from .model_directory import ModelDirectory
 from .open_model import OpenModel
 from .output import Output, digest
 from .plan import Plan, run_identity
@@ -30,7 +32,6 @@ from .recipe_training import Training
 from .reporting.card import write_card
 from .reporting.files import load
 from .resources import compute_dtype, return_memory_at_once
-from .safetensors_file import SafetensorsFile, save_tensors, write_text
 from .self_text import written_once
 from .steps import RunContext, Step, StepRecord
 from .streamed import StreamedModel

@@ -10,17 +10,18 @@ from typing import Any
 
 import psutil
 
+from ..models.weights import CheckpointWeights
 from ..runtime.machine import available_memory, human_bytes
+from ..system.errors import Problem, SmeltError
 from . import steps as step_kinds
 from .activations import BATCH_TOKENS
 from .adapter import Adapter, adapted
 from .compressed import open_dense
 from .corpus import TextSource, Windows, calibration_windows, evaluation_windows
-from .errors import Problem, SmeltError
 from .evaluation.problems import device_problems, length_problems, task_problems, text_problems
 from .evaluation.tasks import Tasks
 from .evaluation.text import LOGIT_TOKENS
-from .model_directory import find_model
+from .find_model import find_model
 from .open_model import OpenModel
 from .output import Output, digest
 from .recipe import Recipe
@@ -28,7 +29,6 @@ from .resources import Cost, compute_dtype, free_disk, human_time, matmul_rate
 from .training_checks import other_tokens
 from .verify import reload_bytes
 from .versions import versions
-from .weights import CheckpointWeights
 
 # Work that no operation count shows, measured on two cores (benchmarks/memory_limit.py compares).
 _SECONDS_PER_LINEAR = 0.02

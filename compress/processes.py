@@ -24,9 +24,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from ..distill.spread import Spread, SpreadOver
 from ..runtime.device import device_named
+from ..system.errors import SmeltError
 from .activations import ActivationStore, windows_a_batch
 from .arrangement import Arrangement
-from .errors import SmeltError
 
 # Tensors, and plain data that JSON can hold.
 Told = tuple[dict[str, Tensor], Any]

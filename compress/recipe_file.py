@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import typing
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from .errors import SmeltError
+from ..system.errors import SmeltError, nearest_name
 from .recipe import Recipe
 
 Place = tuple[str | int, ...]
@@ -58,13 +57,6 @@ def validated(document: Document, path: Path) -> Recipe:
         # `evaluate` is a section or false; what it should have been as a section says more.
         told = [item for item in error.errors() if "literal[False]" not in item["loc"]]
         raise SmeltError("\n".join(_sentence(item, document, path) for item in told)) from None
-
-
-def nearest_name(value: str, known: list[str]) -> str:
-    """A phrase to end a sentence with, such as ``; did you mean group_size?``, or nothing."""
-    lowered = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(value.lower(), list(lowered), n=1, cutoff=0.5)
-    return f"; did you mean {lowered[close[0]]}?" if close else ""
 
 
 def _read(path: Path, chain: list[Path]) -> Document:

@@ -7,6 +7,8 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
+from ..system.errors import nearest_name
+
 
 class RecipeModel(BaseModel):
     """Base of all recipe sections: unknown keys and silently converted types are mistakes."""
@@ -39,8 +41,6 @@ class Chosen(RecipeModel):
 
     @model_validator(mode="after")
     def _options_are_right(self) -> Self:
-        from .recipe_file import nearest_name
-
         known = list(self.table[self.method].options.model_fields)
         for key in self.options:
             if key not in known:
@@ -77,8 +77,6 @@ def choice_schema(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def one_of(value: str, known: list[str], kind: str) -> str:
     """Return ``value`` if it is known; otherwise raise ValueError that names the nearest known value."""
-    from .recipe_file import nearest_name
-
     if value in known:
         return value
     raise ValueError(f"unknown {kind} {value!r}; expected one of {', '.join(known)}{nearest_name(value, known)}")

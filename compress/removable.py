@@ -14,14 +14,14 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from ..models.weights import Weights
+from ..system.errors import SmeltError
+from ..system.tensor_files import TensorInfo
 from . import axes
-from .errors import SmeltError
 from .keys_values import cached_attention
 from .open_model import OpenModel
-from .safetensors_file import TensorInfo
 from .shallower import LAYER_PARTS, can_lose, shallower
 from .streamed import StreamedModel
-from .weights import Weights
 
 _OTHER = {"attention": "mlp", "mlp": "attention"}
 

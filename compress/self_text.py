@@ -6,15 +6,16 @@ from pathlib import Path
 
 import torch
 
-from ..runtime.layer_sizes import LAYER_SIZES
+from ..models.directory import ModelDirectory
+from ..models.layer_sizes import LAYER_SIZES
+from ..models.weights import CheckpointWeights
+from ..system.tensor_files import SafetensorsFile, save_tensors
 from .corpus import Windows, fingerprint
-from .model_directory import ModelDirectory, find_model
+from .find_model import find_model
 from .output import digest
 from .progress import Progress
 from .recipe import Recipe
-from .safetensors_file import SafetensorsFile, save_tensors
 from .versions import versions
-from .weights import CheckpointWeights
 
 _BATCH = 16
 

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..models.directory import ModelDirectory
+from ..models.layer_sizes import LAYER_SIZES, config_fields
+from ..models.weights import Weights
 from ..prune.merging import merged
-from ..runtime.layer_sizes import LAYER_SIZES, config_fields
-from .errors import SmeltError
-from .model_directory import ModelDirectory
+from ..system.errors import SmeltError
+from ..system.tensor_files import TensorInfo
 from .open_model import OpenModel
-from .safetensors_file import TensorInfo
 from .skeleton import Skeleton
-from .weights import Weights
 
 # Of config.json: what is left of each block, where parts of some were removed (removable.py).
 LAYER_PARTS = "layer_parts"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from ..runtime.errors import RuntimeProblem
 from ..runtime.shape_time import Shape, decode_seconds
+from ..system.errors import SmeltError
 from . import axes
 from .axes import Axis
-from .errors import SmeltError
 from .narrower import narrower
 from .open_model import OpenModel
 from .progress import Progress

@@ -11,11 +11,10 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 
-from ..runtime.errors import RuntimeProblem
-from ..runtime.layer_sizes import layer_configs
-from .errors import Problem, SmeltError, raise_problems
+from ..models.layer_sizes import layer_configs
+from ..models.weights import Weights
+from ..system.errors import Problem, SmeltError, raise_problems
 from .experts import unfuse_experts
-from .weights import Weights
 
 
 @dataclass
@@ -56,7 +55,7 @@ class Skeleton:
             ZeroDivisionError,
             RuntimeError,
             AssertionError,
-            RuntimeProblem,
+            SmeltError,
         ) as error:
             first = str(error).split("\n")[0]
             raise SmeltError(

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ..distill.optimizer import Rows, Saved
 from ..distill.spread import Spread
-from .errors import SmeltError
-from .safetensors_file import SafetensorsFile, save_tensors, write_text
+from ..system.errors import SmeltError
+from ..system.files import write_text
+from ..system.tensor_files import SafetensorsFile, save_tensors
 
 
 class Snapshots:

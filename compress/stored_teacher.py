@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ..distill.chunked_loss import rows_at_once
 from ..distill.losses import most_likely
-from .errors import SmeltError
+from ..system.errors import SmeltError
+from ..system.files import disk_error
 from .progress import Progress
-from .safetensors_file import disk_error
 from .student import WholeModel
 from .training_text import WindowsFile
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..models.weights import Weights
 from ..quant.activations import ActivationRounding, quantize_inputs
 from .activations import ActivationStore
 from .keys_values import KeysValues, RoundedCache, with_cache
 from .progress import Progress
 from .skeleton import Skeleton
 from .stubs import BlockCall, NoHead, block_calls, buffers_on, head_replaced, holding, outer_parameters, stubbed
-from .weights import Weights
 
 _HEAD_SLICE = 8192
 

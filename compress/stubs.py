@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import SmeltError
+from ..system.errors import SmeltError
 from .skeleton import Skeleton
 
 

@@ -13,11 +13,11 @@ from torch.utils.checkpoint import checkpoint
 
 from ..distill.optimizer import Trained
 from ..distill.split_model import SplitModel
+from ..models.directory import ModelDirectory
+from ..models.layer_sizes import layer_configs
 from ..quant.causal_attention import StripedAttention
 from ..quant.zeros import not_pruned
-from ..runtime.layer_sizes import layer_configs
-from .errors import SmeltError
-from .model_directory import ModelDirectory
+from ..system.errors import SmeltError
 from .open_model import OpenModel
 
 

@@ -11,10 +11,10 @@ from transformers import GenerationConfig
 
 from ..quant.activations import quantize_inputs
 from ..quant.frozen_linear import FrozenLinear
+from ..system.errors import SmeltError
 from .compressed import CompressedModel, open_dense
-from .errors import SmeltError
-from .model_directory import find_checkpoint
-from .weights import DenseWeights
+from .dense_weights import DenseWeights
+from .find_model import find_checkpoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

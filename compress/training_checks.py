@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ..distill.spread import adds_up_unused
-from .errors import Problem, SmeltError
-from .model_directory import find_model
+from ..system.errors import Problem, SmeltError
+from .find_model import find_model
 from .open_model import OpenModel
 from .recipe_training import Training
 from .training_text import shortage

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..distill.trainer import Moment
-from .safetensors_file import write_text
+from ..system.files import write_text
 
 # How often the table is written, in seconds.
 _TABLE_SECONDS = 5.0

@@ -20,7 +20,8 @@ from ..distill.optimizer import MasterAdamW, Trained
 from ..distill.spread import Spread, Stage
 from ..distill.teachers import Comparison, ReadingTeacher, StoredTeacher, Teacher
 from ..distill.trainer import Moment, Trainer, TrainerSettings, TrainingError, Watch
-from .errors import SmeltError
+from ..system.errors import SmeltError
+from ..system.tensor_files import save_tensors
 from .fused_losses import functions_for
 from .open_model import OpenModel
 from .output import digest
@@ -28,7 +29,6 @@ from .processes import Processes
 from .progress import Progress
 from .recipe_training import Training
 from .resources import human_time
-from .safetensors_file import save_tensors
 from .snapshots import Snapshots
 from .stored_teacher import StoredOpinions
 from .student import WholeModel

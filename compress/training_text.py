@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ..system.files import disk_error
 from .corpus import TextSource, beginning, token_pieces
 from .progress import Progress
-from .safetensors_file import disk_error
 
 # Of a corpus, one window in so many is kept to measure on, at most.
 _KEPT_SHARE, _MOST_KEPT = 20, 16

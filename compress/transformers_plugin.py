@@ -28,14 +28,14 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils import logging
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from ..models.layer_sizes import LAYER_SIZES
+from ..models.weights import CheckpointWeights
 from ..quant.activations import ActivationRounding, quantize_inputs
 from ..runtime.errors import RuntimeProblem
-from ..runtime.layer_sizes import LAYER_SIZES
 from ..runtime.stored import reader_of
-from .errors import SmeltError
-from .model_directory import find_checkpoint
+from ..system.errors import SmeltError
+from .find_model import find_checkpoint
 from .skeleton import give_layer_sizes
-from .weights import CheckpointWeights
 
 METHOD = "smelt"
 _logger = logging.get_logger(__name__)

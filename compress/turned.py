@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..models.weights import Weights
 from ..quant.transforms.rotation import Rotation
-from .errors import SmeltError
+from ..system.errors import SmeltError
+from ..system.tensor_files import TensorInfo
 from .links import as_rows
 from .open_model import OpenModel
 from .own_head import with_own_head
 from .residual import BlockStream, OuterStream, find_block_stream, find_outer_stream, folded_norm
-from .safetensors_file import TensorInfo
-from .weights import Weights
 
 _SLICE = 4096
 

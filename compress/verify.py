@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..runtime.layer_sizes import LAYER_SIZES
+from ..models.directory import ModelDirectory
+from ..models.layer_sizes import LAYER_SIZES
 from ..runtime.machine import available_memory, human_bytes
+from ..system.errors import SmeltError
 from .compressed import CompressedModel
-from .errors import SmeltError
 from .lockstep import Lockstep
-from .model_directory import ModelDirectory
 from .open_model import OpenModel
 from .progress import Progress
 from .resources import release_freed_memory

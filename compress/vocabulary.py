@@ -13,8 +13,8 @@ from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
 
-from .errors import SmeltError
-from .safetensors_file import write_text
+from ..system.errors import SmeltError
+from ..system.files import write_text
 
 # Other spellings of the whole vocabulary, which would contradict tokenizer.json.
 _STALE = (

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..runtime.engine import Engine
 from ..runtime.errors import RuntimeProblem
 from ..runtime.params import SamplingParams
-from .errors import SmeltError
+from ..system.errors import SmeltError
 
 # The engine's steps: prompts are short, and all sequences run at once.
 _MOST_TOGETHER = 64

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ..distill.batches import Batch
+from ..system.files import disk_error
 from .progress import Progress
 from .recipe_training import TrainingText
-from .safetensors_file import disk_error
 from .student import WholeModel
 from .training_text import WindowsFile
 from .writer import Writer

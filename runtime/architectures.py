@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..models.layer_sizes import LAYER_SIZES, layer_configs
 from .errors import RuntimeProblem
-from .layer_sizes import LAYER_SIZES, layer_configs
 from .rope import Rope
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..system.errors import SmeltError
 
-class RuntimeProblem(ValueError):  # noqa: N818 - it is told, not debugged
+
+class RuntimeProblem(SmeltError, ValueError):  # noqa: N818 - public, and a sentence for a person
     """A checkpoint, an option or a request that cannot be served; the message says what, where and what to do."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..errors import SmeltError
+from ...system.errors import SmeltError
 from .against import against, incomparable
 from .result import ModelResult, ReportData
 from .this_machine import differences

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..errors import SmeltError, raise_problems
+from ...system.errors import SmeltError, raise_problems
 from ..output import Output
 from ..progress import Progress
 from ..recipe import Evaluate

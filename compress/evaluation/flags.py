@@ -6,9 +6,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from ..errors import SmeltError
+from ...system.errors import SmeltError, nearest_name
 from ..recipe import Evaluate, SpeedSettings
-from ..recipe_file import nearest_name
 
 
 def evaluation_settings(*, tasks: str | None, speed: str, **fields: Any) -> Evaluate:

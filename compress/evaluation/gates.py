@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..errors import SmeltError
-from ..recipe_file import nearest_name
+from ...system.errors import SmeltError, nearest_name
 from .against import primary_tasks
 from .result import ModelResult, ReportData
 

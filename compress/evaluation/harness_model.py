@@ -19,7 +19,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from ...runtime import Engine, RuntimeProblem, SamplingParams
-from ..model_directory import find_model
+from ..find_model import find_model
 
 # Pairs handed to the engine at once: enough to share contexts among them, few enough to show progress.
 _TOGETHER = 1024

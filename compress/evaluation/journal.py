@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ...system.files import write_text
 from ..output import digest
-from ..safetensors_file import write_text
 
 
 class Journal:

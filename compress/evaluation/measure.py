@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ...runtime import Engine, RuntimeProblem
+from ...runtime import Engine
 from ...runtime.device import device_named, give_back
+from ...system.errors import SmeltError
 from ..corpus import TextSource
-from ..errors import SmeltError
 from ..progress import Progress
 from ..recipe import Evaluate
 from ..runtime_reader import RuntimeReader
@@ -254,7 +254,7 @@ class Evaluation:
             self._progress.say(f"{subject.name} answers {task}")
             try:
                 results = tasks.run(task, served.harness, settings.limit, settings.fewshot)
-            except (SmeltError, RuntimeProblem) as problem:
+            except SmeltError as problem:
                 raise SmeltError(f"{task} answered by {subject.name}: {problem}") from None
             except Exception as error:  # tasks run code of many authors
                 first = " ".join(str(error).split())[:300]

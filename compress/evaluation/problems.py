@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...models.directory import ModelDirectory
 from ...runtime import RuntimeProblem
 from ...runtime.device import device_named
-from ..errors import Problem
-from ..model_directory import ModelDirectory
+from ...system.errors import Problem
 from ..recipe import Evaluate
 from .tasks import Tasks
 

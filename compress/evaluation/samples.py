@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import islice
 
 from ...runtime import Engine, RuntimeProblem, SamplingParams
+from ...system.errors import SmeltError
 from ..corpus import TextSource
-from ..errors import SmeltError
 from .result import Sample
 
 _WORDS = 24

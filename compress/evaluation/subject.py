@@ -10,11 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import SmeltError
+from ...models.directory import ModelDirectory
+from ...models.weights import CheckpointWeights
+from ...system.errors import SmeltError
+from ..find_model import find_checkpoint
 from ..inspection import inspect
-from ..model_directory import ModelDirectory, find_checkpoint
 from ..output import digest
-from ..weights import CheckpointWeights
 from .result import Layer, ModelResult, Size, Training
 from .text import Reader
 

@@ -13,9 +13,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ..errors import SmeltError
+from ...system.errors import SmeltError, nearest_name
 from ..output import digest
-from ..recipe_file import nearest_name
 from .result import TaskResult
 from .statistics import Interval, mean_interval, resampled_interval, share_interval
 

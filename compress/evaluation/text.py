@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
+from ...system.errors import SmeltError
 from ..activations import ActivationStore
 from ..corpus import TextSource, Windows, evaluation_windows
-from ..errors import SmeltError
 from ..progress import Progress
 from .result import Text
 from .statistics import mean_interval

@@ -9,7 +9,7 @@ import sys
 from types import TracebackType
 from typing import Any
 
-from ..errors import SmeltError
+from ...system.errors import SmeltError
 
 
 class Worker:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ...system.tensor_files import TensorInfo
 from ..checkpoint import Entry
-from ..safetensors_file import TensorInfo
 from .source import Source, StoredLinear
 
 

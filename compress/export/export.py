@@ -8,15 +8,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...runtime.layer_sizes import LAYER_SIZES
+from ...models.directory import ModelDirectory
+from ...models.layer_sizes import LAYER_SIZES
 from ...runtime.machine import human_bytes
+from ...system.errors import SmeltError, nearest_name, raise_problems
+from ...system.files import write_text
 from ..checkpoint import Entry, write_checkpoint
-from ..errors import SmeltError, raise_problems
-from ..model_directory import ModelDirectory, find_checkpoint
+from ..find_model import find_checkpoint
 from ..new_directory import RECORD, appearing, check_output
 from ..progress import Progress
-from ..recipe_file import nearest_name
-from ..safetensors_file import write_text
 from .dense import dense_entries
 from .source import Source
 from .targets import TARGETS, Target

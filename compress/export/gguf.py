@@ -16,12 +16,11 @@ import torch
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType
 from torch import Tensor
 
+from ...models.directory import ModelDirectory
 from ...runtime.architectures import DecoderSpec, spec_of
 from ...runtime.checkpoint import Checkpoint
-from ...runtime.errors import RuntimeProblem
 from ...runtime.machine import human_bytes
-from ..errors import Problem, SmeltError, raise_problems
-from ..model_directory import ModelDirectory
+from ...system.errors import Problem, SmeltError, raise_problems
 from ..progress import Progress
 from .gguf_architectures import ARCHITECTURES, Architecture, differences, shortcomings
 from .gguf_fields import fields_of
@@ -94,7 +93,7 @@ def gguf_problems(checkpoint: Path, target: Path, kind: str | None) -> list[Prob
     try:
         with _Opened(checkpoint) as opened:
             found += opened.problems()
-    except (RuntimeProblem, SmeltError) as error:
+    except SmeltError as error:
         found.append(Problem(str(checkpoint), str(error).removeprefix(f"{checkpoint}: ")))
     return found
 

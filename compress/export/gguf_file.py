@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gguf import GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType, GGUFWriter
 
-from ..safetensors_file import disk_error
+from ...system.files import disk_error
 
 
 class GgufFile:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gguf import TokenType
 
-from ..errors import SmeltError
+from ...system.errors import SmeltError
 from .gguf_pretokenizers import pre_tokenizer_of
 
 if TYPE_CHECKING:

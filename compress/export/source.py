@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...models.weights import CheckpointWeights
 from ...runtime.architectures import spec_of
 from ...runtime.checkpoint import Checkpoint
 from ...runtime.errors import RuntimeProblem
 from ...runtime.matrix import Matrix
-from ..errors import Problem
+from ...system.errors import Problem
 from ..progress import Progress
-from ..weights import CheckpointWeights
 
 # What stands for a quantized linear's weight, by local name; all else, such as its bias, is carried over as it is.
 _PARTS = {
@@ -109,7 +109,7 @@ class Source:
         carried: the names of all other tensors.
 
     Raises:
-        RuntimeProblem, SmeltError: it cannot be read.
+        SmeltError: it cannot be read.
     """
 
     def __init__(self, path: Path, *, trust_remote_code: bool = False, progress: Progress | None = None) -> None:

@@ -23,6 +23,7 @@ from ...quant.activations import ActivationRounding, quantize_inputs
 from ...quant.layer_stats import LayerStats
 from ...quant.quantized_weight import restore
 from ...quant.sensitivity import OutputChange, divergence, squared_effect
+from ...system.files import write_text
 from ..activations import ActivationStore
 from ..anatomy import SharedInput
 from ..backward import KeptPass
@@ -32,7 +33,6 @@ from ..processes import Processes
 from ..progress import Progress
 from ..recipe import TransformChoice
 from ..resources import release_freed_memory
-from ..safetensors_file import write_text
 from ..steps.assignment import Treatment, alike
 from ..steps.block_passes import BlockPasses, observe_head
 from ..steps.group_quantizer import GroupQuantizer, ToRound

@@ -11,7 +11,7 @@ from ...runtime.architectures import spec_of
 from ...runtime.errors import RuntimeProblem
 from ...runtime.machine import available_memory
 from ...runtime.step_time import linear_seconds, step_seconds
-from ..errors import SmeltError
+from ...system.errors import SmeltError
 from ..evaluation.this_machine import this_machine
 from ..open_model import OpenModel
 from ..progress import Progress

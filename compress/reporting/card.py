@@ -8,13 +8,13 @@ from typing import Any
 
 import yaml
 
-from ...runtime.layer_sizes import LAYER_SIZES
+from ...models.directory import ModelDirectory
+from ...models.layer_sizes import LAYER_SIZES
+from ...models.weights import CheckpointWeights
+from ...system.files import write_text
 from ..checkpoint import StoredSchemes
 from ..evaluation.against import primary_tasks
 from ..evaluation.result import ModelResult, ReportData
-from ..model_directory import ModelDirectory
-from ..safetensors_file import write_text
-from ..weights import CheckpointWeights
 from .markdown import table
 from .wording import bytes_, interval, noise, number, percent_change, perplexity, speedup
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ..errors import SmeltError
+from ...system.errors import SmeltError
+from ...system.files import write_text
 from ..evaluation.result import SCHEMA, ReportData
-from ..safetensors_file import write_text
 from .markdown import markdown
 from .page import page
 from .pareto import pareto_svg

@@ -11,10 +11,9 @@ import torch
 
 from ...quant.rounding import METHODS, Method
 from ...quant.scheme import LOADABLE_EXPERTS, Scheme, resolve
-from ..errors import Problem
+from ...system.errors import Problem, nearest_name
 from ..open_model import LinearFacts, OpenModel
 from ..recipe import Quantize
-from ..recipe_file import nearest_name
 
 HEAD = "lm_head"
 

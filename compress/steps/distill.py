@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from ...runtime.machine import human_bytes
+from ...system.errors import Problem
 from ..checkpoint import Entry, write_checkpoint
-from ..errors import Problem
 from ..open_model import OpenModel
 from ..recipe_training import Distill
 from ..resources import Cost

@@ -17,7 +17,7 @@ from ...quant.layer_stats import LayerStats, output_error
 from ...quant.quantized_weight import QuantizedWeight, restore
 from ...quant.scheme import Scheme
 from ...quant.transforms import TRANSFORMS
-from ..errors import SmeltError
+from ...system.errors import SmeltError
 from ..open_model import LinearFacts
 from ..recipe import TransformChoice
 from .assignment import Treatment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...quant.scheme import resolve
-from ..errors import SmeltError
+from ...system.errors import SmeltError
 from ..recipe import Guard
 from .assignment import Treatment
 from .group_quantizer import LayerRecord

@@ -10,12 +10,12 @@ from torch import Tensor
 from ...quant.layer_stats import SAMPLE_ROWS, LayerStats
 from ...quant.transforms.learned_rotation import learn_rotation
 from ...quant.transforms.rotation import Rotation
+from ...system.tensor_files import SafetensorsFile, save_tensors
 from ..activations import ActivationStore
 from ..links import as_rows
 from ..open_model import OpenModel
 from ..processes import Processes
 from ..resources import Cost, release_freed_memory
-from ..safetensors_file import SafetensorsFile, save_tensors
 from ..streamed import StreamedModel
 from ..turned import Streams, Turn, turned
 from .block_passes import BlockPasses

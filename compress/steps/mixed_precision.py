@@ -10,9 +10,10 @@ import torch
 
 from ...quant.scheme import Scheme, resolve
 from ...runtime.machine import human_bytes
+from ...system.errors import Problem, SmeltError
+from ...system.files import write_text
 from ..activations import BATCH_TOKENS
 from ..corpus import fingerprint
-from ..errors import Problem, SmeltError
 from ..mixed.cache import Kept
 from ..mixed.choose import best_choice
 from ..mixed.costs import bytes_of, header_bytes, other_header_bytes, unit_bytes
@@ -23,7 +24,6 @@ from ..open_model import OpenModel
 from ..output import digest
 from ..recipe import Quantize, TransformChoice
 from ..resources import Cost, compute_dtype
-from ..safetensors_file import write_text
 from ..versions import versions
 from .assignment import Assignment, Treatment
 from .embedding import embedding_saving

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..safetensors_file import SafetensorsFile, save_tensors
+from ...system.tensor_files import SafetensorsFile, save_tensors
 from .group_quantizer import LayerRecord
 
 

@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...models.directory import ModelDirectory
 from ...runtime.architectures import spec_of
 from ...runtime.errors import RuntimeProblem
 from ...runtime.shape_time import decode_seconds
-from ..errors import Problem, SmeltError
+from ...system.errors import Problem, SmeltError
+from ...system.files import write_text
 from ..evaluation.text import LOGIT_TOKENS
-from ..model_directory import ModelDirectory
 from ..open_model import OpenModel
 from ..processes import Processes
 from ..progress import Progress
 from ..recipe import Prune
 from ..removable import layer_parts
 from ..resources import Cost, compute_dtype
-from ..safetensors_file import write_text
 from ..shapes import DIMENSIONS, Costs, Grid, Sizes, parameters_of, shape_of, timing_bytes
 from ..streamed import StreamedModel
 from .prune_blocks import PruneBlocksStep

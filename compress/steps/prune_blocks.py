@@ -13,14 +13,14 @@ from torch import Tensor
 from ...prune.influence import Influence
 from ...runtime.device import on
 from ...runtime.machine import human_bytes
+from ...system.errors import Problem, SmeltError
+from ...system.files import write_text
 from ..activations import BATCH_TOKENS, ActivationStore
-from ..errors import Problem, SmeltError
 from ..evaluation.text import LOGIT_TOKENS
 from ..open_model import OpenModel
 from ..recipe import Prune
 from ..removable import BlockParts, Removable, WholeBlocks, check_parts
 from ..resources import Cost, compute_dtype
-from ..safetensors_file import write_text
 from ..shallower import shallower
 from ..streamed import HeadFunction, StreamedModel
 from .smaller_model import last_hidden, write_model

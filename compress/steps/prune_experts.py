@@ -11,16 +11,16 @@ from torch import Tensor
 from ...prune.channels import path_scores
 from ...runtime.device import on
 from ...runtime.machine import human_bytes
+from ...system.errors import Problem, SmeltError
+from ...system.tensor_files import SafetensorsFile
 from ..activations import BATCH_TOKENS, ActivationStore
 from ..axes import Axis, Span
-from ..errors import Problem, SmeltError
 from ..evaluation.text import LOGIT_TOKENS
 from ..experts import watched
 from ..fewer_experts import ExpertLayers, fewer_experts
 from ..open_model import OpenModel
 from ..recipe import Prune
 from ..resources import Cost, compute_dtype, release_freed_memory
-from ..safetensors_file import SafetensorsFile
 from ..saliency import first_order
 from ..streamed import StreamedModel
 from .group_quantizer import LayerRecord

@@ -16,10 +16,11 @@ from ...prune.directions import Directions
 from ...quant.transforms.rotation import Rotation
 from ...runtime.device import on
 from ...runtime.machine import human_bytes
+from ...system.errors import Problem, SmeltError
+from ...system.tensor_files import SafetensorsFile, save_tensors
 from .. import axes
 from ..activations import BATCH_TOKENS
 from ..axes import Axis
-from ..errors import Problem, SmeltError
 from ..evaluation.text import LOGIT_TOKENS
 from ..links import norm_offset
 from ..narrower import narrower
@@ -27,7 +28,6 @@ from ..open_model import OpenModel
 from ..own_head import with_own_head
 from ..recipe import Prune
 from ..resources import Cost, compute_dtype, release_freed_memory
-from ..safetensors_file import SafetensorsFile, save_tensors
 from ..saliency import first_order_of_stream
 from ..streamed import StreamedModel
 from ..turned import Streams, Turn, turned

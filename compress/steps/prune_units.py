@@ -14,11 +14,12 @@ from ...prune.channels import path_scores, refitted, unit_scores
 from ...quant.layer_stats import LayerStats, output_error
 from ...runtime.device import on
 from ...runtime.machine import human_bytes
+from ...system.errors import Problem, SmeltError
+from ...system.tensor_files import SafetensorsFile, save_tensors
 from .. import axes
 from ..activations import BATCH_TOKENS, ActivationStore
 from ..anatomy import SharedInput
 from ..axes import Axis
-from ..errors import Problem, SmeltError
 from ..evaluation.text import LOGIT_TOKENS
 from ..links import as_rows
 from ..narrower import by_reader, narrower, units_of_blocks
@@ -26,7 +27,6 @@ from ..open_model import OpenModel
 from ..recipe import Prune
 from ..removable import layer_parts
 from ..resources import Cost, compute_dtype, release_freed_memory
-from ..safetensors_file import SafetensorsFile, save_tensors
 from ..saliency import first_order
 from ..streamed import StreamedModel
 from .block_passes import BlockPasses

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from ...runtime.machine import human_bytes
+from ...system.errors import Problem, SmeltError
+from ...system.tensor_files import save_tensors
 from ..axes import Axis, vocabulary
 from ..corpus import TextSource, used_tokens
-from ..errors import Problem, SmeltError
 from ..narrower import narrower
 from ..open_model import OpenModel
 from ..recipe import Prune
 from ..resources import Cost
-from ..safetensors_file import save_tensors
 from ..vocabulary import Vocabulary, renumbered
 from .parts import load_part
 from .smaller_model import write_model

@@ -16,15 +16,15 @@ from ...quant.rounding.removal import AT_A_TIME
 from ...quant.sparsity import Pattern, keep_share
 from ...runtime.device import on
 from ...runtime.machine import human_bytes
+from ...system.errors import Problem, SmeltError
+from ...system.tensor_files import SafetensorsFile
 from ..activations import BATCH_TOKENS, ActivationStore
 from ..anatomy import SharedInput
 from ..checkpoint import Entry, write_checkpoint
-from ..errors import Problem, SmeltError
 from ..links import as_rows
 from ..open_model import LinearFacts, OpenModel
 from ..recipe import Prune
 from ..resources import Cost, compute_dtype, release_freed_memory
-from ..safetensors_file import SafetensorsFile
 from ..streamed import StreamedModel
 from .assignment import named
 from .block_passes import BlockPasses

@@ -11,19 +11,19 @@ from compressed_tensors.quantization import QuantizationArgs
 
 from ...quant.scheme import Scheme, cache_args
 from ...runtime.machine import human_bytes
+from ...system.errors import Problem, SmeltError
+from ...system.tensor_files import SafetensorsFile
 from ..activations import BATCH_TOKENS
 from ..anatomy import is_linear
 from ..checkpoint import Entry, quantization_config, write_checkpoint
-from ..errors import Problem, SmeltError
+from ..dense_weights import CACHE_SCALES
 from ..keys_values import head_width, takes_cache
 from ..open_model import LinearFacts, OpenModel
 from ..own_head import untied, with_own_head
 from ..recipe import AUTO, Quantize
 from ..resources import Cost, compute_dtype
-from ..safetensors_file import SafetensorsFile
 from ..stubs import block_calls
 from ..training_checks import teacher_of, training_problems
-from ..weights import CACHE_SCALES
 from .assignment import Assignment, Treatment
 from .embedding import EMBEDDING, SLICE, embedding_key
 from .guard import LayerGuard

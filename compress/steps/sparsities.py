@@ -13,6 +13,7 @@ from ...prune.scores import wanda
 from ...quant.layer_stats import LayerStats
 from ...quant.sensitivity import OutputChange
 from ...quant.sparsity import keep_share
+from ...system.files import write_text
 from ..anatomy import SharedInput
 from ..links import as_rows
 from ..mixed.choose import best_choice
@@ -21,7 +22,6 @@ from ..mixed.units import Unit
 from ..open_model import LinearFacts, OpenModel
 from ..processes import Processes
 from ..resources import release_freed_memory
-from ..safetensors_file import write_text
 from ..streamed import StreamedModel
 from .block_passes import BlockPasses
 from .step import RunContext

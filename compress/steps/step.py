@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..errors import Problem
+from ...system.errors import Problem
 from ..open_model import OpenModel
 from ..processes import Processes
 from ..progress import Progress

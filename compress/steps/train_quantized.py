@@ -12,18 +12,18 @@ from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor, nn
 
 from ...distill.optimizer import Trained
+from ...models.weights import Weights
 from ...quant.activations import ActivationRounding, quantize_inputs
 from ...quant.qat import QatLinear, latent_start, stored_grid
 from ...quant.zeros import not_pruned
+from ...system.tensor_files import SafetensorsFile, TensorInfo
 from ..keys_values import KeysValues, RoundedCache, caches_of
 from ..links import as_rows
 from ..open_model import LinearFacts, OpenModel
 from ..recipe_training import TrainQuantized
-from ..safetensors_file import SafetensorsFile, TensorInfo
 from ..student import WholeModel
 from ..training_checks import teacher_of
 from ..training_run import Outcome, train
-from ..weights import Weights
 from .assignment import Treatment
 from .embedding import embedding_key, restored_embedding
 from .parts import save_part

@@ -15,8 +15,8 @@ from ...quant.transforms import TRANSFORMS
 from ...quant.transforms.link import Link
 from ...quant.transforms.transform import TransformOptions
 from ...quant.transforms.turns import RotateOptions
+from ...system.errors import Problem, SmeltError
 from ..anatomy import SharedInput
-from ..errors import Problem, SmeltError
 from ..links import LinkNames, as_rows, bind
 from ..open_model import OpenModel
 from ..recipe import TransformChoice

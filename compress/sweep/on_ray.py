@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import SmeltError
+from ...system.errors import SmeltError
 from .trials import Resources, Trial
 
 _CONNECT_SECONDS = 15

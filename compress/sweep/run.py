@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...runtime.errors import RuntimeProblem
-from ..errors import SmeltError
+from ...models.directory import ModelDirectory
+from ...system.errors import SmeltError
 from ..evaluation.evaluate import measured
 from ..evaluation.measure import Evaluation
 from ..evaluation.result import ReportData
 from ..evaluation.subject import Subject
 from ..evaluation.tasks import Tasks
-from ..model_directory import ModelDirectory, find_model
+from ..find_model import find_model
 from ..output import Output
 from ..pipeline import run
 from ..plan import Plan
@@ -91,7 +91,7 @@ def run_trial(trial: Trial, shared: Path, fresh: bool, progress: bool) -> str | 
     """Make one checkpoint; the sentence why not, if so."""
     try:
         run(trial.recipe, fresh=fresh, progress=progress, calibration_cache=shared)
-    except (SmeltError, RuntimeProblem) as error:
+    except SmeltError as error:
         return str(error)
     except Exception as error:  # memory that ran out, a library's own; the other trials may do better
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

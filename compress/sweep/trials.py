@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from ..errors import SmeltError
+from ...system.errors import SmeltError
 from ..output import digest
 from ..recipe import Recipe
 from ..recipe_file import read_document, validated

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from smelt.compress.activations import BATCH_TOKENS, ActivationStore
-from smelt.compress.errors import SmeltError
+from smelt.system.errors import SmeltError
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -17,7 +17,8 @@ from smelt.compress.cli import app
 from smelt.compress.compressed import open_dense
 from smelt.compress.evaluation.subject import Subject
 from smelt.compress.export import export
-from smelt.compress.model_directory import ModelDirectory, find_checkpoint
+from smelt.compress.find_model import find_checkpoint
+from smelt.models.directory import ModelDirectory
 from smelt.quant.scheme import SUPPORTED, resolve
 from smelt.runtime import Engine, SamplingParams
 from torch import Tensor

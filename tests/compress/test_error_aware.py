@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file
 from smelt.compress import Recipe, run
 from smelt.compress.activations import ActivationStore
-from smelt.compress.model_directory import ModelDirectory
 from smelt.compress.open_model import OpenModel
 from smelt.compress.plan import Plan
 from smelt.compress.processes import Processes
 from smelt.compress.steps.block_passes import BlockPasses
 from smelt.compress.steps.unrounded import UnroundedInputs
 from smelt.compress.streamed import StreamedModel
+from smelt.models.directory import ModelDirectory
 from smelt.quant.activations import rounded_inputs
 from smelt.quant.scheme import resolve
 

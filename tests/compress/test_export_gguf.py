@@ -16,7 +16,6 @@ import torch
 from gguf import GGMLQuantizationType, quants
 from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, run
-from smelt.compress.errors import SmeltError
 from smelt.compress.export.gguf import GgufRecord, export_gguf, gguf_problems
 from smelt.compress.export.gguf_file import GgufFile
 from smelt.compress.export.gguf_layouts import BY_NAME, LAYOUTS
@@ -25,6 +24,7 @@ from smelt.compress.export.gguf_storage import stored
 from smelt.compress.progress import Progress
 from smelt.runtime.checkpoint import Checkpoint
 from smelt.runtime.matrix import FloatCodes, Matrix
+from smelt.system.errors import SmeltError
 from torch import Tensor
 
 from ..tiny import SMELT_6M, make_model, save_model

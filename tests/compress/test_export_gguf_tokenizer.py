@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from gguf import TokenType
-from smelt.compress.errors import SmeltError
 from smelt.compress.export.gguf_tokenizer import tokenizer_of
+from smelt.system.errors import SmeltError
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 

@@ -17,11 +17,11 @@ from safetensors.torch import save_file
 from scipy.stats import spearmanr
 from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.corpus import TextSource, calibration_windows
+from smelt.compress.find_model import find_model
 from smelt.compress.mixed import cache, sensitivity, speed
 from smelt.compress.mixed.choose import best_choice
 from smelt.compress.mixed.sensitivity import Measured, Roundings, fisher_losses, kl_losses
 from smelt.compress.mixed.units import find_units
-from smelt.compress.model_directory import find_model
 from smelt.compress.open_model import OpenModel
 from smelt.compress.plan import Plan
 from smelt.compress.progress import Progress

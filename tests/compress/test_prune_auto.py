@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 from smelt.compress import Recipe, axes, run, shapes
-from smelt.compress.errors import SmeltError
-from smelt.compress.model_directory import find_model
+from smelt.compress.find_model import find_model
 from smelt.compress.narrower import narrower
 from smelt.compress.open_model import OpenModel
 from smelt.compress.plan import Plan
@@ -23,6 +22,7 @@ from smelt.compress.shapes import Costs, Grid, Sizes, parameters_of, shape_of
 from smelt.compress.steps import prune_auto
 from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.shape_time import Shape
+from smelt.system.errors import SmeltError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from smelt.compress import Recipe, run
-from smelt.compress.errors import SmeltError
-from smelt.compress.model_directory import find_model
+from smelt.compress.find_model import find_model
 from smelt.compress.open_model import OpenModel
 from smelt.compress.plan import Plan
 from smelt.compress.shallower import shallower
 from smelt.compress.steps import prune_blocks
 from smelt.runtime import Engine, SamplingParams
+from smelt.system.errors import SmeltError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, SmeltError, config_for, run
 from smelt.compress.export import export
 from smelt.compress.plan import Plan
-from smelt.runtime import Engine, RuntimeProblem, SamplingParams
+from smelt.runtime import Engine, SamplingParams
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -277,7 +277,7 @@ def test_formats_whose_tools_cannot_load_it_are_refused(tiny: Callable[..., Path
 def test_sizes_that_mean_nothing_are_refused(wrong: Any, tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny()
     (model / "config.json").write_text(json.dumps(_config(model) | {"layer_sizes": wrong}))
-    with pytest.raises(RuntimeProblem, match="layer_sizes must have for each of 3 layers"):
+    with pytest.raises(SmeltError, match="layer_sizes must have for each of 3 layers"):
         Engine(model, quiet=True)
     (problem,) = Plan.make(_recipe(model, tmp_path / "out", {"quantize": {"scheme": "W8A16"}})).problems
     assert "layer_sizes must have for each of 3 layers" in str(problem)

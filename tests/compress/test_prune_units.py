@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, run
 from smelt.compress.axes import Span
-from smelt.compress.errors import SmeltError
 from smelt.compress.plan import Plan
 from smelt.compress.steps import prune_units
 from smelt.runtime import Engine, SamplingParams
+from smelt.system.errors import SmeltError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 

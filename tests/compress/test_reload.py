@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from smelt.compress import Recipe, lockstep
-from smelt.compress.errors import SmeltError
-from smelt.compress.model_directory import ModelDirectory
+from smelt.compress.dense_weights import DenseWeights
 from smelt.compress.open_model import OpenModel
 from smelt.compress.pipeline import run
 from smelt.compress.verify import reload
-from smelt.compress.weights import DenseWeights
+from smelt.models.directory import ModelDirectory
+from smelt.system.errors import SmeltError
 from torch import Tensor, nn
 
 TOKENS = torch.arange(2 * 16).view(2, 16)

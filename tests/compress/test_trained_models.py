@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from smelt.compress import Recipe, run
-from smelt.compress.model_directory import find_model
+from smelt.compress.find_model import find_model
 from smelt.compress.open_model import OpenModel
 from smelt.compress.progress import Progress
 from smelt.compress.streamed import StreamedModel

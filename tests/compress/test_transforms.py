@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.links import find_links
-from smelt.compress.model_directory import ModelDirectory
 from smelt.compress.open_model import OpenModel
 from smelt.compress.plan import Plan
 from smelt.compress.processes import Processes
@@ -22,6 +21,7 @@ from smelt.compress.steps import RunContext
 from smelt.compress.steps.learned_turn import learned_turn
 from smelt.compress.streamed import StreamedModel
 from smelt.compress.turned import Streams, Turn, turned
+from smelt.models.directory import ModelDirectory
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs
-from smelt.compress.safetensors_file import SafetensorsFile
 from smelt.quant.grid import Grid
 from smelt.quant.layer_stats import LayerStats, StatsCollector, output_error
 from smelt.quant.quantized_weight import QuantizedWeight, restore
@@ -15,6 +14,7 @@ from smelt.quant.rounding.hqq import HqqOptions, hqq, shrink
 from smelt.quant.rounding.nearest import NearestOptions, nearest
 from smelt.quant.scale_search import fit_scales
 from smelt.quant.scheme import SUPPORTED, resolve
+from smelt.system.tensor_files import SafetensorsFile
 from torch import Tensor
 
 from ..tiny import SMELT_6M

@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
-from .errors import RuntimeProblem
+from ..system.errors import SmeltError
 
 # For each layer, the fields of the configuration that count otherwise there.
 LAYER_SIZES = "layer_sizes"
@@ -24,7 +24,7 @@ def layer_configs(config: Any) -> list[Any] | None:
     Layers of the same sizes share one.
 
     Raises:
-        RuntimeProblem: ``layer_sizes`` is not what it must be.
+        SmeltError: ``layer_sizes`` is not what it must be.
     """
     sizes = getattr(config, LAYER_SIZES, None)
     if sizes is None:
@@ -36,7 +36,7 @@ def layer_configs(config: Any) -> list[Any] | None:
         or not all(isinstance(each, dict) and each for each in sizes)
         or not all(isinstance(n, int) and n > 0 and hasattr(config, name) for each in sizes for name, n in each.items())
     ):
-        raise RuntimeProblem(
+        raise SmeltError(
             f"config.json: {LAYER_SIZES} must have for each of {depth} layers the fields that count otherwise there, such"
             ' as {"intermediate_size": 512}'
         )

@@ -7,7 +7,6 @@ and bytes, so this module speaks it directly.
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .errors import SmeltError
+from .files import disk_error
 
 _DTYPES = {
     "F64": torch.float64,
@@ -165,27 +165,3 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
     """Write tensors that are in memory; see :func:`write_safetensors`."""
     entries = [(name, TensorInfo(t.dtype, tuple(t.shape)), lambda t=t: t) for name, t in tensors.items()]
     write_safetensors(path, entries, metadata)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file so that it appears all at once."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise disk_error(error, path, len(text)) from None
-
-
-def disk_error(error: OSError, path: Path, needed: int) -> SmeltError:
-    """The sentence for a failed write."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        what = "the file-size limit is reached" if error.errno == errno.EFBIG else "the disk is full"
-        return SmeltError(
-            f"{path}: {what} ({needed / 1e6:.1f} MB were needed); make room or choose another output, then run the same command"
-        )
-    return SmeltError(f"{path}: cannot be written ({error.strerror}); check the output directory's permissions")

@@ -1,7 +1,8 @@
-"""What Smelt says when something is wrong: one sentence that tells what, where and what to do."""
+"""What Smelt says when something is wrong: one sentence of what, where and what to do."""
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 
 
@@ -29,3 +30,10 @@ def raise_problems(problems: list[Problem]) -> None:
     """Raise one :class:`SmeltError` that lists all ``problems``; do nothing if there are none."""
     if problems:
         raise SmeltError("\n".join(str(problem) for problem in problems))
+
+
+def nearest_name(value: str, known: list[str]) -> str:
+    """A phrase to end a sentence with, such as ``; did you mean group_size?``, or nothing."""
+    lowered = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(value.lower(), list(lowered), n=1, cutoff=0.5)
+    return f"; did you mean {lowered[close[0]]}?" if close else ""

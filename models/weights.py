@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from ..quant.quantized_weight import restore
-from ..quant.scheme import Scheme
-from .errors import SmeltError
-from .safetensors_file import SafetensorsFile, TensorInfo
+from ..system.errors import SmeltError
+from ..system.tensor_files import SafetensorsFile, TensorInfo
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
-# Stored beside an attention's weights: the scales of its cache, which are no weights.
-CACHE_SCALES = ("k_scale", "v_scale", "k_zero_point", "v_zero_point")
 
 
 class Weights(Protocol):
@@ -121,62 +115,3 @@ class CheckpointWeights:
                 " convert them to safetensors first"
             )
         raise SmeltError(f"{self.directory}: has no safetensors weights ({_SINGLE}); check the path")
-
-
-class DenseWeights:
-    """A compressed checkpoint seen as dense weights: each is restored when it is loaded.
-
-    Args:
-        stored: the tensors as they are stored.
-        scheme_of: how a module is stored, by its name in the checkpoint.
-    """
-
-    def __init__(self, stored: Weights, scheme_of: Callable[[str], Scheme]) -> None:
-        self._stored = stored
-        self._scheme_of = scheme_of
-        self.packed: dict[str, list[str]] = {}
-        self._beside: set[str] = set()
-        by_module: dict[str, list[str]] = {}
-        for name in stored.names():
-            by_module.setdefault(name.rpartition(".")[0], []).append(name)
-        for module, parts in by_module.items():
-            if f"{module}.weight_scale" in parts:
-                self.packed[f"{module}.weight"] = [p for p in parts if p.rpartition(".")[2].startswith("weight")]
-                self._beside |= {p for p in parts if p.rpartition(".")[2].startswith("input_")}
-            self._beside |= {p for p in parts if p.rpartition(".")[2] in CACHE_SCALES}
-
-    def names(self) -> list[str]:
-        hidden = {part for parts in self.packed.values() for part in parts} | self._beside
-        return [name for name in self._stored.names() if name not in hidden] + list(self.packed)
-
-    def info(self, name: str) -> TensorInfo:
-        if name not in self.packed:
-            return self._stored.info(name)
-        prefix = name.removesuffix("weight")
-        scale = self._stored.info(f"{prefix}weight_scale").dtype
-        # Scales of a format's own type say nothing of the weight's, and compressed-tensors restores bfloat16.
-        dtype = scale if scale in (torch.float32, torch.float16, torch.bfloat16) else torch.bfloat16
-        if f"{prefix}weight_shape" in self.packed[name]:
-            rows, columns = self._stored.load(f"{prefix}weight_shape").tolist()
-        elif f"{prefix}weight_packed" in self.packed[name]:  # 4-bit floats, two to a byte
-            rows, half = self._stored.info(f"{prefix}weight_packed").shape
-            columns = 2 * half
-        else:
-            rows, columns = self._stored.info(name).shape
-        return TensorInfo(dtype, (rows, columns))
-
-    def load(self, name: str) -> Tensor:
-        if name not in self.packed:
-            return self._stored.load(name)
-        return restore(*self.parts(name))
-
-    def parts(self, name: str) -> tuple[dict[str, Tensor], Scheme]:
-        """What is stored for a packed weight, by local name, and how it is to be read."""
-        prefix = name.removesuffix("weight")
-        parts = {part.removeprefix(prefix): self._stored.load(part) for part in self.packed[name]}
-        return parts, self._scheme_of(prefix.removesuffix("."))
-
-    @property
-    def nbytes(self) -> int:
-        """Of the dense weights."""
-        return sum(self.info(name).nbytes for name in self.names())
