@@ -15,6 +15,7 @@ from compressed_tensors.quantization.lifecycle.initialize import is_cached_atten
 from torch import Tensor, nn
 
 from ..quant.activations import ActivationRounding, straight_through
+from ..quant.row_rounding import cache_rounding
 from .processes import Processes
 from .stubs import BlockCall
 
@@ -76,10 +77,10 @@ class RoundedCache:
     """Rounds keys and values as they enter the cache; the same step attends to the rounded ones."""
 
     def __init__(self, rounding: KeysValues) -> None:
-        self._rounding = rounding
+        self._keys, self._values = cache_rounding(rounding.keys), cache_rounding(rounding.values)
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        return straight_through(keys, self._rounding.keys), straight_through(values, self._rounding.values)
+        return straight_through(keys, self._keys), straight_through(values, self._values)
 
     def get_seq_length(self, *_: Any) -> int:
         return 0

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from compressed_tensors.modeling.kvcache import KV_CACHE_ATTR, register_key_hook, register_value_hook
 from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus, apply_quantization_config
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig
@@ -31,6 +32,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ..models.layer_sizes import LAYER_SIZES
 from ..models.weights import CheckpointWeights
 from ..quant.activations import ActivationRounding, quantize_inputs
+from ..quant.row_rounding import cache_rounding
 from ..runtime.errors import RuntimeProblem
 from ..runtime.stored import reader_of
 from ..system.errors import SmeltError
@@ -131,12 +133,9 @@ class SmeltQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
         give_layer_sizes(model)
-        # Keys and values are compressed-tensors' own matter, as when transformers loads the checkpoint without Smelt.
         keys_values = (self.quantization_config.stored or {}).get("kv_cache_scheme")  # type: ignore[union-attr]
         if keys_values is not None:
-            only = QuantizationConfig.model_validate({"config_groups": {}, "kv_cache_scheme": keys_values})
-            only.quantization_status = QuantizationStatus.COMPRESSED
-            apply_quantization_config(model, only, show_progress=False)
+            _round_keys_values(model, keys_values)
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         if hasattr(model, "_weight_conversions"):
@@ -150,6 +149,24 @@ class SmeltQuantizer(HfQuantizer):
                 "The inputs of experts are not rounded, though the checkpoint says so; Smelt's runtime does it."
             )
         return model
+
+
+def _round_keys_values(model: nn.Module, scheme: dict[str, Any]) -> None:
+    """Let compressed-tensors round keys and values, as when transformers loads the checkpoint without Smelt.
+
+    Where scales are computed from each row Smelt rounds, because by compressed-tensors' arithmetic the last bit of a key
+    decides between two codes.
+    """
+    only = QuantizationConfig.model_validate({"config_groups": {}, "kv_cache_scheme": scheme})
+    only.quantization_status = QuantizationStatus.COMPRESSED
+    apply_quantization_config(model, only, show_progress=False)
+    for attention in [module for module in model.modules() if hasattr(module, KV_CACHE_ATTR)]:
+        args = attention.quantization_scheme.input_activations
+        rounding = cache_rounding(ActivationRounding(args))
+        if args.dynamic is True and not isinstance(rounding, ActivationRounding):
+            attention.quantization_enabled = False
+            for register in (register_key_hook, register_value_hook):
+                register(attention, lambda _, rows, rounding=rounding: rounding(rows))
 
 
 register_quantization_config(METHOD)(SmeltConfig)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -138,7 +138,7 @@ def quantize_inputs(module: nn.Module, rounding: ActivationRounding) -> Removabl
     return module.register_forward_pre_hook(hook)
 
 
-def straight_through(values: Tensor, rounding: ActivationRounding) -> Tensor:
+def straight_through(values: Tensor, rounding: Callable[[Tensor], Tensor]) -> Tensor:
     """``values`` rounded; gradients pass as if they were not."""
     return _StraightThrough.apply(values, rounding)  # type: ignore[no-any-return]
 
@@ -147,7 +147,7 @@ class _StraightThrough(torch.autograd.Function):
     """A rounding, with the derivative of the identity."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, rounding: ActivationRounding) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, rounding: Callable[[Tensor], Tensor]) -> Tensor:
         return rounding(inputs)
 
     @staticmethod

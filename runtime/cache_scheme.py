@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from ..quant.activations import ActivationRounding
+from ..quant.row_rounding import RowRounding, cache_rounding
 from .errors import RuntimeProblem
-from .rounding import FixedRounding, RowRounding, is_fixed
+from .rounding import FixedRounding, is_fixed
 from .stored import Tensors, rounding_of
 
 
@@ -89,13 +90,11 @@ class CacheRule:
     ) -> None:
         self.rounding = rounding
         self._kept = None if kept == dtype else kept
-        self._round: FixedRounding | RowRounding | ActivationRounding = rounding
+        self._round: Callable[[Tensor], Tensor] = cache_rounding(rounding)
         if is_fixed(rounding):
             # Scales stand for heads, which are the last dimension but one here.
             scale, zero = (None if part is None else part.reshape(-1, 1) for part in (rounding.scale, rounding.zero))
             self._round = FixedRounding(replace(rounding, scale=scale, zero=zero), dtype, device)
-        elif self._kept is not None:
-            self._round = RowRounding(rounding.args)
         self.waits = self._round is rounding
 
     def by_head(self, heads: int) -> Tensor | None:
@@ -106,7 +105,7 @@ class CacheRule:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Codes as they are kept, and float32 scales ``[tokens, heads]``; rounded numbers, twice, where no codes are kept."""
-        if self._kept is None or isinstance(self._round, ActivationRounding):
+        if self._kept is None or not isinstance(self._round, FixedRounding | RowRounding):
             found = self._round(x)
             return found, found
         codes, scale = self._round.parts(x)

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor
 
 from ..quant.activations import ActivationRounding
-
-LARGEST_E4M3 = 448.0
+from ..quant.row_rounding import nearest_code
 
 
 class FixedRounding:
@@ -47,42 +45,6 @@ class FixedRounding:
     def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Codes and scale."""
         return self.codes(x), self.scale
-
-
-class RowRounding:
-    """To symmetric numbers with a scale for each row, computed from it; on a GPU nothing of it waits for the host."""
-
-    def __init__(self, args: QuantizationArgs) -> None:
-        self._args = args
-        least, most = code_range(args)
-        self.half = (most - least) / 2
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """``x``, rounded."""
-        codes, scale = self.parts(x)
-        return codes * scale
-
-    def parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes, in the type of ``x``, and scales ``[..., 1]``."""
-        largest = x.abs().amax(-1, keepdim=True)
-        # By a tensor: on a GPU torch multiplies by the reciprocal of a Python number.
-        scale = largest / torch.full_like(largest, self.half)
-        scale = scale.masked_fill(scale == 0, torch.finfo(x.dtype).eps)
-        return nearest_code(x / scale, self._args), scale
-
-
-def nearest_code(x: Tensor, args: QuantizationArgs) -> Tensor:
-    """``x``, which is overwritten, to the nearest code, in its own type."""
-    found = x.clamp_(*code_range(args))
-    return found.to(torch.float8_e4m3fn).to(x.dtype) if args.type == "float" else found.round_()
-
-
-def code_range(args: QuantizationArgs) -> tuple[float, float]:
-    """The least and the largest code of integers, or of 8-bit floats."""
-    if args.type == "float":
-        return -LARGEST_E4M3, LARGEST_E4M3
-    half = 2.0 ** (args.num_bits - 1)
-    return -half, half - 1
 
 
 def is_fixed(rounding: ActivationRounding) -> bool:

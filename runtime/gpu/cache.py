@@ -122,11 +122,14 @@ def _rounded(values: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     if kind == "plain":
         return values, values
     wide = values.float()
-    scales = wide.abs().amax(-1) / LIMITS[kind]
+    largest = wide.abs().amax(-1)
+    scales = largest / LIMITS[kind]
     scales = torch.where(scales > 0, scales, 1)
     found = wide / scales.unsqueeze(-1)
     if kind == "int4":
-        whole = (found.round().clamp(-8, 7) + 8).to(torch.uint8).unflatten(-1, (-1, 2))
+        largest = largest.unsqueeze(-1)
+        whole = (found.round().clamp(-8, 7) + 8).masked_fill((wide == -largest) & (largest > 0), 0)
+        whole = whole.to(torch.uint8).unflatten(-1, (-1, 2))
         return whole[..., 0] | (whole[..., 1] << 4), scales
     if kind == "int8":
         return found.round().to(torch.int8), scales

@@ -36,21 +36,30 @@ float scale_of(const float* values, int64_t size) {
     return most / (std::is_same_v<T, int8_t> ? 127.0f : 448.0f);
 }
 
-inline int8_t coded(float value, const Rule& rule, int8_t*) {
-    return int8_t(std::nearbyint(std::max(rule.least, std::min(rule.most, value))));
+// A row's scale, and the number in it that gets the lowest code whatever its quotient says (quant/row_rounding.py); NaN if none.
+struct RowScale {
+    float scale, lowest = NAN;
+};
+
+// Quotients are bfloat16 before they are rounded.
+inline int8_t coded(float value, const RowScale& row, const Rule& rule, int8_t*) {
+    if (value == row.lowest) return int8_t(rule.least);
+    return int8_t(std::nearbyint(std::max(rule.least, std::min(rule.most, widen(narrow(value / row.scale))))));
 }
 
-inline Float8 coded(float value, const Rule&, Float8* type) { return kept(value, 1.0f, type); }
+inline Float8 coded(float value, const RowScale& row, const Rule&, Float8* type) {
+    return kept(widen(narrow(value / row.scale)), 1.0f, type);
+}
 
-float scale_by_rule(const Rule& rule, const float* fixed, int64_t head, const float* values, int64_t size) {
-    if (fixed) return fixed[head];
+RowScale scale_by_rule(const Rule& rule, const float* fixed, int64_t head, const float* values, int64_t size) {
+    if (fixed) return {fixed[head]};
     float most = 0;
     for (int64_t i = 0; i < size; i++) most = std::max(most, std::fabs(values[i]));
     const float scale = widen(narrow(most / rule.half));
-    return scale > 0 ? scale : 0.0078125f;  // bfloat16's epsilon, as compressed-tensors has it
+    if (scale > 0) return {scale, -most};
+    return {0.0078125f};  // bfloat16's epsilon, as compressed-tensors has it
 }
 
-// Quotients are bfloat16 before they are rounded.
 template <class T>
 void store_by_rule(const Cache& cache, int64_t slot, int64_t head, const float* key, const float* value) {
     const int64_t size = cache.size, length = cache.block;
@@ -58,11 +67,11 @@ void store_by_rule(const Cache& cache, int64_t slot, int64_t head, const float* 
     const Rule& rule = cache.rule;
     T* keys = keys_of<T>(cache, place) + 2 * inside;
     T* values = values_of<T>(cache, place) + inside / 2 * 2 * size + inside % 2;
-    const float key_scale = scale_by_rule(rule, rule.keys, head, key, size), value_scale = scale_by_rule(rule, rule.values, head, value, size);
-    for (int64_t i = 0; i < size; i++) keys[i / 2 * 2 * length + i % 2] = coded(widen(narrow(key[i] / key_scale)), rule, (T*)nullptr);
-    for (int64_t i = 0; i < size; i++) values[2 * i] = coded(widen(narrow(value[i] / value_scale)), rule, (T*)nullptr);
-    cache.key_scales[place * length + inside] = key_scale;
-    cache.value_scales[place * length + inside] = value_scale;
+    const RowScale of_key = scale_by_rule(rule, rule.keys, head, key, size), of_value = scale_by_rule(rule, rule.values, head, value, size);
+    for (int64_t i = 0; i < size; i++) keys[i / 2 * 2 * length + i % 2] = coded(key[i], of_key, rule, (T*)nullptr);
+    for (int64_t i = 0; i < size; i++) values[2 * i] = coded(value[i], of_value, rule, (T*)nullptr);
+    cache.key_scales[place * length + inside] = of_key.scale;
+    cache.value_scales[place * length + inside] = of_value.scale;
 }
 
 template <class T>

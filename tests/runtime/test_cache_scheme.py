@@ -11,7 +11,7 @@ import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs
 from safetensors.torch import load_file, save_file
-from smelt.compress import Recipe, run
+from smelt.compress import Recipe, config_for, run
 from smelt.quant.activations import ActivationRounding
 from smelt.runtime import RuntimeProblem, SamplingParams
 from smelt.runtime.batch import Batch, Run
@@ -21,7 +21,6 @@ from smelt.runtime.model import Model
 from smelt.runtime.native import library
 from smelt.runtime.native.operators import NativeOperators
 from smelt.runtime.operators import Operators
-from smelt.runtime.rounding import RowRounding
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -70,7 +69,13 @@ def _checkpoint(source: Path, scheme: dict[str, Any], target: Path, dtype: torch
 
 @torch.no_grad()
 def _expected(path: Path, dtype: torch.dtype, pieces: list[list[tuple[int, int]]]) -> Tensor:
-    reference, done, cache, found = AutoModelForCausalLM.from_pretrained(path, dtype=dtype), 0, None, []
+    # By compressed-tensors' arithmetic the last bit of a key decides the code of a row's extreme; with Smelt's plug-in it does not.
+    reference, done, cache, found = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=dtype, config=config_for(path)),
+        0,
+        None,
+        [],
+    )
     for ((_, count),) in pieces:
         given = torch.tensor([PROMPT[done : done + count]])
         step = reference(given, past_key_values=cache, use_cache=True)
@@ -83,9 +88,8 @@ def _expected(path: Path, dtype: torch.dtype, pieces: list[list[tuple[int, int]]
 def test_logits_are_those_of_transformers(name: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
     scheme, kept = SCHEMES[name]
     path = _checkpoint(tiny("qwen3", num_hidden_layers=2), scheme, tmp_path / "rounded", torch.float32)
-    # The largest number of a row lies on the edge between two codes, so that the last bit of a key decides: in single steps
-    # products differ by that. fp8 has its largest number there.
-    pieces = [[(0, 28)]] if scheme["dynamic"] and scheme["type"] == "int" else PIECES
+    # In single steps products differ in their last bits, and among 256 codes to a row some key lies near enough to an edge.
+    pieces = [[(0, 28)]] if name == "int8 by token" else PIECES
     expected = _expected(path, torch.float32, pieces)
     found = logits_in_pieces(path, [PROMPT], pieces)[0]
     assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
@@ -125,14 +129,27 @@ def test_a_gpu_attends_to_the_same_numbers(name: str, tiny: Callable[..., Path],
     assert (found - expected).norm() <= (2e-2 if "token" in name else 2e-3) * expected.norm()
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("numbers", ["int", "float"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_a_scale_for_each_row_is_that_of_compressed_tensors(bits: int, numbers: str, dtype: torch.dtype) -> None:
-    args = QuantizationArgs(**TOKEN | {"num_bits": 8 if numbers == "float" else bits, "type": numbers})
-    x = (3 * torch.randn(50, 4, 32, generator=DRAW)).to(dtype)
-    x[0, 0] = 0
-    assert torch.equal(RowRounding(args)(x), ActivationRounding(args)(x))
+def test_four_bits_generate_the_same_however_the_cache_is_cut(tmp_path: Path) -> None:
+    """Blocks of another size add up in another order, which may decide no code."""
+    path = _checkpoint(SMELT_6M, SCHEMES["int4 by token"][0], tmp_path / "rounded", torch.float32)
+    draw = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(4, 4096, (n,), generator=draw).tolist() for n in range(3, 43, 4)]
+    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    found = [
+        [
+            output.completions[0].tokens
+            for output in engine(path, block_size=size, kv_cache_bytes=1 << 24).generate(prompts, params)
+        ]
+        for size in (8, 16)
+    ]
+    reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, config=config_for(path))
+    expected = [
+        reference.generate(torch.tensor([p]), max_new_tokens=24, min_new_tokens=24, do_sample=False)[
+            0, len(p) :
+        ].tolist()
+        for p in prompts
+    ]
+    assert found == [expected, expected]
 
 
 @pytest.mark.parametrize(("kv_cache", "numbers"), [("fp8", "fp8"), ({"numbers": "int8", "scales": "head"}, "int8")])
