@@ -32,7 +32,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ..models.layer_sizes import LAYER_SIZES
 from ..models.weights import CheckpointWeights
 from ..quant.activations import ActivationRounding, quantize_inputs
-from ..quant.row_rounding import cache_rounding
+from ..quant.row_rounding import RowRounding, cache_rounding
 from ..runtime.errors import RuntimeProblem
 from ..runtime.stored import reader_of
 from ..system.errors import SmeltError
@@ -160,10 +160,11 @@ def _round_keys_values(model: nn.Module, scheme: dict[str, Any]) -> None:
     only = QuantizationConfig.model_validate({"config_groups": {}, "kv_cache_scheme": scheme})
     only.quantization_status = QuantizationStatus.COMPRESSED
     apply_quantization_config(model, only, show_progress=False)
-    for attention in [module for module in model.modules() if hasattr(module, KV_CACHE_ATTR)]:
-        args = attention.quantization_scheme.input_activations
-        rounding = cache_rounding(ActivationRounding(args))
-        if args.dynamic is True and not isinstance(rounding, ActivationRounding):
+    assert only.kv_cache_scheme is not None
+    rounding = cache_rounding(ActivationRounding(only.kv_cache_scheme))
+    if isinstance(rounding, RowRounding):
+        attentions: list[Any] = [module for module in model.modules() if hasattr(module, KV_CACHE_ATTR)]
+        for attention in attentions:
             attention.quantization_enabled = False
             for register in (register_key_hook, register_value_hook):
                 register(attention, lambda _, rows, rounding=rounding: rounding(rows))

@@ -122,6 +122,9 @@ def _what_loading_needs(compressed: CompressedModel, checkpoint: Path) -> tuple[
     experts = any(facts.is_expert for facts in compressed.model.linears.values())
     if compressed.schemes is None:
         return {}, "", compressed.stored_bytes
+    kept = compressed.schemes.keys_values
+    if kept is not None and kept.dynamic is True:
+        return _with_plug_in(compressed, checkpoint, "where a row's extreme gets one code whatever its last bit")
     needs = compressed.schemes.needs(experts=experts)
     if needs == "nothing":
         return {}, "", None if experts else compressed.stored_bytes  # experts are restored to be put together

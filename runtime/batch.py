@@ -105,6 +105,15 @@ class Batch:
         return Singles(torch.tensor([self.starts[i] for i in alone]), torch.tensor(tables), torch.tensor(stops))
 
     @cached_property
+    def each_alone(self) -> Singles:
+        """Every token, as if its run had ended with it."""
+        needed = [self._needed(run) for run in self.runs]
+        longest = max(map(len, needed))
+        filled = torch.tensor([blocks + [0] * (longest - len(blocks)) for blocks in needed])
+        counts = torch.tensor([len(run.tokens) for run in self.runs])
+        return Singles(torch.arange(len(self.tokens)), filled.repeat_interleave(counts, 0), self.positions + 1)
+
+    @cached_property
     def longer(self) -> list[int]:
         """All other runs."""
         return [i for i, run in enumerate(self.runs) if len(run.tokens) > 1 or run.start == 0]

@@ -65,6 +65,9 @@ class Engine:
             with a scale for each head and position; int4 keys are rotated, which spreads their outliers.
         native: use Smelt's compiled CPU kernels, in bfloat16; without, torch's operators.
         exact_inputs: keep the inputs of weight-only formats in bfloat16, also for many rows, where int8 is faster.
+        reproducible: give a request the same tokens and log probabilities, to the bit, whatever runs beside it, however its prompt
+            is cut into pieces and whether it was preempted; in bfloat16 on Smelt's compiled CPU kernels. docs/runtime.md has
+            its price.
         device: ``cpu``, or ``cuda`` for a GPU with all of a step on Triton kernels; which has not been run on one yet.
         fusions: what is done together in one launch on a GPU; all by default.
         compile: let torch.compile lower the layers, instead of Smelt's own kernels; it takes a minute when the first
@@ -93,6 +96,7 @@ class Engine:
         kv_dtype: str = "auto",
         native: bool = True,
         exact_inputs: bool = False,
+        reproducible: bool = False,
         device: str = "cpu",
         fusions: Fusions | None = None,
         compile: bool = False,
@@ -105,6 +109,7 @@ class Engine:
             dtype=dtype,
             native=native,
             exact_inputs=exact_inputs,
+            reproducible=reproducible,
             device=device,
             fusions=fusions,
             compiled=compile,

@@ -6,7 +6,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from .linear import Linear
 from .operators import Experts, Rowwise
@@ -70,7 +69,7 @@ class RoutedFeedForward:
     """A mixture of experts: a router sends each token to a few of many feed-forward parts.
 
     Args:
-        router: ``[experts, hidden]``.
+        router: scores each expert for a token.
         per_token: experts of a token.
         normalized: whether the chosen experts' shares are made to sum to one.
         together: all experts at once, if there is such a way.
@@ -79,7 +78,7 @@ class RoutedFeedForward:
 
     def __init__(
         self,
-        router: Tensor,
+        router: Rowwise,
         per_token: int,
         normalized: bool,
         together: Experts | None,
@@ -95,7 +94,7 @@ class RoutedFeedForward:
         return self._together is None
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        shares, chosen = functional.linear(hidden, self._router).float().softmax(-1).topk(self._per_token, dim=-1)
+        shares, chosen = self._router(hidden).float().softmax(-1).topk(self._per_token, dim=-1)
         if self._normalized:
             shares = shares / shares.sum(-1, keepdim=True)
         shares = shares.to(hidden.dtype)

@@ -28,6 +28,7 @@ def load_model(
     dtype: str = "auto",
     native: bool = True,
     exact_inputs: bool = False,
+    reproducible: bool = False,
     trust_remote_code: bool = False,
     device: str = "cpu",
     fusions: Fusions | None = None,
@@ -41,6 +42,7 @@ def load_model(
         dtype: what to compute in; ``auto`` is the checkpoint's own.
         native: use Smelt's compiled CPU kernels, in bfloat16.
         exact_inputs: keep the inputs of weight-only formats in bfloat16 for any number of rows.
+        reproducible: let each sequence's numbers depend on nothing but itself, to the bit.
         trust_remote_code: run the checkpoint's own Python.
         device: ``cpu``, or a GPU as torch names it.
         fusions: what is done together on a GPU; all by default.
@@ -59,6 +61,8 @@ def load_model(
     opened = Checkpoint(checkpoint, trust_remote_code=trust_remote_code)
     computing = opened.dtype if dtype == "auto" else DTYPES[dtype]
     try:
+        if reproducible:
+            return opened, Model(opened, _reproducible(computing, where, native and not compiled, exact_inputs, told))
         if compiled:
             from .compiled import CompiledOperators
 
@@ -77,6 +81,22 @@ def operators_for(dtype: torch.dtype, device: torch.device, *, told: Callable[[s
         told: hears what a person should know.
     """
     return _operators(dtype, device, True, False, None, told)
+
+
+def _reproducible(
+    dtype: torch.dtype, device: torch.device, native: bool, exact_inputs: bool, told: Callable[[str], object]
+) -> Operators:
+    from .native.reproducible import ReproducibleOperators
+
+    compiled = kernels(told) if native and device.type == "cpu" and dtype == torch.bfloat16 else None
+    if compiled is None:
+        name = str(dtype).removeprefix("torch.")
+        raise RuntimeProblem(
+            f"reproducible needs Smelt's compiled CPU kernels, which compute in bfloat16 on processors with AVX-512 (VNNI and"
+            f" BF16), and this engine would compute in {name} on {device.type} by other ones; give dtype bfloat16 on such a"
+            " processor, with native and without compile, or leave reproducible off"
+        )
+    return ReproducibleOperators(compiled, exact_inputs)
 
 
 def _operators(

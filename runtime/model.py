@@ -466,7 +466,7 @@ def _experts(load: _Loader, spec: DecoderSpec, prefix: str) -> FeedForward:
         named.append((gate_up, down))
     together = _grouped(load, named) if load.operators.groups_experts(spec.activation) else None
     forward = RoutedFeedForward(
-        load.tensor(f"{router}.weight", (spec.experts, spec.hidden)),
+        load.operators.router(load.tensor(f"{router}.weight", (spec.experts, spec.hidden))),
         spec.experts_per_token,
         spec.normalized_experts,
         together,

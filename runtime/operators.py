@@ -130,6 +130,10 @@ class Operators:
         """A linear whose outputs are activated; None if there is no such."""
         return None
 
+    def router(self, weight: Tensor) -> Rowwise:
+        """What scores experts for each token, by a weight ``[experts, hidden]``."""
+        return lambda hidden: functional.linear(hidden, weight)
+
     def mixture(self, forward: FeedForward) -> FeedForward:
         """A mixture of experts as it is computed here."""
         return forward

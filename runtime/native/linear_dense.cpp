@@ -8,6 +8,7 @@ namespace smelt {
 namespace {
 
 constexpr int64_t kAhead = 512;  // numbers of a weight's row that are asked for in advance
+constexpr int64_t kRowBytes = 384 << 10;  // of inputs
 
 inline __m512bh load32(const bf16* from) { return (__m512bh)_mm512_loadu_si512(from); }
 
@@ -64,14 +65,17 @@ void rows_of(const bf16* weight, const bf16* bias, const bf16* x, int64_t rows, 
 void linear_dense(const bf16* weight, const bf16* bias, const bf16* x, int64_t rows, int64_t outputs, int64_t columns, bf16* out,
                   int threads) {
     const int64_t blocks = (outputs + 3) / 4;
-    spread(threads, blocks, std::max<int64_t>(1, std::min<int64_t>(blocks / (8 * threads), (64 << 10) / columns)), [&](int64_t b) {
-        const int64_t n = 4 * b;
-        const bf16 *w = weight + n * columns, *shift = bias ? bias + n : nullptr;
+    // As many rows at a time as stay in the second cache while weights pass by.
+    const int64_t together = std::max<int64_t>(4, kRowBytes / (2 * columns) / 4 * 4), rounds = (rows + together - 1) / together;
+    spread(threads, rounds * blocks, std::max<int64_t>(1, std::min<int64_t>(blocks / (8 * threads), (64 << 10) / columns)), [&](int64_t i) {
+        const int64_t n = i % blocks * 4, row = i / blocks * together, count = std::min(together, rows - row);
+        const bf16 *w = weight + n * columns, *shift = bias ? bias + n : nullptr, *in = x + row * columns;
+        bf16* to = out + row * outputs + n;
         switch (std::min<int64_t>(4, outputs - n)) {
-            case 4: return rows_of<4>(w, shift, x, rows, outputs, columns, out + n);
-            case 3: return rows_of<3>(w, shift, x, rows, outputs, columns, out + n);
-            case 2: return rows_of<2>(w, shift, x, rows, outputs, columns, out + n);
-            case 1: return rows_of<1>(w, shift, x, rows, outputs, columns, out + n);
+            case 4: return rows_of<4>(w, shift, in, count, outputs, columns, to);
+            case 3: return rows_of<3>(w, shift, in, count, outputs, columns, to);
+            case 2: return rows_of<2>(w, shift, in, count, outputs, columns, to);
+            case 1: return rows_of<1>(w, shift, in, count, outputs, columns, to);
         }
     });
 }

@@ -30,10 +30,13 @@ class CodesLinear:
     """4 or 8 bit codes, multiplied as they are stored; codes of 2 and 3 bits are kept in 4.
 
     Few rows are multiplied as they come. More are rounded to int8 first, a scale for each group of
-    inputs, unless ``exact``; then more rows than :data:`_EXACT_ROWS` are slow.
+    inputs, unless ``exact``; then more rows than :data:`_EXACT_ROWS` are slow. Without ``few_exact`` the inputs of few
+    rows are rounded, too. Either way of multiplying gives a row the same numbers whatever the other rows are.
     """
 
-    def __init__(self, kernels: ModuleType, matrix: Matrix, bias: Tensor | None, exact: bool) -> None:
+    def __init__(
+        self, kernels: ModuleType, matrix: Matrix, bias: Tensor | None, exact: bool, *, few_exact: bool = True
+    ) -> None:
         assert matrix.scale is not None
         self._kernels = kernels
         self._rows, self.columns = matrix.shape
@@ -54,7 +57,7 @@ class CodesLinear:
             self._group, self._exact = self.columns, 0
         else:
             self._group = next(size for size in _TOGETHER if matrix.group % size == 0)
-            self._exact = 1 << 62 if exact else _EXACT_ROWS[self._bits]
+            self._exact = 1 << 62 if exact else _EXACT_ROWS[self._bits] if few_exact else 0
         codes = kernels.Codes(
             codes=self._codes.data_ptr(),
             scales=self._scale.data_ptr(),
@@ -109,15 +112,23 @@ class CodesLinear:
         if self._exact > 1 << 32:
             return f"Smelt's kernel, {matrix.format} weights{kept}, bfloat16 inputs"
         tiles = ", many rows on matrix tiles" if self._kernels.tiles_are_used() and self._group % 32 == 0 else ""
+        if self._exact == 0:
+            return f"Smelt's kernel, {matrix.format} weights{kept}, int8 inputs in groups of {self._group}{tiles}"
         rows = "1 row" if self._exact == 1 else f"{self._exact} rows"
         return f"Smelt's kernel, {matrix.format} weights{kept}, bfloat16 inputs up to {rows}, then int8 in groups of {self._group}{tiles}"
 
 
 class NativeDenseLinear:
-    """bfloat16 weights: a kernel that reads them as fast as memory can for few rows, torch's product for many."""
+    """bfloat16 weights: a kernel that reads them as fast as memory can for few rows, torch's product for many.
 
-    def __init__(self, kernels: ModuleType, weight: Tensor, bias: Tensor | None, told: str) -> None:
+    With ``any_rows`` the kernel computes them all, which gives a row the same numbers whatever the other rows are.
+    """
+
+    def __init__(
+        self, kernels: ModuleType, weight: Tensor, bias: Tensor | None, told: str, *, any_rows: bool = False
+    ) -> None:
         self._kernels = kernels
+        self._most = 1 << 62 if any_rows else DENSE_ROWS
         self._weight = in_large_pages(weight)
         self._bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
         outputs, columns = weight.shape
@@ -127,11 +138,12 @@ class NativeDenseLinear:
         self.numel = weight.numel()
         self.columns = weight.shape[1]
         self.nbytes = weight.nbytes
-        self._explanation = f"Smelt's kernel up to {DENSE_ROWS} rows, then F.linear, bfloat16{told}"
+        which = "Smelt's kernel" if any_rows else f"Smelt's kernel up to {DENSE_ROWS} rows, then F.linear"
+        self._explanation = f"{which}, bfloat16{told}"
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
-        if rows > DENSE_ROWS or rows == 0:
+        if rows > self._most or rows == 0:
             return functional.linear(x, self._weight, self._bias)
         out = torch.empty(rows, self._weight.shape[0], dtype=torch.bfloat16)
         x = x.contiguous()

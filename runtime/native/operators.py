@@ -53,7 +53,7 @@ class NativeOperators(Operators):
     def attention(self, heads: Heads) -> Attention:
         if heads.size > LARGEST_HEAD:
             return super().attention(heads)
-        return _NativeAttention(self._kernels, heads)
+        return NativeAttention(self._kernels, heads)
 
     def survey(self, logits: Tensor) -> Survey:
         logits = logits.contiguous()
@@ -64,10 +64,20 @@ class NativeOperators(Operators):
         return stack_of(self._kernels, layers)
 
 
-class _NativeAttention:
-    def __init__(self, kernels: ModuleType, heads: Heads) -> None:
+class NativeAttention:
+    """Attention of one layer.
+
+    Args:
+        kernels: the compiled module.
+        heads: the layer's.
+        each_alone: whether the tokens of a prompt attend one by one, as single tokens do, so that each gets the same numbers
+            however the prompt is cut into pieces.
+    """
+
+    def __init__(self, kernels: ModuleType, heads: Heads, *, each_alone: bool = False) -> None:
         self._kernels = kernels
         self._heads = heads
+        self._each_alone = each_alone
 
     def __call__(
         self, projected: Tensor, rotation: Rotation | None, store: KeysValues, layer: int, batch: Batch
@@ -93,7 +103,7 @@ class _NativeAttention:
             projected = stored_by_torch(projected, rotation, store, layer, batch, heads).flatten(1)
             width = projected.shape[1]
         out = torch.empty(tokens, heads.queries * heads.size, dtype=torch.bfloat16)
-        singles = batch.singles
+        singles, longer = (batch.each_alone, []) if self._each_alone else (batch.singles, batch.longer)
         if singles is not None:
             self._kernels.attend(
                 cache,
@@ -111,7 +121,7 @@ class _NativeAttention:
                 heads.window or 0,
                 threads,
             )
-        for i in batch.longer:
+        for i in longer:
             first = batch.starts[i]
             self._kernels.attend_run(
                 cache,

@@ -1,0 +1,77 @@
+"""The decoder's parts for a reproducible engine: a token's numbers depend on its own sequence alone, to the bit.
+
+Elsewhere the fastest kernel is chosen by the number of rows, and kernels add up in different orders or round inputs or not; so
+what runs beside a request, and how its prompt is cut into pieces, moves its last bits. Here each part has one kernel for any
+number of rows, which adds up each row in one order: weights of codes multiply inputs rounded to int8 (or never rounded,
+where exact inputs are asked for), bfloat16 weights have our own product for prompts, too, and every token of a prompt attends
+by itself, as it does when it is generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from ..errors import RuntimeProblem
+from ..heads import Heads
+from ..linear import Linear, restored_from
+from ..matrix import Matrix
+from ..operators import Attention, Rowwise
+from ..rounding import inputs_told, rounder
+from .cache import LARGEST_HEAD
+from .linears import CodesLinear, NativeDenseLinear
+from .operators import NativeAttention, NativeOperators
+
+
+class ReproducibleOperators(NativeOperators):
+    """Like :class:`NativeOperators`, with each row computed alike whatever the others are.
+
+    Args:
+        kernels: the compiled module.
+        exact: whether weight-only formats keep their inputs in bfloat16, for all rows; else they are rounded for all.
+    """
+
+    def __init__(self, kernels: ModuleType, exact: bool) -> None:
+        super().__init__(kernels, exact)
+
+    def linear(self, matrix: Matrix, bias: Tensor | None) -> Linear:
+        if CodesLinear.takes(matrix):
+            return CodesLinear(self._kernels, matrix, bias, self._exact, few_exact=False)
+        told = restored_from(matrix, torch.bfloat16)
+        dense = NativeDenseLinear(self._kernels, matrix.dense(torch.bfloat16), bias, told, any_rows=True)
+        if matrix.inputs is None:
+            return dense
+        if matrix.inputs.args.dynamic is True and matrix.inputs.args.strategy == "tensor":
+            raise RuntimeProblem(
+                "reproducible: the checkpoint rounds a linear's inputs with one scale for all tokens of a step, which depends"
+                " on what runs beside a request; leave reproducible off, or quantize with scales by token"
+            )
+        return _RoundedInputs(rounder(matrix.inputs, torch.bfloat16), dense, inputs_told(matrix.inputs))
+
+    def router(self, weight: Tensor) -> Rowwise:
+        return self.linear(Matrix.plain(weight), None)
+
+    def attention(self, heads: Heads) -> Attention:
+        if heads.size > LARGEST_HEAD:
+            raise RuntimeProblem(
+                f"reproducible: heads of {heads.size} numbers have no compiled kernel, which goes up to {LARGEST_HEAD};"
+                " leave reproducible off"
+            )
+        return NativeAttention(self._kernels, heads, each_alone=True)
+
+
+class _RoundedInputs:
+    """A linear whose inputs are rounded first, as the checkpoint says."""
+
+    def __init__(self, rounded: Callable[[Tensor], Tensor], linear: NativeDenseLinear, told: str) -> None:
+        self._rounded, self._linear, self._told = rounded, linear, told
+        self.nbytes, self.numel, self.columns = linear.nbytes, linear.numel, linear.columns
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._linear(self._rounded(x))
+
+    def explain(self) -> str:
+        return self._linear.explain() + self._told
