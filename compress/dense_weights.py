@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..models.weights import Weights
+from ..models.stored_shapes import restored_shape
+from ..models.weights import CheckpointWeights
 from ..quant.quantized_weight import restore
 from ..quant.scheme import Scheme
 from ..system.tensor_files import TensorInfo
@@ -24,7 +25,7 @@ class DenseWeights:
         scheme_of: how a module is stored, by its name in the checkpoint.
     """
 
-    def __init__(self, stored: Weights, scheme_of: Callable[[str], Scheme]) -> None:
+    def __init__(self, stored: CheckpointWeights, scheme_of: Callable[[str], Scheme]) -> None:
         self._stored = stored
         self._scheme_of = scheme_of
         self.packed: dict[str, list[str]] = {}
@@ -49,14 +50,7 @@ class DenseWeights:
         scale = self._stored.info(f"{prefix}weight_scale").dtype
         # Scales of a format's own type say nothing of the weight's, and compressed-tensors restores bfloat16.
         dtype = scale if scale in (torch.float32, torch.float16, torch.bfloat16) else torch.bfloat16
-        if f"{prefix}weight_shape" in self.packed[name]:
-            rows, columns = self._stored.load(f"{prefix}weight_shape").tolist()
-        elif f"{prefix}weight_packed" in self.packed[name]:  # 4-bit floats, two to a byte
-            rows, half = self._stored.info(f"{prefix}weight_packed").shape
-            columns = 2 * half
-        else:
-            rows, columns = self._stored.info(name).shape
-        return TensorInfo(dtype, (rows, columns))
+        return TensorInfo(dtype, restored_shape(self._stored, prefix.removesuffix(".")))
 
     def load(self, name: str) -> Tensor:
         if name not in self.packed:

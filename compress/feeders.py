@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..models.experts import Experts
 from .anatomy import BlockAnatomy, SharedInput, is_linear
-from .experts import Experts
 from .skeleton import Skeleton
 from .stubs import BlockCall, block_calls, holding
 

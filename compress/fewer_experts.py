@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..models.directory import ModelDirectory
+from ..models.experts import Experts
 from ..models.weights import Weights
 from ..system.errors import SmeltError
 from ..system.tensor_files import TensorInfo
-from .experts import Experts
 from .open_model import OpenModel
 from .skeleton import Skeleton
 

@@ -11,10 +11,10 @@ from torch import nn
 from transformers.utils import logging as transformers_logging
 
 from ..models.directory import ModelDirectory
+from ..models.experts import Experts
 from ..models.weights import CheckpointWeights, Weights
 from ..system.errors import SmeltError
 from .anatomy import Anatomy, study
-from .experts import Experts
 from .keys_values import cached_attention
 from .links import LinkNames, find_links
 from .skeleton import Skeleton
@@ -73,6 +73,11 @@ class OpenModel:
         self.is_edited = is_edited
         transformers_logging.set_verbosity_error()
         self.config = directory.config()
+        quantization = directory.config_data().get("quantization_config")
+        if quantization:
+            method = quantization.get("quant_method", "an unknown method")
+            raise SmeltError(f"{directory.path}: is already quantized ({method}); start from the original model")
+        directory.check_generation()
         if head_apart:
             self.config.tie_word_embeddings = False
         self.stored = CheckpointWeights(directory.path)

@@ -29,6 +29,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils import logging
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from ..models.empty_model import give_layer_sizes
 from ..models.layer_sizes import LAYER_SIZES
 from ..models.weights import CheckpointWeights
 from ..quant.activations import ActivationRounding, quantize_inputs
@@ -37,7 +38,6 @@ from ..runtime.errors import RuntimeProblem
 from ..runtime.stored import reader_of
 from ..system.errors import SmeltError
 from .find_model import find_checkpoint
-from .skeleton import give_layer_sizes
 
 METHOD = "smelt"
 _logger = logging.get_logger(__name__)

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..system.errors import SmeltError
+from ..system.files import check_regular, read_json
+from .config_checks import config_problem, is_token_id, raw_problem
 from .layer_sizes import LAYER_SIZES
+from .weights import CheckpointWeights
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+
+_TOKENIZER_JSON = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+)
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+_READ = (".json", ".safetensors", ".txt", ".model", ".jinja", ".tiktoken", ".py")
 
 
 @dataclass(frozen=True)
@@ -34,18 +47,19 @@ class ModelDirectory:
     changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def config_data(self) -> dict[str, Any]:
-        """``config.json`` with its changes; without its ``quantization_config`` if it stands for a dense model."""
+        """``config.json`` with its changes; without its ``quantization_config`` if it stands for a dense model.
+
+        Raises:
+            SmeltError: it is missing or damaged, or says what no model can have.
+        """
+        self._check_files()
         path = self.path / "config.json"
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise SmeltError(
-                f"{self.path}: has no config.json, so it is not a Hugging Face model; check the path"
-            ) from None
-        except ValueError as error:
-            raise SmeltError(f"{path}: is not valid JSON ({error}); download it again") from None
-        if not isinstance(data, dict):
-            raise SmeltError(f"{path}: does not hold a model configuration; download it again")
+        if not path.exists():
+            raise SmeltError(f"{self.path}: has no config.json, so it is not a Hugging Face model; check the path")
+        data = read_json(path, "a model configuration")
+        problem = raw_problem(data)
+        if problem:
+            raise SmeltError(f"{path}: {problem}; mend it, or download it again")
         data |= self.changes
         # A change cannot remove a field, but blocks may have become alike.
         left_out = {name for name in (LAYER_SIZES,) if name in data and data[name] is None}
@@ -54,28 +68,31 @@ class ModelDirectory:
         return {name: value for name, value in data.items() if name not in left_out}
 
     def config(self) -> PretrainedConfig:
-        """The model's configuration, once it is known to be a causal LM that may be opened."""
-        from huggingface_hub.errors import StrictDataclassError
+        """The model's configuration, once it is known to be a causal LM that may be opened.
+
+        Raises:
+            SmeltError: it is not, or transformers cannot open it.
+        """
         from transformers import AutoConfig
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
         data = self.config_data()
         self._refuse_remote_code(data)
-        if data.get("quantization_config"):
-            method = data["quantization_config"].get("quant_method", "an unknown method")
-            raise SmeltError(f"{self.path}: is already quantized ({method}); start from the original model")
         try:
             config = AutoConfig.from_pretrained(
                 self.path, trust_remote_code=self.trust_remote_code, local_files_only=True
             )
             if self.changes:
                 config = type(config).from_dict(data)
-        except (ValueError, KeyError, TypeError, OSError, StrictDataclassError) as error:
+            problem = config_problem(config)
+        except Exception as error:  # each family's own code computes with what the file holds
             kind = data.get("model_type")
             first = " ".join(str(error).split())[:300]
             raise SmeltError(
                 f"{self.path}/config.json: transformers cannot open model_type {kind!r} ({first})"
             ) from None
+        if problem:
+            raise SmeltError(f"{self.path}/config.json: {problem}; mend it, or download it again")
         if self.as_dense and hasattr(config, "quantization_config"):
             delattr(config, "quantization_config")
         names = data.get("architectures") or []
@@ -91,17 +108,103 @@ class ModelDirectory:
             )
         return config
 
+    def check_weights(self, config: PretrainedConfig, weights: CheckpointWeights) -> None:
+        """See that the directory's tensors are those that its configuration calls for.
+
+        Args:
+            config: what :meth:`config` gave.
+            weights: the directory's.
+
+        Raises:
+            SmeltError: they belong to another model; one line for each tensor that does not fit.
+        """
+        from .agreement import check_agreement
+
+        stored = self.config_data().get("quantization_config")
+        try:
+            check_agreement(config, weights, stored, trust_remote_code=self.trust_remote_code)
+        except SmeltError as error:
+            raise SmeltError("\n".join(self._named(line) for line in str(error).split("\n"))) from None
+
+    def end_tokens(self, config: Any) -> list[int]:
+        """The tokens that end a text: those of ``generation_config.json``, which knows all of them, or of ``config``.
+
+        Raises:
+            SmeltError: the file cannot be understood.
+        """
+        found = getattr(config, "eos_token_id", None)
+        path = self.path / "generation_config.json"
+        if path.exists():
+            found = self._generation_data(path).get("eos_token_id", found)
+        return [] if found is None else found if isinstance(found, list) else [found]
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether there are files of a tokenizer."""
+        return any((self.path / name).exists() for name in _TOKENIZER_FILES)
+
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's tokenizer."""
+        """The model's tokenizer.
+
+        Raises:
+            SmeltError: there is none, or a file of it is damaged; the sentence names it.
+        """
         from transformers import AutoTokenizer
 
+        self._check_files()
+        if not self.has_tokenizer:
+            raise SmeltError(f"{self.path}: its tokenizer cannot be loaded, there is none; add tokenizer.json")
         try:
             return AutoTokenizer.from_pretrained(
                 self.path, trust_remote_code=self.trust_remote_code, local_files_only=True
             )
-        except Exception as error:  # tokenizers raise bare Exception on bad files
-            first = str(error).split("\n")[0]
-            raise SmeltError(f"{self.path}: its tokenizer cannot be loaded ({first}); add tokenizer.json") from None
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # tokenizers raise bare Exception on bad files, and panic on some
+            for name in _TOKENIZER_JSON:
+                if (self.path / name).exists():
+                    read_json(self.path / name, "a part of a tokenizer")
+            first = " ".join(str(error).split())[:200]
+            there = ", ".join(name for name in _TOKENIZER_FILES if (self.path / name).exists())
+            raise SmeltError(
+                f"{self.path}: its tokenizer cannot be loaded ({first}); {there} are damaged or do not belong together,"
+                " download them again"
+            ) from None
+
+    def check_generation(self) -> None:
+        """See that ``generation_config.json``, if there is one, is what transformers understands.
+
+        Raises:
+            SmeltError: it is not.
+        """
+        path = self.path / "generation_config.json"
+        if path.exists():
+            self._generation_data(path)
+
+    def _generation_data(self, path: Path) -> dict[str, Any]:
+        data = read_json(path, "how to generate")
+        bad = next(
+            (name for name, value in data.items() if name.endswith("os_token_id") and not is_token_id(value)), None
+        )
+        if bad:
+            raise SmeltError(f"{path}: {bad} is {data[bad]!r}, no number of a token; mend or remove the file")
+        from transformers import GenerationConfig
+
+        try:
+            GenerationConfig.from_dict(data)
+        except Exception as error:  # whatever its comparisons of what the file holds raise
+            first = " ".join(str(error).split())[:200]
+            raise SmeltError(f"{path}: cannot be understood ({first}); mend or remove the file") from None
+        return data
+
+    def _check_files(self) -> None:
+        """Refuse what would be waited for, or read without end, where a file of a model should be."""
+        for path in (*self.path.glob("*"), *self.path.glob("*/*.jinja")):
+            if path.suffix in _READ and path.exists() and not path.is_dir():
+                check_regular(path)
+
+    def _named(self, line: str) -> str:
+        return line if line.startswith(str(self.path)) else f"{self.path}: {line}"
 
     def _refuse_remote_code(self, data: dict[str, Any]) -> None:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # type: ignore

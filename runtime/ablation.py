@@ -91,11 +91,8 @@ def ablate(
         told(f"without {name}" if name else "with everything")
         fusions = Fusions().without(*(Fusions.names() if name == EAGER else [name] if name else []))
         opened = Checkpoint(checkpoint)
-        try:
-            computing = opened.dtype if dtype == "auto" else DTYPES[dtype]
-            model = Model(opened, GpuOperators(computing, torch.device("cpu"), fusions))
-        finally:
-            opened.close()
+        computing = opened.dtype if dtype == "auto" else DTYPES[dtype]
+        model = Model(opened, GpuOperators(computing, torch.device("cpu"), fusions))
         layers = len(model.spec.layers)
         if prompt > model.spec.max_length:
             raise RuntimeProblem(

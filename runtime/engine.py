@@ -16,7 +16,6 @@ from torch import Tensor
 
 from .beam import advance
 from .cache import BlockCache
-from .checkpoint import Checkpoint
 from .errors import RuntimeProblem
 from .executor import Executor, Flight, StepResult, TorchExecutor
 from .keys_values import KeysValues
@@ -75,7 +74,7 @@ class Engine:
         quiet: print nothing.
 
     Raises:
-        RuntimeProblem: the checkpoint cannot be served, or does not fit.
+        SmeltError: the checkpoint cannot be read; a RuntimeProblem, if it cannot be served or does not fit.
     """
 
     def __init__(
@@ -118,8 +117,9 @@ class Engine:
         )
         spec = self.model.spec
         self.max_length = min(max_length or spec.max_length, spec.max_length)
-        self.tokenizer = _tokenizer(opened.path, trust_remote_code)
-        self.ends = _end_tokens(opened)
+        directory = opened.directory
+        self.tokenizer: Any = directory.tokenizer() if directory.has_tokenizer else None
+        self.ends = frozenset(directory.end_tokens(opened.config))
         kept = self.model.kept(_KV_DTYPES.get(kv_dtype, self.model.dtype))
         _check_cache(self.model, kept, block_size, kv_dtype)
         if self.model.cache_scheme is not None:
@@ -603,32 +603,3 @@ def _check_cache(model: Model, kept: torch.dtype, block_size: int, kv_dtype: str
         return
     if block_size % 16:
         raise RuntimeProblem(f"block_size is {block_size}; on a GPU it must be a multiple of 16")
-
-
-def _tokenizer(path: Path, trust_remote_code: bool) -> Any:
-    from transformers import AutoTokenizer
-
-    if not any(
-        (path / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
-    ):
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise RuntimeProblem(f"{path}: its tokenizer cannot be loaded ({str(error).splitlines()[0]})") from None
-
-
-def _end_tokens(checkpoint: Checkpoint) -> frozenset[int]:
-    """From generation_config.json, which knows all of them, or the model's config."""
-    import json
-
-    found: Any = getattr(checkpoint.config, "eos_token_id", None)
-    own = checkpoint.path / "generation_config.json"
-    if own.is_file():
-        try:
-            found = json.loads(own.read_text(encoding="utf-8")).get("eos_token_id", found)
-        except (ValueError, AttributeError):
-            raise RuntimeProblem(f"{own}: cannot be understood; mend or remove it") from None
-    if found is None:
-        return frozenset()
-    return frozenset(found if isinstance(found, list) else [found])

@@ -50,26 +50,23 @@ def load_model(
         told: hears what a person should know.
 
     Returns:
-        The checkpoint, closed, for its config and tokenizer; and the model.
+        The checkpoint, for its config and tokenizer; and the model.
 
     Raises:
-        RuntimeProblem: the checkpoint cannot be served.
+        SmeltError: the checkpoint cannot be read; a RuntimeProblem, if it cannot be served.
     """
     if dtype != "auto" and dtype not in DTYPES:
         raise RuntimeProblem(f"dtype is {dtype!r}; it must be auto, {', '.join(DTYPES)}")
     where = device_named(device)
     opened = Checkpoint(checkpoint, trust_remote_code=trust_remote_code)
     computing = opened.dtype if dtype == "auto" else DTYPES[dtype]
-    try:
-        if reproducible:
-            return opened, Model(opened, _reproducible(computing, where, native and not compiled, exact_inputs, told))
-        if compiled:
-            from .compiled import CompiledOperators
+    if reproducible:
+        return opened, Model(opened, _reproducible(computing, where, native and not compiled, exact_inputs, told))
+    if compiled:
+        from .compiled import CompiledOperators
 
-            return opened, Model(opened, CompiledOperators(computing, where))
-        return opened, Model(opened, _operators(computing, where, native, exact_inputs, fusions, told))
-    finally:
-        opened.close()
+        return opened, Model(opened, CompiledOperators(computing, where))
+    return opened, Model(opened, _operators(computing, where, native, exact_inputs, fusions, told))
 
 
 def operators_for(dtype: torch.dtype, device: torch.device, *, told: Callable[[str], object]) -> Operators:

@@ -48,6 +48,7 @@ class Model:
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.spec = spec_of(checkpoint.config)
+        checkpoint.check()
         self.operators = operators
         self.dtype = dtype = operators.dtype
         self.device = operators.device

@@ -1,12 +1,76 @@
-"""Files that appear all at once, and the sentence for one that cannot be written."""
+"""Files: read only if they are plain ones and hold what they should, written so that they appear all at once."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import stat
 from pathlib import Path
+from typing import Any
 
 from .errors import SmeltError
+
+# Real ones have kilobytes, a tokenizer's up to some tens of megabytes.
+_LARGEST_JSON = 256 << 20
+
+
+def check_regular(path: Path) -> int:
+    """The size of a file, once it is known to be one: a FIFO would be waited for, and a device read without end.
+
+    Raises:
+        SmeltError: it is something else, or is not there.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise SmeltError(f"{path}: cannot be read ({error.strerror}); check the file") from None
+    except ValueError:  # a NUL in its name
+        raise SmeltError(f"{str(path)!r}: is no name of a file; check it") from None
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a directory" if stat.S_ISDIR(found.st_mode) else "a FIFO, socket or device"
+        raise SmeltError(f"{path}: is {kind}, not a file; put the file there that belongs there")
+    return found.st_size
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Args:
+        path: the file.
+        what: what it should hold, for the sentence if it does not.
+
+    Raises:
+        SmeltError: it cannot be read, or holds something else.
+    """
+    size = check_regular(path)
+    if size > _LARGEST_JSON:
+        raise SmeltError(f"{path}: has {size / 1e6:,.0f} MB, too many for {what}; get another copy")
+    try:
+        return parse_json(path.read_bytes(), what)
+    except OSError as error:
+        raise SmeltError(f"{path}: cannot be read ({error.strerror}); check the file") from None
+    except ValueError as error:
+        raise SmeltError(f"{path}: {error}; get another copy") from None
+
+
+def parse_json(raw: bytes, what: str) -> dict[str, Any]:
+    """The object that some JSON holds.
+
+    Raises:
+        ValueError: it is no JSON in UTF-8, is nested too deeply, or holds something else.
+    """
+    try:
+        found = json.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 text (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not valid JSON ({error})") from None
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"does not hold {what} but a {type(found).__name__}")
+    return found
 
 
 def write_text(path: Path, text: str) -> None:

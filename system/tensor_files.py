@@ -13,12 +13,13 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .errors import SmeltError
-from .files import disk_error
+from .files import check_regular, disk_error, parse_json
 
 _DTYPES = {
     "F64": torch.float64,
@@ -27,15 +28,20 @@ _DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
     "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_LARGEST_HEADER = 100_000_000
+_LARGEST_HEADER = 100_000_000  # the format's own limit
+_MOST_DIMENSIONS = 16
 
 
 @dataclass(frozen=True)
@@ -51,19 +57,44 @@ class TensorInfo:
 
 
 class SafetensorsFile:
-    """One safetensors file, opened for reading; its size is checked against its header at once."""
+    """One safetensors file, opened for reading.
+
+    Its header is checked at once: names, types and shapes that there are, and bytes that cover the file without a hole
+    or an overlap. So whatever a header says, a tensor's bytes are its own and are there.
+
+    Raises:
+        SmeltError: it is no whole safetensors file.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.tensors: dict[str, TensorInfo] = {}
         self.metadata: dict[str, str] = {}
         self._offsets: dict[str, int] = {}
+        size = check_regular(path)
         try:
-            size = path.stat().st_size
             with path.open("rb") as file:
-                self.header = self._read_header(file.read(8), file.read, size)
+                length = int.from_bytes(file.read(8), "little")
+                if size < 8 or length > min(size - 8, _LARGEST_HEADER):
+                    raise SmeltError(
+                        f"{path}: not a whole safetensors file (its header is cut off); copy or download it again"
+                    )
+                self.header = file.read(length)
         except OSError as error:
             raise SmeltError(f"{path}: cannot be read ({error.strerror}); check the file") from None
+        try:
+            end = self._read(parse_json(self.header, "tensors' names"), 8 + length)
+        except ValueError as error:
+            raise SmeltError(
+                f"{path}: its safetensors header cannot be understood: {error}; download the file again"
+            ) from None
+        missing = 8 + length + end - size
+        if missing > 0:
+            raise SmeltError(
+                f"{path}: the file is truncated ({missing} of {end} bytes are missing); copy or download it again"
+            )
+        if missing < 0:
+            raise SmeltError(f"{path}: {-missing} bytes at its end belong to no tensor; copy or download it again")
 
     def load(self, name: str, rows: slice | None = None) -> Tensor:
         """Read one tensor, or those of its rows from ``rows.start`` to ``rows.stop``."""
@@ -78,43 +109,61 @@ class SafetensorsFile:
         if info.nbytes == 0:
             return tensor
         target = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore
-        with self.path.open("rb", buffering=0) as file:
-            done = 0
-            while done < info.nbytes:
-                read = os.preadv(file.fileno(), [target[done:]], offset + done)
-                if read == 0:
-                    raise SmeltError(f"{self.path}: the file ends inside {name}; it was cut off, copy it again")
-                done += read
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                done = 0
+                while done < info.nbytes:
+                    read = os.preadv(file.fileno(), [target[done:]], offset + done)
+                    if read == 0:
+                        raise SmeltError(f"{self.path}: the file ends inside {name}; it was cut off, copy it again")
+                    done += read
+        except OSError as error:
+            raise SmeltError(f"{self.path}: {name} cannot be read ({error.strerror}); check the disk") from None
         return tensor
 
-    def _read_header(self, prefix: bytes, read: Callable[[int], bytes], size: int) -> bytes:
-        length = int.from_bytes(prefix, "little")
-        if len(prefix) < 8 or length > min(size - 8, _LARGEST_HEADER):
-            raise SmeltError(
-                f"{self.path}: not a whole safetensors file (its header is cut off); copy or download it again"
-            )
-        raw = read(length)
-        try:
-            header = json.loads(raw)
-            self.metadata = header.pop("__metadata__", {})
-            end = 0
-            for name, entry in header.items():
-                start, stop = entry["data_offsets"]
-                self.tensors[name] = TensorInfo(_DTYPES[entry["dtype"]], tuple(entry["shape"]))
-                self._offsets[name] = 8 + length + start
-                if stop - start != self.tensors[name].nbytes:
-                    raise SmeltError(
-                        f"{self.path}: {name} has {stop - start} bytes, not those of its shape; the file is damaged"
-                    )
-                end = max(end, stop)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise SmeltError(f"{self.path}: its safetensors header cannot be understood ({error!r})") from None
-        missing = 8 + length + end - size
-        if missing > 0:
-            raise SmeltError(
-                f"{self.path}: the file is truncated ({missing} of {end} bytes are missing); copy or download it again"
-            )
-        return raw
+    def _read(self, header: dict[str, Any], begin: int) -> int:
+        """Note what a header says; returns how many bytes its tensors have."""
+        metadata = header.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("__metadata__ must hold strings")
+        self.metadata = metadata
+        places: list[tuple[int, int, str]] = []
+        for name, entry in header.items():
+            if not name.isprintable():
+                raise ValueError(f"a tensor is called {name!r}")
+            info, start, stop = _described(name, entry)
+            self.tensors[name], self._offsets[name] = info, begin + start
+            places.append((start, stop, name))
+        end, before = 0, ""
+        for start, stop, name in sorted(places):
+            if start < end:
+                raise ValueError(f"{name} and {before} share bytes")
+            if start > end:
+                raise ValueError(f"{start - end} bytes before {name} belong to no tensor")
+            end, before = stop, name
+        return end
+
+
+def _described(name: str, entry: Any) -> tuple[TensorInfo, int, int]:
+    """One tensor of a header, and where its bytes begin and end."""
+    if not isinstance(entry, dict) or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"{name} lacks a dtype, a shape or data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _DTYPES:
+        raise ValueError(f"{name} has the dtype {dtype!r}, which is not one of {', '.join(_DTYPES)}")
+    if not _counts(shape) or len(shape) > _MOST_DIMENSIONS or math.prod(max(size, 1) for size in shape) >= 1 << 60:
+        raise ValueError(f"{name} has a shape that is no list of up to {_MOST_DIMENSIONS} sizes")
+    if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ValueError(f"{name} has data_offsets that are not two places in ascending order")
+    info = TensorInfo(_DTYPES[dtype], tuple(shape))
+    start, stop = offsets
+    if stop - start != info.nbytes:
+        raise ValueError(f"{name} has {stop - start} bytes, not those of its shape")
+    return info, start, stop
+
+
+def _counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 63 for value in values)
 
 
 def write_safetensors(

@@ -108,10 +108,7 @@ def export(
             f"{source.path}: its weights are plain, and export carries quantized ones over; quantize it first, with `smelt run`"
         )
     opened = Source(source.path, trust_remote_code=trust_remote_code, progress=show)
-    try:
-        return _export_directory(opened, source, to, output, show)
-    finally:
-        opened.close()
+    return _export_directory(opened, source, to, output, show)
 
 
 def _export_directory(source: Source, original: ModelDirectory, to: str, output: Path, show: Progress) -> Exported:

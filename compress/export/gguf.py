@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
@@ -16,7 +15,6 @@ import torch
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType
 from torch import Tensor
 
-from ...models.directory import ModelDirectory
 from ...runtime.architectures import DecoderSpec, spec_of
 from ...runtime.checkpoint import Checkpoint
 from ...runtime.machine import human_bytes
@@ -91,8 +89,7 @@ def gguf_problems(checkpoint: Path, target: Path, kind: str | None) -> list[Prob
     if kind is not None and kind.upper() not in KINDS:
         found.append(Problem("--type", f"there is no type {kind!r}; there are {', '.join(KINDS)}"))
     try:
-        with _Opened(checkpoint) as opened:
-            found += opened.problems()
+        found += _Opened(checkpoint).problems()
     except SmeltError as error:
         found.append(Problem(str(checkpoint), str(error).removeprefix(f"{checkpoint}: ")))
     return found
@@ -111,8 +108,7 @@ def export_gguf(checkpoint: Path, target: Path, *, kind: str | None = None, prog
         SmeltError: it cannot be done, or not be written.
     """
     raise_problems(gguf_problems(checkpoint, target, kind))
-    with _Opened(checkpoint) as opened:
-        return _write(opened, target, AUTO if kind is None else KINDS[kind.upper()], progress)
+    return _write(_Opened(checkpoint), target, AUTO if kind is None else KINDS[kind.upper()], progress)
 
 
 class _Opened:
@@ -120,28 +116,19 @@ class _Opened:
 
     def __init__(self, path: Path) -> None:
         self.checkpoint = Checkpoint(path)
-        config = self.checkpoint.config
-        try:
-            known = ARCHITECTURES.get(config.model_type)
-            if known is None:
-                names = ", ".join(sorted(ARCHITECTURES))
-                raise SmeltError(f"the architecture {config.model_type!r} cannot be exported to GGUF; {names} can")
-            self.architecture: Architecture = known
-            self.spec: DecoderSpec = spec_of(config)
-            self.positions: Positions = positions_of(config, self.spec, known)
-            self.tensors = tensors_of(self.checkpoint, self.spec, known)
-            self.tokenizer: Tokenizer = tokenizer_of(
-                ModelDirectory(str(path), path).tokenizer(), self.spec.vocabulary, _ends(self.checkpoint)
-            )
-        except BaseException:
-            self.checkpoint.close()
-            raise
-
-    def __enter__(self) -> _Opened:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.checkpoint.close()
+        config, directory = self.checkpoint.config, self.checkpoint.directory
+        known = ARCHITECTURES.get(config.model_type)
+        if known is None:
+            names = ", ".join(sorted(ARCHITECTURES))
+            raise SmeltError(f"the architecture {config.model_type!r} cannot be exported to GGUF; {names} can")
+        self.architecture: Architecture = known
+        self.spec: DecoderSpec = spec_of(config)
+        self.checkpoint.check()
+        self.positions: Positions = positions_of(config, self.spec, known)
+        self.tensors = tensors_of(self.checkpoint, self.spec, known)
+        self.tokenizer: Tokenizer = tokenizer_of(
+            directory.tokenizer(), self.spec.vocabulary, directory.end_tokens(config)
+        )
 
     def problems(self) -> list[Problem]:
         """What the architecture cannot do."""
@@ -244,20 +231,6 @@ def _count(record: GgufRecord, found: Stored) -> None:
 
 def _file_type(name: str) -> int:
     return _OTHER_FILE_TYPES[name] if name in _OTHER_FILE_TYPES else KINDS[name].file_type
-
-
-def _ends(checkpoint: Checkpoint) -> list[int]:
-    """The model's end tokens, as it generates with them."""
-    found = None
-    path = checkpoint.path / "generation_config.json"
-    if path.is_file():
-        try:
-            found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-        except ValueError:
-            raise SmeltError(f"{path}: is not valid JSON; fetch it again") from None
-    if found is None:
-        found = getattr(checkpoint.config, "eos_token_id", None)
-    return [] if found is None else found if isinstance(found, list) else [found]
 
 
 def _target_problems(target: Path) -> list[Problem]:

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...models.weights import CheckpointWeights
 from ...runtime.architectures import spec_of
 from ...runtime.checkpoint import Checkpoint
 from ...runtime.errors import RuntimeProblem
@@ -114,8 +113,9 @@ class Source:
 
     def __init__(self, path: Path, *, trust_remote_code: bool = False, progress: Progress | None = None) -> None:
         self.path = path
-        self.weights = CheckpointWeights(path)
         self.checkpoint = Checkpoint(path, trust_remote_code=trust_remote_code)
+        self.checkpoint.check()
+        self.weights = self.checkpoint.weights
         embedding = _embedding(self.checkpoint)
 
         def read(name: str) -> Matrix:
@@ -140,10 +140,6 @@ class Source:
         """Names of the weights ``[rows, columns]`` that are not quantized."""
         found = [name for name in self.carried if name.endswith(".weight")]
         return [name.removesuffix(".weight") for name in found if len(self.weights.info(name).shape) == 2]
-
-    def close(self) -> None:
-        """Let go of its files."""
-        self.checkpoint.close()
 
 
 def in_block(name: str) -> bool:

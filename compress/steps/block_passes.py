@@ -16,10 +16,10 @@ from typing import Any
 from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor, nn
 
+from ...models.experts import shown_all_tokens
 from ...quant.layer_stats import SAMPLE_ROWS, LayerStats, StatsCollector
 from ..activations import ActivationStore
 from ..anatomy import BlockAnatomy, SharedInput, Tail
-from ..experts import shown_all_tokens
 from ..links import as_rows
 from ..processes import Processes
 from ..streamed import HeadFunction

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...models.experts import watched
 from ...prune.channels import path_scores
 from ...runtime.device import on
 from ...runtime.machine import human_bytes
@@ -16,7 +17,6 @@ from ...system.tensor_files import SafetensorsFile
 from ..activations import BATCH_TOKENS, ActivationStore
 from ..axes import Axis, Span
 from ..evaluation.text import LOGIT_TOKENS
-from ..experts import watched
 from ..fewer_experts import ExpertLayers, fewer_experts
 from ..open_model import OpenModel
 from ..recipe import Prune

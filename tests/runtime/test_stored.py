@@ -11,7 +11,7 @@ import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from safetensors.torch import load_file, save_file
-from smelt.compress import Recipe, config_for, run
+from smelt.compress import Recipe, SmeltError, config_for, run
 from smelt.quant.scheme import SUPPORTED, resolve
 from smelt.runtime import RuntimeProblem
 from smelt.runtime.checkpoint import Checkpoint
@@ -281,7 +281,7 @@ def test_shards_that_hold_the_same_tensor_are_refused(tmp_path: Path) -> None:
         save_file(tensors, path / f"{shard}.safetensors")
     names = dict.fromkeys(tensors, "a.safetensors") | {"lm_head.weight": "b.safetensors"}
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
-    with pytest.raises(RuntimeProblem, match="is in two shards"):
+    with pytest.raises(SmeltError, match="is in two shards"):
         Checkpoint(path)
 
 

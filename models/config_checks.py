@@ -1,0 +1,104 @@
+"""What ``config.json`` may say: numbers that a model can have, before anything is built or computed from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+# The least and the most of each, by all the names that families have for it. The most are far beyond any model, and
+# small enough that nothing which is made from one number alone fills the memory.
+_LAYERS, _WIDTH, _HEADS, _EXPERTS, _TOKENS, _POSITIONS = (
+    (1, 10_000), (1, 1 << 20), (1, 1 << 14), (0, 1 << 14), (1, 1 << 26), (1, 1 << 31),
+)  # fmt: skip
+_COUNTS: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), _LAYERS),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "head_dim", "word_embed_proj_dim"), _WIDTH),
+    **dict.fromkeys(("intermediate_size", "moe_intermediate_size", "ffn_dim", "n_inner"), _WIDTH),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads"), _HEADS),
+    **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok", "decoder_sparse_step"), _EXPERTS),
+    "vocab_size": _TOKENS,
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "sliding_window"), _POSITIONS),
+}
+# Above zero and finite; an epsilon is below one besides.
+_POSITIVE = ("rope_theta", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
+_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps")
+_ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
+_COMPUTED = ("float32", "bfloat16", "float16", "float64")
+
+
+def raw_problem(data: Mapping[str, Any]) -> str | None:
+    """What is wrong with the data of a ``config.json``, as a sentence; None if nothing that is known without its model."""
+    for name, (least, most) in _COUNTS.items():
+        value = data.get(name)
+        if value is not None and not (type(value) is int and least <= value <= most):
+            return f"{name} is {_shown(value)}; it must be a number from {least} to {most:,}"
+    heads, shared = (data.get(name) for name in ("num_attention_heads", "num_key_value_heads"))
+    if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
+        return f"num_key_value_heads is {shared}, which does not divide the {heads} of num_attention_heads"
+    for name in (*_POSITIVE, *_EPSILONS):
+        value = data.get(name)
+        most = 1.0 if name in _EPSILONS else math.inf
+        if value is not None and not (_is_number(value) and 0 < value < most):
+            return f"{name} is {_shown(value)}; it must be above 0{' and below 1' if name in _EPSILONS else ''}"
+    for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
+        if not is_token_id(data.get(name)):
+            return f"{name} is {_shown(data[name])}; it must be the number of a token, or a list of some"
+    for name in _ACTIVATIONS:
+        if data.get(name) is not None and not isinstance(data[name], str):
+            return f"{name} is {_shown(data[name])}; it must be the name of an activation"
+    if not isinstance(data.get("model_type"), str):
+        return f"model_type is {_shown(data.get('model_type'))}; it must be the name of an architecture"
+    names = data.get("architectures")
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        return f"architectures is {_shown(names)}; it must be a list of names"
+    quantization = data.get("quantization_config")
+    if quantization is not None and not (
+        isinstance(quantization, dict) and isinstance(quantization.get("quant_method", ""), str)
+    ):
+        return f"quantization_config is {_shown(quantization)}; it must say how weights are stored, with a quant_method"
+    return None
+
+
+def config_problem(config: Any) -> str | None:
+    """What is wrong with a configuration that transformers understood, as a sentence."""
+    from transformers.activations import ACT2FN
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    for name in _ACTIVATIONS:
+        activation = getattr(config, name, None)
+        if activation is not None and activation not in ACT2FN:
+            return f"{name} is {_shown(activation)}, which is no activation that transformers knows"
+    ropes = getattr(config, "rope_parameters", None) or {}
+    for each in [ropes, *ropes.values()] if isinstance(ropes, dict) else []:
+        if not isinstance(each, dict):
+            continue
+        kind = each.get("rope_type", "default")
+        if kind != "default" and kind not in ROPE_INIT_FUNCTIONS:
+            known = ", ".join(["default", *ROPE_INIT_FUNCTIONS])
+            return f"rope_type is {_shown(kind)}, which is none of {known}"
+        for name, value in each.items():
+            counts = name.endswith(("theta", "factor")) and value is not None and not isinstance(value, list)
+            if counts and not (_is_number(value) and value > 0):
+                return f"{name} of the rotary positions is {_shown(value)}; it must be above 0"
+    layers, kinds = getattr(config, "num_hidden_layers", None), getattr(config, "layer_types", None)
+    if isinstance(kinds, list) and isinstance(layers, int) and len(kinds) != layers:
+        return f"layer_types has {len(kinds)} layers, and num_hidden_layers is {layers}"
+    dtype = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
+    if dtype not in _COMPUTED:
+        return f"dtype is {_shown(dtype)}; a model computes in {', '.join(_COMPUTED)}"
+    return None
+
+
+def is_token_id(value: Any) -> bool:
+    """Whether it names a token, some, or none."""
+    return value is None or all(type(each) is int for each in (value if isinstance(value, list) else [value]))
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
