@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -444,6 +445,8 @@ def chat(
         device=device,
     )
     limit = min(max_tokens, max(1, engine.max_length // 2))
+    if isinstance(sys.stdin, io.TextIOWrapper):  # what is typed or piped may be in any encoding
+        sys.stdin.reconfigure(errors="replace")
     converse(
         Chat(engine, replace(params, max_tokens=limit), system), input, lambda text: print(text, end="", flush=True)
     )
@@ -538,9 +541,9 @@ def _ablate(checkpoint: str, prompt: int, output: int, dtype: str, kv_dtype: str
 
 
 def _directory_of(name: str) -> Path:
-    from .find_model import find_model
+    from .find_model import find_checkpoint
 
-    return find_model(name).path
+    return find_checkpoint(name).path
 
 
 @app.command()

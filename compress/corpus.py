@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _BUILTIN = Path(__file__).parent / "builtin" / "corpus"
 # A seed chooses windows among this many times as many as are asked for; the rest of a huge source is not read.
 _CHOICE = 16
+_SHORTEST = 2  # window that a recipe may ask for
 _SEPARATOR = "\n\n"
 # Characters given to the tokenizer at once. It takes some fifty times as much memory as its text.
 _PIECE = 1 << 16
@@ -125,7 +126,7 @@ def calibration_windows(
     if available < samples:
         raise SmeltError(
             f"{source.label}: too short: {samples} samples of {length} tokens need {samples * own} tokens,"
-            f" it has {len(stream)}; ask for {_fewer(available, len(stream))} or give more text"
+            f" it has {len(stream)}; {_fewer(available, len(stream) // samples + len(begin))}give more text"
         )
     windows = _begun(stream[: available * own].view(available, own), begin)
     chosen = torch.randperm(available, generator=torch.Generator().manual_seed(seed))[:samples].sort().values
@@ -200,8 +201,11 @@ def _fingerprinted(tokens: Tensor) -> Windows:
     return Windows(tokens.contiguous(), fingerprint(tokens))
 
 
-def _fewer(available: int, tokens: int) -> str:
-    return f"{available} samples" if available else f"a length of at most {tokens}"
+def _fewer(samples: int, length: int) -> str:
+    """What there is text enough for: fewer samples as long, or as many shorter ones; nothing, if neither."""
+    if samples:
+        return f"ask for {samples} samples or "
+    return f"ask for a length of at most {length} or " if length >= _SHORTEST else ""
 
 
 def token_pieces(source: TextSource, tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:

@@ -43,6 +43,9 @@ def find_model(name: str, *, revision: str | None = None, trust_remote_code: boo
         raise SmeltError(f"model {name}: is a file; give the directory that holds config.json and the weights")
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         siblings = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
+        if f"{path.name}.partial" in siblings:
+            raise SmeltError(f"model {name}: the run that makes it has not finished; give its command again")
+        siblings = [sibling for sibling in siblings if not sibling.endswith(".partial")]
         raise SmeltError(f"model {name}: there is no such directory{nearest_name(path.name, siblings)}")
     return ModelDirectory(name, _fetch(name, revision, trust_remote_code), trust_remote_code)
 

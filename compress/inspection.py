@@ -9,14 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..models.directory import ModelDirectory
+from ..models.stored_shapes import METHODS, PARTS, WORDS
 from ..models.weights import CheckpointWeights
 from ..runtime.machine import human_bytes
 from ..system.errors import SmeltError
-from .find_model import find_model
-
-_PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_global_scale", "weight_shape", "weight_g_idx")
-# Of GPTQ and AWQ.
-_WORDS = ("qweight", "qzeros", "scales", "g_idx")
+from .find_model import find_checkpoint
 
 
 @dataclass(frozen=True)
@@ -68,13 +66,15 @@ class Inspection:
 
 def inspect(name: str) -> Inspection:
     """Look into a checkpoint: a directory, a hub name or a builtin. Reads headers only."""
-    directory = find_model(name)
-    weights = CheckpointWeights(directory.path)
+    directory = find_checkpoint(name)
     config = directory.config_data()
+    directory.check_generation()
+    weights = CheckpointWeights(directory.path)
     quantization = config.get("quantization_config") or {}
+    _check(directory, config, weights)
     scheme = _scheme_label(quantization)
     gathered: dict[tuple[str, str], list[list[int]]] = defaultdict(list)
-    dense_names = [n for n in weights.names() if n.rpartition(".")[2] not in (*_PARTS, *_WORDS)]
+    dense_names = [n for n in weights.names() if n.rpartition(".")[2] not in (*PARTS, *WORDS)]
     packed = {n.removesuffix("weight_scale") for n in weights.names() if n.endswith(".weight_scale")}
     for prefix in sorted(packed):
         parts = [n for n in weights.names() if n.startswith(prefix + "weight")]
@@ -83,7 +83,7 @@ def inspect(name: str) -> Inspection:
         label = _label_of(prefix.removesuffix("."), quantization) or scheme
         gathered[_pattern(prefix + "weight"), label].append([_numel(weights, prefix, parts), size])
     for prefix in sorted(n.removesuffix("qweight") for n in weights.names() if n.endswith(".qweight")):
-        parts = [prefix + part for part in _WORDS if prefix + part in weights.names()]
+        parts = [prefix + part for part in WORDS if prefix + part in weights.names()]
         size = sum(weights.info(n).nbytes for n in parts)
         gathered[_pattern(prefix + "weight"), scheme].append([_numel_of_words(weights, prefix, parts), size])
     for tensor in dense_names:
@@ -101,6 +101,17 @@ def inspect(name: str) -> Inspection:
     groups.sort(key=lambda g: -g.bytes)
     original, estimated = _original_bytes(directory.path, groups, scheme)
     return Inspection(str(directory.path), groups, weights.nbytes, original, estimated)
+
+
+def _check(directory: ModelDirectory, config: dict[str, Any], weights: CheckpointWeights) -> None:
+    """See that tensors and configuration belong together, where transformers and Smelt know both."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    method = (config.get("quantization_config") or {}).get("quant_method", "compressed-tensors")
+    names = config.get("architectures") or []
+    known = set(names) <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    if config["model_type"] in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and known and method in METHODS:
+        directory.check_weights(directory.config(), weights)
 
 
 def terminal(found: Inspection) -> None:

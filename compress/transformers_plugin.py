@@ -22,7 +22,7 @@ import torch
 from compressed_tensors.modeling.kvcache import KV_CACHE_ATTR, register_key_hook, register_value_hook
 from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus, apply_quantization_config
 from torch import Tensor, nn
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 from transformers.core_model_loading import ConversionOps
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
@@ -53,13 +53,14 @@ def config_for(checkpoint: str | Path, *, trust_remote_code: bool = False) -> Pr
     Raises:
         SmeltError: transformers needs no help with the checkpoint, or it is quantized in a way that Smelt does not read.
     """
-    path = find_checkpoint(str(checkpoint), trust_remote_code=trust_remote_code).path
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
+    directory = find_checkpoint(str(checkpoint), trust_remote_code=trust_remote_code)
+    path, config = directory.path, directory.config()
     stored = getattr(config, "quantization_config", None)
     if not stored and getattr(config, LAYER_SIZES, None) is None:
         raise SmeltError(f"{path}: its weights are plain; transformers loads them as they are, without a config")
     settings = SmeltConfig(stored=stored, path=str(path))
     SmeltQuantizer(settings)  # says whether its reader knows the method
+    directory.check_weights(config, CheckpointWeights(path))
     config.quantization_config = settings.to_dict()
     return config
 

@@ -36,6 +36,11 @@ def raw_problem(data: Mapping[str, Any]) -> str | None:
     heads, shared = (data.get(name) for name in ("num_attention_heads", "num_key_value_heads"))
     if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
         return f"num_key_value_heads is {shared}, which does not divide the {heads} of num_attention_heads"
+    chosen = data.get("num_experts_per_tok")
+    for name in ("num_experts", "num_local_experts"):
+        count = data.get(name)
+        if isinstance(count, int) and isinstance(chosen, int) and count and not 0 < chosen <= count:
+            return f"num_experts_per_tok is {chosen}, and {name} is {count}"
     for name in (*_POSITIVE, *_EPSILONS):
         value = data.get(name)
         most = 1.0 if name in _EPSILONS else math.inf

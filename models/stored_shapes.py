@@ -11,6 +11,7 @@ from .weights import CheckpointWeights
 # What stands for a weight, by local name: compressed-tensors' parts, and those of GPTQ and AWQ.
 PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_global_scale", "weight_g_idx")
 WORDS = ("qweight", "qzeros", "scales", "g_idx")
+METHODS = ("compressed-tensors", "gptq", "awq")  # whose parts these are
 _AWQ_CODES = 8  # to a word
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..models.layer_sizes import LAYER_SIZES, layer_configs
+from ..system.errors import SmeltError
 from .errors import RuntimeProblem
 from .rope import Rope
 
@@ -135,7 +136,14 @@ def spec_of(config: Config) -> DecoderSpec:
     Raises:
         RuntimeProblem: the architecture, or something the config asks of it, is not supported.
     """
-    return _without_parts(_with_sizes(_whole(config), config), config)
+    try:
+        return _without_parts(_with_sizes(_whole(config), config), config)
+    except SmeltError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise RuntimeProblem(
+            f"config.json: it describes no {config.model_type} that there can be ({error!r})"
+        ) from None
 
 
 def _with_sizes(spec: DecoderSpec, config: Config) -> DecoderSpec:

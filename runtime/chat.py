@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from ..models.chat_template import conversation_text
+from ..system.errors import SmeltError
 from .engine import Engine
 from .errors import RuntimeProblem
 from .params import SamplingParams
@@ -45,7 +47,7 @@ class Chat:
             A line about the speed.
 
         Raises:
-            RuntimeProblem: the conversation has become too long.
+            SmeltError: the conversation has become too long, or the model's template fails on it.
         """
         prompt = self._prompt(message)
         begun = time.perf_counter()
@@ -75,7 +77,7 @@ class Chat:
         if not self.has_template:
             return list(tokenizer(self._plain + message).input_ids)
         turns = [*self._turns, {"role": "user", "content": message}]
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        text = conversation_text(tokenizer, turns)
         return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 
@@ -100,7 +102,7 @@ def converse(chat: Chat, read: Callable[[str], str], write: Callable[[str], obje
         elif message.strip():
             try:
                 speed = chat.answer(message, write)
-            except RuntimeProblem as problem:
+            except SmeltError as problem:
                 write(f"{problem}; /reset begins anew\n")
                 continue
             write(f"\n[{speed}]\n")

@@ -80,7 +80,21 @@ class Checkpoint:
 
     def matrix(self, name: str, kind: str = "Linear") -> Matrix:
         """The weight of linear ``name``, or of another kind of module, in the format it is stored in."""
-        return self._reader.matrix(name, kind)
+        try:
+            found = self._reader.matrix(name, kind)
+        except SmeltError:
+            raise
+        except (RuntimeError, ValueError, TypeError, LookupError, AssertionError) as error:
+            first = " ".join(str(error).split())[:200]
+            raise RuntimeProblem(f"{self.path}: {name}: its parts do not fit each other ({first})") from None
+        rows, columns = found.shape
+        for part in (found.scale, found.zero):
+            if part is not None and (part.dim() != 2 or part.shape[0] != rows or columns % max(part.shape[1], 1)):
+                raise RuntimeProblem(
+                    f"{self.path}: {name} has {rows} x {columns} codes and scales or zero-points of the shape"
+                    f" {list(part.shape)}, which do not fit; quantize the model again"
+                )
+        return found
 
     def has_matrix(self, name: str) -> bool:
         """Whether linear ``name`` is stored, in any format."""

@@ -101,7 +101,7 @@ class Engine:
         compile: bool = False,
         quiet: bool = False,
     ) -> None:
-        _check_options(max_sequences, token_budget, block_size, memory_utilization, kv_dtype)
+        _check_options(max_length, max_sequences, token_budget, block_size, memory_utilization, kv_dtype)
         self._told: Callable[[str], object] = (lambda _: None) if quiet else _print_notice
         opened, self.model = load_model(
             checkpoint,
@@ -116,7 +116,7 @@ class Engine:
             told=self._told,
         )
         spec = self.model.spec
-        self.max_length = min(max_length or spec.max_length, spec.max_length)
+        self.max_length = spec.max_length if max_length is None else min(max_length, spec.max_length)
         directory = opened.directory
         self.tokenizer: Any = directory.tokenizer() if directory.has_tokenizer else None
         self.ends = frozenset(directory.end_tokens(opened.config))
@@ -581,7 +581,13 @@ def _print_notice(text: str) -> None:
     print(f"smelt: {text}", file=sys.stderr)
 
 
-def _check_options(max_sequences: int, token_budget: int, block_size: int, utilization: float, kv_dtype: str) -> None:
+def _check_options(
+    max_length: int | None, max_sequences: int, token_budget: int, block_size: int, utilization: float, kv_dtype: str
+) -> None:
+    if max_length is not None and max_length < 2:
+        raise RuntimeProblem(
+            f"max_length is {max_length}; it must be at least 2, a token of a prompt and one that follows"
+        )
     for name, value in (("max_sequences", max_sequences), ("token_budget", token_budget), ("block_size", block_size)):
         if value < 1:
             raise RuntimeProblem(f"{name} is {value}; it must be at least 1")

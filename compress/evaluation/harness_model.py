@@ -18,6 +18,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
+from ...models.chat_template import conversation_text
 from ...runtime import Engine, RuntimeProblem, SamplingParams
 from ..find_model import find_model
 
@@ -107,12 +108,7 @@ class SmeltLM(TemplateLM):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """A conversation as the model's template writes it."""
-        return self.tokenizer.apply_chat_template(
-            chat_history,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
-        )
+        return conversation_text(self.tokenizer, chat_history, continue_last=not add_generation_prompt)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """Text to tokens."""
