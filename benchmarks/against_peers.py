@@ -35,7 +35,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from smelt.compress.corpus import TextSource, calibration_windows, evaluation_windows
+from smelt.compress.corpus import calibration_windows, evaluation_windows
+from smelt.compress.text_source import TextSource
 from torch.nn.functional import cross_entropy, kl_div
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

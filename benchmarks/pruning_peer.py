@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from smelt.compress import Recipe, run
-from smelt.compress.corpus import TextSource, calibration_windows, evaluation_windows
+from smelt.compress.corpus import calibration_windows, evaluation_windows
+from smelt.compress.text_source import TextSource
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from .common import REPOSITORY, RESULTS, SHARED, save

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 from smelt.compress import Recipe, run
-from smelt.compress.corpus import TextSource, evaluation_windows
+from smelt.compress.corpus import evaluation_windows
+from smelt.compress.text_source import TextSource
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

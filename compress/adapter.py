@@ -22,6 +22,7 @@ from ..system.errors import Problem, SmeltError, nearest_name, raise_problems
 from ..system.tensor_files import SafetensorsFile, TensorInfo
 from .open_model import OpenModel
 from .output import digest
+from .paths import named_path
 
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -143,7 +144,7 @@ class Adapter:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory.expanduser()
+        self.directory = named_path(directory)
         self._settings = self._read_settings()
         if not (self.directory / _TENSORS).exists():
             raise SmeltError(

@@ -1,102 +1,27 @@
-"""Text, and windows of token ids cut from it."""
+"""Windows of token ids cut from text."""
 
 from __future__ import annotations
 
-import codecs
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..system.errors import SmeltError
+from .text_source import TextSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_BUILTIN = Path(__file__).parent / "builtin" / "corpus"
 # A seed chooses windows among this many times as many as are asked for; the rest of a huge source is not read.
 _CHOICE = 16
 _SHORTEST = 2  # window that a recipe may ask for
 _SEPARATOR = "\n\n"
 # Characters given to the tokenizer at once. It takes some fifty times as much memory as its text.
 _PIECE = 1 << 16
-
-
-@dataclass(frozen=True)
-class TextSource:
-    """Where text comes from.
-
-    Attributes:
-        name: ``builtin``, a .txt or .jsonl file, or a Hugging Face dataset.
-        half: ``calibration`` or ``evaluation``: which half of the builtin corpus is meant.
-        field: the field of JSONL records and dataset rows that holds the text.
-        split, config: of a Hugging Face dataset.
-    """
-
-    name: str
-    half: str
-    field: str = "text"
-    split: str = "train"
-    config: str | None = None
-
-    @property
-    def label(self) -> str:
-        """What to call it."""
-        return f"the builtin {self.half} text" if self.name == "builtin" else self.name
-
-    def documents(self) -> Iterator[str]:
-        """The source's documents, read as they are asked for."""
-        if self.name == "builtin":
-            yield from _jsonl(_BUILTIN / f"{self.half}.jsonl", "text")
-            return
-        path = Path(self.name).expanduser()
-        if path.is_file():
-            yield from _jsonl(path, self.field) if path.suffix == ".jsonl" else _plain(path)
-        elif path.suffix in (".txt", ".jsonl"):
-            raise SmeltError(f"{self.name}: there is no such text file; check the path")
-        else:
-            yield from self._dataset()
-
-    def beginning_digest(self) -> str:
-        """Of its first characters: equal for the same text, wherever it lies and however it is cut into tokens."""
-        digest, left = hashlib.sha256(), _PIECE
-        for document in self.documents():
-            digest.update(str(document)[:left].encode())
-            left -= len(str(document))
-            if left <= 0:
-                break
-        return digest.hexdigest()
-
-    def problem(self) -> str | None:
-        """What can be known to be wrong without reading the source."""
-        path = Path(self.name).expanduser()
-        if self.name != "builtin" and path.suffix in (".txt", ".jsonl") and not path.is_file():
-            return f"{self.name}: there is no such text file; check the path"
-        return None
-
-    def _dataset(self) -> Iterator[str]:
-        import datasets
-
-        try:
-            rows = datasets.load_dataset(self.name, self.config, split=self.split, streaming=True)
-            for row in rows:
-                if self.field not in row:
-                    raise SmeltError(
-                        f"{self.name}: rows have no field {self.field!r}; there is {', '.join(row)}; set field"
-                    )
-                yield row[self.field]
-        except SmeltError:
-            raise
-        except Exception as error:  # the datasets library raises from many others
-            first = str(error).strip().split("\n")[0] or type(error).__name__
-            raise SmeltError(
-                f"{self.name}: is neither a text file nor a dataset that can be loaded ({first})"
-            ) from None
 
 
 @dataclass(frozen=True)
@@ -253,50 +178,3 @@ def _pieces(document: str) -> Iterator[str]:
         yield document[start:cut]
         start = cut
     yield document[start:]
-
-
-def _plain(path: Path) -> Iterator[str]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    kept = ""
-    offset = 0
-    with _opened(path) as file:
-        while True:
-            block = file.read(_PIECE)
-            try:
-                kept += decoder.decode(block, final=not block)
-            except UnicodeDecodeError as error:
-                raise SmeltError(
-                    f"{path}: is not UTF-8 text (near byte {offset + error.start}); convert it to UTF-8"
-                ) from None
-            offset += len(block)
-            if not block:
-                break
-            cut = kept.rfind("\n\n")
-            if cut > 0 and len(kept) > _PIECE:
-                yield kept[:cut]
-                kept = kept[cut + 2 :]
-    yield kept
-
-
-def _jsonl(path: Path, field: str) -> Iterator[str]:
-    with _opened(path) as file:
-        for number, raw in enumerate(file, 1):
-            if not raw.strip():
-                continue
-            try:
-                record = json.loads(raw.decode("utf-8"))
-            except UnicodeDecodeError:
-                raise SmeltError(f"{path}:{number}: is not UTF-8 text; convert the file to UTF-8") from None
-            except ValueError as error:
-                raise SmeltError(f"{path}:{number}: is not JSON ({error}); each line must be one JSON object") from None
-            if not isinstance(record, dict) or field not in record:
-                found = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-                raise SmeltError(f"{path}:{number}: has no field {field!r}; there is {found}; set field")
-            yield record[field]
-
-
-def _opened(path: Path):  # type: ignore[no-untyped-def]
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise SmeltError(f"{path}: cannot be read ({error.strerror}); check the file") from None

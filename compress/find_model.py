@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..models.directory import ModelDirectory
 from ..system.errors import SmeltError, nearest_name
+from .paths import named_path
 
 _BUILTIN = Path(__file__).parent / "builtin"
 _HUB_FILES = [
@@ -36,24 +37,31 @@ def find_model(name: str, *, revision: str | None = None, trust_remote_code: boo
                 f"model {name}: no such builtin model; there is {', '.join('builtin:' + k for k in known)}"
             )
         return ModelDirectory(name, _BUILTIN / short)
-    path = Path(name).expanduser()
+    path = named_path(name)
     if path.is_dir():
         return ModelDirectory(name, path, trust_remote_code)
     if path.exists():
         raise SmeltError(f"model {name}: is a file; give the directory that holds config.json and the weights")
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
-        siblings = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
-        if f"{path.name}.partial" in siblings:
+        if path.with_name(f"{path.name}.partial").is_dir():
             raise SmeltError(f"model {name}: the run that makes it has not finished; give its command again")
-        siblings = [sibling for sibling in siblings if not sibling.endswith(".partial")]
-        raise SmeltError(f"model {name}: there is no such directory{nearest_name(path.name, siblings)}")
+        raise SmeltError(f"model {name}: there is no such directory{nearest_name(path.name, _models_in(path.parent))}")
     return ModelDirectory(name, _fetch(name, revision, trust_remote_code), trust_remote_code)
+
+
+def _models_in(parent: Path) -> list[str]:
+    """Directories that somebody may have meant: neither hidden, nor half-written."""
+    if not parent.is_dir():
+        return []
+    names = [place.name for place in parent.iterdir() if place.is_dir()]
+    return [name for name in names if not name.startswith(".") and not name.endswith((".partial", ".replaced"))]
 
 
 def find_checkpoint(name: str, *, trust_remote_code: bool = False) -> ModelDirectory:
     """Like :func:`find_model`; a run's output directory stands for the checkpoint in it."""
-    inside = Path(name) / "checkpoint"
-    held = (inside / "config.json").is_file() and not (Path(name) / "config.json").exists()
+    place = named_path(name)
+    inside = place / "checkpoint"
+    held = (inside / "config.json").is_file() and not (place / "config.json").exists()
     return find_model(str(inside) if held else name, trust_remote_code=trust_remote_code)
 
 

@@ -35,6 +35,7 @@ from .evaluation.subject import Subject
 from .find_model import find_checkpoint
 from .new_directory import RECORD, appearing, check_output
 from .open_model import OpenModel
+from .paths import named_path
 from .progress import Progress
 from .recipe import Evaluate
 from .reporting.card import write_card
@@ -106,7 +107,7 @@ def merge(
     Raises:
         SmeltError: the adapter does not belong to the checkpoint or cannot be merged; nothing was changed.
     """
-    output = output.expanduser()
+    output = named_path(output)
     show = Progress(progress)
     directory = find_checkpoint(checkpoint, trust_remote_code=trust_remote_code)
     check_output(output, directory.path, "merge", fresh=fresh)

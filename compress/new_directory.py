@@ -11,10 +11,13 @@ from pathlib import Path
 from ..runtime.machine import human_bytes
 from ..system.errors import SmeltError
 from ..system.files import disk_error
+from .paths import named_path
 from .resources import free_disk
 
 RECORD = "smelt.json"
 _COMMANDS = ("merge", "export")
+# What a name gets while its directory is put together, and while it is replaced.
+_STAGING, _EARLIER = ".partial", ".replaced"
 
 
 def check_output(output: Path, source: Path, command: str, *, fresh: bool, suffix: str | None = None) -> None:
@@ -30,6 +33,9 @@ def check_output(output: Path, source: Path, command: str, *, fresh: bool, suffi
     Raises:
         SmeltError: it may not be written.
     """
+    if not output.name:
+        raise SmeltError(f"--output: {output} is no name for something new; give one")
+    named_path(output.with_name(output.name + _EARLIER))
     if output.resolve() == source.resolve():
         raise SmeltError(f"--output: {output} is the checkpoint itself; choose another")
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
@@ -57,7 +63,7 @@ def appearing(output: Path, size: int) -> Iterator[Path]:
         raise SmeltError(
             f"{output}: {human_bytes(size)} are needed and {human_bytes(free)} are free; make room or choose another"
         )
-    staging = output.with_name(output.name + ".partial")
+    staging = output.with_name(output.name + _STAGING)
     shutil.rmtree(staging, ignore_errors=True)
     try:
         yield staging
@@ -77,7 +83,7 @@ def _made_by(command: str, output: Path) -> bool:
 
 
 def _publish(staging: Path, output: Path) -> None:
-    earlier = output.with_name(output.name + ".replaced")
+    earlier = output.with_name(output.name + _EARLIER)
     try:
         shutil.rmtree(earlier, ignore_errors=True)
         if output.exists():

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..system.errors import SmeltError
 from ..system.files import disk_error, write_text
+from .paths import named_path
 
 _MARK = "run.json"
 # By the kind of work that an output's mark names.
@@ -32,7 +33,7 @@ class Output:
     """
 
     def __init__(self, path: Path, identity: dict[str, Any], *, fresh: bool = False) -> None:
-        self.path = path.expanduser()
+        self.path = named_path(path)
         self.identity = identity
         self._fresh = fresh
         self._lock: int | None = None

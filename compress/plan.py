@@ -17,7 +17,7 @@ from . import steps as step_kinds
 from .activations import BATCH_TOKENS
 from .adapter import Adapter, adapted
 from .compressed import open_dense
-from .corpus import TextSource, Windows, calibration_windows, evaluation_windows
+from .corpus import Windows, calibration_windows, evaluation_windows
 from .evaluation.problems import device_problems, length_problems, task_problems, text_problems
 from .evaluation.tasks import Tasks
 from .evaluation.text import LOGIT_TOKENS
@@ -26,6 +26,7 @@ from .open_model import OpenModel
 from .output import Output, digest
 from .recipe import Recipe
 from .resources import Cost, compute_dtype, free_disk, human_time, matmul_rate
+from .text_source import TextSource
 from .training_checks import other_tokens
 from .verify import reload_bytes
 from .versions import versions

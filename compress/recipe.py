@@ -21,9 +21,9 @@ from ..quant.rounding import METHODS
 from ..quant.sparsity import Pattern
 from ..quant.transforms import TRANSFORMS
 from ..runtime.machine import human_bytes
-from .corpus import TextSource
-from .recipe_model import Chosen, RecipeModel, choice_schema, one_of
+from .recipe_model import Chosen, PathText, RecipeModel, Seed, choice_schema, one_of
 from .recipe_training import Distill, TrainQuantized
+from .text_source import TextSource
 
 AUTO = "auto"
 
@@ -33,7 +33,7 @@ def _compiled(patterns: list[str]) -> list[str]:
         if pattern.startswith("re:"):
             try:
                 re.compile(pattern[3:])
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
     return patterns
 
@@ -41,7 +41,7 @@ def _compiled(patterns: list[str]) -> list[str]:
 class Calibrate(RecipeModel):
     """Where the text comes from that the model reads while it is compressed."""
 
-    source: str = Field(
+    source: PathText = Field(
         default="builtin",
         description="`builtin`, `self` (the model writes its own text), a .txt or .jsonl file, or a Hugging Face dataset.",
     )
@@ -74,18 +74,20 @@ class SpeedSettings(RecipeModel):
 class Evaluate(RecipeModel):
     """What the compressed model is compared on with the original."""
 
-    text: str = Field(default="builtin", description="`builtin`, a .txt or .jsonl file, or a Hugging Face dataset.")
+    text: PathText = Field(
+        default="builtin", description="`builtin`, a .txt or .jsonl file, or a Hugging Face dataset."
+    )
     windows: int = Field(default=64, ge=1, description="Most windows of text to read.")
     length: int = Field(default=256, ge=2, description="Tokens a window.")
     field: str = Field(default="text", description="The field that holds the text in JSONL and datasets.")
     split: str = Field(default="test", description="The split of a Hugging Face dataset.")
     config: str | None = Field(default=None, description="The configuration of a Hugging Face dataset.")
-    tasks: list[str] = Field(
+    tasks: list[PathText] = Field(
         default=[], description="lm-eval tasks: names (`smelt_last_word` needs no network) or paths of YAML files."
     )
     limit: int | None = Field(default=None, ge=1, description="Most items of a task; absent for all.")
     fewshot: int | None = Field(default=None, ge=0, description="Examples in each prompt; absent for the task's own.")
-    samples: int = Field(default=4, ge=0, description="Prompts whose continuations are shown side by side.")
+    samples: int = Field(default=4, ge=0, le=1000, description="Prompts whose continuations are shown side by side.")
     speed: SpeedSettings | Literal[False] = Field(
         default=False, description="The load to measure speed with, `{}` for the usual one; false for none."
     )
@@ -507,7 +509,7 @@ class Prune(RecipeModel):
         " the predictions least, by their Fisher information. Blocks of different sizes are no plain Hugging Face model:"
         " Smelt loads it, and transformers with smelt.compress.config_for.",
     )
-    corpus: str | None = Field(
+    corpus: PathText | None = Field(
         default=None,
         description="Of the vocabulary: the tokens of this text stay. `builtin`, a .txt or .jsonl file, or a Hugging Face"
         " dataset.",
@@ -626,14 +628,14 @@ class Recipe(RecipeModel):
     Load one with :meth:`load`; all mistakes of the file are reported at once, each with its line.
     """
 
-    model: str = Field(description="A directory, a Hugging Face hub name, or builtin:smelt-6m.")
-    adapter: str | None = Field(
+    model: PathText = Field(description="A directory, a Hugging Face hub name, or builtin:smelt-6m.")
+    adapter: PathText | None = Field(
         default=None,
         description="The directory of a LoRA adapter that peft saved, to be merged into the model before anything is done"
         " to it; the model may then be a compressed checkpoint.",
     )
-    output: str = Field(description="The directory that gets checkpoint/, report.* and journal/.")
-    seed: int = Field(default=0, ge=0, description="Chooses calibration windows and self-written text.")
+    output: PathText = Field(description="The directory that gets checkpoint/, report.* and journal/.")
+    seed: Seed = Field(default=0, description="Chooses calibration windows and self-written text.")
     trust_remote_code: bool = Field(
         default=False, description="Run Python code that comes with the model. Off unless asked for."
     )

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import typing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ..system.errors import SmeltError, nearest_name
+from .paths import irregular, named_path
 from .recipe import Recipe
+from .yaml_document import DEEPEST, LARGEST_FILE, Document, Place, parse
 
-Place = tuple[str | int, ...]
-_SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
-
-
-@dataclass
-class Document:
-    """Plain data and, for every place in it, where it was written."""
-
-    data: Any
-    origin: dict[Place, str]
+_LONGEST_CHAIN = 20
+_MOST_MISTAKES = 20
 
 
 def load(path: Path, overrides: list[str]) -> Recipe:
@@ -32,7 +23,7 @@ def load(path: Path, overrides: list[str]) -> Recipe:
     document = read_document(path, overrides)
     if "sweep" in document.data:
         raise SmeltError(
-            f"{document.origin[('sweep',)]}: this recipe has a sweep section; run it with `smelt sweep {path}`"
+            f"{_origin(document, ('sweep',), path)}: this recipe has a sweep section; run it with `smelt sweep {path}`"
         )
     return validated(document, path)
 
@@ -56,26 +47,25 @@ def validated(document: Document, path: Path) -> Recipe:
     except ValidationError as error:
         # `evaluate` is a section or false; what it should have been as a section says more.
         told = [item for item in error.errors() if "literal[False]" not in item["loc"]]
-        raise SmeltError("\n".join(_sentence(item, document, path) for item in told)) from None
+        lines = [_sentence(item, document, path) for item in told[:_MOST_MISTAKES]]
+        more = [f"{path}: and {len(told) - len(lines)} more mistakes"] if len(told) > len(lines) else []
+        raise SmeltError("\n".join(lines + more)) from None
 
 
 def _read(path: Path, chain: list[Path]) -> Document:
-    resolved = path.resolve()
+    path = named_path(path)
+    try:
+        resolved = path.resolve()
+    except (OSError, RuntimeError):  # links that go round in a circle, which reading tells
+        resolved = path
     if resolved in chain:
         names = " -> ".join(p.name for p in [*chain, resolved])
         raise SmeltError(f"{path}: extends goes round in a circle ({names}); remove one of the extends lines")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        base = f" (named by extends in {chain[-1]})" if chain else ""
-        raise SmeltError(f"{path}: there is no such recipe file{base}; check the path") from None
-    except UnicodeDecodeError as error:
-        raise SmeltError(f"{path}: the recipe is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    except OSError as error:
+    if len(chain) == _LONGEST_CHAIN:
         raise SmeltError(
-            f"{path}: the recipe cannot be read ({error.strerror}); give the path of a YAML file"
-        ) from None
-    document = _parse(text, path)
+            f"{path}: is the end of a chain of more than {_LONGEST_CHAIN} extends; merge some of the files"
+        )
+    document = parse(_text(path, chain), str(path))
     if not isinstance(document.data, dict):
         found = "is empty" if document.data is None else f"holds a {type(document.data).__name__}, not key: value lines"
         raise SmeltError(f"{path}: the recipe {found}; start from recipes/quickstart.yaml")
@@ -83,96 +73,75 @@ def _read(path: Path, chain: list[Path]) -> Document:
     if base_name is None:
         return document
     if not isinstance(base_name, str):
-        raise SmeltError(f"{document.origin[('extends',)]}: extends must be the path of one recipe, not {base_name!r}")
-    base = _read(path.parent / base_name, [*chain, resolved])
-    return Document(_merge(base, document, ()), base.origin)
+        here = _origin(document, ("extends",), path)
+        raise SmeltError(f"{here}: extends must be the path of one recipe, not {_shown(base_name)}")
+    return _laid_over(_read(path.parent / named_path(base_name), [*chain, resolved]), document)
 
 
-def _parse(text: str, path: Path) -> Document:
+def _text(path: Path, chain: list[Path]) -> str:
+    strange = irregular(path)
+    if strange is not None:
+        raise SmeltError(f"{path}: the recipe cannot be read (it is {strange}); give the path of a YAML file")
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        if root is None:
-            return Document(None, {})
-        origin: dict[Place, str] = {}
-        return Document(_build(root, (), origin, path), origin)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        what = getattr(error, "problem", None) or "it cannot be parsed"
-        raise SmeltError(f"{path}{line}: this is not valid YAML: {what}") from None
-
-
-def _build(node: yaml.Node, place: Place, origin: dict[Place, str], path: Path, within: tuple[int, ...] = ()) -> Any:
-    here = f"{path}:{node.start_mark.line + 1}"
-    origin.setdefault(place, here)
-    if id(node) in within:
-        raise SmeltError(f"{here}: an alias refers to what it is part of; write it out")
-    within = (*within, id(node))
-    if isinstance(node, yaml.MappingNode):
-        yaml.SafeLoader("").flatten_mapping(node)  # `<<: *anchor`
-        built: dict[Any, Any] = {}
-        for key_node, value_node in node.value:
-            line = f"{path}:{key_node.start_mark.line + 1}"
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise SmeltError(f"{line}: a key must be a plain name")
-            key = _scalar(key_node)
-            if key in built:
-                raise SmeltError(f"{line}: {key} is set twice in the same place; keep one")
-            origin[(*place, key)] = line
-            built[key] = _build(value_node, (*place, key), origin, path, within)
-        return built
-    if isinstance(node, yaml.SequenceNode):
-        return [_build(child, (*place, i), origin, path, within) for i, child in enumerate(node.value)]
-    return _scalar(node)
-
-
-def _scalar(node: yaml.Node) -> Any:
-    # YAML 1.1 reads 1e-3 as a word, for want of a point.
-    if isinstance(node, yaml.ScalarNode) and node.style is None and _SCIENTIFIC.fullmatch(node.value):
-        return float(node.value)
-    loader = yaml.SafeLoader("")
+        with path.open("rb") as file:
+            raw = file.read(LARGEST_FILE + 1)
+    except FileNotFoundError:
+        base = f" (named by extends in {chain[-1]})" if chain else ""
+        raise SmeltError(f"{path}: there is no such recipe file{base}; check the path") from None
+    except OSError as error:
+        raise SmeltError(
+            f"{path}: the recipe cannot be read ({error.strerror}); give the path of a YAML file"
+        ) from None
+    if len(raw) > LARGEST_FILE:
+        raise SmeltError(f"{path}: is larger than {LARGEST_FILE // 1024} KiB, which no recipe is; check the path")
     try:
-        return loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
-    finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SmeltError(f"{path}: the recipe is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
 
 
-def _merge(base: Document, over: Document, place: Place) -> Any:
-    """Lay ``over`` on ``base`` at ``place``: mappings are merged, everything else is replaced."""
-    below, above = _at(base.data, place), _at(over.data, place)
-    if isinstance(below, dict) and isinstance(above, dict):
-        for key in above:
-            if key in below:
-                below[key] = _merge(base, over, (*place, key))
-            else:
-                below[key] = above[key]
-                _move_origins(base, over, (*place, key))
-        return below
-    _move_origins(base, over, place)
-    return above
+def _laid_over(base: Document, over: Document) -> Document:
+    """``over`` on ``base``: mappings are merged, everything else is replaced."""
+    replaced: set[Place] = set()
+    data = _merged(base.data, over.data, (), replaced)
+
+    def is_replaced(place: Place) -> bool:
+        return any(place[:length] in replaced for length in range(len(place) + 1))
+
+    kept = {place: line for place, line in base.origin.items() if not is_replaced(place)}
+    return Document(data, kept | {place: line for place, line in over.origin.items() if is_replaced(place)})
 
 
-def _move_origins(base: Document, over: Document, place: Place) -> None:
-    for known in [p for p in base.origin if p[: len(place)] == place]:
-        del base.origin[known]
-    base.origin.update({p: o for p, o in over.origin.items() if p[: len(place)] == place})
+def _merged(below: Any, above: Any, place: Place, replaced: set[Place]) -> Any:
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        replaced.add(place)
+        return above
+    for key, value in above.items():
+        if key in below:
+            below[key] = _merged(below[key], value, (*place, key), replaced)
+        else:
+            below[key] = value
+            replaced.add((*place, key))
+    return below
 
 
-def _at(data: Any, place: Place) -> Any:
-    for key in place:
-        data = data[key]
-    return data
+def set_value(document: Document, key: str, value: Any, said: str) -> None:
+    """Set one field, such as ``steps.0.quantize.scheme``.
 
+    Args:
+        document: what is changed.
+        key: the field's place, with points.
+        value: plain data.
+        said: who sets it, for messages.
 
-def _override(document: Document, text: str) -> None:
-    key, equals, raw = text.partition("=")
-    if not equals or not key:
-        raise SmeltError(f"--set {text}: expected key=value, for example --set steps.0.quantize.scheme=W8A16")
-    try:
-        value = float(raw) if _SCIENTIFIC.fullmatch(raw) else yaml.safe_load(raw)
-    except yaml.YAMLError:
-        raise SmeltError(f"--set {text}: the value is not valid YAML") from None
-    place: Place = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+    Raises:
+        SmeltError: the recipe has no such place.
+    """
+    place: Place = tuple(int(part) if part.isdecimal() and len(part) < 9 else part for part in key.split("."))
+    if len(place) > DEEPEST:
+        raise SmeltError(f"{said}: no field of a recipe lies so deep; check the key")
+    if place == ("extends",):
+        raise SmeltError(f"{said}: a recipe says in its file what it extends; run that file, or set single fields")
     target = document.data
     for depth, part in enumerate(place[:-1]):
         if isinstance(target, dict) and isinstance(part, str):
@@ -180,15 +149,26 @@ def _override(document: Document, text: str) -> None:
         elif isinstance(target, list) and isinstance(part, int) and part < len(target):
             target = target[part]
         else:
-            raise SmeltError(f"--set {text}: the recipe has no {'.'.join(map(str, place[: depth + 1]))}")
+            raise SmeltError(f"{said}: the recipe has no {'.'.join(map(str, place[: depth + 1]))}")
     last = place[-1]
-    if isinstance(target, dict) or (isinstance(target, list) and isinstance(last, int) and last < len(target)):
+    if isinstance(target, dict if isinstance(last, str) else list) and (isinstance(last, str) or last < len(target)):
         target[last] = value  # type: ignore
     else:
-        raise SmeltError(f"--set {text}: the recipe has no {key} to set")
+        raise SmeltError(f"{said}: the recipe has no {key} to set")
     for known in [p for p in document.origin if p[: len(place)] == place]:
         del document.origin[known]
-    document.origin[place] = f"--set {text}"
+    document.origin[place] = said
+
+
+def _override(document: Document, text: str) -> None:
+    key, equals, raw = text.partition("=")
+    line = " ".join(text.split())
+    said = f"--set {line if len(line) <= 80 else line[:77] + '...'}"
+    if not equals or not key:
+        raise SmeltError(f"{said}: expected key=value, for example --set steps.0.quantize.scheme=W8A16")
+    if len(raw) > LARGEST_FILE:
+        raise SmeltError(f"{said}: the value is too long; write it in the recipe")
+    set_value(document, key, parse(raw, said, lines=False).data, said)
 
 
 def _sentence(error: ErrorDetails, document: Document, path: Path) -> str:

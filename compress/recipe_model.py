@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from .paths import path_problem
 
 from ..system.errors import nearest_name
 
@@ -13,7 +15,20 @@ from ..system.errors import nearest_name
 class RecipeModel(BaseModel):
     """Base of all recipe sections: unknown keys and silently converted types are mistakes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def _possible(name: str) -> str:
+    problem = path_problem(name)
+    if problem is not None:
+        raise ValueError(problem)
+    return name
+
+
+# The path of a file or directory, or something that may be one.
+PathText = Annotated[str, AfterValidator(_possible)]
+# torch's generator of the CPU is seeded with 32 bits; it would take the rest of a longer number, and drop it.
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 
 
 class Chosen(RecipeModel):

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from ..distill.losses import LOSSES
-from .corpus import TextSource
-from .recipe_model import Chosen, RecipeModel, choice_schema
+from .recipe_model import Chosen, PathText, RecipeModel, choice_schema
+from .text_source import TextSource
 
 _LARGE = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 
@@ -18,7 +18,7 @@ _LARGE = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 def _count(value: Any) -> Any:
     """``400k`` as 400000."""
     if isinstance(value, str):
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmb]?)", value.strip().lower())
+        found = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([kmb]?)", value.strip().lower())
         if found is None:
             raise ValueError(f"{value!r} is no number of tokens; write one such as 400000, 400k or 2.5M")
         return round(float(found[1]) * _LARGE[found[2]])
@@ -47,7 +47,9 @@ LossField = Annotated[LossChoice, WithJsonSchema(choice_schema(LOSSES))]
 class TrainingText(RecipeModel):
     """What is trained on."""
 
-    source: str = Field(default="builtin", description="`builtin`, a .txt or .jsonl file, or a Hugging Face dataset.")
+    source: PathText = Field(
+        default="builtin", description="`builtin`, a .txt or .jsonl file, or a Hugging Face dataset."
+    )
     field: str = Field(default="text", description="The field that holds the text in JSONL and datasets.")
     split: str = Field(default="train", description="The split of a Hugging Face dataset.")
     config: str | None = Field(default=None, description="The configuration of a Hugging Face dataset.")
@@ -81,7 +83,7 @@ TextField = Annotated[TrainingText, WithJsonSchema({"anyOf": [{"type": "string"}
 class Training(RecipeModel):
     """How a model is trained."""
 
-    teacher: str = Field(
+    teacher: PathText = Field(
         default="original",
         description="Whom to learn from: the recipe's `original` model, or a directory or hub name of one with the same"
         " tokenizer.",
@@ -120,7 +122,7 @@ class Training(RecipeModel):
         description="Ask the teacher once, before training, and keep so many of its most likely tokens for every position:"
         " for text that is read several times. Absent for a teacher that reads along.",
     )
-    stored_at: str | None = Field(
+    stored_at: PathText | None = Field(
         default=None,
         description="A directory in which several runs find what is stored of the same teacher and text. Absent for the run's"
         " own.",

@@ -11,8 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..system.files import disk_error
-from .corpus import TextSource, beginning, token_pieces
+from .corpus import beginning, token_pieces
 from .progress import Progress
+from .text_source import TextSource
 
 # Of a corpus, one window in so many is kept to measure on, at most.
 _KEPT_SHARE, _MOST_KEPT = 20, 16

@@ -74,7 +74,7 @@ class Writer:
         """
         count = self._length - prompts.shape[1]
         params = [
-            SamplingParams(max_tokens=count, temperature=temperature, ignore_eos=True, seed=seed * 65_537 + i)
+            SamplingParams(max_tokens=count, temperature=temperature, ignore_eos=True, seed=(seed * 65_537 + i) % 2**63)
             for i in range(first, first + len(prompts))
         ]
         outputs = self._engine.generate(prompts.tolist(), params)

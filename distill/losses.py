@@ -22,7 +22,7 @@ Sloped = tuple[Tensor, Tensor]
 class LossOptions(BaseModel):
     """Base of all losses' options: unknown keys are mistakes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class JsdOptions(LossOptions):

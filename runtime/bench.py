@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .engine import Engine
+from .errors import RuntimeProblem
 from .pages import in_large_pages
 from .params import SamplingParams
 from .workload import Arrival, random_prompt
@@ -114,6 +115,11 @@ def measure(
         repeats: of the single-request measurements; their medians are given.
         told: hears what is being done.
     """
+    if prompt + output > engine.max_length:
+        raise RuntimeProblem(
+            f"a prompt of {prompt} tokens and {output} to generate are more than the {engine.max_length} that the engine"
+            " has room for; lower them"
+        )
     told("measuring the machine")
     dtype = engine.model.dtype
     machine = machine_rates(engine.model.device, dtype)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from dataclasses import dataclass
 from datetime import datetime
+from operator import index
 from pathlib import Path
 
 import torch
@@ -31,6 +33,8 @@ def read_trace(path: Path, most: int, longest: int) -> list[Arrival]:
     Raises:
         RuntimeProblem: the file is no such trace, or nothing in it fits.
     """
+    if path.exists() and not path.is_file():
+        raise RuntimeProblem(f"{path}: is not a file; give a trace, Azure's CSV or Mooncake's JSONL")
     try:
         with path.open(encoding="utf-8", newline="") as file:
             if path.suffix == ".csv":
@@ -40,10 +44,14 @@ def read_trace(path: Path, most: int, longest: int) -> list[Arrival]:
                 ]
             else:
                 records = [json.loads(line) for line in file if line.strip()]
-                rows = [Arrival(r["timestamp"] / 1000, r["input_length"], r["output_length"]) for r in records]
+                rows = [
+                    Arrival(r["timestamp"] / 1000, index(r["input_length"]), index(r["output_length"])) for r in records
+                ]
+        if not all(math.isfinite(row.at) for row in rows):
+            raise ValueError("a time is no finite number")
     except OSError as error:
         raise RuntimeProblem(f"{path}: cannot be read ({error.strerror}); check the path") from None
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, OverflowError, RecursionError, csv.Error) as error:
         raise RuntimeProblem(
             f"{path}: is not a trace ({type(error).__name__}: {error}); give Azure's CSV or Mooncake's JSONL"
         ) from None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...system.errors import SmeltError, raise_problems
 from ..output import Output
+from ..paths import named_path
 from ..progress import Progress
 from ..recipe import Evaluate
 from ..reporting.files import load, save
@@ -51,7 +52,11 @@ def evaluate(
     """
     asked = settings or Evaluate()
     raise_problems(device_problems(asked.device, ""))
-    kept = _kept_baseline(Path(str(baseline)), asked.device, allow_foreign_baseline) if _is_report(baseline) else None
+    kept = (
+        _kept_baseline(named_path(str(baseline)), asked.device, allow_foreign_baseline)
+        if _is_report(baseline)
+        else None
+    )
     found = subjects(
         [str(name) for name in checkpoints],
         str(baseline) if baseline is not None and kept is None else None,
@@ -95,7 +100,7 @@ def measured(
 def _is_report(baseline: str | Path | None) -> bool:
     if baseline is None:
         return False
-    path = Path(str(baseline))
+    path = named_path(str(baseline))
     return path.suffix == ".json" or ((path / "report.json").is_file() and not (path / "checkpoint").is_dir())
 
 

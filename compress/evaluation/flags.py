@@ -21,7 +21,11 @@ def evaluation_settings(*, tasks: str | None, speed: str, **fields: Any) -> Eval
     Raises:
         SmeltError: one line a mistake.
     """
-    named = [name.strip() for name in (tasks or "").split(",") if name.strip()]
+    named = [] if tasks is None else [name.strip() for name in tasks.split(",")]
+    if not all(named):
+        raise SmeltError(
+            f"--tasks {tasks!r}: names no task before or after a comma; give names, such as piqa,lambada_openai"
+        )
     try:
         return Evaluate(tasks=named, speed=speed_settings(speed), **fields)
     except ValidationError as error:
@@ -52,7 +56,9 @@ def speed_settings(text: str) -> SpeedSettings | Literal[False]:
             raise SmeltError(
                 f"--speed {text}: there is no {key!r}; expected {', '.join(known)}{nearest_name(key, known)}"
             )
-        if not all(value.isdigit() for value in values) or (len(values) > 1 and key != "concurrency"):
+        if not all(value.isdecimal() and len(value) < 10 for value in values) or (
+            len(values) > 1 and key != "concurrency"
+        ):
             raise SmeltError(
                 f"--speed {text}: {key} must be {'whole numbers' if key == 'concurrency' else 'a whole number'}"
             )
@@ -64,4 +70,7 @@ def speed_settings(text: str) -> SpeedSettings | Literal[False]:
 
 
 def _sentences(error: ValidationError, prefix: str) -> str:
-    return "\n".join(f"{prefix}{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+    return "\n".join(
+        f"{prefix}{'.'.join(map(str, each['loc']))}: {each['msg'].removeprefix('Value error, ')}"
+        for each in error.errors()
+    )

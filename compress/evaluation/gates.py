@@ -69,6 +69,8 @@ class Gate:
                 f"--fail-if {text!r}: expected a metric, < or >, and a number, such as ppl>+2% or decode_speedup<1.5"
             )
         metric, percent = found["metric"], bool(found["percent"])
+        if metric == "task:":
+            raise SmeltError(f"--fail-if {text!r}: task: lacks the task's name, as in task:piqa<0.7")
         if not metric.startswith("task:"):
             known = [*_RATIOS, *_VALUES]
             if metric not in known:
@@ -77,7 +79,13 @@ class Gate:
                 )
             if percent and metric not in _RATIOS:
                 raise SmeltError(f"--fail-if {text!r}: {metric} is no change from the baseline; leave the % out")
-        return cls(text, metric, found["sign"] == ">", float(found["bound"]), percent)
+        bound = float(found["bound"])
+        if not math.isfinite(bound):
+            raise SmeltError(
+                f"--fail-if {text!r}: {found['bound']} is larger than any number here, so the gate could never fall; give"
+                " a smaller bound"
+            )
+        return cls(text, metric, found["sign"] == ">", bound, percent)
 
     def fallen(self, report: ReportData) -> list[str]:
         """A sentence for each model that fails it. What was not measured fails too: a gate must not pass in silence."""

@@ -12,10 +12,10 @@ from typing import Any
 from ...runtime import Engine
 from ...runtime.device import device_named, give_back
 from ...system.errors import SmeltError
-from ..corpus import TextSource
 from ..progress import Progress
 from ..recipe import Evaluate
 from ..runtime_reader import RuntimeReader
+from ..text_source import TextSource
 from ..versions import versions
 from .against import against, incomparable
 from .journal import Journal

@@ -6,7 +6,7 @@ from itertools import islice
 
 from ...runtime import Engine, RuntimeProblem, SamplingParams
 from ...system.errors import SmeltError
-from ..corpus import TextSource
+from ..text_source import TextSource
 from .result import Sample
 
 _WORDS = 24

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...system.errors import SmeltError, nearest_name
 from ..output import digest
+from ..paths import named_path
 from .result import TaskResult
 from .statistics import Interval, mean_interval, resampled_interval, share_interval
 
@@ -305,7 +306,7 @@ def _group_in(path: str) -> str | None:
 
 
 def _is_file(name: str) -> bool:
-    return name.endswith((".yaml", ".yml")) and Path(name).is_file()
+    return name.endswith((".yaml", ".yml")) and named_path(name).is_file()
 
 
 def _unusable(name: str, error: Exception) -> str:

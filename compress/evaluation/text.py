@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ...system.errors import SmeltError
 from ..activations import ActivationStore
-from ..corpus import TextSource, Windows, evaluation_windows
+from ..corpus import Windows, evaluation_windows
 from ..progress import Progress
+from ..text_source import TextSource
 from .result import Text
 from .statistics import mean_interval
 

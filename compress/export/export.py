@@ -16,6 +16,7 @@ from ...system.files import write_text
 from ..checkpoint import Entry, write_checkpoint
 from ..find_model import find_checkpoint
 from ..new_directory import RECORD, appearing, check_output
+from ..paths import named_path
 from ..progress import Progress
 from .dense import dense_entries
 from .source import Source
@@ -87,7 +88,7 @@ def export(
     Raises:
         SmeltError: the format cannot hold this checkpoint, or the output cannot be written; nothing was changed.
     """
-    output = output.expanduser()
+    output = named_path(output)
     known = [*TARGETS, _GGUF]
     if to not in known:
         raise SmeltError(f"--to: there is no format {to!r}; there are {', '.join(known)}{nearest_name(to, known)}")

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from ...system.errors import SmeltError
 from ...system.files import write_text
 from ..evaluation.result import SCHEMA, ReportData
+from ..paths import irregular, named_path
 from .markdown import markdown
 from .page import page
 from .pareto import pareto_svg
@@ -35,14 +36,18 @@ def load(path: Path) -> ReportData:
     Raises:
         SmeltError: there is none, or it is of another kind.
     """
+    path = named_path(path)
     file = path / "report.json" if path.is_dir() else path
+    strange = irregular(file)
+    if strange is not None:
+        raise SmeltError(f"{file}: cannot be read (it is {strange}); give a report.json or the directory it is in")
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise SmeltError(
             f"{file}: cannot be read ({error.strerror}); give a report.json or the directory it is in"
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SmeltError(f"{file}: is not JSON ({error}); give a report.json that Smelt wrote") from None
     found = data.get("schema") if isinstance(data, dict) else None
     if found != SCHEMA:

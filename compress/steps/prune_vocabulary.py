@@ -13,11 +13,12 @@ from ...runtime.machine import human_bytes
 from ...system.errors import Problem, SmeltError
 from ...system.tensor_files import save_tensors
 from ..axes import Axis, vocabulary
-from ..corpus import TextSource, used_tokens
+from ..corpus import used_tokens
 from ..narrower import narrower
 from ..open_model import OpenModel
 from ..recipe import Prune
 from ..resources import Cost
+from ..text_source import TextSource
 from ..vocabulary import Vocabulary, renumbered
 from .parts import load_part
 from .smaller_model import write_model

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
-import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,13 @@ from pydantic import Field, ValidationError, model_validator
 
 from ...system.errors import SmeltError
 from ..output import digest
+from ..paths import named_path
 from ..recipe import Recipe
-from ..recipe_file import read_document, validated
+from ..recipe_file import read_document, set_value, validated
 from ..recipe_model import RecipeModel
+from ..yaml_document import Document
 
+_MOST_TRIALS = 1_000
 _SHARED = ("model", "revision", "trust_remote_code", "output", "evaluate", "extends", "sweep")
 
 
@@ -89,15 +93,19 @@ class Sweep:
         Raises:
             SmeltError: one line a mistake.
         """
-        file = Path(path)
+        file = named_path(path)
         document = read_document(file, overrides or [])
         section = document.data.pop("sweep", None)
+        unvaried = Document(copy.deepcopy(document.data), document.origin)
         if not isinstance(section, dict):
             raise SmeltError(f"{file}: has no sweep section, so nothing varies; run it with `smelt run`")
         try:
             settings = SweepSettings.model_validate(section)
         except ValidationError as error:
             raise SmeltError("\n".join(_sentence(file, item) for item in error.errors())) from None
+        count = math.prod(len(values) for values in settings.grid.values()) + len(settings.trials)
+        if count > _MOST_TRIALS:
+            raise SmeltError(f"{file}: sweep describes {count} trials, more than {_MOST_TRIALS}; vary less")
         base = validated(document, file)
         varied = (
             [
@@ -117,11 +125,11 @@ class Sweep:
         names = [_name(changes) for changes in all_changes]
         for changes, short in zip(all_changes, names, strict=True):
             name = short if names.count(short) == 1 else f"{short}-{digest(changes)[:6]}"
-            texts = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
-            texts += [f"output={json.dumps(str(Path(base.output) / 'trials' / name))}", "evaluate=false"]
+            fixed = {"output": str(Path(base.output) / "trials" / name), "evaluate": False}
             try:
-                again = read_document(file, [*(overrides or []), *texts])
-                again.data.pop("sweep")
+                again = Document(copy.deepcopy(unvaried.data), dict(unvaried.origin))
+                for key, value in {**changes, **fixed}.items():
+                    set_value(again, key, copy.deepcopy(value), f"{file}: sweep sets {key}")
                 trials[name] = Trial(name, _placed(validated(again, file)))
             except SmeltError as error:
                 problems += [f"trial {name}: {line}" for line in str(error).split("\n")]

@@ -13,7 +13,7 @@ from ..quantized_weight import QuantizedWeight
 class RoundingOptions(BaseModel):
     """Base of every method's options: strict, and refusing what it does not know."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     @property
     def reads_unrounded(self) -> bool:

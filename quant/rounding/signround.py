@@ -39,7 +39,7 @@ class SignroundOptions(RoundingOptions):
     least_clip: float = Field(
         default=0.0, ge=0, lt=1, description="The share of its extremes below which no group's range shrinks."
     )
-    seed: int = Field(default=0, ge=0, description="Of the order in which windows are drawn.")
+    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Of the order in which windows are drawn.")
 
 
 def signround(

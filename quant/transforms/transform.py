@@ -17,7 +17,7 @@ from .link import Link
 class TransformOptions(BaseModel):
     """Base of every transform's options: strict, and refusing what it does not know."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)

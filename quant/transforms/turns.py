@@ -20,4 +20,6 @@ class RotateOptions(TransformOptions):
         description="Steps of learning the rotations from what the linears read of the calibration text; 0 for random ones.",
     )
     heads: bool = Field(default=True, description="Also rotate within the value heads.")
-    seed: int | None = Field(default=None, ge=0, description="Chooses the signs; absent for the run's own seed.")
+    seed: int | None = Field(
+        default=None, ge=0, le=2**32 - 1, description="Chooses the signs; absent for the run's own seed."
+    )

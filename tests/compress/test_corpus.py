@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from smelt.compress import Recipe, run
-from smelt.compress.corpus import TextSource, calibration_windows, evaluation_windows
+from smelt.compress.corpus import calibration_windows, evaluation_windows
+from smelt.compress.text_source import TextSource
 from transformers import AutoTokenizer
 
 from ..tiny import REPOSITORY, SMELT_6M

@@ -491,7 +491,8 @@ def _copy(path: Path, change: Callable[[Any], object]) -> Path:
 
 
 def _builtin_windows(count: int, length: int) -> torch.Tensor:
-    from smelt.compress.corpus import TextSource, evaluation_windows
+    from smelt.compress.corpus import evaluation_windows
+    from smelt.compress.text_source import TextSource
 
     tokenizer = AutoTokenizer.from_pretrained(SMELT_6M)
     return evaluation_windows(TextSource("builtin", "evaluation"), tokenizer, count, length).tokens

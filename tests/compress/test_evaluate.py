@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from smelt.compress import Recipe, run
-from smelt.compress.corpus import TextSource, evaluation_windows
+from smelt.compress.corpus import evaluation_windows
+from smelt.compress.text_source import TextSource
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..tiny import SMELT_6M

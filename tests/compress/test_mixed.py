@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from scipy.stats import spearmanr
 from smelt.compress import Recipe, SmeltError, run
-from smelt.compress.corpus import TextSource, calibration_windows
+from smelt.compress.corpus import calibration_windows
 from smelt.compress.find_model import find_model
 from smelt.compress.mixed import cache, sensitivity, speed
 from smelt.compress.mixed.choose import best_choice
@@ -27,6 +27,7 @@ from smelt.compress.plan import Plan
 from smelt.compress.progress import Progress
 from smelt.compress.recipe import Quantize
 from smelt.compress.steps.assignment import Assignment
+from smelt.compress.text_source import TextSource
 from smelt.quant.quantized_weight import restore
 from smelt.quant.rounding.nearest import nearest
 from smelt.quant.scheme import resolve

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,9 @@ def test_traces_are_read(shared: Path) -> None:
     [
         ("a.csv", "x,y\n1,2\n", "is not a trace"),
         ("a.jsonl", "{", "is not a trace"),
+        ("a.jsonl", "[" * 100_000, "is not a trace"),
+        ("a.jsonl", '{"timestamp": 0, "input_length": 3.5, "output_length": 2}\n', "is not a trace"),
+        ("a.jsonl", '{"timestamp": 1e999, "input_length": 3, "output_length": 2}\n', "is not a trace"),
         (
             "a.jsonl",
             '{"timestamp": 0, "input_length": 900, "output_length": 200}\n',
@@ -67,6 +71,21 @@ def test_what_is_no_trace_is_said(name: str, text: str, sentence: str, tmp_path:
     (tmp_path / name).write_text(text)
     with pytest.raises(RuntimeProblem, match=sentence):
         read_trace(tmp_path / name, 5, 1000)
+
+
+def test_what_the_engine_has_no_room_for_is_refused_before_any_measurement(tmp_path: Path) -> None:
+    running = engine(SMELT_6M, max_length=64)
+    with pytest.raises(RuntimeProblem, match="a prompt of 60 tokens and 5 to generate are more than the 64"):
+        measure(running, prompt=60, output=5, concurrencies=[], requests=1)
+    os.mkfifo(tmp_path / "trace.csv")
+    with pytest.raises(RuntimeProblem, match="is not a file"):
+        read_trace(tmp_path / "trace.csv", 5, 1000)
+
+
+@pytest.mark.parametrize("length", [0, -4, 1])
+def test_no_engine_is_made_for_less_than_a_token_and_the_next(length: int) -> None:
+    with pytest.raises(RuntimeProblem, match=r"max_length is -?\d; it must be at least 2"):
+        engine(SMELT_6M, max_length=length)
 
 
 def test_the_command_prints_json_and_refuses_in_a_sentence(tmp_path: Path) -> None:
