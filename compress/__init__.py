@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..system.errors import SmeltError
-
 if TYPE_CHECKING:
+    from ..system.errors import SmeltError
     from .evaluation.evaluate import evaluate
     from .evaluation.result import ReportData
     from .in_memory import quantize
@@ -43,6 +42,7 @@ _HOMES = {
     "Recipe": ".recipe",
     "ReportData": ".evaluation.result",
     "RunResult": ".pipeline",
+    "SmeltError": ".errors",
     "config_for": ".transformers_plugin",
     "evaluate": ".evaluation.evaluate",
     "for_training": ".training",

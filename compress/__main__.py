@@ -1,8 +1,17 @@
-"""``python -m smelt.compress``: the command line, for launchers that start a module."""
+"""The ``smelt`` command, and ``python -m smelt.compress`` for launchers that start a module."""
 
 from __future__ import annotations
 
-from .cli import main
+from .interrupts import end_when_interrupted
+
+
+def main() -> None:
+    """Entry point: ready for interrupts before the command line and all that it needs are imported."""
+    end_when_interrupted()
+    from .cli import main as run
+
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ParamSpec
 import typer
 
 from ..system.errors import SmeltError
-from .interrupts import remembered_interrupts
+from .interrupts import SENTENCE, STATUS, remembered_interrupts
 from .progress import Progress
 
 app = typer.Typer(
@@ -49,12 +49,15 @@ app = typer.Typer(
     """,
 )
 
-_INTERRUPTED = 130
 P = ParamSpec("P")
 
 
 def main() -> None:
-    """Entry point of the ``smelt`` command."""
+    """Read the command line and do what it says."""
+    for argument in sys.argv[1:]:
+        if not argument.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in argument):
+            shown = argument.encode(errors="replace").decode()
+            sys.exit(_say(f"{shown}: is not a name in UTF-8; rename what it is the name of", 2))
     app()
 
 
@@ -69,7 +72,7 @@ def _told(command: Callable[P, int | None]) -> Callable[P, None]:
         except SmeltError as error:
             status = _say(str(error), 1)
         except KeyboardInterrupt:
-            status = _say("interrupted; the same command continues where this one stopped", _INTERRUPTED)
+            status = _say(SENTENCE, STATUS)
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
                 raise
@@ -81,9 +84,9 @@ def _told(command: Callable[P, int | None]) -> Callable[P, None]:
 
 
 def _say(text: str, status: int) -> int:
-    from .processes import first_to_fail
-
-    if first_to_fail():
+    # Only one of several processes says it, and only where they have met by now does torch know which.
+    processes = sys.modules.get(f"{__package__}.processes")
+    if processes is None or processes.first_to_fail():
         for line in text.split("\n"):
             print(f"smelt: {line}", file=sys.stderr)
     return status
@@ -162,7 +165,7 @@ def eval_(
     text: Annotated[str, typer.Option(help="builtin, a .txt or .jsonl file, or a Hugging Face dataset.")] = "builtin",
     windows: Annotated[int, typer.Option(help="Most windows of the text.", min=1)] = 64,
     length: Annotated[int, typer.Option(help="Tokens a window.", min=2)] = 256,
-    samples: Annotated[int, typer.Option(help="Prompts whose continuations are shown.", min=0)] = 4,
+    samples: Annotated[int, typer.Option(help="Prompts whose continuations are shown.", min=0, max=1000)] = 4,
     speed: Annotated[
         str, typer.Option(metavar="KEY=VALUE,…", help="The load: prompt, generate, concurrency, repeats; or `none`.")
     ] = "prompt=128,generate=64,concurrency=1,8",
@@ -416,10 +419,10 @@ def chat(
     checkpoint: Annotated[str, typer.Argument(help="A directory, a hub name or builtin:smelt-6m.")],
     temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.7,
     top_p: Annotated[float, typer.Option(help="Sample among the tokens that together have this probability.")] = 0.95,
-    max_tokens: Annotated[int, typer.Option(help="The longest answer.")] = 512,
+    max_tokens: Annotated[int, typer.Option(help="The longest answer.", min=1)] = 512,
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes answers reproducible.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="The longest conversation, in tokens.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="The longest conversation, in tokens.", min=2)] = None,
     kv_dtype: Annotated[
         str, typer.Option(help="How keys and values are kept: auto, int8, fp8; on a GPU also int4.")
     ] = "auto",
@@ -460,7 +463,9 @@ def bench(
     prompt: Annotated[int, typer.Option(help="Tokens of each prompt.", min=1)] = 128,
     output: Annotated[int, typer.Option(help="Tokens to generate for each.", min=2)] = 32,
     concurrency: Annotated[list[int] | None, typer.Option(help="Requests in flight; repeatable.", min=1)] = None,
-    requests: Annotated[int, typer.Option(help="Requests of each load, at least its concurrency.", min=1)] = 16,
+    requests: Annotated[
+        int, typer.Option(help="Requests of each load, at least its concurrency.", min=1, max=10**6)
+    ] = 16,
     trace: Annotated[Path | None, typer.Option(help="Replay a trace: Azure's CSV or Mooncake's JSONL.")] = None,
     trace_requests: Annotated[int, typer.Option(help="How many of the trace's requests.", min=1)] = 32,
     static: Annotated[bool, typer.Option("--static", help="Batch statically: the baseline.")] = False,

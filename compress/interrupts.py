@@ -1,43 +1,62 @@
-"""Ctrl-C that is never lost.
+"""Ctrl-C that is never lost, and never ends the process with a crash.
 
 Python drops an exception that is raised inside a destructor or a weak reference's callback, and some
 libraries catch everything: an interrupt that falls there would vanish, and the work go on for hours.
 So an interrupt is also remembered, and raised again before the next piece of long work.
+
+A library in C++ that is just being loaded does not expect an exception at all: torch then ends in an abort or a
+segmentation fault. While anything is imported an interrupt therefore ends the process at once. That is as safe as the
+`kill -9` that all of Smelt's output survives.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
+STATUS = 130
+SENTENCE = "interrupted; the same command continues where this one stopped"
+
 _heard = threading.Event()
-# What each does by default. A launcher ends processes with the second when one of them has failed.
-_USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+_IMPORTING = "<frozen importlib._bootstrap>"
+
+
+def end_when_interrupted() -> None:
+    """From here on an interrupt or a termination ends the process at once, with a sentence and a status.
+
+    For commands, before anything large is imported. A signal that the parent ignores stays ignored: a shell starts its
+    background jobs like that.
+    """
+    for number, usual in _USUAL.items():
+        if signal.getsignal(number) is usual:
+            signal.signal(number, _end)
 
 
 @contextlib.contextmanager
 def remembered_interrupts() -> Iterator[None]:
-    """Within it, `raise_lost_interrupt` raises again what was swallowed on the way.
+    """Within it, an interrupt is a `KeyboardInterrupt`, and `raise_lost_interrupt` raises again one that was swallowed.
 
     Only in the main thread, and only if an interrupt does what it does by default: a job in the background
     of a shell is started with interrupts ignored, and stays so. A termination is an interrupt, too: what is
     half-done is put away.
     """
     ours = threading.current_thread() is threading.main_thread()
-    usual = {number: does for number, does in _USUAL.items() if ours and signal.getsignal(number) is does}
-    if usual:
+    before = {number: signal.getsignal(number) for number in _USUAL if ours}
+    taken = {number: does for number, does in before.items() if does in (_USUAL[number], _end)}
+    if taken:
         _heard.clear()
-    for number in usual:
+    for number in taken:
         signal.signal(number, _hear)
     try:
         yield
     finally:
-        for number, does in usual.items():
+        for number, does in taken.items():
             signal.signal(number, does)
-        if usual:
+        if taken:
             _heard.clear()
 
 
@@ -47,6 +66,29 @@ def raise_lost_interrupt() -> None:
         raise KeyboardInterrupt
 
 
-def _hear(_signal: int, _frame: FrameType | None) -> None:
+def _hear(number: int, frame: FrameType | None) -> None:
+    if _is_importing(frame):
+        _end(number, frame)
     _heard.set()
     raise KeyboardInterrupt
+
+
+def _end(_signal: int, _frame: FrameType | None) -> None:
+    if os.environ.get("RANK", "0") == "0":  # of several processes that a launcher started, one says why
+        os.write(2, f"smelt: {SENTENCE}\n".encode())
+    os._exit(STATUS)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORTING:
+            return True
+        frame = frame.f_back
+    return False
+
+
+# What each does by default. A launcher ends processes with the second when one of them has failed.
+_USUAL: dict[int, Callable[..., object] | int] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}

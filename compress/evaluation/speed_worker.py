@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import signal
 import sys
 import time
 from typing import Any
@@ -19,7 +18,6 @@ _WARM_UP_SECONDS = 0.25
 
 def main() -> None:
     """Answer commands until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one decides when to end
     # Whatever a library prints must not come between the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

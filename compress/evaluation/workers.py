@@ -27,6 +27,7 @@ class Worker:
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
+            process_group=0,  # Ctrl-C is not for it: the process that started it decides when it ends
         )
 
     def ask(self, do: str, **command: Any) -> dict[str, Any]:
