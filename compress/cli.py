@@ -194,7 +194,6 @@ def eval_(
 
         smelt eval runs/w4 --baseline ./my-llama --speed none --fail-if "ppl>+2%"
     """
-    from .evaluation.evaluate import evaluate
     from .evaluation.flags import evaluation_settings
     from .evaluation.gates import Gate
 
@@ -210,6 +209,8 @@ def eval_(
         samples=samples,
         device=device,
     )
+    from .evaluation.evaluate import evaluate
+
     report = evaluate(
         list(checkpoints),
         baseline=baseline,
@@ -269,7 +270,6 @@ def sweep(
         smelt sweep my-sweep.yaml --ray auto
     """
     from .evaluation.gates import Gate
-    from .sweep.run import run_sweep
     from .sweep.trials import Sweep
 
     gates = [Gate.parse(gate) for gate in fail_if or []]
@@ -279,6 +279,8 @@ def sweep(
         raise SmeltError(
             "--fail-if needs something measured, and the recipe says evaluate: false; leave one of them out"
         )
+    from .sweep.run import run_sweep
+
     result = run_sweep(loaded, fresh=fresh, ray=ray)
     if as_json:
         made = {name: str(path) for name, path in result.checkpoints.items()}

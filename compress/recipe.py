@@ -16,9 +16,9 @@ from pydantic import (
     model_validator,
 )
 
-from ..quant import scheme as schemes
+from ..quant import scheme_names as schemes
+from ..quant.pattern import Pattern
 from ..quant.rounding import METHODS
-from ..quant.sparsity import Pattern
 from ..quant.transforms import TRANSFORMS
 from ..runtime.machine import human_bytes
 from .recipe_model import Chosen, PathText, RecipeModel, Seed, choice_schema, one_of
@@ -120,7 +120,7 @@ def _scheme_name(value: Any) -> Any:
         reason = schemes.why_unsupported(value)
         if reason:
             raise ValueError(f"scheme {value} cannot be used: {reason}")
-        return one_of(value.upper(), schemes.known_names(), "scheme")
+        return one_of(value.upper(), list(schemes.SUPPORTED), "scheme")
     return value
 
 
@@ -194,7 +194,7 @@ class Override(RecipeModel):
     @model_validator(mode="after")
     def _group_size_fits_scheme(self) -> Override:
         if self.scheme is not None:
-            schemes.resolve(self.scheme, self.group_size, self.inputs)
+            schemes.check(self.scheme, self.group_size, self.inputs)
         elif self.group_size is not None or self.inputs is not None:
             raise ValueError("group_size and inputs belong to a scheme; name it, too")
         return self
@@ -219,7 +219,7 @@ class Candidate(RecipeModel):
 
     @model_validator(mode="after")
     def _group_size_fits_scheme(self) -> Candidate:
-        schemes.resolve(self.scheme, self.group_size)
+        schemes.check(self.scheme, self.group_size)
         return self
 
 
@@ -324,7 +324,7 @@ class Quantize(RecipeModel):
     @model_validator(mode="after")
     def _fields_fit_scheme(self) -> Quantize:
         if self.scheme != AUTO:
-            schemes.resolve(self.scheme, self.group_size, self.inputs)
+            schemes.check(self.scheme, self.group_size, self.inputs)
             given = [name for name in ("candidates", "target", "loss") if getattr(self, name) is not None]
             if given:
                 raise ValueError(f"{given[0]} belongs to scheme: auto; remove it or set scheme: auto")
@@ -336,17 +336,16 @@ class Quantize(RecipeModel):
         if self.guard is not None and self.guard.otherwise == "fallback":
             raise ValueError("guard.otherwise: fallback would break auto's target; use warn or fail")
         for candidate in self.auto_candidates():
-            schemes.resolve(candidate.scheme, candidate.group_size)
+            schemes.check(candidate.scheme, candidate.group_size)
         return self
 
     def auto_candidates(self) -> list[Candidate]:
         """What `auto` chooses from, each with its group size settled; none twice."""
-        found: dict[str, Candidate] = {}
+        found: dict[object, Candidate] = {}
         for candidate in self.candidates or [Candidate(scheme=name) for name in USUAL_CANDIDATES]:
-            scheme = schemes.resolve(candidate.scheme, candidate.group_size)
-            if candidate.group_size is None and scheme.accepts_group_size:
+            if candidate.group_size is None and schemes.SCHEMES[candidate.scheme].group is not None:
                 candidate = Candidate(scheme=candidate.scheme, group_size=self.group_size)
-            found.setdefault(schemes.resolve(candidate.scheme, candidate.group_size).label, candidate)
+            found.setdefault(schemes.settled(candidate.scheme, candidate.group_size), candidate)
         return list(found.values())
 
     _patterns = field_validator("targets", "ignore")(_compiled)

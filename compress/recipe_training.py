@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from ..distill.losses import LOSSES
+from ..distill.loss_table import LOSSES
 from .recipe_model import Chosen, PathText, RecipeModel, choice_schema
 from .text_source import TextSource
 

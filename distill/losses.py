@@ -6,44 +6,17 @@ together: so a few positions are worked on at a time, and nothing as large as al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
+
+from .loss_table import LOSSES, JsdOptions, LossOptions
 
 # Values ``[positions]`` and gradients ``[positions, vocabulary]``.
 Sloped = tuple[Tensor, Tensor]
-
-
-class LossOptions(BaseModel):
-    """Base of all losses' options: unknown keys are mistakes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class JsdOptions(LossOptions):
-    """Options of the generalised Jensen-Shannon divergence."""
-
-    beta: float = Field(
-        default=0.5, gt=0, lt=1, description="The teacher's share of the mixture that both are compared with."
-    )
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A loss by which a student is compared with its teacher.
-
-    Attributes:
-        function: from the student's and the teacher's logits ``[positions, vocabulary]``, the temperature and the options.
-        options: what can be chosen.
-    """
-
-    function: Callable[[Tensor, Tensor, float, Any], Sloped]
-    options: type[LossOptions] = LossOptions
 
 
 def forward_kl(student: Tensor, teacher: Tensor, temperature: float, _options: LossOptions) -> Sloped:
@@ -135,16 +108,6 @@ def most_likely(teacher: Tensor, count: int, temperature: float) -> tuple[Tensor
     """Ids and log-probabilities of the most likely tokens, for :func:`top_kl`."""
     kept, places = _log_probabilities(teacher, temperature).topk(count, dim=-1)
     return places, kept
-
-
-LOSSES: Mapping[str, Loss] = MappingProxyType(
-    {
-        "forward_kl": Loss(forward_kl),
-        "reverse_kl": Loss(reverse_kl),
-        "jsd": Loss(jsd, JsdOptions),
-        "total_variation": Loss(total_variation),
-    }
-)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..quant.pattern import Pattern
 from ..quant.rounding.columns import column_factor, settle_columns
-from ..quant.rounding.removal import AT_A_TIME, Removal
-from ..quant.sparsity import Pattern
+from ..quant.rounding.options import AT_A_TIME
+from ..quant.rounding.removal import Removal
 
 
 def sparsegpt(

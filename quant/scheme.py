@@ -9,31 +9,9 @@ import torch
 from compressed_tensors.compressors.format import infer_module_format
 from compressed_tensors.config import CompressionFormat
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, QuantizationStrategy, QuantizationType
-from compressed_tensors.quantization.quant_scheme import (
-    is_preset_scheme,
-    preset_name_to_scheme,
-)
+from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 
-# Each of these is written by Smelt, reloads through transformers and is tested to do so. W4A16_ASYM must be restored as
-# it is loaded: transformers 5.23 has no place for packed zero-points in a model that it keeps compressed.
-SUPPORTED = (
-    "W4A16",
-    "W4A16_ASYM",
-    "W8A16",
-    "W8A8",
-    "FP8_DYNAMIC",
-    "FP8_BLOCK",
-    "FP8",
-    "W3A16",
-    "W2A16",
-    "W4A8",
-    "W4AFP8",
-    "W4A4",
-    "NVFP4A16",
-    "NVFP4",
-    "MXFP4A16",
-    "MXFP4",
-)
+from .scheme_names import SCHEMES, check
 
 # transformers fuses experts as it loads them and restores only these (tested with 5.23); those with zero-points with
 # Smelt's plug-in.
@@ -91,7 +69,7 @@ class Scheme:
 
     @property
     def accepts_group_size(self) -> bool:
-        return self.args.type == "int" and (self.activations is None or self.args.strategy == "group")
+        return self.name in SCHEMES and SCHEMES[self.name].group is not None
 
     def shape_problem(self, rows: int, columns: int) -> str | None:
         """Say why a weight of this shape cannot carry the scheme, or None if it can."""
@@ -140,32 +118,18 @@ class Scheme:
         return columns // self.args.group_size if self.args.group_size else 1
 
 
-def known_names() -> list[str]:
-    """The scheme names that a recipe may use."""
-    return list(SUPPORTED)
-
-
-def why_unsupported(name: str) -> str | None:
-    """For a preset of compressed-tensors that Smelt does not write: the reason. Otherwise None."""
-    upper = name.upper()
-    if upper in SUPPORTED or not is_preset_scheme(upper):
-        return None
-    return "neither transformers nor Smelt's runtime has been shown to load it"
-
-
 def resolve(name: str, group_size: int | None = None, inputs: str | None = None) -> Scheme:
     """Build the scheme called ``name``, with ``group_size`` in place of the preset's own.
 
     Args:
-        name: one of :data:`SUPPORTED`.
+        name: one of :data:`.scheme_names.SCHEMES`.
         group_size: columns that share a scale; -1 for one scale per output channel; None keeps the preset's.
         inputs: ``dynamic``, ``static`` or ``static_asymmetric`` scales of 8-bit inputs; None keeps the preset's.
 
     Raises:
         ValueError: the name is not supported, or the scheme has no such choice.
     """
-    if name.upper() not in SUPPORTED:
-        raise ValueError(f"unknown scheme {name!r}; known: {', '.join(SUPPORTED)}")
+    check(name, group_size, inputs)
     preset = preset_name_to_scheme(name.upper(), ["Linear"])
     args, activations = preset.weights, preset.input_activations
     assert args is not None
@@ -173,11 +137,6 @@ def resolve(name: str, group_size: int | None = None, inputs: str | None = None)
         # FP8's preset has one scale per weight; one per output is never worse, and loaders read both.
         args = preset.weights = args.model_copy(update={"strategy": QuantizationStrategy.CHANNEL})
     if group_size is not None:
-        scheme = Scheme(name.upper(), args, activations, "")
-        if not scheme.accepts_group_size:
-            raise ValueError(f"scheme {name} has no group_size to choose; remove the field")
-        if group_size != -1 and group_size <= 0:
-            raise ValueError(f"group_size must be positive, or -1 for one scale per output channel, not {group_size}")
         args = QuantizationArgs(
             num_bits=args.num_bits,
             type=args.type,
@@ -187,7 +146,7 @@ def resolve(name: str, group_size: int | None = None, inputs: str | None = None)
         )
     preset.weights = args
     if inputs is not None:
-        activations = preset.input_activations = _input_args(name.upper(), activations, inputs)
+        activations = preset.input_activations = _input_args(activations, inputs)
     # Left to itself, compressed-tensors stores 4-bit weights with rounded inputs as int8.
     packed = args.type == "int" and args.num_bits < 8
     layout = CompressionFormat.pack_quantized if packed else infer_module_format(torch.nn.Linear, preset)
@@ -218,11 +177,8 @@ def cache_args(numbers: str, scales: str | None, head_width: int) -> Quantizatio
     )
 
 
-def _input_args(name: str, preset: QuantizationArgs | None, inputs: str) -> QuantizationArgs:
-    if preset is None or preset.num_bits != 8 or preset.strategy not in ("token", "tensor"):
-        raise ValueError(f"scheme {name} has no 8-bit inputs whose scales could be {inputs}; remove the field")
-    if inputs == "static_asymmetric" and preset.type != "int":
-        raise ValueError(f"scheme {name} has no zero-points; use inputs: static")
+def _input_args(preset: QuantizationArgs | None, inputs: str) -> QuantizationArgs:
+    assert preset is not None
     dynamic = inputs == "dynamic"
     return QuantizationArgs(
         num_bits=8,

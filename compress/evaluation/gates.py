@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...system.errors import SmeltError, nearest_name
-from .against import primary_tasks
 from .result import ModelResult, ReportData
 
 # From a model beside its baseline to a number; a relative one is a ratio, of which gates name the change in percent.
@@ -109,6 +108,8 @@ class Gate:
 
     def _value(self, model: ModelResult) -> float | None:
         if self.metric.startswith("task:"):
+            from .against import primary_tasks  # which imports torch, and a gate may be mistaken
+
             name = self.metric.removeprefix("task:")
             found = next((pair for pair in primary_tasks(model, with_members=True) if pair[0].task == name), None)
             if found is None:

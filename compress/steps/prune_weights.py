@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from ...prune.scores import magnitude, wanda
 from ...prune.sparsegpt import sparsegpt
 from ...quant.layer_stats import LayerStats, output_error
-from ...quant.rounding.removal import AT_A_TIME
-from ...quant.sparsity import Pattern, keep_share
+from ...quant.pattern import Pattern
+from ...quant.rounding.options import AT_A_TIME
+from ...quant.sparsity import keep_share
 from ...runtime.device import on
 from ...runtime.machine import human_bytes
 from ...system.errors import Problem, SmeltError

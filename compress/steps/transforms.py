@@ -13,8 +13,8 @@ from ...quant.layer_stats import LayerStats
 from ...quant.scheme import Scheme
 from ...quant.transforms import TRANSFORMS
 from ...quant.transforms.link import Link
+from ...quant.transforms.options import RotateOptions
 from ...quant.transforms.transform import TransformOptions
-from ...quant.transforms.turns import RotateOptions
 from ...system.errors import Problem, SmeltError
 from ..anatomy import SharedInput
 from ..links import LinkNames, as_rows, bind

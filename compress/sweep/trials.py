@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import Field, ValidationError, model_validator
 
 from ...system.errors import SmeltError
-from ..output import digest
 from ..paths import named_path
 from ..recipe import Recipe
 from ..recipe_file import read_document, set_value, validated
@@ -122,6 +121,8 @@ class Sweep:
         twice = next((each for i, each in enumerate(all_changes) if each in all_changes[:i]), None)
         if twice is not None:
             raise SmeltError(f"{file}: two trials set the same, {_name(twice)}; keep one")
+        from ..output import digest  # which imports torch, and a sweep may be mistaken
+
         names = [_name(changes) for changes in all_changes]
         for changes, short in zip(all_changes, names, strict=True):
             name = short if names.count(short) == 1 else f"{short}-{digest(changes)[:6]}"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from .gptq import GptqOptions, gptq
-from .hqq import HqqOptions, hqq
-from .method import Method, RoundingOptions
-from .nearest import NearestOptions, nearest
-from .signround import SignroundOptions
+from ..later import later
+from .method import Method
+from .options import GptqOptions, HqqOptions, NearestOptions, RoundingOptions, SignroundOptions
+
+_nearest = later(__name__, "nearest")
 
 METHODS: dict[str, Method] = {
-    "nearest": Method(nearest, NearestOptions, needs_hessian=False),
-    "gptq": Method(gptq, GptqOptions, needs_hessian=True),
-    "hqq": Method(hqq, HqqOptions, needs_hessian=False),
-    "signround": Method(nearest, SignroundOptions, needs_hessian=False, by_block=True),
+    "nearest": Method(_nearest, NearestOptions, needs_hessian=False),
+    "gptq": Method(later(__name__, "gptq"), GptqOptions, needs_hessian=True),
+    "hqq": Method(later(__name__, "hqq"), HqqOptions, needs_hessian=False),
+    "signround": Method(_nearest, SignroundOptions, needs_hessian=False, by_block=True),
 }
 
 __all__ = ["METHODS", "Method", "RoundingOptions"]

@@ -2,96 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from compressed_tensors.quantization import QuantizationArgs
-from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from ..grid import Grid, round_to
 from ..layer_stats import LayerStats
+from ..pattern import Pattern
 from ..quantized_weight import QuantizedWeight
 from ..scale_search import fit_scales
-from ..sparsity import Pattern, keep_share
+from ..sparsity import keep_share
 from ..zeros import not_pruned
 from .columns import Final, by_now, column_factor, settle_block, settle_columns
-from .method import RoundingOptions
 from .nearest import nearest
-from .removal import AT_A_TIME, Removal
-
-_MAX_DAMPING = 1.0
-
-
-class GptqOptions(RoundingOptions):
-    """Options of GPTQ."""
-
-    damping: float = Field(
-        default=0.01, gt=0, le=_MAX_DAMPING, description="Share of the Hessian's mean diagonal added to its diagonal."
-    )
-    activation_order: bool = Field(
-        default=True, description="Round the columns with the largest inputs first. Scales stay in the stored order."
-    )
-    scale_search: bool = Field(
-        default=True,
-        description="Search each group's scale where that lowers its error weighted by input energy (symmetric integers).",
-    )
-    error_aware: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="Share of the error in its inputs that a layer makes up for: 0 for none, 1 to match what it gives"
-        " in the unrounded model as closely as the calibration text allows. In the middle it gained most.",
-    )
-    refit_groups: bool = Field(
-        default=False,
-        description="Fit a group's scales when it is reached, to weights that already make up for the groups before it."
-        " Columns keep together by group: with activation_order, groups are ordered, and columns within each.",
-    )
-    block: int = Field(default=256, ge=1, description="Columns between two updates of the whole weight; speed only.")
-    sparsity: float | str | None = Field(
-        default=None,
-        description="Remove weights on the way, SparseGPT's way: a share of all, or a pattern such as `2:4`; what is left makes"
-        " up for both. Columns then go in the stored order.",
-    )
-
-    @field_validator("sparsity", mode="before")
-    @classmethod
-    def _sparsity(cls, value: Any) -> Any:
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 60:
-            value = f"{value // 60}:{value % 60}"  # YAML reads 2:4 without quotes as minutes and seconds
-        if isinstance(value, str):
-            pattern = Pattern.named(value)
-            if AT_A_TIME % pattern.of:
-                raise ValueError(
-                    f"gptq chooses {AT_A_TIME} columns at a time, which are not made of groups of {pattern.of}"
-                )
-        elif isinstance(value, (int, float)) and not 0 < value < 1:
-            raise ValueError(f"sparsity {value} is no share between 0 and 1, and no pattern such as 2:4")
-        return value
-
-    @model_validator(mode="after")
-    def _goes_together(self) -> GptqOptions:
-        if self.sparsity is not None and self.refit_groups:
-            raise ValueError("refit_groups settles a group at a time, and sparsity other numbers of columns; keep one")
-        return self
-
-    @property
-    def columns_together(self) -> int:
-        return self.removes.of if isinstance(self.removes, Pattern) else 1
-
-    @property
-    def removes(self) -> Pattern | float | None:
-        """What is removed on the way."""
-        return Pattern.named(self.sparsity) if isinstance(self.sparsity, str) else self.sparsity
-
-    @property
-    def groups_wanted(self) -> bool:
-        return self.refit_groups
-
-    @property
-    def reads_unrounded(self) -> bool:
-        return self.error_aware > 0
+from .options import AT_A_TIME, MAX_DAMPING, GptqOptions
+from .removal import Removal
 
 
 def gptq(
@@ -128,7 +53,7 @@ def gptq(
     refit = options.refit_groups and args.strategy == "group"
     by_size = options.activation_order and options.removes is None
     backwards = _order(diagonal, grid.width if refit else None, by_size=by_size).flip(0)
-    factor, damping = column_factor(stats.hessian, backwards, options.damping, _MAX_DAMPING)
+    factor, damping = column_factor(stats.hessian, backwards, options.damping, MAX_DAMPING)
     if factor is None:
         why = f"its Hessian is not positive definite even with damping {damping:g}"
         return _nearest_because(_without_smallest(weight, options.removes), grid, why)

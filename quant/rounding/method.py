@@ -4,31 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict
+from .options import RoundingOptions
 
-from ..quantized_weight import QuantizedWeight
-
-
-class RoundingOptions(BaseModel):
-    """Base of every method's options: strict, and refusing what it does not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    @property
-    def reads_unrounded(self) -> bool:
-        """Whether the method also asks what its layer reads in the unrounded model (``stats.shift``)."""
-        return False
-
-    @property
-    def groups_wanted(self) -> bool:
-        """Whether the options make sense only for formats whose scales are those of groups."""
-        return False
-
-    @property
-    def columns_together(self) -> int:
-        """Input columns are treated in groups of so many neighbours, which must divide their number."""
-        return 1
+if TYPE_CHECKING:
+    from ..quantized_weight import QuantizedWeight
 
 
 @dataclass(frozen=True)

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from compressed_tensors.quantization import QuantizationArgs
-from pydantic import Field
 from torch import Tensor
 
 from ..grid import Grid
 from ..layer_stats import LayerStats
 from ..quantized_weight import QuantizedWeight
 from ..scale_search import fit_scales
-from .method import RoundingOptions
-
-
-class NearestOptions(RoundingOptions):
-    """Options of rounding to nearest."""
-
-    scale_search: bool = Field(
-        default=False,
-        description="Search each group's scale where that lowers its error weighted by input energy (symmetric integers).",
-    )
+from .options import NearestOptions, RoundingOptions
 
 
 def nearest(

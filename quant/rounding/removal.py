@@ -8,11 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..sparsity import Pattern, keep_share
+from ..pattern import Pattern
+from ..sparsity import keep_share
 from .columns import Next
-
-# The paper decides about this many columns at a time where there is no pattern.
-AT_A_TIME = 128
+from .options import AT_A_TIME
 
 
 class Removal:

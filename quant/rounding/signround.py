@@ -8,14 +8,13 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from ..activations import quantize_inputs
 from ..causal_attention import StripedAttention
 from ..quantized_weight import QuantizedWeight
 from .learned_weight import Learned, LearnedWeight
-from .method import RoundingOptions
+from .options import SignroundOptions
 
 # Hidden states ``[windows, length, width]`` of the windows with these numbers.
 Read = Callable[[Sequence[int]], Tensor]
@@ -25,21 +24,6 @@ Read = Callable[[Sequence[int]], Tensor]
 _JUDGED, _STEPS_BETWEEN = 10, 10
 # The judges are this many batches, but never more than this share of all windows.
 _JUDGING_BATCHES, _JUDGING_SHARE = 2, 4
-
-
-class SignroundOptions(RoundingOptions):
-    """Options of SignRound."""
-
-    iterations: int = Field(default=200, ge=1, description="Steps of signed gradient descent for each block.")
-    batch: int = Field(default=8, ge=1, description="Calibration windows a step.")
-    learning_rate: float | None = Field(
-        default=None, gt=0, description="Of the first step; it falls linearly to 0. By default 1 / iterations."
-    )
-    learn_clipping: bool = Field(default=True, description="Learn each group's range beside the rounding.")
-    least_clip: float = Field(
-        default=0.0, ge=0, lt=1, description="The share of its extremes below which no group's range shrinks."
-    )
-    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Of the order in which windows are drawn.")
 
 
 def signround(

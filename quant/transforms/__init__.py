@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from .awq import AwqOptions, awq, awq_range
-from .clip import ClipOptions, clip
-from .equalize import EqualizeOptions, equalize
-from .smooth import SmoothOptions, smooth
-from .transform import Transform, TransformOptions
-from .turns import FoldNormsOptions, RotateOptions
+from ..later import later
+from .options import (
+    AwqOptions,
+    ClipOptions,
+    EqualizeOptions,
+    FoldNormsOptions,
+    RotateOptions,
+    SmoothOptions,
+    TransformOptions,
+)
+from .transform import Transform
 
 TRANSFORMS: dict[str, Transform] = {
     "fold_norms": Transform(FoldNormsOptions, stream=True),
     "rotate": Transform(RotateOptions, stream=True),
-    "smooth": Transform(SmoothOptions, link=smooth, needs_inputs=True),
-    "equalize": Transform(EqualizeOptions, link=equalize),
-    "awq": Transform(AwqOptions, link=awq, range=awq_range, needs_inputs=True),
-    "clip": Transform(ClipOptions, range=clip),
+    "smooth": Transform(SmoothOptions, link=later(__name__, "smooth"), needs_inputs=True),
+    "equalize": Transform(EqualizeOptions, link=later(__name__, "equalize")),
+    "awq": Transform(
+        AwqOptions, link=later(__name__, "awq"), range=later(__name__, "awq", "awq_range"), needs_inputs=True
+    ),
+    "clip": Transform(ClipOptions, range=later(__name__, "clip")),
 }
 
 __all__ = ["TRANSFORMS", "Transform", "TransformOptions"]

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from ..activations import rounded_inputs
 from ..grid import Grid
 from ..layer_stats import LayerStats
-from .clip import ClipOptions, clip
+from .clip import clip
 from .link import Link, Readers
-from .transform import TransformOptions
+from .options import AwqOptions, ClipOptions
 
 _LEAST = 1e-4
-
-
-class AwqOptions(TransformOptions):
-    """Options of AWQ's scaling."""
-
-    steps: int = Field(default=20, ge=1, description="Exponents that are tried between 0 and 1.")
-    weigh_columns: bool | None = Field(
-        default=None,
-        description="Divide by the columns' mean magnitude to the rest of the exponent, as later versions do. By default"
-        " both are tried.",
-    )
-    clip: bool = Field(default=True, description="Also cut off extremes where that lowers the error, as `clip` does.")
 
 
 def awq(link: Link, options: AwqOptions) -> None:

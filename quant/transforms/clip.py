@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from ..grid import Grid
 from ..layer_stats import LayerStats
 from ..scale_search import signed_step
-from .transform import TransformOptions
+from .options import ClipOptions
 
 _CHUNK = 1 << 18
-
-
-class ClipOptions(TransformOptions):
-    """Options of clipping."""
-
-    least: float = Field(default=0.5, gt=0, lt=1, description="The smallest share of a group's range that is tried.")
-    steps: int = Field(default=10, ge=1, description="How many shares are tried.")
 
 
 def clip(weight: Tensor, grid: Grid, stats: LayerStats, options: ClipOptions) -> Grid:

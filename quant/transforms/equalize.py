@@ -5,11 +5,7 @@ from __future__ import annotations
 import torch
 
 from .link import Link
-from .transform import TransformOptions
-
-
-class EqualizeOptions(TransformOptions):
-    """Equalisation has nothing to choose."""
+from .options import EqualizeOptions
 
 
 def equalize(link: Link, options: EqualizeOptions) -> None:

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from .link import Link
-from .transform import TransformOptions
+from .options import SmoothOptions
 
 _LEAST = 1e-5
-
-
-class SmoothOptions(TransformOptions):
-    """Options of SmoothQuant."""
-
-    strength: float = Field(
-        default=0.5, ge=0, le=1, description="How much of the inputs' range moves to the weights; the paper's alpha."
-    )
 
 
 def smooth(link: Link, options: SmoothOptions) -> None:

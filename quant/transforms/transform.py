@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
-from torch import Tensor
+from .options import TransformOptions
 
-from ..grid import Grid
-from ..layer_stats import LayerStats
-from .link import Link
+if TYPE_CHECKING:
+    from torch import Tensor
 
-
-class TransformOptions(BaseModel):
-    """Base of every transform's options: strict, and refusing what it does not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    from ..grid import Grid
+    from ..layer_stats import LayerStats
+    from .link import Link
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from smelt.compress.evaluation.subject import Subject
 from smelt.compress.export import export
 from smelt.compress.find_model import find_checkpoint
 from smelt.models.directory import ModelDirectory
-from smelt.quant.scheme import SUPPORTED, resolve
+from smelt.quant.scheme import resolve
+from smelt.quant.scheme_names import SUPPORTED
 from smelt.runtime import Engine, SamplingParams
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel

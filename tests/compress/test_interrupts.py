@@ -52,7 +52,7 @@ def _check(delays: list[float], number: int, tmp_path: Path) -> None:
     recipe.write_text(RECIPE.format(output=tmp_path / "out"))
     ended = []
     for delay in delays:
-        status, out, err = _interrupted(["run", str(recipe), "--fresh"], number, delay)
+        status, _, err = _interrupted(["run", str(recipe), "--fresh"], number, delay)
         ended.append(status)
         assert (status, "interrupted" in err) in ((130, True), (0, False)), (delay, status, err)
         if status == 130:

@@ -11,7 +11,8 @@ import torch
 from compressed_tensors.quantization import QuantizationConfig
 from smelt.compress import Recipe, SmeltError, inspect, run
 from smelt.compress.plan import Plan
-from smelt.quant.scheme import SUPPORTED, resolve
+from smelt.quant.scheme import resolve
+from smelt.quant.scheme_names import SUPPORTED
 from transformers import AutoModelForCausalLM
 
 from ..tiny import SMELT_6M, from_transformers

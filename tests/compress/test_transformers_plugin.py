@@ -12,7 +12,7 @@ import pytest
 import torch
 from smelt.compress import Recipe, SmeltError, config_for, run
 from smelt.compress.export import export
-from smelt.quant.scheme import SUPPORTED
+from smelt.quant.scheme_names import SUPPORTED
 from smelt.runtime.checkpoint import Checkpoint
 from torch import nn
 from transformers import AutoModelForCausalLM

@@ -6,7 +6,8 @@ import pytest
 import torch
 from smelt.prune.scores import magnitude, wanda
 from smelt.prune.sparsegpt import sparsegpt
-from smelt.quant.sparsity import Pattern, keep_share
+from smelt.quant.pattern import Pattern
+from smelt.quant.sparsity import keep_share
 from torch import Tensor
 
 ROWS, COLUMNS = 48, 320

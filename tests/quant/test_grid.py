@@ -12,7 +12,8 @@ from smelt.quant.layer_stats import StatsCollector
 from smelt.quant.quantized_weight import QuantizedWeight, restore
 from smelt.quant.rounding import METHODS
 from smelt.quant.rounding.nearest import nearest
-from smelt.quant.scheme import SUPPORTED, resolve
+from smelt.quant.scheme import resolve
+from smelt.quant.scheme_names import SUPPORTED
 
 
 def _weight(dtype: torch.dtype) -> torch.Tensor:

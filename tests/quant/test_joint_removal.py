@@ -71,7 +71,7 @@ def _loss(weight: Tensor, found: Tensor, stats: LayerStats) -> float:
 
 @pytest.mark.parametrize("sparsity", ["2:4", 0.5])
 def test_together_loses_less_than_one_after_another_to_nearest(sparsity: str | float) -> None:
-    from smelt.quant.sparsity import Pattern
+    from smelt.quant.pattern import Pattern
 
     weight, stats = _layer()
     assert stats.hessian is not None

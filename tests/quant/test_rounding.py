@@ -13,7 +13,8 @@ from smelt.quant.rounding.gptq import GptqOptions, gptq
 from smelt.quant.rounding.hqq import HqqOptions, hqq, shrink
 from smelt.quant.rounding.nearest import NearestOptions, nearest
 from smelt.quant.scale_search import fit_scales
-from smelt.quant.scheme import SUPPORTED, resolve
+from smelt.quant.scheme import resolve
+from smelt.quant.scheme_names import SUPPORTED
 from smelt.system.tensor_files import SafetensorsFile
 from torch import Tensor
 

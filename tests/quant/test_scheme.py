@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
+from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES, preset_name_to_scheme
 from smelt.quant.activations import ActivationRounding
 from smelt.quant.rounding.nearest import nearest
-from smelt.quant.scheme import SUPPORTED, resolve, why_unsupported
+from smelt.quant.scheme import resolve
+from smelt.quant.scheme_names import SCHEMES, SUPPORTED, UNWRITTEN, why_unsupported
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
@@ -72,3 +73,19 @@ def test_presets_that_are_refused_come_with_a_reason() -> None:
     assert why_unsupported("W4A16") is None
     assert why_unsupported("W4A16_ASYM") is None
     assert why_unsupported("no-such-scheme") is None
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_what_can_be_chosen_is_what_the_presets_have(name: str) -> None:
+    """Recipes are checked against a table of our own, since compressed-tensors takes seconds to import."""
+    preset = preset_name_to_scheme(name, ["Linear"])
+    weights, inputs = preset.weights, preset.input_activations
+    assert weights is not None
+    grouped = weights.type == "int" and weights.strategy == "group"
+    assert SCHEMES[name].group == (weights.group_size if grouped else None)
+    scaled = inputs is not None and inputs.num_bits == 8 and inputs.strategy in ("token", "tensor")
+    assert SCHEMES[name].inputs == (inputs.type if inputs is not None and scaled else None)
+
+
+def test_every_preset_is_known_by_name() -> None:
+    assert {*SUPPORTED, *UNWRITTEN} == set(PRESET_SCHEMES)

@@ -13,7 +13,8 @@ from smelt.quant.quantized_weight import QuantizedWeight, restore
 from smelt.quant.rounding.learned_weight import Learned, LearnedWeight
 from smelt.quant.rounding.nearest import nearest
 from smelt.quant.rounding.signround import SignroundOptions, signround
-from smelt.quant.scheme import SUPPORTED, Scheme, resolve
+from smelt.quant.scheme import Scheme, resolve
+from smelt.quant.scheme_names import SUPPORTED
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 

@@ -12,7 +12,8 @@ import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, SmeltError, config_for, run
-from smelt.quant.scheme import SUPPORTED, resolve
+from smelt.quant.scheme import resolve
+from smelt.quant.scheme_names import SUPPORTED
 from smelt.runtime import RuntimeProblem
 from smelt.runtime.checkpoint import Checkpoint
 from smelt.runtime.gpu import GpuOperators

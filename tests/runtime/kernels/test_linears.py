@@ -11,7 +11,7 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from smelt.compress import Recipe, run
 from smelt.quant.activations import ActivationRounding
-from smelt.quant.scheme import SUPPORTED
+from smelt.quant.scheme_names import SUPPORTED
 from smelt.runtime.checkpoint import Checkpoint
 from smelt.runtime.gpu import GpuOperators
 from smelt.runtime.kernels.linears import BytesLinear, PackedLinear, on_kernels
