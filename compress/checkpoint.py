@@ -25,6 +25,7 @@ from ..system.files import disk_error, write_text
 from ..system.tensor_files import TensorInfo, write_safetensors
 
 SHARD_BYTES = 4_000_000_000
+Needs = Literal["nothing", "dequantizing", "plug-in"]
 Entry = tuple[str, TensorInfo, Callable[[], Tensor]]
 
 # What a model directory carries beside weights.
@@ -96,21 +97,23 @@ def quantization_config(
     ignore: list[str],
     keys_values: QuantizationArgs | None = None,
     tables: dict[str, Scheme] | None = None,
+    head: list[str] | None = None,
 ) -> dict[str, Any]:
     """``config.json``'s ``quantization_config``, by compressed-tensors' own schema.
 
     One scheme goes to every linear that is not ignored. Of several, each names its linears in full: loaders differ in
-    which of several patterns wins.
+    which of several patterns wins. A quantized head is named in any case: vLLM's is of no class called a linear.
 
     Args:
         schemes: what each linear is stored as, by every name that a loader may know it by.
         ignore: what is not quantized.
         keys_values: what the cache of keys and values is kept in.
         tables: what embeddings are stored as, by every name of each.
+        head: the output head's names, if it is quantized.
     """
     named = _by_scheme(schemes)
     if len(named) == 1:
-        named = [(named[0][0], ["Linear"])]
+        named = [(named[0][0], [*(head or []), "Linear"])]
     formats = {scheme.format for scheme in [*schemes.values(), *(tables or {}).values()]}
     config = QuantizationConfig(
         config_groups={
@@ -140,6 +143,21 @@ def _overall_format(formats: set[str]) -> str:
     if not formats:
         return CompressionFormat.dense.value
     return next(iter(formats)) if len(formats) == 1 else CompressionFormat.mixed_precision.value
+
+
+def needs(schemes: list[Scheme], *, experts: bool, cached: bool) -> Needs:
+    """What transformers must be given to load zero-points, of which it has no place for packed ones.
+
+    Args:
+        schemes: what linears are stored as.
+        experts: whether the model has any.
+        cached: whether keys and values are rounded.
+    """
+    if all(scheme.args.symmetric for scheme in schemes):
+        return "nothing"
+    # Beside other schemes transformers restores zero-points wrongly or not at all.
+    alone = not cached and all(scheme == schemes[0] for scheme in schemes)
+    return "dequantizing" if alone and not experts else "plug-in"
 
 
 class StoredSchemes:
@@ -172,18 +190,10 @@ class StoredSchemes:
                 else:
                     self._by_name[target] = scheme
 
-    def needs(self, *, experts: bool) -> Literal["nothing", "dequantizing", "plug-in"]:
-        """What transformers must be told to load zero-points, of which it has no place for packed ones.
-
-        Args:
-            experts: whether the model has any.
-        """
+    def needs(self, *, experts: bool) -> Needs:
+        """What transformers must be given to load it; see :func:`needs`."""
         used = [*self._by_name.values(), *([] if self._usual is None else [self._usual])]
-        if all(scheme.args.symmetric for scheme in used):
-            return "nothing"
-        # Beside other schemes transformers restores zero-points wrongly or not at all.
-        alone = self.keys_values is None and all(scheme == used[0] for scheme in used)
-        return "dequantizing" if alone and not experts else "plug-in"
+        return needs(used, experts=experts, cached=self.keys_values is not None)
 
     def of(self, name: str) -> Scheme:
         """The scheme of a linear that is stored quantized."""

@@ -19,9 +19,12 @@ from .adapter import Adapter, adapted
 from .compressed import open_dense
 from .corpus import Windows, calibration_windows, evaluation_windows
 from .evaluation.problems import device_problems, length_problems, task_problems, text_problems
+from .evaluation.result import Loader
 from .evaluation.tasks import Tasks
 from .evaluation.text import LOGIT_TOKENS
 from .find_model import find_model
+from .loaders.facts import facts_of_plan
+from .loaders.rules import loaders
 from .open_model import OpenModel
 from .output import Output, digest
 from .recipe import Recipe
@@ -146,6 +149,7 @@ class Plan:
                 held = psutil.Process().memory_info().rss
                 data |= {
                     "steps": [step.plan(model) for step, model in zip(self.steps, self.given, strict=True)],
+                    "loaders": [loader.model_dump() for loader in self.loaders()],
                     "predicted": {
                         "peak_memory_bytes": held + self.cost.memory,
                         "memory_above_start_bytes": self.cost.memory,
@@ -159,6 +163,11 @@ class Plan:
                 }
         data["problems"] = [str(problem) for problem in self.problems]
         return data
+
+    def loaders(self) -> list[Loader]:
+        """Which other programs will load what the run leaves; of a recipe without problems."""
+        assert self.model is not None
+        return loaders(facts_of_plan(self.model.directory.path, self.steps[-1], self.given[-1]))
 
     def seconds(self) -> float:
         """A rough prediction of the time, from a matrix product measured now."""
@@ -182,6 +191,7 @@ class Plan:
                 f"disk:    about {human_bytes(predicted['disk_bytes'])} ({human_bytes(free['disk_bytes'])} free)",
                 f"time:    roughly {human_time(predicted['seconds'])}",
             ]
+        lines += [f"loads:   {Loader.model_validate(each).sentence}" for each in data.get("loaders", [])]
         lines += [f"note:    {sentence}" for sentence in data.get("unknown", [])]
         if self.problems:
             lines += ["", f"{len(self.problems)} problem{'s' if len(self.problems) > 1 else ''}:"]

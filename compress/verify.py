@@ -110,8 +110,6 @@ def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> R
         "are too" if difference == 0 else f"differ by at most {difference:.1e} of the largest (allowed {allowed:.0e})"
     )
     sentence = f"reloaded with transformers{how}; its weights are exactly ours, and its logits {logits}"
-    if how and getattr(compressed.model.config, LAYER_SIZES, None) is None:
-        sentence += "; vLLM, which documents this layout, was not tried"
     return Reload("transformers", difference, allowed, sentence)
 
 

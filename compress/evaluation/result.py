@@ -237,6 +237,22 @@ class Against(Part):
     reasons: list[str] = Field(default=[], description="Why speed differs from the prediction.")
 
 
+class Loader(Part):
+    """Whether another program loads a checkpoint."""
+
+    name: str
+    loads: bool
+    why: str = Field(default="", description="Why not; or how, and what it computes in another way.")
+    advice: str = Field(default="", description="What to change so that it does.")
+
+    @property
+    def sentence(self) -> str:
+        """All of it for people."""
+        if self.loads:
+            return f"{self.name}: yes{', ' + self.why if self.why else ''}"
+        return f"{self.name}: no, {self.why}{f' ({self.advice})' if self.advice else ''}"
+
+
 class ModelResult(Part):
     """Everything about one checkpoint."""
 
@@ -255,6 +271,9 @@ class ModelResult(Part):
     recipe: dict[str, Any] | None = None
     reload: dict[str, Any] | None = Field(default=None, description="How transformers reloads what was written.")
     against: Against | None = None
+    loaders: list[Loader] = Field(
+        default=[], description="Which other programs load it; empty where that is not known."
+    )
     warnings: list[str] = []
 
 

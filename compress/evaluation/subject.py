@@ -15,8 +15,10 @@ from ...models.weights import CheckpointWeights
 from ...system.errors import SmeltError
 from ..find_model import find_checkpoint
 from ..inspection import inspect
+from ..loaders.facts import facts_of_checkpoint
+from ..loaders.rules import loaders
 from ..output import digest
-from .result import Layer, ModelResult, Size, Training
+from .result import Layer, Loader, ModelResult, Size, Training
 from .text import Reader
 
 _COMPANIONS = (".json", ".model", ".txt", ".jinja", ".tiktoken", ".py")
@@ -113,8 +115,19 @@ class Subject:
             ],
             recipe=self.made.get("recipe"),
             reload=self.made.get("reload"),
+            loaders=self._loaders(),
             warnings=list(self.warnings),
         )
+
+    def _loaders(self) -> list[Loader]:
+        """Which other programs load it; of what is compared with others, it is known."""
+        if self.role == "baseline":
+            return []
+        try:
+            facts = facts_of_checkpoint(self.directory)
+        except SmeltError:  # it can be measured, but is nothing that Smelt wrote
+            return []
+        return [] if facts is None else loaders(facts)
 
     @cached_property
     def _inspection(self) -> Any:

@@ -15,6 +15,7 @@ import torch
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType
 from torch import Tensor
 
+from ...models.layer_sizes import LAYER_SIZES
 from ...runtime.architectures import DecoderSpec, spec_of
 from ...runtime.checkpoint import Checkpoint
 from ...runtime.machine import human_bytes
@@ -95,6 +96,23 @@ def gguf_problems(checkpoint: Path, target: Path, kind: str | None) -> list[Prob
     return found
 
 
+def gguf_limits(model: Path, config: Any | None = None) -> list[str]:
+    """Why a checkpoint cannot be exported, one sentence each; the file's place is left aside.
+
+    Args:
+        model: its directory, or that of the model that it would be made of.
+        config: its configuration, if it is another than the directory's.
+    """
+    try:
+        with _Opened(model) as opened:
+            config = opened.checkpoint.config if config is None else config
+            if getattr(config, LAYER_SIZES, None) is not None:
+                return ["its blocks differ in size"]
+            return opened.limits(config)
+    except (RuntimeProblem, SmeltError) as error:
+        return [str(error).removeprefix(f"{model}: ")]
+
+
 def export_gguf(checkpoint: Path, target: Path, *, kind: str | None = None, progress: Progress) -> GgufRecord:
     """Write a checkpoint as a GGUF file; no more than one tensor (of a mixture, all experts' of a layer) is in memory.
 
@@ -132,8 +150,13 @@ class _Opened:
 
     def problems(self) -> list[Problem]:
         """What the architecture cannot do."""
-        said = shortcomings(self.architecture, self.spec, self.checkpoint.config.model_type)
-        return [Problem(str(self.checkpoint.path), what) for what in [*said, *self.positions.problems]]
+        return [Problem(str(self.checkpoint.path), what) for what in self.limits(self.checkpoint.config)]
+
+    def limits(self, config: Any) -> list[str]:
+        """The same as sentences, of a model that is made of this one and has a configuration of its own."""
+        spec = spec_of(config)
+        positions = positions_of(config, spec, self.architecture)
+        return [*shortcomings(self.architecture, spec, config.model_type), *positions.problems]
 
 
 def _write(opened: _Opened, target: Path, kind: Kind, progress: Progress) -> GgufRecord:

@@ -15,6 +15,7 @@ from ...system.files import write_text
 from ..checkpoint import StoredSchemes
 from ..evaluation.against import primary_tasks
 from ..evaluation.result import ModelResult, ReportData
+from ..loaders.rules import VLLM
 from .markdown import table
 from .wording import bytes_, interval, noise, number, percent_change, perplexity, speedup
 
@@ -182,7 +183,7 @@ def _use(checkpoint: Path, model: ModelResult) -> list[str]:
         "```",
         "",
         "```sh",
-        *_serving(checkpoint, model),
+        *_serving(model),
         "smelt chat PATH",
         "```",
         "",
@@ -195,15 +196,12 @@ def _use(checkpoint: Path, model: ModelResult) -> list[str]:
     ]
 
 
-def _serving(checkpoint: Path, model: ModelResult) -> list[str]:
-    if _is_uneven(checkpoint):
-        return ["# vLLM does not load blocks of different sizes, which this model has"]
-    if _quantization(checkpoint) is None:
-        return ["vllm serve PATH"]
-    steps = (model.recipe or {}).get("steps") or []
-    if any((step.get("quantize") or {}).get("embeddings") for step in steps):
-        return ["# vLLM documents no embeddings in 8-bit codes, which this model has"]
-    return ["vllm serve PATH      # the format is compressed-tensors, which vLLM reads"]
+def _serving(model: ModelResult) -> list[str]:
+    """The command where vLLM loads it; otherwise why it does not, so that nobody tries."""
+    vllm = next((loader for loader in model.loaders if loader.name == VLLM), None)
+    if vllm is None:
+        return []
+    return [f"vllm serve PATH      # {vllm.sentence}" if vllm.loads else f"# {vllm.sentence}"]
 
 
 def _quantization(checkpoint: Path) -> dict[str, Any] | None:

@@ -37,7 +37,7 @@ def markdown(report: ReportData, plot: str | None = None) -> str:
     out += _overview(report)
     if plot is not None:
         out += [f"![Accuracy against speed]({plot})", ""]
-    for section in (_text, _tasks, _speed, _reasons, _training, _layers, _samples, _notes, _recipes, _origin):
+    for section in (_text, _tasks, _speed, _reasons, _training, _layers, _samples, _loaders, _notes, _recipes, _origin):
         out += section(report)
     return "\n".join(out).rstrip() + "\n"
 
@@ -293,6 +293,11 @@ def _samples(report: ReportData) -> list[str]:
         out += [f"- {_plain(_name(m))}: {_plain(m.samples[i].text)}" for m in told if i < len(m.samples)]
         out.append("")
     return out
+
+
+def _loaders(report: ReportData) -> list[str]:
+    lines = [f"- {_plain(model.name)}: {_plain(each.sentence)}" for model in report.models for each in model.loaders]
+    return ["## Who loads it", "", *lines, ""] if lines else []
 
 
 def _notes(report: ReportData) -> list[str]:

@@ -162,6 +162,7 @@ def _checkpoint(model: ModelResult) -> str:
             ("fingerprint", model.fingerprint),
             ("path", model.path or ""),
             ("reload", str((model.reload or {}).get("sentence", ""))),
+            *((f"loads in {each.name}", each.sentence.removeprefix(f"{each.name}: ")) for each in model.loaders),
         ]
     )
     return fold(f"{name(model.name)} <small>{esc(model.scheme)}</small>", said)

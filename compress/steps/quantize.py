@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from compressed_tensors.quantization import QuantizationArgs
 
-from ...quant.scheme import Scheme, cache_args
+from ...quant.scheme import Scheme, cache_args, resolve
 from ...runtime.machine import human_bytes
 from ...system.errors import Problem, SmeltError
 from ...system.tensor_files import SafetensorsFile
@@ -81,7 +81,7 @@ class QuantizeStep:
         problems = self.transforms.problems(model)
         if problems:
             return problems
-        problems = self._assignment.problems(self._working(model, 0))
+        problems = self._assignment.problems(self.working(model))
         if self.settings.train is not None:
             problems += training_problems(self.settings.train, model, f"{self._where}.train")
         return problems + self._embedding_problems(model) + self._cache_problems(model)
@@ -92,7 +92,7 @@ class QuantizeStep:
         return self.settings.train is not None and self.settings.train.learns_from_original
 
     def plan(self, model: OpenModel) -> dict[str, Any]:
-        working = self._working(model, 0)
+        working = self.working(model)
         chosen = self._chosen(working)
         stored = sum(treatment.scheme.stored_bytes(f.rows, f.columns, f.dtype.itemsize) for f, treatment in chosen)
         before = sum(facts.numel * facts.dtype.itemsize for facts, _ in chosen)
@@ -122,6 +122,17 @@ class QuantizeStep:
             told |= {"group_size": usual.args.group_size, "format": usual.format}
         return told | {"sentence": _sentence(told)}
 
+    def may_store(self, working: OpenModel) -> dict[str, list[Scheme]]:
+        """What each linear will be stored as: one scheme, or those that measuring chooses from."""
+        guard = self.settings.guard
+        further = [resolve(guard.fallback)] if guard is not None and guard.otherwise == "fallback" else []
+        if isinstance(self._assignment, MixedPrecision):
+            further += self._assignment.candidates
+        return {
+            name: list({scheme.label: scheme for scheme in (treatment.scheme, *further)}.values())
+            for name, treatment in self._assignment.of(working).items()
+        }
+
     def _stays_packed(self, model: OpenModel) -> bool:
         """Whether transformers restores the checkpoint's weights when they are used, and not as it loads them."""
         mixed = self._assignment if isinstance(self._assignment, MixedPrecision) else None
@@ -131,7 +142,7 @@ class QuantizeStep:
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
         tokens = windows * length
         learning = self.transforms.cost(model, tokens)
-        model = self._working(model, 0)
+        model = self.working(model)
         batch = max(BATCH_TOKENS, length)
         chosen = self._assignment.of(model)
         number = compute_dtype(model.dtype).itemsize
@@ -228,14 +239,14 @@ class QuantizeStep:
         if self.settings.train is None:
             return None
         context.processes.wait()  # for what the first has rounded last
-        cache, known = self._cache_args(working), not self.transforms.links
+        cache, known = self.cache_args(working), not self.transforms.links
         return QuantizedTraining(self.settings.train, working, chosen, parts, cache, latent_known=known)
 
     def _quantized(
         self, model: OpenModel, context: RunContext
     ) -> tuple[OpenModel, dict[str, Treatment], BlockQuantizer, dict[str, Any] | None]:
         context.journal.mkdir(parents=True, exist_ok=True)
-        working = self._working(model, context.seed, context)
+        working = self.working(model, context.seed, context)
         record = None
         if isinstance(self._assignment, MixedPrecision):
             chosen, record = self._assignment.chosen(working, self.transforms.ranges, context)
@@ -245,7 +256,7 @@ class QuantizeStep:
             working,
             chosen,
             self.transforms,
-            self._cache_args(working),
+            self.cache_args(working),
             LayerGuard(self.settings.guard),
             context,
             embedding=self.settings.embeddings is not None,
@@ -253,7 +264,8 @@ class QuantizeStep:
         blocks.run()
         return working, chosen, blocks, record
 
-    def _cache_args(self, model: OpenModel) -> QuantizationArgs | None:
+    def cache_args(self, model: OpenModel) -> QuantizationArgs | None:
+        """What keys and values will be cached in; None for as they are computed."""
         wanted = self.settings.kv_cache
         return None if wanted is None else cache_args(wanted.numbers, wanted.scales, head_width(model.config))
 
@@ -272,13 +284,13 @@ class QuantizeStep:
             ]
         return []
 
-    def _working(self, model: OpenModel, seed: int, context: RunContext | None = None) -> OpenModel:
+    def working(self, model: OpenModel, seed: int = 0, context: RunContext | None = None) -> OpenModel:
         """The same function, with the weights that are quantized: transforms change some, and a head needs its own."""
         changed = self.transforms.opened(model, seed, context)
         return with_own_head(changed) if changed.anatomy.head in self._assignment.of(changed) else changed
 
     def _embedding_problems(self, model: OpenModel) -> list[Problem]:
-        if self.settings.embeddings is None or not self._working(model, 0).is_tied:
+        if self.settings.embeddings is None or not self.working(model).is_tied:
             return []
         head = f"{model.anatomy.head} shares the input embedding's weight and cannot be left as it is"
         return [Problem(f"{self._where}.embeddings", f"{head}; quantize it, too (remove lm_head from ignore)")]
@@ -309,11 +321,8 @@ class QuantizeStep:
         config = dict(model.directory.config_data())
         if not model.is_tied:
             config = untied(config) if config.get("tie_word_embeddings", True) else config
-        schemes = {
-            label: treatment.scheme
-            for name, treatment in chosen.items()
-            for label in dict.fromkeys((model.linears[name].key.removesuffix(".weight"), name))
-        }
+        labels = {name: list(dict.fromkeys((model.linears[name].key.removesuffix(".weight"), name))) for name in chosen}
+        schemes = {label: treatment.scheme for name, treatment in chosen.items() for label in labels[name]}
         tables: dict[str, Scheme] = {}
         if self.settings.embeddings is not None:
             key = embedding_key(model).removesuffix(".weight")
@@ -327,7 +336,8 @@ class QuantizeStep:
             if name.rpartition(".")[2] in CACHE_SCALES
         ]
         ignored = self._ignored(model, chosen)
-        config["quantization_config"] = quantization_config(schemes, ignored, self._cache_args(model), tables)
+        head = labels.get(model.anatomy.head)
+        config["quantization_config"] = quantization_config(schemes, ignored, self.cache_args(model), tables, head)
         write_checkpoint(target, model.directory.path, config, entries, with_code=model.directory.trust_remote_code)
 
     def _ignored(self, model: OpenModel, chosen: dict[str, Treatment]) -> list[str]:

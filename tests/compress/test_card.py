@@ -45,6 +45,19 @@ def test_the_hub_reads_the_card_and_finds_what_it_needs(card_of: Callable[..., t
     assert recipe["steps"][0]["quantize"]["scheme"] == "W4A16"
 
 
+def test_vllm_is_recommended_only_where_it_loads_the_checkpoint(recipe: Callable[..., Recipe]) -> None:
+    result = run(recipe("builtin:smelt-6m", {"evaluate": False}, group_size=64, embeddings="int8", ignore=[]))
+    text = (result.checkpoint / "README.md").read_text()
+    assert "vllm serve" not in text
+    assert "no embedding in 8-bit codes" in text
+    (model,) = result.report.candidates
+    assert {loader.name.split()[0]: loader.loads for loader in model.loaders} == {
+        "transformers": True,
+        "vLLM": False,
+        "llama.cpp": True,
+    }
+
+
 def test_a_long_pattern_is_no_path(recipe: Callable[..., Recipe]) -> None:
     pattern = "re:" + "|".join(f"model.layers.{i}.mlp.down_proj" for i in range(40))
     result = run(recipe("builtin:smelt-6m", group_size=64, ignore=["lm_head", pattern]))

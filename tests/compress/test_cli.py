@@ -82,11 +82,13 @@ def test_dry_run_plans_and_writes_nothing(tmp_path: Path) -> None:
     done = here("run", "recipes/quickstart.yaml", "--output", str(tmp_path / "out"), "--dry-run")
     assert done.exit_code == 0
     assert "nothing stands in the way" in done.stdout
+    assert "loads:   vLLM" in done.stdout
     assert not (tmp_path / "out").exists()
     data = json.loads(
         here("run", "recipes/quickstart.yaml", "--dry-run", "--json", "--output", str(tmp_path / "out")).stdout
     )
     assert data["steps"][0]["linears"] == 42
+    assert [loader["loads"] for loader in data["loaders"]] == [True, True, True]
     assert data["predicted"]["peak_memory_bytes"] > data["predicted"]["memory_above_start_bytes"] > 0
 
 

@@ -122,7 +122,8 @@ def test_transformers_alone_says_that_it_cannot(tiny: Callable[..., Path], tmp_p
         AutoModelForCausalLM.from_pretrained(result.checkpoint)
     card = (result.checkpoint / "README.md").read_text()
     assert 'from_pretrained("PATH", config=config_for("PATH"))' in card
-    assert "# vLLM does not load blocks of different sizes" in card
+    assert "vllm serve" not in card
+    assert "no, its blocks differ in size" in card
     (note,) = [line for line in result.report.as_data()["models"][-1]["warnings"] if "differ in size" in line]
     assert "transformers, vLLM and llama.cpp do not" in note
 

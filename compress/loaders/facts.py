@@ -1,0 +1,129 @@
+"""What decides whether a program loads a checkpoint: its configuration, and how each of its weights is stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from compressed_tensors.quantization import QuantizationArgs
+
+from ...models.directory import ModelDirectory
+from ...models.weights import CheckpointWeights
+from ...quant.scheme import Scheme
+from ...runtime.architectures import spec_of
+from ...runtime.errors import RuntimeProblem
+from ..checkpoint import StoredSchemes
+from ..open_model import OpenModel
+from ..steps import QuantizeStep, Step
+
+
+@dataclass(frozen=True)
+class StoredLinear:
+    """A linear that is stored quantized.
+
+    Attributes:
+        name: its full name.
+        rows, columns: its shape.
+        scheme: how it is stored.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    scheme: Scheme
+
+    @property
+    def is_expert(self) -> bool:
+        """Whether it is one of a mixture's."""
+        return ".experts." in self.name
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A checkpoint, or one that a recipe would make.
+
+    Attributes:
+        config: its Hugging Face configuration.
+        linears: its quantized linears; one that ``scheme: auto`` decides on is there once for each candidate.
+        embedding: whether its input embedding is stored in codes.
+        keys_values: what its keys and values are cached in; None for as they are computed.
+        not_in_gguf: why ``smelt export --to gguf`` would refuse it, one sentence each.
+    """
+
+    config: Any
+    linears: tuple[StoredLinear, ...] = ()
+    embedding: bool = False
+    keys_values: QuantizationArgs | None = None
+    not_in_gguf: tuple[str, ...] = ()
+
+
+def facts_of_checkpoint(directory: ModelDirectory) -> Facts | None:
+    """Those of a model directory; None for one that is quantized in another format than compressed-tensors.
+
+    Raises:
+        SmeltError: it cannot be read.
+    """
+    config, data = replace(directory, as_dense=True).config(), directory.config_data().get("quantization_config")
+    limits = _not_in_gguf(directory.path)
+    if not data:
+        return Facts(config, not_in_gguf=limits)
+    if data.get("quant_method") != "compressed-tensors":
+        return None
+    schemes, weights = StoredSchemes(data), CheckpointWeights(directory.path)
+    names = {name.removesuffix(".weight_scale") for name in weights.names() if name.endswith(".weight_scale")}
+    table = _embedding(config)
+    linears = tuple(StoredLinear(name, *_shape(name, weights), schemes.of(name)) for name in sorted(names - {table}))
+    return Facts(config, linears, table in names, schemes.keys_values, limits)
+
+
+def facts_of_plan(original: Path, step: Step, model: OpenModel) -> Facts:
+    """Those of what a recipe's last step would leave, as far as they are known before any work.
+
+    Args:
+        original: the model that the recipe begins with.
+        step: the last step.
+        model: what it is given.
+    """
+    if not isinstance(step, QuantizeStep):
+        left = step.outlook(model)
+        return Facts(left.config, not_in_gguf=_not_in_gguf(original, left.config))
+    working = step.working(model)
+    linears = tuple(
+        StoredLinear(name, working.linears[name].rows, working.linears[name].columns, scheme)
+        for name, schemes in step.may_store(working).items()
+        for scheme in schemes
+    )
+    return Facts(
+        working.config,
+        linears,
+        step.settings.embeddings is not None,
+        step.cache_args(working),
+        _not_in_gguf(original, working.config),
+    )
+
+
+def _not_in_gguf(model: Path, config: Any = None) -> tuple[str, ...]:
+    from ..export.gguf import gguf_limits  # imports the library of that name
+
+    return tuple(gguf_limits(model, config))
+
+
+def _embedding(config: Any) -> str | None:
+    """The input embedding's name in the checkpoint, of an architecture that the runtime knows."""
+    try:
+        return spec_of(config).names.embedding
+    except RuntimeProblem:
+        return None
+
+
+def _shape(name: str, weights: CheckpointWeights) -> tuple[int, int]:
+    stored = set(weights.names())
+    if f"{name}.weight_shape" in stored:
+        rows, columns = weights.load(f"{name}.weight_shape").tolist()
+        return rows, columns
+    if f"{name}.weight_packed" in stored:  # of four bits, two in a byte
+        rows, half = weights.info(f"{name}.weight_packed").shape
+        return rows, 2 * half
+    rows, columns = weights.info(f"{name}.weight").shape
+    return rows, columns

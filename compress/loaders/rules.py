@@ -1,0 +1,226 @@
+"""What transformers, vLLM and llama.cpp take, as tables, and what to change where one refuses.
+
+What is said of vLLM was tried with 0.32.0 on a CPU with AVX-512 and without AMX (tests/compress/test_loaders.py asks it
+again); on GPUs it has further kernels, which were not tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from ...models.layer_sizes import LAYER_SIZES
+from ...quant.scheme import Scheme
+from ..checkpoint import needs
+from ..evaluation.result import Loader
+from .facts import Facts, StoredLinear
+
+TRANSFORMERS, VLLM, LLAMA_CPP = "transformers", "vLLM 0.32 on a CPU", "llama.cpp"
+
+# Of the architectures that Smelt names, those that vLLM computes as transformers does.
+_VLLM_ARCHITECTURES = {
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "olmo2",
+    "smollm3",
+    "opt",
+    "gpt_neox",
+    "gpt2",
+    "mixtral",
+    "qwen3_moe",
+}
+_VLLM_HEAD_SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+_FP8_CACHE = 32
+# What vLLM multiplies as one matrix, whose rows then count together.
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_MULTIPLE = 32  # of rows and columns, in its kernel for packed weights
+
+_W4A16 = "use W4A16 or W8A8"
+
+
+class Refusal(NamedTuple):
+    """Why a program refuses a checkpoint, and what to change."""
+
+    why: str
+    advice: str
+
+
+Rule = Callable[[Facts], Iterable[Refusal]]
+
+
+def loaders(facts: Facts) -> list[Loader]:
+    """Which programs load a checkpoint, and what to change so that they do; from its facts alone."""
+    return [_transformers(facts), _vllm(facts), _llama_cpp(facts)]
+
+
+def _transformers(facts: Facts) -> Loader:
+    if getattr(facts.config, LAYER_SIZES, None) is not None:
+        return _refused(TRANSFORMERS, [Refusal("its blocks differ in size", f"{_PLUG_IN}, or prune evenly")])
+    schemes = [linear.scheme for linear in facts.linears]
+    wanted = needs(schemes, experts=any(linear.is_expert for linear in facts.linears), cached=_is_cached(facts))
+    if wanted == "plug-in":
+        return _refused(TRANSFORMERS, [Refusal("it has no place for packed zero-points", f"{_PLUG_IN}, or use W4A16")])
+    if wanted == "dequantizing":
+        argument = "quantization_config=CompressedTensorsConfig(dequantize=True)"
+        return Loader(name=TRANSFORMERS, loads=True, why=f"with {argument}, as plain weights")
+    return Loader(name=TRANSFORMERS, loads=True)
+
+
+_PLUG_IN = "pass config=smelt.compress.config_for(path)"
+
+
+def _llama_cpp(facts: Facts) -> Loader:
+    if facts.not_in_gguf:
+        advice = "prune evenly" if getattr(facts.config, LAYER_SIZES, None) is not None else ""
+        return _refused(LLAMA_CPP, [Refusal(why, advice) for why in facts.not_in_gguf])
+    dropped = []
+    if any(linear.scheme.activations is not None for linear in facts.linears):
+        dropped.append("inputs")
+    if _is_cached(facts):
+        dropped.append("keys and values")
+    without = f"; {' and '.join(dropped)} are not rounded there" if dropped else ""
+    return Loader(name=LLAMA_CPP, loads=True, why=f"after smelt export --to gguf{without}")
+
+
+def _vllm(facts: Facts) -> Loader:
+    found = list(dict.fromkeys(refusal for rule in _VLLM_RULES for refusal in rule(facts)))
+    if found:
+        return _refused(VLLM, found)
+    unrounded = {s.name for s in _schemes(facts) if _is_packed(s) and s.activations is not None}
+    why = f"it computes {' and '.join(sorted(unrounded))} as W4A16, inputs not rounded" if unrounded else ""
+    return Loader(name=VLLM, loads=True, why=why)
+
+
+def _known_architecture(facts: Facts) -> Iterable[Refusal]:
+    kind = facts.config.model_type
+    if kind not in _VLLM_ARCHITECTURES:
+        yield Refusal(f"the architecture {kind!r} was not tried", "")
+
+
+def _even_blocks(facts: Facts) -> Iterable[Refusal]:
+    if getattr(facts.config, LAYER_SIZES, None) is not None:
+        yield Refusal("its blocks differ in size", "prune evenly")
+
+
+def _head_size(facts: Facts) -> Iterable[Refusal]:
+    size = _channels(facts)
+    if size not in _VLLM_HEAD_SIZES:
+        sizes = ", ".join(map(str, _VLLM_HEAD_SIZES))
+        yield Refusal(f"its attention takes heads of {sizes} channels, and these have {size}", "")
+
+
+def _kernels(facts: Facts) -> Iterable[Refusal]:
+    if any(linear.is_expert for linear in facts.linears):
+        yield Refusal(
+            "it has no kernel for quantized experts where the processor lacks AMX",
+            "serve the plain model, or use a processor with AMX or a GPU, which were not tried",
+        )
+        return
+    for scheme in _schemes(facts):
+        if (reason := _why_no_kernel(scheme)) is not None:
+            yield reason
+
+
+def _why_no_kernel(scheme: Scheme) -> Refusal | None:
+    args, inputs = scheme.args, scheme.activations
+    missing = f"it has no kernel for {scheme.name}"
+    if args.type == "int" and scheme.format == "pack-quantized":
+        if args.num_bits != 4:
+            return Refusal(f"{missing}: packed weights must be of 4 bits", _W4A16)
+        return Refusal(missing, _W4A16) if inputs is not None and (inputs.type != "int" or not inputs.dynamic) else None
+    if args.type == "int":
+        return None if inputs is not None else Refusal(missing, _W4A16)
+    if args.num_bits != 8:
+        return Refusal(missing, _W4A16)
+    if args.strategy == "block":
+        return Refusal(f"{missing} where the processor lacks AMX", "use FP8_DYNAMIC")
+    return None if inputs is not None and inputs.dynamic else Refusal(missing, "use FP8_DYNAMIC")
+
+
+def _multiples(facts: Facts) -> Iterable[Refusal]:
+    packed = {linear.name: linear for linear in facts.linears if _is_packed(linear.scheme)}
+    odd = [name for name, each in packed.items() if each.columns % _MULTIPLE or _rows(each, packed) % _MULTIPLE]
+    if odd:
+        more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
+        yield Refusal(
+            f"packed weights' rows and columns must divide by {_MULTIPLE}, and those of {odd[0]}{more} do not",
+            "use W8A8, add them to ignore, or prune by a multiple",
+        )
+
+
+def _rows(linear: StoredLinear, packed: dict[str, StoredLinear]) -> int:
+    parent, _, leaf = linear.name.rpartition(".")
+    together = next((parts for parts in _FUSED if leaf in parts), (leaf,))
+    if leaf == "lm_head":
+        return 0  # it is padded
+    return sum(packed[f"{parent}.{part}"].rows for part in together if f"{parent}.{part}" in packed)
+
+
+def _fused_alike(facts: Facts) -> Iterable[Refusal]:
+    names = {linear.name for linear in facts.linears}
+    for name in sorted(names):
+        parent, _, leaf = name.rpartition(".")
+        parts = next((parts for parts in _FUSED if leaf in parts), ())
+        left = [part for part in parts if f"{parent}.{part}" not in names]
+        if left:
+            joined = ", ".join(parts)
+            yield Refusal(
+                f"it multiplies {joined} as one, and {parent}.{left[0]} is not quantized", "ignore all or none"
+            )
+            return
+
+
+def _embedding(facts: Facts) -> Iterable[Refusal]:
+    if facts.embedding:
+        yield Refusal("it takes no embedding in 8-bit codes", "remove embeddings")
+
+
+def _cache(facts: Facts) -> Iterable[Refusal]:
+    args = facts.keys_values
+    if args is None:
+        return
+    if args.type != "float" or args.strategy not in ("tensor", "attn_head"):
+        yield Refusal("it caches keys and values in fp8 with fixed scales only", "use kv_cache: fp8")
+    elif _channels(facts) % _FP8_CACHE:
+        yield Refusal(f"its fp8 cache takes heads of multiples of {_FP8_CACHE} channels", "remove kv_cache")
+
+
+_VLLM_RULES: tuple[Rule, ...] = (
+    _known_architecture,
+    _even_blocks,
+    _head_size,
+    _kernels,
+    _multiples,
+    _fused_alike,
+    _embedding,
+    _cache,
+)
+
+
+def _channels(facts: Facts) -> int:
+    """Of a head."""
+    config = facts.config
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _schemes(facts: Facts) -> list[Scheme]:
+    """All that are in use, each once."""
+    return list({each.scheme.label: each.scheme for each in facts.linears}.values())
+
+
+def _is_packed(scheme: Scheme) -> bool:
+    return scheme.args.type == "int" and scheme.format == "pack-quantized"
+
+
+def _is_cached(facts: Facts) -> bool:
+    return facts.keys_values is not None
+
+
+def _refused(name: str, found: list[Refusal]) -> Loader:
+    advice = "; ".join(dict.fromkeys(each.advice for each in found if each.advice))
+    return Loader(name=name, loads=False, why="; ".join(each.why for each in found), advice=advice)
