@@ -109,7 +109,7 @@ def gguf_limits(model: Path, config: Any | None = None) -> list[str]:
             if getattr(config, LAYER_SIZES, None) is not None:
                 return ["its blocks differ in size"]
             return opened.limits(config)
-    except (RuntimeProblem, SmeltError) as error:
+    except SmeltError as error:
         return [str(error).removeprefix(f"{model}: ")]
 
 

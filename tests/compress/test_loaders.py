@@ -138,6 +138,21 @@ def _loaded(path: Path) -> Any:
         return None
 
 
+@pytest.mark.slow
+def test_transformers_and_the_exporter_do_what_was_said(built: Built) -> None:
+    wrong = []
+    for name, case in CASES.items():
+        path = built.checkpoint(case)
+        said = of_checkpoint(path)
+        if case.steps and said != by_name(Plan.make(built.recipe(case)).loaders()):
+            wrong.append(f"{name}: its plan says something else")
+        if said[TRANSFORMERS].loads != (_loaded(path) is not None):
+            wrong.append(f"{name}: said {said[TRANSFORMERS].sentence!r}")
+        if said[LLAMA_CPP].loads != _exports(path):
+            wrong.append(f"{name}: said {said[LLAMA_CPP].sentence!r}")
+    assert not wrong, "\n".join(wrong)
+
+
 @dataclass(frozen=True)
 class Answers:
     """What computing a checkpoint's prompts gave.
