@@ -25,7 +25,7 @@ inline __m512i broadcast4(const int8_t* from) {
 // Some rows by one tile, inputs rounded to int8: exact sums within a group, float32 over groups.
 // `next` codes are asked for meanwhile, `next_step` bytes at each step.
 template <int kBits, int kRows, class Scale>
-void tile_int8(const Codes& w, const Rounded& x, int64_t row, int64_t tile, const uint8_t* next, int64_t next_step, bf16* out) {
+SMELT_KEEPS_SUMS void tile_int8(const Codes& w, const Rounded& x, int64_t row, int64_t tile, const uint8_t* next, int64_t next_step, bf16* out) {
     constexpr int64_t step = kBits == 4 ? 8 : 4;
     const int64_t columns = w.columns, groups = columns / w.group, pieces = columns / x.group, per = w.group / x.group;
     const uint8_t* code = w.codes + tile * columns * kTile * kBits / 8;

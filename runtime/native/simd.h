@@ -8,6 +8,14 @@
 #include <cstring>
 #include <initializer_list>
 
+// For functions whose loops add to many vectors. GCC (12 was looked at) otherwise copies each of them to another register and
+// back at every step: as many instructions again as multiply.
+#if defined(__GNUC__) && !defined(__clang__)
+#define SMELT_KEEPS_SUMS __attribute__((optimize("no-tree-coalesce-vars")))
+#else
+#define SMELT_KEEPS_SUMS
+#endif
+
 namespace smelt {
 
 using bf16 = uint16_t;
