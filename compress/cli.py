@@ -164,7 +164,9 @@ def eval_(
     fewshot: Annotated[int | None, typer.Option(help="Examples in each prompt of a task.", min=0)] = None,
     text: Annotated[str, typer.Option(help="builtin, a .txt or .jsonl file, or a Hugging Face dataset.")] = "builtin",
     windows: Annotated[int, typer.Option(help="Most windows of the text.", min=1)] = 64,
-    length: Annotated[int, typer.Option(help="Tokens a window.", min=2)] = 256,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens a window; 256, or as many as the models have positions.", min=2)
+    ] = None,
     samples: Annotated[int, typer.Option(help="Prompts whose continuations are shown.", min=0, max=1000)] = 4,
     speed: Annotated[
         str, typer.Option(metavar="KEY=VALUE,…", help="The load: prompt, generate, concurrency, repeats; or `none`.")
@@ -205,7 +207,7 @@ def eval_(
         fewshot=fewshot,
         text=text,
         windows=windows,
-        length=length,
+        **({} if length is None else {"length": length}),
         samples=samples,
         device=device,
     )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..system.errors import SmeltError
 from .activations import ActivationStore
 from .compressed import CompressedModel
+from .dense_weights import DenseWeights
 from .resources import release_freed_memory
 from .streamed import StreamedModel
 
@@ -37,6 +38,12 @@ class Lockstep:
         self._loaded = loaded
         self._ours = ours
         self._view = view
+        self._known: set[object] = set()
+        self._packed = {
+            facts.name: facts.key
+            for facts in ours.model.linears.values()
+            if isinstance(ours.weights, DenseWeights) and facts.key in ours.weights.packed
+        }
 
     @torch.no_grad()
     def logits(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,10 +82,13 @@ class Lockstep:
         restored: list[nn.Module] = []
 
         def before(*_: Any) -> None:
+            same = [name for name in linears if self._is_restored_alike(name)]
             restored.extend(_restore(block.modules()))
-            with self._view.block(index) as mine:
+            lent = {name: self._loaded.get_submodule(name).weight for name in same}
+            with self._view.block(index, lent=lent) as mine:  # type: ignore[arg-type]
                 for name in linears:
-                    self._compare(name, mine.get_submodule(name.removeprefix(prefix)).weight)  # type: ignore[arg-type]
+                    if name not in lent:
+                        self._compare(name, mine.get_submodule(name.removeprefix(prefix)).weight)  # type: ignore[arg-type]
                 self._view.run_block(index, mine, store)
 
         def after(*_: Any) -> None:
@@ -89,6 +99,32 @@ class Lockstep:
 
         hooks.callback(block.register_forward_pre_hook(before).remove)
         hooks.callback(block.register_forward_hook(after).remove)
+
+    def _is_restored_alike(self, name: str) -> bool:
+        """Whether transformers holds, bit for bit, what the file holds for a linear, and restores it as we do.
+
+        Then restoring it a second time could only give the same. The first of each shape and format is restored by
+        both in any case.
+        """
+        if name not in self._packed:
+            return False
+        assert isinstance(self._ours.weights, DenseWeights)
+        try:
+            module = self._loaded.get_submodule(name)
+        except AttributeError:  # an expert, fused with its neighbours
+            return False
+        parts, scheme = self._ours.weights.parts(self._packed[name])
+        group, theirs = scheme.config_group(["Linear"]), getattr(module, "quantization_scheme", None)
+        if theirs is None or (theirs.weights, theirs.format) != (group.weights, group.format):
+            return False
+        for local, ours in parts.items():
+            held = getattr(module, local, None)
+            if not isinstance(held, Tensor) or held.dtype != ours.dtype or not torch.equal(held.cpu(), ours):
+                return False
+        kind = (scheme.label, tuple((local, tensor.shape) for local, tensor in parts.items()))
+        first = kind not in self._known
+        self._known.add(kind)
+        return not first
 
     def _compare(self, name: str, ours: Tensor) -> None:
         try:

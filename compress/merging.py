@@ -39,10 +39,9 @@ from .paths import named_path
 from .progress import Progress
 from .recipe import Evaluate
 from .reporting.card import write_card
-from .verify import reload
+from .verify import random_windows, reload
 from .versions import versions
 
-_CHECKED = (2, 64)  # sequences and tokens that the reload check reads
 _ENOUGH = 0.5
 
 
@@ -127,9 +126,8 @@ def merge(
         write_checkpoint(staging, directory.path, config, entries, with_code=trust_remote_code)
         result = Merged(str(output), *merging.counts(), merging.survived(), size, merging.notes())
         show.say("reloading the checkpoint")
-        tokens = torch.randint(model.vocabulary(), _CHECKED, generator=torch.Generator().manual_seed(0))
         with tempfile.TemporaryDirectory(prefix="smelt-") as spill:
-            outcome = reload(model, staging, tokens[:, : model.context()], Path(spill))
+            outcome = reload(model, staging, random_windows(model), Path(spill))
             told = {key: value for key, value in result.as_data().items() if key != "path"}
             facts = {
                 **_known(directory),

@@ -17,7 +17,7 @@ from ..system.errors import Problem, raise_problems
 from ..system.files import write_text
 from ..system.tensor_files import SafetensorsFile, save_tensors
 from .compressed import CompressedModel, open_dense
-from .corpus import Windows, fingerprint, recut
+from .corpus import fingerprint, recut
 from .evaluation.evaluate import measured
 from .evaluation.measure import Evaluation
 from .evaluation.result import ReportData
@@ -36,7 +36,7 @@ from .self_text import written_once
 from .steps import RunContext, Step, StepRecord
 from .streamed import StreamedModel
 from .training_checks import sharing_problems
-from .verify import Reload, reload, whole_model_bytes
+from .verify import Reload, random_windows, reload, whole_model_bytes
 from .versions import versions
 
 
@@ -87,6 +87,7 @@ def run(
     plan = Plan.make(recipe, fresh=fresh, processes=processes.here, shards=shards)
     raise_problems([*plan.problems, *_sharing_problems(recipe, plan.model, processes.count)])
     assert plan.model is not None
+    recipe = plan.recipe
     # From here on the first process changes what the others' plans have looked at.
     identity = run_identity(recipe, plan.model, plan.adapter)
     processes.agree("a recipe, model or version", digest(identity))
@@ -104,7 +105,7 @@ def run(
             processes.wait()
             return result
         if not output.has_checkpoint:
-            tokens = _calibration(recipe, plan.calibration, output.journal, calibration_cache, show)
+            tokens = _calibration(plan, output.journal, calibration_cache, show)
             _make_checkpoint(plan, output, tokens, name or recipe.model, show, processes)
         result = _evaluate_and_report(plan, output, name or recipe.model, show)
         processes.wait()
@@ -187,12 +188,7 @@ def _make_checkpoint(
         "recipe": {**recipe.content(), "model": name},
         "seed": recipe.seed,
         "computed_in": str(dtype).removeprefix("torch."),
-        "data": {
-            "source": recipe.calibrate.source,
-            "samples": recipe.calibrate.samples,
-            "length": recipe.calibrate.length,
-            "sha256": fingerprint(tokens),
-        },
+        "data": _data(recipe, tokens) if plan.text else None,
         "model": {"name": name, "sha256": model.stored.fingerprint(), "bytes": model.weights.nbytes},
         **({} if plan.adapter is None else {"adapter": plan.adapter.facts()}),
         "steps": [
@@ -211,6 +207,12 @@ def _make_checkpoint(
     }
     write_text(output.staging / "smelt.json", json.dumps(facts, indent=2) + "\n")
     output.publish()
+
+
+def _data(recipe: Recipe, tokens: torch.Tensor) -> dict[str, Any]:
+    """What is kept of the calibration text."""
+    c = recipe.calibrate
+    return {"source": c.source, "samples": c.samples, "length": c.length, "sha256": fingerprint(tokens)}
 
 
 def _intermediate(step: Step, model: OpenModel, context: RunContext) -> StepRecord:
@@ -309,15 +311,20 @@ def _subjects(plan: Plan, output: Output, name: str, reason: str | None) -> list
     return [original, compressed]
 
 
-def _calibration(
-    recipe: Recipe, windows: Windows | None, journal: Path, shared: Path | None, show: Progress
-) -> torch.Tensor:
-    """The calibration windows; they are kept, so that an interrupted run continues with the same ones."""
+def _calibration(plan: Plan, journal: Path, shared: Path | None, show: Progress) -> torch.Tensor:
+    """The calibration windows; they are kept, so that an interrupted run continues with the same ones.
+
+    Where no step reads text they are a few random ones, for the checks of what was made.
+    """
+    assert plan.model is not None
+    if not plan.text:
+        return random_windows(plan.model)
+    windows = plan.calibration
     kept = journal / "calibration.safetensors"
     if kept.exists():
         return SafetensorsFile(kept).load("tokens")
     if windows is None:
-        windows = written_once(recipe, shared or journal, show)
+        windows = written_once(plan.recipe, shared or journal, show)
     save_tensors(kept, {"tokens": windows.tokens})
     return windows.tokens
 

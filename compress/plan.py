@@ -46,7 +46,7 @@ class Plan:
     """A recipe checked against its model and this machine.
 
     Attributes:
-        recipe: what was asked for.
+        recipe: what was asked for, with lengths that were not chosen fitted to the model.
         model: the opened model; None if it could not be opened.
         steps: its steps, ready to run.
         problems: everything that would make the run fail; empty if it may start.
@@ -55,6 +55,7 @@ class Plan:
         calibration: the calibration windows, where a text gives them.
         tasks: lm-eval's tasks to evaluate on, if any.
         given: what each step will work on, as far as its shapes are known before any work.
+        text: what asks for the calibration text, by step; nothing is read if it is empty.
     """
 
     recipe: Recipe
@@ -66,6 +67,7 @@ class Plan:
     calibration: Windows | None = None
     tasks: Tasks | None = None
     given: list[OpenModel] = field(default_factory=list)
+    text: dict[int, list[str]] = field(default_factory=dict)
 
     @classmethod
     def make(cls, recipe: Recipe, *, fresh: bool = False, processes: int = 1, shards: int = 1) -> Plan:
@@ -97,6 +99,7 @@ class Plan:
                 [*(Problem(where, line) for line in str(error).split("\n")), *problems],
                 Cost(0, 0, 0.0),
             )
+        recipe = recipe.within(model.context())
         identity = run_identity(recipe, model, adapter)
         blocked = Output(Path(recipe.output), identity, fresh=fresh).problem()
         if blocked:
@@ -105,8 +108,11 @@ class Plan:
         problems += wrong or _teacher_problems(steps, given, model)
         cost, shared = Cost(0, 0, 0.0), 0  # what follows the steps the first process does alone
         calibration = tasks = None
+        text: dict[int, list[str]] = {}
         if not problems:
             problems += _length_problems(recipe, model)
+            asked = (step.reads_text(its_model) for step, its_model in zip(steps, given, strict=True))
+            text = {number: reasons for number, reasons in enumerate(asked) if reasons}
             for step, its_model in zip(steps, given, strict=True):
                 if isinstance(step, step_kinds.DistillStep | step_kinds.QuantizeStep):
                     step.original, step.on_gpu = model, recipe.calibrate.device != "cpu"
@@ -118,22 +124,22 @@ class Plan:
             reloading = _reload_bytes(steps[-1], given[-1])
             if reloading <= available_memory():
                 cost += Cost(reloading, 0, 0.0)
-            if recipe.calibrate.source == "self":
+            if text and recipe.calibrate.source == "self":
                 written = recipe.calibrate.samples * recipe.calibrate.length
                 numel = model.weights.nbytes // model.dtype.itemsize
                 cost += Cost(6 * numel, 0, 2.0 * numel * written)
             memory = max(shared, cost.memory) + processes * _WARM_UP_BYTES
             cost = replace(cost, memory=memory, disk=cost.disk + (cost.collected if processes > 1 else 0))
             if not Output(Path(recipe.output), identity, fresh=fresh).is_complete or fresh:
-                problems += _resource_problems(recipe, model, cost)
+                problems += _resource_problems(recipe, model, cost, reads_text=bool(text))
                 try:
-                    calibration = _read_windows(recipe, model)
+                    calibration = _read_windows(recipe, model, calibrate=bool(text))
                     if recipe.evaluate and recipe.evaluate.tasks:
                         tasks = Tasks.find(recipe.evaluate.tasks)
                         problems += task_problems(tasks, [found])
                 except SmeltError as error:
                     problems += [Problem("data", line) for line in str(error).split("\n")]
-        return cls(recipe, model, steps, problems, cost, adapter, calibration, tasks, given)
+        return cls(recipe, model, steps, problems, cost, adapter, calibration, tasks, given, text)
 
     def as_data(self) -> dict[str, Any]:
         """The plan as plain data."""
@@ -150,6 +156,7 @@ class Plan:
                 data |= {
                     "steps": [step.plan(model) for step, model in zip(self.steps, self.given, strict=True)],
                     "loaders": [loader.model_dump() for loader in self.loaders()],
+                    "text": self._text(),
                     "predicted": {
                         "peak_memory_bytes": held + self.cost.memory,
                         "memory_above_start_bytes": self.cost.memory,
@@ -183,6 +190,8 @@ class Plan:
             lines[0] += f" ({data['architecture']}, {data['blocks']} blocks, {human_bytes(data['bytes'])})"
         lines.append(f"output:  {data['output']}")
         lines += [f"step {number}:  {step['sentence']}" for number, step in enumerate(data.get("steps", []))]
+        if "text" in data:
+            lines.append(f"text:    {data['text']}")
         if "predicted" in data:
             predicted, free = data["predicted"], data["available"]
             lines += [
@@ -199,6 +208,18 @@ class Plan:
         else:
             lines += ["", "nothing stands in the way"]
         return "\n".join(lines)
+
+    def _text(self) -> str:
+        """Whether calibration text is read, and why, as a sentence."""
+        if not self.text:
+            return "no calibration text is read; the weights are enough"
+        several = len(self.steps) > 1
+        why = [
+            f"step {number}: {', '.join(reasons)}" if several else ", ".join(reasons)
+            for number, reasons in self.text.items()
+        ]
+        c = self.recipe.calibrate
+        return f"{c.samples} x {c.length} tokens of calibration text are read ({'; '.join(why)})"
 
 
 def run_identity(recipe: Recipe, model: OpenModel, adapter: Adapter | None) -> dict[str, Any]:
@@ -284,11 +305,14 @@ def _text_problems(recipe: Recipe) -> list[Problem]:
     return problems
 
 
-def _read_windows(recipe: Recipe, model: OpenModel) -> Windows | None:
-    """The calibration windows (None if the model writes them itself); the evaluation's are tried too."""
-    tokenizer = model.directory.tokenizer()
+def _read_windows(recipe: Recipe, model: OpenModel, *, calibrate: bool) -> Windows | None:
+    """The calibration windows (None if none are wanted, or the model writes them); the evaluation's are tried too."""
     read: dict[str, Windows] = {}
-    if recipe.calibrate.source != "self":
+    calibrate = calibrate and recipe.calibrate.source != "self"
+    if not calibrate and not recipe.evaluate:
+        return None
+    tokenizer = model.directory.tokenizer()
+    if calibrate:
         c = recipe.calibrate
         read["calibration"] = calibration_windows(
             calibration_source(recipe), tokenizer, c.samples, c.length, recipe.seed
@@ -334,12 +358,13 @@ def _evaluation_cost(recipe: Recipe, model: OpenModel) -> Cost:
     return Cost(int(memory), hidden, 4 * tokens * (numel + head))
 
 
-def _resource_problems(recipe: Recipe, model: OpenModel, cost: Cost) -> list[Problem]:
+def _resource_problems(recipe: Recipe, model: OpenModel, cost: Cost, *, reads_text: bool) -> list[Problem]:
     problems = []
     memory, disk = available_memory(), free_disk(Path(recipe.output))
-    if recipe.calibrate.source == "self" and recipe.adapter is not None:
+    written = reads_text and recipe.calibrate.source == "self"
+    if written and recipe.adapter is not None:
         problems.append(Problem("calibrate.source", "self would be written without the adapter; give a text instead"))
-    if recipe.calibrate.source == "self" and 2 * model.weights.nbytes > memory:
+    if written and 2 * model.weights.nbytes > memory:
         problems.append(
             Problem(
                 "calibrate.source",
@@ -352,7 +377,7 @@ def _resource_problems(recipe: Recipe, model: OpenModel, cost: Cost) -> list[Pro
             Problem(
                 "memory",
                 f"the run needs about {human_bytes(cost.memory)} more and {human_bytes(memory)} are available;"
-                " lower calibrate.samples or use a larger machine",
+                f" {'lower calibrate.samples or ' if reads_text else ''}use a larger machine",
             )
         )
     if cost.disk > disk:

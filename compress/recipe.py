@@ -26,6 +26,7 @@ from .recipe_training import Distill, TrainQuantized
 from .text_source import TextSource
 
 AUTO = "auto"
+_LENGTH = "Tokens a window; absent for 256, or as many as the model has positions if they are fewer."
 
 
 def _compiled(patterns: list[str]) -> list[str]:
@@ -46,7 +47,7 @@ class Calibrate(RecipeModel):
         description="`builtin`, `self` (the model writes its own text), a .txt or .jsonl file, or a Hugging Face dataset.",
     )
     samples: int = Field(default=64, ge=1, description="How many windows of text.")
-    length: int = Field(default=256, ge=2, description="Tokens a window.")
+    length: int = Field(default=256, ge=2, description=_LENGTH)
     field: str = Field(default="text", description="The field that holds the text in JSONL and datasets.")
     split: str = Field(default="train", description="The split of a Hugging Face dataset.")
     config: str | None = Field(default=None, description="The configuration of a Hugging Face dataset.")
@@ -54,6 +55,12 @@ class Calibrate(RecipeModel):
         default="cpu",
         description="What calibrates and rounds: `cpu`, or `cuda` for a GPU, of which each of several processes takes its own.",
     )
+
+
+def _fitting(section: Calibrate | Evaluate, positions: int | None) -> dict[str, int]:
+    if positions is None or positions < 2 or "length" in section.model_fields_set:
+        return {}
+    return {"length": min(section.length, positions)}
 
 
 class SpeedSettings(RecipeModel):
@@ -78,7 +85,7 @@ class Evaluate(RecipeModel):
         default="builtin", description="`builtin`, a .txt or .jsonl file, or a Hugging Face dataset."
     )
     windows: int = Field(default=64, ge=1, description="Most windows of text to read.")
-    length: int = Field(default=256, ge=2, description="Tokens a window.")
+    length: int = Field(default=256, ge=2, description=_LENGTH)
     field: str = Field(default="text", description="The field that holds the text in JSONL and datasets.")
     split: str = Field(default="test", description="The split of a Hugging Face dataset.")
     config: str | None = Field(default=None, description="The configuration of a Hugging Face dataset.")
@@ -95,6 +102,10 @@ class Evaluate(RecipeModel):
         default="cpu",
         description="What reads, answers and is measured: `cpu`, or `cuda` for a GPU. Streamed originals are read on the CPU.",
     )
+
+    def within(self, positions: int | None) -> Evaluate:
+        """The same for a model of so many positions: a length that was not chosen is none that does not fit."""
+        return self.model_copy(update=_fitting(self, positions))
 
     def source(self) -> TextSource:
         """The text."""
@@ -313,6 +324,12 @@ class Quantize(RecipeModel):
         description="What to leave as it is, named like targets; `lm_head` is the output head by any name.",
     )
     guard: Guard | None = Field(default=None, description="A limit on what a layer may lose; absent for none.")
+    diagnostics: int | None = Field(
+        default=None,
+        ge=1,
+        description="Calibration windows on which the errors of layers' outputs are measured where nothing else reads text;"
+        " absent for the errors of their weights.",
+    )
     train: TrainQuantized | None = Field(
         default=None,
         description="Train the rounded model on, rounding at every step (quantization-aware training); absent for not at all.",
@@ -659,6 +676,23 @@ class Recipe(RecipeModel):
         from .recipe_file import load
 
         return load(Path(path), overrides or [])
+
+    @model_validator(mode="after")
+    def _diagnostics_are_there(self) -> Recipe:
+        for number, entry in enumerate(self.steps):
+            wanted = entry.quantize and entry.quantize.diagnostics
+            if wanted and wanted > self.calibrate.samples:
+                raise ValueError(
+                    f"steps.{number}.quantize.diagnostics asks for {wanted} windows, and calibrate.samples is"
+                    f" {self.calibrate.samples}; raise that"
+                )
+        return self
+
+    def within(self, positions: int | None) -> Recipe:
+        """The same recipe for a model of so many positions: lengths that were not chosen are none that do not fit."""
+        calibrate = self.calibrate.model_copy(update=_fitting(self.calibrate, positions))
+        evaluate = self.evaluate and self.evaluate.within(positions)
+        return self.model_copy(update={"calibrate": calibrate, "evaluate": evaluate})
 
     def content(self) -> dict[str, Any]:
         """The recipe as plain data, without the output directory: what decides the result's bytes."""

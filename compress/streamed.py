@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -57,15 +57,22 @@ class StreamedModel:
         return len(self.skeleton.blocks)
 
     @contextmanager
-    def block(self, index: int, dtype: torch.dtype | None = None) -> Iterator[nn.Module]:
+    def block(
+        self, index: int, dtype: torch.dtype | None = None, lent: Mapping[str, Tensor] | None = None
+    ) -> Iterator[nn.Module]:
         """A block with its weights loaded. They are dropped when the context ends.
 
         Args:
             index: which.
             dtype: what its weights are loaded in, if not in what everything is computed in.
+            lent: weights that are at hand already, by full name of their modules.
         """
-        prefix = f"{self.skeleton.blocks_name}.{index}."
-        tensors = {n: self._load(n, dtype) for n in self.names if n.startswith(prefix)}
+        prefix, at_hand = f"{self.skeleton.blocks_name}.{index}.", lent or {}
+        tensors: dict[str, Tensor] = {}
+        for name in self.names:
+            if name.startswith(prefix):
+                found = at_hand.get(name.removesuffix(".weight"))
+                tensors[name] = self._load(name, dtype) if found is None else found.detach().to(dtype or self.dtype)
         block = self.skeleton.blocks[index]
         with torch.no_grad(), ExitStack() as held:
             held.enter_context(buffers_on(self.skeleton.model, self.device))

@@ -69,6 +69,12 @@ def reload_bytes(model: OpenModel, stored: int | None) -> int:
     return stored + block + (1 if model.is_tied else 2) * model.embedding_bytes()
 
 
+def random_windows(model: OpenModel) -> Tensor:
+    """Windows to check a checkpoint on where no text is at hand: random tokens, always the same."""
+    shape = (_WINDOWS, min(_LENGTH, model.context() or _LENGTH))
+    return torch.randint(model.vocabulary(), shape, generator=torch.Generator().manual_seed(0))
+
+
 def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> Reload:
     """Load ``checkpoint`` with transformers and compare its logits with those of our dequantized model.
 

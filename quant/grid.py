@@ -40,16 +40,23 @@ class Grid:
     global_scale: Tensor | None = None
 
     @classmethod
-    def fit(cls, weight: Tensor, args: QuantizationArgs, stored: torch.dtype | None = None) -> Grid:
+    def fit(
+        cls,
+        weight: Tensor,
+        args: QuantizationArgs,
+        stored: torch.dtype | None = None,
+        shared: Tensor | None = None,
+    ) -> Grid:
         """Scales from each group's extremes, as compressed-tensors' own observer computes them.
 
         Args:
             weight: ``[rows, columns]``.
             args: the number format.
             stored: the dtype that scales are stored in, ``weight``'s own by default; rounding uses the stored values.
+            shared: NVFP4's global scale, if the weight shares it with others.
         """
         low, high, width = extremes(weight.float(), args)
-        global_scale = shared_scale([weight], args)
+        global_scale = shared_scale([weight], args) if shared is None else shared
         return cls.between(low, high, args, stored or weight.dtype, weight.shape, width, global_scale)
 
     @classmethod

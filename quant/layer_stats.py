@@ -206,6 +206,18 @@ def _exact_products(dtype: torch.dtype) -> Iterator[None]:
         precision.fp32_precision = before
 
 
+def weight_error(weight: Tensor, quantized: Tensor) -> float:
+    """Relative error of a weight by itself, ``|W-Q| / |W|``."""
+    lost, whole = squared_error(weight, quantized)
+    return (lost / whole) ** 0.5 if whole else 0.0
+
+
+def squared_error(weight: Tensor, quantized: Tensor) -> tuple[float, float]:
+    """The sums of squares of ``W - Q`` and of ``W``, to be added up over parts of a weight."""
+    wide = weight.float()
+    return (quantized.float() - wide).square_().sum().item(), wide.square().sum().item()
+
+
 def output_error(weight: Tensor, quantized: Tensor, stats: LayerStats) -> float | None:
     """Relative error of the layer's output on its own inputs, ``|X(W-Q)| / |XW|``; None without inputs.
 

@@ -51,6 +51,24 @@ class QuantizedWeight:
         return {name: tensor.contiguous() for name, tensor in packed.items() if tensor is not None}
 
 
+def join_rows(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """What a weight's rows are stored as, from what is stored for some of them after another.
+
+    Args:
+        parts: as :meth:`QuantizedWeight.stored` gives them, each of a multiple of 128 rows but the last.
+    """
+    joined: dict[str, Tensor] = {}
+    for name, first in parts[0].items():
+        each = [part[name] for part in parts]
+        if name == "weight_global_scale":
+            joined[name] = first
+        elif name == "weight_shape":
+            joined[name] = torch.stack([torch.stack(each)[:, 0].sum(), first[1]]).to(first.dtype)
+        else:
+            joined[name] = torch.cat(each)
+    return joined
+
+
 def restore(stored: dict[str, Tensor], scheme: Scheme) -> Tensor:
     """The dense weight that compressed-tensors makes of stored tensors (what transformers will compute with)."""
     compressor = BaseCompressor.get_value_from_registry(scheme.format)

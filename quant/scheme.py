@@ -53,6 +53,11 @@ class Scheme:
         )
         return f"{self.name}{'' if size is None else f' g{size}'}{inputs}"
 
+    @property
+    def reads_inputs(self) -> bool:
+        """Whether its inputs have a scale that is fixed beforehand, on a calibration text."""
+        return self.activations is not None and self.activations.dynamic is not True
+
     def config_group(self, targets: list[str]) -> QuantizationScheme:
         """This scheme as one ``config_groups`` entry of a checkpoint's ``quantization_config``."""
         return QuantizationScheme(

@@ -12,7 +12,7 @@ from ..progress import Progress
 from ..recipe import Evaluate
 from ..reporting.files import load, save
 from .measure import Evaluation
-from .problems import device_problems, length_problems, task_problems, text_problems
+from .problems import device_problems, fewest_positions, length_problems, task_problems, text_problems
 from .result import ModelResult, ReportData
 from .subject import Subject, subjects
 from .tasks import Tasks
@@ -62,6 +62,7 @@ def evaluate(
         str(baseline) if baseline is not None and kept is None else None,
         trust_remote_code=trust_remote_code,
     )
+    asked = asked.within(fewest_positions([subject.directory for subject in found]))
     raise_problems(text_problems(asked, "") + length_problems(asked, [subject.directory for subject in found], ""))
     tasks = Tasks.find(asked.tasks) if asked.tasks else None
     if tasks is not None:

@@ -45,6 +45,12 @@ def task_problems(tasks: Tasks, models: Sequence[ModelDirectory], where: str = "
     return problems
 
 
+def fewest_positions(models: Sequence[ModelDirectory]) -> int | None:
+    """The positions of the model that has fewest; None if none says."""
+    found = (model.config_data().get("max_position_embeddings") for model in models)
+    return min((positions for positions in found if isinstance(positions, int)), default=None)
+
+
 def length_problems(settings: Evaluate, models: Sequence[ModelDirectory], where: str = "evaluate.") -> list[Problem]:
     """What is longer than a model was made for."""
     problems = []

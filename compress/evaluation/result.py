@@ -156,7 +156,13 @@ class Layer(Part):
     scheme: str
     shape: list[int]
     error: float | None = Field(
-        default=None, description="|X(W - Q)| / |XW|; absent if no calibration token reached it."
+        default=None,
+        description="What quantizing it lost, relative, by `error_of`; absent if no calibration token reached it.",
+    )
+    error_of: Literal["outputs", "weights"] = Field(
+        default="outputs",
+        description="What the error is of: the linear's outputs on calibration inputs, |X(W - Q)| / |XW|, or, where no text"
+        " was read, its weights by themselves, |W - Q| / |W|.",
     )
 
 

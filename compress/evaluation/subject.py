@@ -105,7 +105,13 @@ class Subject:
                 linear_bits_per_weight=8 * sum(group.bytes for group in quantized) / linear if linear else None,
             ),
             layers=[
-                Layer(name=layer["name"], scheme=layer["scheme"], shape=layer["shape"], error=layer["error"])
+                Layer(
+                    name=layer["name"],
+                    scheme=layer["scheme"],
+                    shape=layer["shape"],
+                    error=layer["error"],
+                    error_of=layer.get("error_of", "outputs"),
+                )
                 for layer in worst_first(self._layers)
             ],
             training=[

@@ -12,6 +12,11 @@ from .markup import esc, fold, name
 _SHOWN = 20
 _OPEN = 3
 NOT_REACHED = "no calibration token reached it"
+_MEANS = {
+    "outputs": "The output error is |X(W − Q)| / |XW| over calibration inputs X: the share of a linear’s output that"
+    " quantizing it changed.",
+    "weights": "The weight error is |W − Q| / |W|: no calibration text was read, so nothing is known of outputs.",
+}
 
 
 def layer_bars(report: ReportData) -> str:
@@ -19,10 +24,9 @@ def layer_bars(report: ReportData) -> str:
     models = [model for model in report.models if model.layers]
     largest = max((e for model in models for e in _errors(model) if math.isfinite(e)), default=0)
     charts = [_chart(model, largest, opened=len(models) <= _OPEN) for model in models]
-    note = (
-        '<p class="note">The error is |X(W − Q)| / |XW| over calibration inputs X: the share of a linear’s output that'
-        " quantizing it changed. All bars have one scale.</p>"
-    )
+    kinds = {layer.error_of for model in models for layer in model.layers}
+    said = " ".join(sentence for kind, sentence in _MEANS.items() if kind in kinds)
+    note = f'<p class="note">{said} All bars have one scale.</p>'
     return note + "".join(charts) if charts else ""
 
 
@@ -31,7 +35,10 @@ def _chart(model: ModelResult, largest: float, *, opened: bool) -> str:
     known = _errors(model)
     said = f"{len(layers)} linear{'' if len(layers) == 1 else 's'}"
     if known:
-        said += f", median error {wording.number(statistics.median(known))}, worst {wording.number(max(known))}"
+        of = " and ".join(
+            {"outputs": "output", "weights": "weight"}[kind] for kind in sorted({x.error_of for x in layers})
+        )
+        said += f", median {of} error {wording.number(statistics.median(known))}, worst {wording.number(max(known))}"
     if unknown := len(layers) - len(known):
         said += f", {unknown} not reached"
     rest = layers[_SHOWN:]

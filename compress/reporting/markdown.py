@@ -22,6 +22,11 @@ from .wording import (
 )
 
 _SHOWN_LAYERS = 20
+_MEANS = {
+    "outputs": "The error of outputs is |X(W - Q)| / |XW| over a sample of the calibration inputs X that the quantized blocks"
+    " before the layer produce.",
+    "weights": "The error of weights is |W - Q| / |W|: no calibration text was read, so nothing is known of outputs.",
+}
 
 
 def markdown(report: ReportData, plot: str | None = None) -> str:
@@ -261,6 +266,7 @@ def _layers(report: ReportData) -> list[str]:
             [
                 layer.name,
                 layer.scheme,
+                layer.error_of,
                 "no token reached it" if layer.error is None else f"{layer.error:.4f}",
                 " x ".join(map(str, layer.shape)),
             ]
@@ -273,13 +279,11 @@ def _layers(report: ReportData) -> list[str]:
                 else ", worst first"
             )
             out += [f"## Layers of {_plain(model.name)}{shown}", ""]
-            out += table(["layer", "scheme", "relative output error", "weight shape"], rows, left=2)
-    if out:
-        out += [
-            "The error is |X(W - Q)| / |XW| over a sample of the calibration inputs X that the quantized blocks before the"
-            " layer produce.",
-            "",
-        ]
+            out += table(["layer", "scheme", "error of", "relative error", "weight shape"], rows, left=3)
+    kinds = {layer.error_of for model in report.models for layer in model.layers}
+    for kind, sentence in _MEANS.items():
+        if kind in kinds:
+            out += [sentence, ""]
     return out
 
 

@@ -36,6 +36,12 @@ class Treatment:
     def method(self) -> Method:
         return METHODS[self.rounding]
 
+    @property
+    def reads_inputs(self) -> list[str]:
+        """What of it asks what the linear reads of a calibration text."""
+        rounding = [f"rounding {self.rounding}"] if self.options.reads_inputs else []
+        return [*rounding, *([f"{self.scheme.label}'s fixed input scales"] if self.scheme.reads_inputs else [])]
+
 
 class Assignment:
     """A step's settings, read for a model.

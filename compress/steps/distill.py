@@ -53,6 +53,9 @@ class DistillStep:
     def check(self, model: OpenModel) -> list[Problem]:
         return training_problems(self.settings, model, self._where)
 
+    def reads_text(self, model: OpenModel) -> list[str]:
+        return ["distill"]
+
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
         teacher = teacher_of(self.settings, model, self.original)
         return training_cost(self.settings, model, teacher, on_gpu=self.on_gpu)

@@ -38,17 +38,19 @@ def embedding_saving(model: OpenModel) -> int:
     return table.nbytes - EMBEDDING.stored_bytes(table.shape[0], table.shape[1], table.dtype.itemsize)
 
 
-def round_embedding(model: OpenModel, tokens: Tensor, part: Path) -> None:
+def round_embedding(model: OpenModel, tokens: Tensor | None, part: Path) -> None:
     """Write the rounded embedding as a part.
 
     Args:
         model: whose.
-        tokens: the calibration text; a token's error counts as often as it is there.
+        tokens: the calibration text; a token's error counts as often as it is there, or once if no text was read.
         part: where to.
     """
     key = embedding_key(model)
     table, stored = model.weights.load(key), model.weights.info(key).dtype
-    often = torch.bincount(tokens.flatten(), minlength=len(table)).double()
+    often = torch.ones(len(table), dtype=torch.float64)
+    if tokens is not None:
+        often = torch.bincount(tokens.flatten(), minlength=len(table)).double()
     pieces: list[dict[str, Tensor]] = []
     lost = whole = 0.0
     for start in range(0, len(table), SLICE):  # rows do not depend on each other, and a wide copy would be large
@@ -62,7 +64,8 @@ def round_embedding(model: OpenModel, tokens: Tensor, part: Path) -> None:
     codes = {prefix + name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     error = float(f"{(lost / whole) ** 0.5:.6g}") if whole else None
     shape = (table.shape[0], table.shape[1])
-    save_part(part, codes, [LayerRecord(key.removesuffix(".weight"), shape, EMBEDDING.label, error)])
+    of = "weights" if tokens is None else "outputs"
+    save_part(part, codes, [LayerRecord(key.removesuffix(".weight"), shape, EMBEDDING.label, error, error_of=of)])
 
 
 def restored_embedding(stored: dict[str, Tensor]) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from ...quant.activations import ActivationRounding
 from ...quant.channels import channel_notes
 from ...quant.grid import Grid
-from ...quant.layer_stats import LayerStats, output_error
+from ...quant.layer_stats import LayerStats, output_error, weight_error
 from ...quant.quantized_weight import QuantizedWeight, restore
 from ...quant.scheme import Scheme
 from ...quant.transforms import TRANSFORMS
@@ -31,8 +31,9 @@ class LayerRecord:
         name: its full name.
         shape: rows and columns.
         scheme: what it is stored as.
-        error: relative error of its outputs on calibration inputs; None if no token reached it.
+        error: what rounding lost, relative; None if no calibration token reached it.
         notes: sentences about what did not go as planned.
+        error_of: what ``error`` is of: the layer's outputs on calibration inputs, or its weights by themselves.
     """
 
     name: str
@@ -40,6 +41,7 @@ class LayerRecord:
     scheme: str
     error: float | None
     notes: list[str] = field(default_factory=list)
+    error_of: Literal["outputs", "weights"] = "outputs"
 
     def as_data(self) -> dict[str, Any]:
         """As plain data for JSON."""
@@ -48,6 +50,7 @@ class LayerRecord:
             "shape": list(self.shape),
             "scheme": self.scheme,
             "error": self.error,
+            "error_of": self.error_of,
             "notes": self.notes,
         }
 
@@ -82,16 +85,22 @@ class GroupQuantizer:
         self._treatment = treatment
         self._ranges = ranges
 
-    def round(self, linears: list[ToRound], stats: LayerStats) -> list[tuple[dict[str, Tensor], LayerRecord]]:
+    def round(self, linears: list[ToRound], stats: LayerStats | None) -> list[tuple[dict[str, Tensor], LayerRecord]]:
         """Round linears that share their inputs; each gets its stored tensors and its record.
 
         They are stacked into one weight: rows do not depend on each other, the Hessian is factored
         once, and NVFP4's global scale is shared, as servers that fuse q/k/v or gate/up need it.
         Blocks of rows (FP8_BLOCK) must not straddle two linears, so there each is rounded alone.
+
+        Args:
+            linears: those that are rounded.
+            stats: of their inputs; None if no text was read.
         """
         scheme = self._treatment.scheme
         stacked = scheme.args.strategy != "block"
-        inputs = input_rounding(scheme, stats, [linear.weight for linear in linears], linears[0].facts.dtype)
+        inputs = None
+        if stats is not None:
+            inputs = input_rounding(scheme, stats, [linear.weight for linear in linears], linears[0].facts.dtype)
         results = []
         for members in [linears] if stacked else [[linear] for linear in linears]:
             stored = members[0].facts.dtype
@@ -128,19 +137,43 @@ def input_rounding(
 
 
 def finished(
-    linear: ToRound, rounded: QuantizedWeight, scheme: Scheme, stats: LayerStats, inputs: ActivationRounding | None
+    linear: ToRound,
+    rounded: QuantizedWeight,
+    scheme: Scheme,
+    stats: LayerStats | None,
+    inputs: ActivationRounding | None,
 ) -> tuple[dict[str, Tensor], LayerRecord]:
     """What the checkpoint stores for a rounded linear, and what is told of it."""
     facts = linear.facts
     beside = {} if inputs is None else {name: tensor.clone() for name, tensor in inputs.stored().items()}
     tensors = rounded.stored(scheme) | beside
-    error = output_error(linear.weight, restore(tensors, scheme), stats)
+    restored = restore(tensors, scheme)
+    if stats is None:
+        return tensors, record_of(facts, scheme, weight_error(linear.weight, restored), "weights", rounded.notes)
+    notes = [*rounded.notes, *channel_notes(stats, scheme), *reached_notes(stats)]
+    return tensors, record_of(facts, scheme, output_error(linear.weight, restored, stats), "outputs", notes)
+
+
+def record_of(
+    facts: LinearFacts,
+    scheme: Scheme,
+    error: float | None,
+    error_of: Literal["outputs", "weights"],
+    notes: list[str],
+) -> LayerRecord:
+    """What is kept of a rounded linear.
+
+    Raises:
+        SmeltError: the error is not finite.
+    """
     if error is not None and not math.isfinite(error):
+        if error_of == "weights":
+            raise SmeltError(f"{facts.name}: what its weights are rounded to is not finite; add it to ignore")
         raise SmeltError(
             f"{facts.name}: its outputs on the calibration text are not finite; add it to ignore or use other text"
         )
-    notes = [*rounded.notes, *channel_notes(stats, scheme), *reached_notes(stats)]
-    return tensors, LayerRecord(facts.name, (facts.rows, facts.columns), scheme.label, _rounded(error), notes)
+    shape = (facts.rows, facts.columns)
+    return LayerRecord(facts.name, shape, scheme.label, _rounded(error), notes, error_of)
 
 
 def reached_notes(stats: LayerStats) -> list[str]:

@@ -122,6 +122,9 @@ class PruneAutoStep:
             f" {' x '.join(f'{len(grid.levels[name])} {name}' for name in DIMENSIONS)}",
         }
 
+    def reads_text(self, model: OpenModel) -> list[str]:
+        return [f"prune {self.settings.structure}"]
+
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
         tokens, number = windows * length, compute_dtype(model.dtype).itemsize
         grid = self._grid(model)

@@ -136,6 +136,9 @@ class PruneBlocksStep:
             f" {human_bytes(before_bytes)} -> {human_bytes(after_bytes)}",
         }
 
+    def reads_text(self, model: OpenModel) -> list[str]:
+        return [f"prune {self.settings.structure}"]
+
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
         depth, tokens = len(model.anatomy.blocks), windows * length
         number = compute_dtype(model.dtype).itemsize

@@ -96,6 +96,9 @@ class PruneExpertsStep:
             f" {human_bytes(before)} -> {human_bytes(after)}",
         }
 
+    def reads_text(self, model: OpenModel) -> list[str]:
+        return [f"prune {self.settings.structure}"]
+
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
         tokens, number = windows * length, compute_dtype(model.dtype).itemsize
         hidden, blocks = model.skeleton.hidden_size, len(model.anatomy.blocks)

@@ -136,6 +136,9 @@ class PruneUnitsStep:
             f" {human_bytes(before)} -> {human_bytes(after)}",
         }
 
+    def reads_text(self, model: OpenModel) -> list[str]:
+        return [f"prune {self.settings.structure}"]
+
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
         axis = self._axis(model)
         tokens, number = windows * length, compute_dtype(model.dtype).itemsize

@@ -81,6 +81,9 @@ class PruneVocabularyStep:
             f" {human_bytes(before)} -> {human_bytes(after)}",
         }
 
+    def reads_text(self, model: OpenModel) -> list[str]:
+        return [f"prune {self.settings.structure}"]
+
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
         return Cost(2 * model.embedding_bytes(), model.weights.nbytes, 0.0)
 

@@ -119,6 +119,9 @@ class PruneWeightsStep:
             "sentence": f"prune {len(facts)} linears to {self.label}: {human_bytes(nbytes)} as before",
         }
 
+    def reads_text(self, model: OpenModel) -> list[str]:
+        return [f"prune {self.settings.structure}"]
+
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
         tokens, number = windows * length, compute_dtype(model.dtype).itemsize
         memory, operations, kept, sequential = 0, 0.0, 0, 0

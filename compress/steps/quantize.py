@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from .guard import LayerGuard
 from .mixed_precision import MixedPrecision
 from .parts import layers_of
 from .quantize_blocks import BlockQuantizer
+from .quantize_weights import WeightQuantizer
 from .step import RunContext, StepRecord
 from .train_quantized import QuantizedTraining
 from .training import training_cost
@@ -139,7 +141,56 @@ class QuantizeStep:
         schemes = mixed.candidates if mixed else [treatment.scheme for treatment in self._assignment.of(model).values()]
         return all(s.args.symmetric for s in schemes) and not any(f.is_expert for f in model.linears.values())
 
+    def reads_text(self, model: OpenModel) -> list[str]:
+        settings, cache = self.settings, self.cache_args(model)
+        found = self.transforms.reads_inputs
+        if isinstance(self._assignment, MixedPrecision):
+            found.append("scheme auto")
+        else:
+            found += [what for treatment in self._assignment.of(model).values() for what in treatment.reads_inputs]
+        if cache is not None and cache.dynamic is not True:
+            found.append("kv_cache's fixed scales")
+        found += [name for name in ("guard", "train", "diagnostics") if getattr(settings, name) is not None]
+        return list(dict.fromkeys(found))
+
+    def _weights_cost(self, model: OpenModel) -> Cost:
+        """Of rounding that reads no text: a portion that is rounded, the next one, and a block's results."""
+        model = self.working(model, 0)
+        chosen, itemsize = self._assignment.of(model), 4 if model.is_edited else model.dtype.itemsize
+        memory, operations = 0, 0.0
+        for index, anatomy in enumerate(model.anatomy.blocks):
+            facts = [model.linears[name] for name in anatomy.linears if name in chosen]
+            stored = sum(chosen[f.name].scheme.stored_bytes(f.rows, f.columns, f.dtype.itemsize) for f in facts)
+            if self.transforms.links:
+                portion = model.block_numel(index) * 4
+                memory = max(
+                    memory, model.block_numel(index) * 3 * 8
+                )  # the experiments that show where scales can move
+            else:
+                groups = ([f"{anatomy.name}.{name}" for name in group.linears] for group in anatomy.groups)
+                portion = max((sum(model.linears[n].numel for n in group) for group in groups), default=0) * itemsize
+            # A weight that is rounded whole is there in float32 as itself, its values, their errors and what is fitted.
+            whole = max((f.numel for f in facts if not chosen[f.name].method.by_row), default=0) * 4 * 8
+            memory = max(memory, 2 * portion + 2 * stored + whole)
+            operations += sum(f.numel for f in facts) * 100.0
+        if model.anatomy.head in chosen:
+            memory = max(memory, 3 * model.linears[model.anatomy.head].numel * itemsize)
+        memory = max(memory, model.embedding_bytes(), self._embedding_bytes(model))
+        plan = self.plan(model)
+        return Cost(int(memory), int(plan["bytes_after"] + plan["checkpoint_bytes"]), operations)
+
+    def _embedding_bytes(self, model: OpenModel) -> int:
+        """What rounding the embedding takes: the codes in pieces and in one, and a slice in float64."""
+        if self.settings.embeddings is None:
+            return 0
+        table = model.weights.info(embedding_key(model))
+        return table.nbytes + 2 * math.prod(table.shape) + SLICE * table.shape[1] * 3 * 8
+
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
+        if not self.reads_text(model):
+            return self._weights_cost(model)
+        if self.reads_text(model) == ["diagnostics"]:
+            windows = min(windows, self.settings.diagnostics or windows)
         tokens = windows * length
         learning = self.transforms.cost(model, tokens)
         model = self.working(model)
@@ -191,11 +242,7 @@ class QuantizeStep:
             memory = max(memory, head.numel * (2 * head.dtype.itemsize + 4 * 5) + hessian)
             sequential += head.columns
         hidden = tokens * kept * number
-        memory = max(memory, model.embedding_bytes())
-        if self.settings.embeddings is not None:
-            # The codes in pieces and in one, and a slice in float64.
-            table = model.weights.info(embedding_key(model))
-            memory = max(memory, table.nbytes + 2 * math.prod(table.shape) + SLICE * table.shape[1] * 3 * 8)
+        memory = max(memory, model.embedding_bytes(), self._embedding_bytes(model))
         plan = self.plan(model)
         disk = plan["bytes_after"] + plan["checkpoint_bytes"] + hidden
         by_block = any(treatment.method.by_block for treatment in chosen.values())
@@ -212,14 +259,14 @@ class QuantizeStep:
         return rounding + measuring + Cost(0, 0, candidates * operations, candidates * sequential)
 
     def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
-        working, chosen, blocks, record = self._quantized(model, context)
-        parts, outcome = blocks.parts, None
+        working, chosen, rounded, record = self._quantized(model, context)
+        parts, outcome = rounded, None
         training = self._training(working, chosen, parts, context)
         if training is not None:
             part, outcome = training.run(context)
             parts = [*parts, part]
         self._write(working, chosen, parts, target)
-        layers, settings = layers_of(blocks.parts), self.settings.model_dump(mode="json")
+        layers, settings = layers_of(rounded), self.settings.model_dump(mode="json")
         if outcome is None:
             return StepRecord("quantize", settings, layers, list(model.anatomy.unknown), record)
         done = [outcome.sentence, "the errors of layers are those before training"]
@@ -228,8 +275,8 @@ class QuantizeStep:
         )
 
     def help(self, model: OpenModel, context: RunContext) -> None:
-        working, chosen, blocks, _ = self._quantized(model, context)
-        training = self._training(working, chosen, blocks.parts, context)
+        working, chosen, parts, _ = self._quantized(model, context)
+        training = self._training(working, chosen, parts, context)
         if training is not None:
             training.help(context)
 
@@ -244,7 +291,7 @@ class QuantizeStep:
 
     def _quantized(
         self, model: OpenModel, context: RunContext
-    ) -> tuple[OpenModel, dict[str, Treatment], BlockQuantizer, dict[str, Any] | None]:
+    ) -> tuple[OpenModel, dict[str, Treatment], list[Path], dict[str, Any] | None]:
         context.journal.mkdir(parents=True, exist_ok=True)
         working = self.working(model, context.seed, context)
         record = None
@@ -252,17 +299,16 @@ class QuantizeStep:
             chosen, record = self._assignment.chosen(working, self.transforms.ranges, context)
         else:
             chosen = self._assignment.of(working)
-        blocks = BlockQuantizer(
-            working,
-            chosen,
-            self.transforms,
-            self.cache_args(working),
-            LayerGuard(self.settings.guard),
-            context,
-            embedding=self.settings.embeddings is not None,
-        )
-        blocks.run()
-        return working, chosen, blocks, record
+        embedding, wanted = self.settings.embeddings is not None, self.reads_text(model)
+        if wanted:
+            if wanted == ["diagnostics"]:
+                context = replace(context, tokens=context.tokens[: self.settings.diagnostics])
+            guard, cache = LayerGuard(self.settings.guard), self.cache_args(working)
+            quantizer = BlockQuantizer(working, chosen, self.transforms, cache, guard, context, embedding=embedding)
+        else:
+            quantizer = WeightQuantizer(working, chosen, self.transforms, context, embedding=embedding)
+        quantizer.run()
+        return working, chosen, quantizer.parts, record
 
     def cache_args(self, model: OpenModel) -> QuantizationArgs | None:
         """What keys and values will be cached in; None for as they are computed."""

@@ -23,7 +23,7 @@ from ...runtime.device import on
 from ..activations import ActivationStore
 from ..anatomy import BlockAnatomy, SharedInput
 from ..keys_values import KeysValues, RangesCache, with_cache
-from ..links import as_rows, block_weights
+from ..links import block_weights
 from ..open_model import LinearFacts, OpenModel
 from ..resources import release_freed_memory
 from ..streamed import StreamedModel
@@ -35,7 +35,7 @@ from .group_quantizer import GroupQuantizer, LayerRecord, ToRound, finished, inp
 from .guard import LayerGuard
 from .parts import layers_of, load_part, save_part
 from .step import RunContext
-from .transforms import Transforms, fill
+from .transforms import Transforms, changed_beside, fill
 from .unrounded import UnroundedInputs
 
 # Linears, what the checkpoint stores for each, and what is told of it.
@@ -190,7 +190,7 @@ class BlockQuantizer:
             stored: dict[str, Tensor] = {}
             if self._transforms.links:
                 self._transforms.apply(passes, links, weights, schemes, self._model.dtype)
-                stored |= self._changed(block, index, weights, schemes.keys())
+                stored |= changed_beside(self._model, index, weights, schemes.keys())
                 if entering is not None and unrounded:
                     unrounded.record(block, call, entering)  # the same linears read other numbers now
             records: list[LayerRecord] = []
@@ -409,20 +409,6 @@ class BlockQuantizer:
         records: list[LayerRecord] = []
         self._once(partial(self._rounded, "", {facts.name: linear}, stats), stored, records)
         self._save(part, stored, records)
-
-    def _changed(
-        self, block: nn.Module, index: int, weights: dict[str, Tensor], quantized: object
-    ) -> dict[str, Tensor]:
-        """What scales were moved into that is not quantized: norms, biases, routers, linears that are left as they are."""
-        prefix = f"{self._model.anatomy.blocks[index].name}."
-        names = {f"{name}.weight" for name in quantized}  # type: ignore[attr-defined]
-        changed = {}
-        for name, tensor in weights.items():
-            key = self._model.names[prefix + name]
-            if name not in names:
-                module = block.get_submodule(name.rpartition(".")[0])
-                changed[key] = as_rows(module, tensor).to(self._model.weights.info(key).dtype).contiguous()
-        return changed
 
     def _install(self, block: nn.Module, index: int, stored: dict[str, Tensor], hooks: ExitStack) -> None:
         """Give a block everything that its part holds."""

@@ -22,7 +22,8 @@ class RunContext:
 
     Attributes:
         dtype: what the model computes in while it is calibrated.
-        tokens: calibration windows, token ids ``[samples, length]``.
+        tokens: calibration windows, token ids ``[samples, length]``; if no step reads text, a few random ones, which
+            checks of what a step has made may run.
         seed: the run's, for whatever is random.
         journal: a directory of the step's own for finished parts; it survives a kill.
         progress: shows how far it is.
@@ -90,6 +91,10 @@ class Step(Protocol):
 
     def check(self, model: OpenModel) -> list[Problem]:
         """All that can be known to be wrong before any work."""
+        ...
+
+    def reads_text(self, model: OpenModel) -> list[str]:
+        """What of it asks for the calibration text, in a few words each; nothing if it needs none."""
         ...
 
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:

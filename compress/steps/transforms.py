@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +11,7 @@ from torch import Tensor, nn
 from ...quant.layer_stats import LayerStats
 from ...quant.scheme import Scheme
 from ...quant.transforms import TRANSFORMS
-from ...quant.transforms.link import Link
 from ...quant.transforms.options import RotateOptions
-from ...quant.transforms.transform import TransformOptions
 from ...system.errors import Problem, SmeltError
 from ..anatomy import SharedInput
 from ..links import LinkNames, as_rows, bind
@@ -50,6 +47,11 @@ class Transforms:
     def change_weights(self) -> bool:
         """Whether what is rounded is not what the checkpoint holds."""
         return bool(self.streams or self.links)
+
+    @property
+    def reads_inputs(self) -> list[str]:
+        """Which of them ask what layers read of a calibration text."""
+        return [f"transform {choice.method}" for choice in self._choices if choice.settled().reads_inputs]
 
     def problems(self, model: OpenModel) -> list[Problem]:
         """What stands between these transforms and a model."""
@@ -120,17 +122,25 @@ class Transforms:
             schemes: what each linear will be stored as, by its name in the block.
             stored: what the checkpoint stores norms in.
         """
-        used = [link for link in links if any(name in schemes for group in link.groups for name in group.linears)]
+        used = _used(links, schemes)
         for choice in self.links:
-            transform, options = TRANSFORMS[choice.method], choice.settled()
-            assert transform.link is not None
-            groups = [group for link in used for group in link.groups]
-            stats: dict[SharedInput, LayerStats] = dict.fromkeys(groups, LayerStats(None, torch.zeros(0, 0), 0))
-            if transform.needs_inputs:
-                stats = dict(passes.survey(groups))
-            move = partial(_move, transform.link, used, weights, stats, schemes, stored, options)
-            passes.processes.edited(move, weights.values())
+            stats = _unknown(used)
+            if choice.settled().reads_inputs:
+                stats = dict(passes.survey(list(stats)))
+            passes.processes.edited(partial(_move, choice, used, weights, stats, schemes, stored), weights.values())
             fill(passes.block, weights, next(passes.block.parameters()).dtype)
+
+    def move(
+        self,
+        links: tuple[LinkNames, ...],
+        weights: dict[str, Tensor],
+        schemes: dict[str, Scheme],
+        stored: torch.dtype,
+    ) -> None:
+        """Move scales within a block where no transform reads text; see :meth:`apply`."""
+        used = _used(links, schemes)
+        for choice in self.links:
+            _move(choice, used, weights, _unknown(used), schemes, stored)
 
     def _streams(self, model: OpenModel) -> Streams:
         if self._found is None:
@@ -138,15 +148,50 @@ class Transforms:
         return self._found
 
 
+def changed_beside(
+    model: OpenModel, index: int, weights: dict[str, Tensor], quantized: Collection[str]
+) -> dict[str, Tensor]:
+    """What scales were moved into that is not quantized: norms, biases, routers, linears that are left as they are.
+
+    Args:
+        model: whose block it is.
+        index: which block.
+        weights: the block's parameters as :meth:`Transforms.apply` leaves them.
+        quantized: names of the linears in the block that are rounded.
+
+    Returns:
+        Tensors as the checkpoint stores them, by its names.
+    """
+    prefix, block = f"{model.anatomy.blocks[index].name}.", model.skeleton.blocks[index]
+    names = {f"{name}.weight" for name in quantized}
+    changed = {}
+    for name, tensor in weights.items():
+        key = model.names[prefix + name]
+        if name not in names:
+            module = block.get_submodule(name.rpartition(".")[0])
+            changed[key] = as_rows(module, tensor).to(model.weights.info(key).dtype).contiguous()
+    return changed
+
+
+def _used(links: tuple[LinkNames, ...], schemes: dict[str, Scheme]) -> list[LinkNames]:
+    return [link for link in links if any(name in schemes for group in link.groups for name in group.linears)]
+
+
+def _unknown(links: list[LinkNames]) -> dict[SharedInput, LayerStats]:
+    groups = [group for link in links for group in link.groups]
+    return dict.fromkeys(groups, LayerStats(None, torch.zeros(0, 0), 0))
+
+
 def _move(
-    move: Callable[[Link, Any], None],
+    choice: TransformChoice,
     links: list[LinkNames],
     weights: dict[str, Tensor],
     stats: dict[SharedInput, LayerStats],
     schemes: dict[str, Scheme],
     stored: torch.dtype,
-    options: TransformOptions,
 ) -> None:
+    move, options = TRANSFORMS[choice.method].link, choice.settled()
+    assert move is not None
     for link in links:
         move(bind(link, weights, stats, schemes, stored), options)
 

@@ -9,7 +9,7 @@ from .options import GptqOptions, HqqOptions, NearestOptions, RoundingOptions, S
 _nearest = later(__name__, "nearest")
 
 METHODS: dict[str, Method] = {
-    "nearest": Method(_nearest, NearestOptions, needs_hessian=False),
+    "nearest": Method(_nearest, NearestOptions, needs_hessian=False, by_row=True),
     "gptq": Method(later(__name__, "gptq"), GptqOptions, needs_hessian=True),
     "hqq": Method(later(__name__, "hqq"), HqqOptions, needs_hessian=False),
     "signround": Method(_nearest, SignroundOptions, needs_hessian=False, by_block=True),

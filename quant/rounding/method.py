@@ -22,9 +22,11 @@ class Method:
         options: the pydantic model of its options.
         needs_hessian: whether ``stats.hessian`` must be gathered for it.
         by_block: whether it rounds a block's linears together, as :func:`signround` does.
+        by_row: whether without inputs a row's codes depend on nothing but the row and a scale that the format shares.
     """
 
     function: Callable[..., QuantizedWeight]
     options: type[RoundingOptions]
     needs_hessian: bool
     by_block: bool = False
+    by_row: bool = False

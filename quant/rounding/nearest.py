@@ -11,6 +11,10 @@ from ..quantized_weight import QuantizedWeight
 from ..scale_search import fit_scales
 from .options import NearestOptions, RoundingOptions
 
+    @property
+    def reads_inputs(self) -> bool:
+        return self.scale_search
+
 
 def nearest(
     weight: Tensor,

@@ -19,6 +19,11 @@ class RoundingOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     @property
+    def reads_inputs(self) -> bool:
+        """Whether the method asks what its layer reads of a calibration text."""
+        return False
+
+    @property
     def reads_unrounded(self) -> bool:
         """Whether the method also asks what its layer reads in the unrounded model (``stats.shift``)."""
         return False
@@ -41,6 +46,10 @@ class NearestOptions(RoundingOptions):
         default=False,
         description="Search each group's scale where that lowers its error weighted by input energy (symmetric integers).",
     )
+
+    @property
+    def reads_inputs(self) -> bool:
+        return self.scale_search
 
 
 class GptqOptions(RoundingOptions):
@@ -110,6 +119,10 @@ class GptqOptions(RoundingOptions):
         return self.refit_groups
 
     @property
+    def reads_inputs(self) -> bool:
+        return True
+
+    @property
     def reads_unrounded(self) -> bool:
         return self.error_aware > 0
 
@@ -138,3 +151,7 @@ class SignroundOptions(RoundingOptions):
         default=0.0, ge=0, lt=1, description="The share of its extremes below which no group's range shrinks."
     )
     seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Of the order in which windows are drawn.")
+
+    @property
+    def reads_inputs(self) -> bool:
+        return True

@@ -17,11 +17,9 @@ from .transform import Transform
 TRANSFORMS: dict[str, Transform] = {
     "fold_norms": Transform(FoldNormsOptions, stream=True),
     "rotate": Transform(RotateOptions, stream=True),
-    "smooth": Transform(SmoothOptions, link=later(__name__, "smooth"), needs_inputs=True),
+    "smooth": Transform(SmoothOptions, link=later(__name__, "smooth")),
     "equalize": Transform(EqualizeOptions, link=later(__name__, "equalize")),
-    "awq": Transform(
-        AwqOptions, link=later(__name__, "awq"), range=later(__name__, "awq", "awq_range"), needs_inputs=True
-    ),
+    "awq": Transform(AwqOptions, link=later(__name__, "awq"), range=later(__name__, "awq", "awq_range")),
     "clip": Transform(ClipOptions, range=later(__name__, "clip")),
 }
 

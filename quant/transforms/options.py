@@ -10,6 +10,11 @@ class TransformOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
+    @property
+    def reads_inputs(self) -> bool:
+        """Whether the transform asks what layers read of a calibration text."""
+        return False
+
 
 class AwqOptions(TransformOptions):
     """Options of AWQ's scaling."""
@@ -22,12 +27,20 @@ class AwqOptions(TransformOptions):
     )
     clip: bool = Field(default=True, description="Also cut off extremes where that lowers the error, as `clip` does.")
 
+    @property
+    def reads_inputs(self) -> bool:
+        return True
+
 
 class ClipOptions(TransformOptions):
     """Options of clipping."""
 
     least: float = Field(default=0.5, gt=0, lt=1, description="The smallest share of a group's range that is tried.")
     steps: int = Field(default=10, ge=1, description="How many shares are tried.")
+
+    @property
+    def reads_inputs(self) -> bool:
+        return True
 
 
 class EqualizeOptions(TransformOptions):
@@ -40,6 +53,10 @@ class SmoothOptions(TransformOptions):
     strength: float = Field(
         default=0.5, ge=0, le=1, description="How much of the inputs' range moves to the weights; the paper's alpha."
     )
+
+    @property
+    def reads_inputs(self) -> bool:
+        return True
 
 
 class FoldNormsOptions(TransformOptions):
@@ -58,3 +75,7 @@ class RotateOptions(TransformOptions):
     seed: int | None = Field(
         default=None, ge=0, le=2**32 - 1, description="Chooses the signs; absent for the run's own seed."
     )
+
+    @property
+    def reads_inputs(self) -> bool:
+        return self.learn > 0

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from ..layer_stats import LayerStats
     from .link import Link
 
+    @property
+    def reads_inputs(self) -> bool:
+        """Whether the transform asks what layers read of a calibration text."""
+        return False
+
 
 @dataclass(frozen=True)
 class Transform:
@@ -25,11 +30,9 @@ class Transform:
         link: moves a scale where one module feeds others: ``(link, options)``.
         range: chooses the range of a weight's codes: ``(weight, grid, stats, options) -> grid``.
         stream: whether it changes the residual stream of the whole model; weights are edited as they are read.
-        needs_inputs: whether its link reads calibration text.
     """
 
     options: type[TransformOptions]
     link: Callable[[Link, Any], None] | None = None
     range: Callable[[Tensor, Grid, LayerStats, Any], Grid] | None = None
     stream: bool = False
-    needs_inputs: bool = False

@@ -11,6 +11,7 @@ from smelt.compress.open_model import OpenModel
 from smelt.compress.pipeline import run
 from smelt.compress.verify import reload
 from smelt.models.directory import ModelDirectory
+from smelt.quant.scheme import Scheme
 from smelt.system.errors import SmeltError
 from torch import Tensor, nn
 
@@ -29,18 +30,25 @@ def made(tiny: Callable[..., Path], recipe: Callable[..., Recipe]) -> tuple[Open
 def test_one_number_that_reads_otherwise_is_found_and_named(
     name: str, made: tuple[OpenModel, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = DenseWeights.load
+    read, read_parts = DenseWeights.load, DenseWeights.parts
 
     def otherwise(self: DenseWeights, key: str) -> Tensor:
         tensor = read(self, key)
-        if key == f"{name}.weight":
+        if key == f"{name}.weight" and key not in self.packed:
             tensor = tensor.clone()
             tensor[3, 5] += tensor.abs().max()
         return tensor
 
+    def other_parts(self: DenseWeights, key: str) -> tuple[dict[str, Tensor], Scheme]:
+        parts, scheme = read_parts(self, key)
+        if key == f"{name}.weight":
+            parts["weight_packed"][3, 5] ^= 8
+        return parts, scheme
+
     model, checkpoint = made
     assert reload(model, checkpoint, TOKENS, tmp_path).largest_difference == 0
     monkeypatch.setattr(DenseWeights, "load", otherwise)
+    monkeypatch.setattr(DenseWeights, "parts", other_parts)
     with pytest.raises(SmeltError, match=rf"{name} reloads with other weights"):
         reload(model, checkpoint, TOKENS, tmp_path)
 
