@@ -1,6 +1,7 @@
 """The quantizers of Smelt, llm-compressor, GPTQModel and AutoRound on one model: perplexity, time and peak memory.
 
-    python -m benchmarks.against_peers --llm-compressor PYTHON --gptqmodel PYTHON --auto-round PYTHON [--parts quality|cost]
+    python -m benchmarks.against_peers --llm-compressor PYTHON --gptqmodel PYTHON --auto-round PYTHON
+        [--parts quality|cost|without_text]
 
 Each peer is given by the Python of its environment; those not given are left out. All read the same calibration
 windows (256 tokens of C4 each, drawn by each seed), quantize weights alone, symmetrically, and leave the output layer.
@@ -13,6 +14,9 @@ not do stands as its error.
 :data:`REPEATS` runs, tools alternating; only on a machine that does nothing else. Smelt's time is that of its whole
 run, with tokenization, writing and the reload check, llm-compressor's has writing, those of the others neither. Memory is the
 process's peak, whole and above what imports take.
+
+``without_text``: a random Llama of 1.1 billion weights rounded to nearest, which reads no text, by Smelt and llm-compressor
+alone, counted as in ``cost``.
 
 Rows that the result's file holds are not measured again, so a run that was cut goes on; delete the file to start over.
 """
@@ -41,7 +45,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from .common import REPOSITORY, RESULTS, SHARED, save
-from .random_model import build
+from .random_model import BIG, build
 
 NAME = "against_peers"
 COMMAND = "python -m benchmarks.against_peers --llm-compressor PEER --gptqmodel PEER --auto-round PEER"
@@ -85,6 +89,7 @@ SMELT_JOBS: dict[str, tuple[Any, list[str]]] = {
 STEPS, BATCH = 50, 8
 LARGE_STEPS, LARGE_BATCH = 5, 6
 MIDDLE_BLOCKS, MIDDLE_STEPS = 6, 20
+BILLION_BLOCKS = 16
 
 
 @dataclass(frozen=True)
@@ -135,14 +140,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for peer in SCRIPTS:
         parser.add_argument(f"--{peer}", metavar="PYTHON")
-    parser.add_argument("--parts", nargs="+", choices=["quality", "cost"], default=["quality", "cost"])
+    parts = {"quality": quality, "cost": cost, "without_text": without_text}
+    parser.add_argument("--parts", nargs="+", choices=[*parts], default=[*parts])
     chosen = parser.parse_args()
     pythons = {peer: getattr(chosen, peer.replace("-", "_")) for peer in SCRIPTS}
     path = RESULTS / f"{NAME}.json"
     results: dict[str, Any] = json.loads(path.read_text())["results"] if path.exists() else {}
     with tempfile.TemporaryDirectory(prefix="smelt-peers-") as scratch:
         bench = Bench(Path(scratch), {peer: python for peer, python in pythons.items() if python})
-        for part, measure in (("quality", quality), ("cost", cost)):
+        for part, measure in parts.items():
             rows = results.setdefault(part, [])
             for row in measure(bench, [*rows]) if part in chosen.parts else ():
                 rows.append(row)
@@ -231,6 +237,25 @@ def cost(bench: Bench, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                         runs[tool].append(in_smelts_terms(bench.peer(tool, model, 4, 128, peers[tool], output)))
             row: dict[str, Any] = {"model": about, "method": method, "repeats": REPEATS}
             yield row | {tool: summed(found) for tool, found in runs.items()}
+
+
+def without_text(bench: Bench, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Time and memory of rounding by the weights alone, alternating with llm-compressor."""
+    model, tools = bench.work / "billion", ["smelt", *(peer for peer in bench.pythons if peer == "llm-compressor")]
+    about = f"random Llama of {build(model, BILLION_BLOCKS, BIG) / 1e6:.0f} MB"
+    dynamic = ["--activations", "dynamic"]
+    for scheme, bits, group, more in (("W4A16", 4, 128, []), ("W8A8", 8, 0, dynamic)):
+        if any(row["scheme"] == scheme and row["model"] == about for row in known):
+            continue
+        runs: dict[str, list[dict[str, Any]]] = {tool: [] for tool in tools}
+        for _ in range(REPEATS):
+            for tool in tools:
+                if tool == "smelt":
+                    runs[tool].append(bench.smelt(model, {"scheme": scheme}, SAMPLES, 0))
+                else:
+                    method = ["rtn", "--without-data", *more]
+                    runs[tool].append(in_smelts_terms(bench.peer(tool, model, bits, group, method, "--packed")))
+        yield {"model": about, "scheme": scheme, "repeats": REPEATS} | {tool: summed(runs[tool]) for tool in tools}
 
 
 def cost_jobs(steps: int, batch: int) -> list[tuple[str, Any, dict[str, list[str]]]]:

@@ -6,7 +6,7 @@ A method is any transforms and one rounding, joined by "+": awq, smoothquant, sp
 gptq. ``--set gptq.actorder=null`` sets a field of a part. With ``--activations`` the activations get as many
 bits as the weights, one scale a token ("dynamic") or a tensor ("static"). A dense checkpoint holds weights alone, so
 ``--evaluation`` gives the perplexity of the peer's own model, with its activations quantized and its online
-rotations running. ``--packed`` writes the peer's own checkpoint instead of a dense one and counts the time.
+rotations running. ``--without-data`` gives it no text. ``--packed`` writes the peer's own checkpoint instead of a dense one and counts the time.
 """
 
 from __future__ import annotations
@@ -43,8 +43,19 @@ def work(job: Job) -> dict[str, Any]:
     with job.stage("load"):
         model = transformers.AutoModelForCausalLM.from_pretrained(job.model, dtype=given.dtype)
         tokenizer = transformers.AutoTokenizer.from_pretrained(job.model)
-    windows = job.windows().tolist()
-    data = datasets.Dataset.from_dict({"input_ids": windows, "attention_mask": [[1] * len(w) for w in windows]})
+    reading: dict[str, Any] = {}
+    if not given.without_data:
+        windows = job.windows().tolist()
+        reading = {
+            "tokenizer": tokenizer,
+            "dataset": datasets.Dataset.from_dict(
+                {"input_ids": windows, "attention_mask": [[1] * len(w) for w in windows]}
+            ),
+            "batch_size": job.batch_size,
+            "num_calibration_samples": len(windows),
+            "max_seq_length": len(windows[0]),
+            "shuffle_calibration_samples": False,
+        }
     grain = {"strategy": "group", "group_size": job.group_size} if job.group_size > 0 else {"strategy": "channel"}
     scheme = QuantizationScheme(
         targets=["Linear"],
@@ -62,16 +73,7 @@ def work(job: Job) -> dict[str, Any]:
     recipe.append(kinds[rounding](config_groups={"all": scheme}, ignore=["lm_head"], **part(job, rounding)))
 
     with job.stage("quantize"):
-        model = oneshot(
-            model=model,
-            tokenizer=tokenizer,
-            recipe=recipe,
-            dataset=data,
-            batch_size=job.batch_size,
-            num_calibration_samples=len(windows),
-            max_seq_length=len(windows[0]),
-            shuffle_calibration_samples=False,
-        )
+        model = oneshot(model=model, recipe=recipe, **reading)
     stated: dict[str, Any] = {"settings": {"activations": given.activations, "dtype": given.dtype, **job.options}}
     if given.packed:
         with job.stage("pack"):
@@ -125,6 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--evaluation", type=Path, help="safetensors file with the windows to judge the peer's model on"
     )
+    parser.add_argument("--without-data", action="store_true", help="give no calibration text; rtn alone needs none")
     parser.add_argument("--packed", type=Path, help="directory of the peer's own checkpoint")
     parser.add_argument("--dtype", default="auto")
 

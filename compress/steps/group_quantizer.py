@@ -109,6 +109,7 @@ class GroupQuantizer:
             for choice in self._ranges:
                 fitted = TRANSFORMS[choice.method].range
                 assert fitted is not None
+                assert stats is not None  # which ranges need
                 grid = fitted(weight.float(), grid, stats, choice.settled())
             whole = self._treatment.method.function(weight, scheme.args, stats, self._treatment.options, grid)
             start = 0

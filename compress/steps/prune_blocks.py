@@ -137,7 +137,7 @@ class PruneBlocksStep:
         }
 
     def reads_text(self, model: OpenModel) -> list[str]:
-        return [f"prune {self.settings.structure}"]
+        return [] if self.settings.keep is not None else [f"score {self._score}"]
 
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
         depth, tokens = len(model.anatomy.blocks), windows * length

@@ -82,7 +82,7 @@ class PruneVocabularyStep:
         }
 
     def reads_text(self, model: OpenModel) -> list[str]:
-        return [f"prune {self.settings.structure}"]
+        return []  # but the corpus that it is given
 
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
         return Cost(2 * model.embedding_bytes(), model.weights.nbytes, 0.0)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...prune.scores import magnitude, wanda
 from ...prune.sparsegpt import sparsegpt
-from ...quant.layer_stats import LayerStats, output_error
+from ...quant.layer_stats import LayerStats, output_error, weight_error
 from ...quant.pattern import Pattern
 from ...quant.rounding.options import AT_A_TIME
 from ...quant.sparsity import keep_share
@@ -120,9 +120,17 @@ class PruneWeightsStep:
         }
 
     def reads_text(self, model: OpenModel) -> list[str]:
-        return [f"prune {self.settings.structure}"]
+        settings = self.settings
+        found = [] if self._score == "magnitude" else [f"score {self._score}"]
+        found += [] if settings.update is None else [f"update {settings.update}"]
+        found += [] if settings.allocation == "uniform" else [f"allocation {settings.allocation}"]
+        return found + ([] if settings.guard is None else ["guard"])
 
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
+        if not self.reads_text(model):
+            largest = max(each.numel for each in self._facts(model))
+            block = model.largest_block() * model.dtype.itemsize
+            return Cost(block + largest * 4 * 5, 2 * model.weights.nbytes, 50.0 * model.weights.nbytes)
         tokens, number = windows * length, compute_dtype(model.dtype).itemsize
         memory, operations, kept, sequential = 0, 0.0, 0, 0
         pruned = {each.name for each in self._facts(model)}
@@ -188,15 +196,47 @@ class PruneWeightsStep:
             self._shares = {each.name: self._share for each in facts if self._pattern is None}
         else:
             self._shares = shared_out(self.settings.allocation, self._share, facts, model, context)
-        pruner = _BlockPruner(model, {each.name for each in facts}, self, context)
+        chosen = {each.name for each in facts}
+        if not self.reads_text(model):
+            return self._pruned_alone(model, chosen, context)
+        pruner = _BlockPruner(model, chosen, self, context)
         pruner.run()
         return pruner.parts
 
-    def pruned(self, facts: LinearFacts, weight: Tensor, stats: LayerStats) -> tuple[Tensor, LayerRecord]:
-        """A linear's weight ``[rows, columns]`` with zeros, in float32, and what is told of it."""
-        notes = reached_notes(stats)
+    def _pruned_alone(self, model: OpenModel, chosen: set[str], context: RunContext) -> list[Path]:
+        """A part for each block, by its weights alone; the first process makes them."""
+        parts = [context.journal / f"block-{i:05d}.safetensors" for i in range(len(model.anatomy.blocks))]
+
+        def make() -> tuple[dict[str, Tensor], None]:
+            missing = [(part, at) for part, at in zip(parts, model.anatomy.blocks, strict=True) if not part.exists()]
+            for part, anatomy in context.progress.track(missing, "pruning blocks", len(missing)):
+                stored: dict[str, Tensor] = {}
+                records: list[LayerRecord] = []
+                for facts in (model.linears[name] for name in anatomy.linears if name in chosen):
+                    module = model.skeleton.model.get_submodule(facts.name)
+                    found, record = self.pruned(facts, as_rows(module, model.weights.load(facts.key)), None)
+                    stored[facts.key] = as_rows(module, found.to(facts.dtype)).contiguous()
+                    records.append(record)
+                save_part(part, stored, records)
+            return {}, None
+
+        context.processes.from_first(make)
+        return parts
+
+    def pruned(self, facts: LinearFacts, weight: Tensor, stats: LayerStats | None) -> tuple[Tensor, LayerRecord]:
+        """A linear's weight ``[rows, columns]`` with zeros, in float32, and what is told of it.
+
+        Args:
+            facts: the linear.
+            weight: its weight.
+            stats: of its inputs; None if no text was read, which all but magnitudes need.
+        """
+        notes = [] if stats is None else reached_notes(stats)
         update, score = self.settings.update, self._score
-        if stats.tokens == 0 and score != "magnitude":
+        if stats is None:
+            assert score == "magnitude"
+            assert update is None
+        elif stats.tokens == 0 and score != "magnitude":
             notes.append(
                 "no calibration token reached it, so its smallest weights were removed and nothing makes up for it"
             )
@@ -208,7 +248,7 @@ class PruneWeightsStep:
         if score == "obs":
             keep: Pattern | float | Tensor = self._pattern or self._shares[facts.name]
         else:
-            ranked = magnitude(weight) if score == "magnitude" else wanda(weight, self._energy(stats))
+            ranked = magnitude(weight) if stats is None or score == "magnitude" else wanda(weight, self._energy(stats))
             by_row = score == "wanda"
             keep = (
                 self._pattern.keep(ranked)
@@ -219,11 +259,12 @@ class PruneWeightsStep:
             assert isinstance(keep, Tensor)
             found = weight.float() * keep
         else:
+            assert stats is not None
             assert stats.hessian is not None
             found, more = sparsegpt(weight, stats.hessian, keep)
             notes += more
         found = found.to(facts.dtype).float()
-        error = output_error(weight, found, stats)
+        error = weight_error(weight, found) if stats is None else output_error(weight, found, stats)
         if error is not None and not math.isfinite(error):
             raise SmeltError(
                 f"{facts.name}: its outputs on the calibration text are not finite; add it to ignore or use other text"
@@ -231,7 +272,8 @@ class PruneWeightsStep:
         rounded = None if error is None else float(f"{error:.4g}")
         if self.settings.allocation != "uniform":
             notes.append(f"{self._shares[facts.name]:.1%} of its weights went")
-        record = LayerRecord(facts.name, (facts.rows, facts.columns), self.label, rounded, notes)
+        of = "weights" if stats is None else "outputs"
+        record = LayerRecord(facts.name, (facts.rows, facts.columns), self.label, rounded, notes, of)
         self._guard.judge(record)
         return found, record
 

@@ -123,12 +123,12 @@ class WeightQuantizer:
             for portion, read in self._context.progress.track(ahead, "quantizing weights", len(portions)):
                 stored |= read.beside
                 for stack in portion.stacks:
-                    linears = [ToRound(self._model.linears[name], read.weights.pop(name)) for name in stack]
-                    for linear, (tensors, record) in zip(linears, self._rounded(linears, rows), strict=True):
-                        key = linear.facts.key.removesuffix("weight")
+                    for tensors, record in self._rounded(
+                        [ToRound(self._model.linears[name], read.weights.pop(name)) for name in stack], rows
+                    ):
+                        key = self._model.linears[record.name].key.removesuffix("weight")
                         stored |= {key + local: tensor for local, tensor in tensors.items()}
                         records.append(record)
-                    del linears, linear
                 del read
                 if portion.last:
                     if saving is not None:

@@ -11,10 +11,6 @@ from ..quantized_weight import QuantizedWeight
 from ..scale_search import fit_scales
 from .options import NearestOptions, RoundingOptions
 
-    @property
-    def reads_inputs(self) -> bool:
-        return self.scale_search
-
 
 def nearest(
     weight: Tensor,

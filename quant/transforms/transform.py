@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from ..layer_stats import LayerStats
     from .link import Link
 
-    @property
-    def reads_inputs(self) -> bool:
-        """Whether the transform asks what layers read of a calibration text."""
-        return False
-
 
 @dataclass(frozen=True)
 class Transform:

@@ -322,7 +322,7 @@ def test_a_recipe_merges_and_rounds_with_calibration(
         run(recipe(path, {"adapter": str(path)}), progress=False)
     written = {"calibrate": {"source": "self"}, "output": str(tmp_path / "other")}
     with pytest.raises(SmeltError, match="self would be written without the adapter"):
-        run(recipe(path, {"adapter": str(directory)} | written, group_size=32), progress=False)
+        run(recipe(path, {"adapter": str(directory)} | written, group_size=32, rounding="gptq"), progress=False)
 
 
 def test_an_adapter_of_a_plain_model_is_merged_before_it_is_quantized(

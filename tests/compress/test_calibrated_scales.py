@@ -31,7 +31,7 @@ def _quantized(recipe: Recipe) -> tuple[Path, dict[str, Tensor], dict[str, Any]]
 def calibration(recipe: Callable[..., Recipe], tiny: Callable[..., Path], tmp_path: Path) -> tuple[Path, Tensor]:
     """A model, and the tokens that every run of ``recipe`` on it calibrates with."""
     path = tiny("llama")
-    kept = recipe(path, {"evaluate": False, "output": str(tmp_path / "first")})
+    kept = recipe(path, {"evaluate": False, "output": str(tmp_path / "first")}, diagnostics=8)
     from smelt.compress import pipeline
 
     plan = pipeline.Plan.make(kept)

@@ -190,3 +190,46 @@ def test_more_windows_for_diagnostics_than_there_are_is_a_mistake(tiny: Callable
     (tmp_path / "recipe.yaml").write_text(json.dumps(data))
     with pytest.raises(SmeltError, match=r"diagnostics asks for 8 windows, and calibrate\.samples is 4"):
         Recipe.load(tmp_path / "recipe.yaml")
+
+
+def test_weights_pruned_by_magnitude_read_no_text(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    model = tiny("llama", torch.bfloat16)
+    (model / "tokenizer.json").unlink()
+    data = {
+        "model": str(model),
+        "output": str(tmp_path / "out"),
+        "evaluate": False,
+        "steps": [{"prune": {"structure": "2:4", "score": "magnitude"}}],
+    }
+    result = run(Recipe.model_validate(data))
+    before, after = load_file(model / "model.safetensors"), load_file(result.checkpoint / "model.safetensors")
+    errors = {layer.name: layer.error for layer in result.report.models[1].layers}
+    assert len(errors) == 21
+    assert {layer.error_of for layer in result.report.models[1].layers} == {"weights"}
+    for name, error in errors.items():
+        weight, left = before[f"{name}.weight"].float(), after[f"{name}.weight"].float()
+        groups, stays = weight.abs().unflatten(1, (-1, 4)), left.unflatten(1, (-1, 4)) != 0
+        assert torch.equal(left, torch.where(left != 0, weight, 0.0))
+        assert (stays.sum(-1) == 2).all()
+        assert (torch.where(stays, groups, torch.inf).amin(-1) >= torch.where(stays, 0.0, groups).amax(-1)).all()
+        assert error == pytest.approx(float((weight - left).norm() / weight.norm()), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("prune", "asks"),
+    [
+        ({"structure": "2:4", "score": "magnitude"}, []),
+        ({"structure": "2:4"}, ["score wanda"]),
+        ({"structure": "2:4", "score": "magnitude", "update": "sparsegpt"}, ["update sparsegpt"]),
+        ({"structure": "weights", "sparsity": 0.5, "score": "magnitude", "guard": {"max_layer_error": 1}}, ["guard"]),
+        ({"structure": "blocks", "keep": [0, 2]}, []),
+        ({"structure": "blocks", "count": 1}, ["score influence"]),
+    ],
+)
+def test_pruning_says_whether_it_asks_for_text(
+    prune: dict[str, Any], asks: list[str], tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    data = {"model": str(tiny()), "output": str(tmp_path / "out"), "steps": [{"prune": prune}]}
+    plan = Plan.make(Recipe.model_validate(data))
+    assert not plan.problems
+    assert plan.text == ({0: asks} if asks else {})

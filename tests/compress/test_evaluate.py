@@ -80,7 +80,8 @@ def test_an_evaluation_can_be_left_out(recipe: Callable[..., Recipe], tiny: Call
 def test_layer_errors_are_the_layers_errors(tiny: Callable[..., Path], recipe: Callable[..., Recipe]) -> None:
     """The first block's q/k/v read inputs that nothing has changed yet, so transformers can tell their error."""
     path = tiny()
-    result = run(recipe(path, {"calibrate": {"samples": 8, "length": 32}}, group_size=32, rounding="nearest"))
+    top = {"calibrate": {"samples": 8, "length": 32}}
+    result = run(recipe(path, top, group_size=32, rounding="nearest", diagnostics=8))
     tokens = _calibration_tokens(8, 32)
     original = AutoModelForCausalLM.from_pretrained(path)
     compressed = AutoModelForCausalLM.from_pretrained(result.checkpoint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,9 +66,9 @@ def test_a_fallback_that_does_not_fit_the_shapes_is_found_before_any_work(
         run(recipe(path, group_size=32, guard=guard))
 
 
-@pytest.mark.parametrize("rounding", ["nearest", "gptq"])
+@pytest.mark.parametrize("settings", [{"rounding": "nearest", "diagnostics": 8}, {"rounding": "gptq"}])
 def test_experts_that_no_token_reaches_are_calibrated_on_all_and_told(
-    rounding: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]
+    settings: dict[str, Any], tiny: Callable[..., Path], recipe: Callable[..., Recipe]
 ) -> None:
     path = tiny("qwen3_moe", num_experts_per_tok=1)
     tensors = load_file(path / "model.safetensors")
@@ -76,7 +77,7 @@ def test_experts_that_no_token_reaches_are_calibrated_on_all_and_told(
             tensors[name].zero_()
             tensors[name][0], tensors[name][3] = 1, -1
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    result = run(recipe(path, {"evaluate": False}, group_size=32, rounding=rounding))
+    result = run(recipe(path, {"evaluate": False}, group_size=32, **settings))
     warnings = [w for w in result.report.candidates[0].warnings if "calibrated on all of them" in w]
     assert any("none of 256 calibration tokens reached this expert" in w for w in warnings)
     assert not any("rounded to nearest instead" in w for w in result.report.candidates[0].warnings)

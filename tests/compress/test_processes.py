@@ -61,6 +61,7 @@ FAST: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"calibrate": {"samples": 8, "length": 64}},
     ),
+    "by weights alone": ("mixtral", {"scheme": "W4A16", "group_size": 32, "transforms": ["equalize"]}, {}),
     "fewer experts": (
         "mixtral",
         {},
