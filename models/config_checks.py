@@ -84,7 +84,7 @@ def config_problem(config: Any) -> str | None:
             return f"rope_type is {_shown(kind)}, which is none of {known}"
         for name, value in each.items():
             counts = name.endswith(("theta", "factor")) and value is not None and not isinstance(value, list)
-            if counts and not (_is_number(value) and value > 0):
+            if counts and not (isinstance(value, int | float) and _is_number(value) and value > 0):
                 return f"{name} of the rotary positions is {_shown(value)}; it must be above 0"
     layers, kinds = getattr(config, "num_hidden_layers", None), getattr(config, "layer_types", None)
     if isinstance(kinds, list) and isinstance(layers, int) and len(kinds) != layers:

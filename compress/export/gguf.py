@@ -104,11 +104,11 @@ def gguf_limits(model: Path, config: Any | None = None) -> list[str]:
         config: its configuration, if it is another than the directory's.
     """
     try:
-        with _Opened(model) as opened:
-            config = opened.checkpoint.config if config is None else config
-            if getattr(config, LAYER_SIZES, None) is not None:
-                return ["its blocks differ in size"]
-            return opened.limits(config)
+        opened = _Opened(model)
+        config = opened.checkpoint.config if config is None else config
+        if getattr(config, LAYER_SIZES, None) is not None:
+            return ["its blocks differ in size"]
+        return opened.limits(config)
     except SmeltError as error:
         return [str(error).removeprefix(f"{model}: ")]
 
