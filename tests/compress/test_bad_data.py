@@ -18,7 +18,7 @@ def refused(recipe: Callable[..., Recipe], tiny: Callable[..., Path], tmp_path: 
             "evaluate": {"windows": 2, "length": 16} | (evaluate or {}),
         }
         with pytest.raises(SmeltError) as caught:
-            run(recipe(tiny(), top, group_size=32))
+            run(recipe(tiny(), top, group_size=32, rounding="gptq"))
         assert not (tmp_path / "out" / "checkpoint").exists()
         return str(caught.value)
 
