@@ -204,8 +204,9 @@ class WeightQuantizer:
 
     def _rounded(self, linears: list[ToRound], rows: ThreadPoolExecutor) -> list[Stored]:
         """What is stored for linears that are treated alike."""
-        treatment, device = self._chosen[linears[0].facts.name], self._context.processes.device
-        if not treatment.method.by_row:
+        treatment = self._chosen[linears[0].facts.name]
+        if not treatment.method.by_row:  # long searches, which a GPU is worth moving to
+            device = self._context.processes.device
             with on(device):
                 moved = [ToRound(linear.facts, linear.weight.to(device)) for linear in linears]
                 found = GroupQuantizer(treatment, []).round(moved, None)
@@ -213,14 +214,11 @@ class WeightQuantizer:
         shared = shared_scale([linear.weight for linear in linears], treatment.scheme.args)
 
         def round_part(linear: ToRound, start: int, height: int) -> tuple[dict[str, Tensor], tuple[float, float]]:
-            with on(device):
-                weight = linear.weight[start : start + height].to(device)
-                scale = None if shared is None else shared.to(device)
-                grid = Grid.fit(weight, treatment.scheme.args, linear.facts.dtype, scale)
-                rounded = treatment.method.function(weight, treatment.scheme.args, None, treatment.options, grid)
-                stored = rounded.stored(treatment.scheme)
-                lost = squared_error(weight, restore(stored, treatment.scheme))
-            return {name: tensor.cpu() for name, tensor in stored.items()}, lost
+            weight = linear.weight[start : start + height]
+            grid = Grid.fit(weight, treatment.scheme.args, linear.facts.dtype, shared)
+            rounded = treatment.method.function(weight, treatment.scheme.args, None, treatment.options, grid)
+            stored = rounded.stored(treatment.scheme)
+            return stored, squared_error(weight, restore(stored, treatment.scheme))
 
         jobs = []
         for linear in linears:
