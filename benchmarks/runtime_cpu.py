@@ -11,6 +11,10 @@ then the peers of benchmarks/peer_runtime.py, if a Python that has them is given
 
 The first two are medians of ``--repeats`` after a warm-up, the last of three. ``smelt-6m`` is measured the same way,
 beside transformers' ``generate``.
+
+vLLM reads Smelt's own checkpoints, so each format of both is measured in turns, if ``--vllm-python`` names a Python that
+has it (`make test-vllm` makes one): both hold the model, their runs alternate, before each round the memory's rate is read,
+and what counts are the ratios of neighbours in time (turns.py).
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ import torch
 
 from .common import REPOSITORY, save
 from .random_model import BIG, build
+from .turns import Runtime, answer, in_turns
 
 PEERS = ("llama.cpp", "openvino", "openvino-int8", "torchao", "ctranslate2", "transformers")
 FORMATS: dict[str, dict[str, Any] | None] = {
@@ -37,8 +42,17 @@ FORMATS: dict[str, dict[str, Any] | None] = {
     "w8": {"scheme": "W8A16", "ignore": []},
     "w8a8": {"scheme": "W8A8", "ignore": []},
 }
-SMALL = REPOSITORY / "compress" / "builtin" / "smelt-6m"
+# Formats that vLLM has a kernel for on a CPU, and what is measured in turns: the run, its size, its tokens.
+VLLM_FORMATS = ("bf16", "w4", "w8a8")
 GENERATED = 32
+TURNS = {
+    "prefill_512": ("prefill", 512, 512),
+    "prefill_1024": ("prefill", 1024, 1024),
+    "decode_128": ("decode", 128, GENERATED - 1),
+    "decode_1024": ("decode", 1024, GENERATED - 1),
+    "concurrent_32": ("concurrent", 32, 32 * GENERATED),
+}
+SMALL = REPOSITORY / "compress" / "builtin" / "smelt-6m"
 
 
 def prepare(scratch: Path) -> dict[str, Path]:
@@ -60,47 +74,70 @@ def prepare(scratch: Path) -> dict[str, Path]:
     return found
 
 
-def measure_smelt(checkpoint: Path, repeats: int, lengths: list[int], options: dict[str, Any]) -> dict[str, Any]:
-    """One checkpoint on Smelt's engine, in this process."""
-    from smelt.runtime import Engine, SamplingParams
+class Smelt:
+    """One checkpoint on Smelt's engine, in this process; every run has a new prompt and gives its seconds."""
 
-    engine = Engine(checkpoint, share_prefixes=False, max_length=max(lengths) + GENERATED, quiet=True, **options)
-    seeds = iter(range(10**6))
+    def __init__(self, checkpoint: Path, longest: int) -> None:
+        from smelt.runtime import Engine
 
-    def prompt(length: int) -> list[int]:
-        generator = torch.Generator().manual_seed(next(seeds))
-        return torch.randint(4, engine.model.spec.vocabulary, (length,), generator=generator).tolist()
+        self.engine = Engine(checkpoint, share_prefixes=False, max_length=longest + GENERATED, quiet=True)
+        self._seeds = iter(range(10**6))
 
-    def greedy(count: int) -> SamplingParams:
-        return SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
+    def prefill(self, length: int) -> float:
+        """To the first token."""
+        ids = self._prompt(length)
+        return _seconds(lambda: self.engine.generate([ids], _greedy(1)))
 
-    def prefill(length: int) -> float:
-        ids = prompt(length)
-        return length / _seconds(lambda: engine.generate([ids], greedy(1)))
-
-    def decode(length: int) -> float:
-        name = engine.add_request(prompt(length), greedy(GENERATED))
-        while not engine.step():
+    def decode(self, length: int) -> float:
+        """From the first token to the last."""
+        name = self.engine.add_request(self._prompt(length), _greedy(GENERATED))
+        while not self.engine.step():
             pass
-        seconds = _seconds(lambda: [engine.step() for _ in range(GENERATED - 1)])
-        assert not engine.is_running(name)
-        return (GENERATED - 1) / seconds
+        seconds = _seconds(lambda: [self.engine.step() for _ in range(GENERATED - 1)])
+        assert not self.engine.is_running(name)
+        return seconds
 
-    def concurrent() -> float:
-        prompts = [prompt(128) for _ in range(32)]
-        return 32 * GENERATED / _seconds(lambda: engine.generate(prompts, greedy(GENERATED)))
+    def concurrent(self, count: int) -> float:
+        """Of so many requests at once."""
+        prompts = [self._prompt(128) for _ in range(count)]
+        return _seconds(lambda: self.engine.generate(prompts, _greedy(GENERATED)))
 
-    prefill(lengths[0])
-    found: dict[str, Any] = {"peer": "smelt", "format": checkpoint.name, "notes": "", "kernels": engine.explain()}
+    def _prompt(self, length: int) -> list[int]:
+        generator = torch.Generator().manual_seed(next(self._seeds))
+        return torch.randint(4, self.engine.model.spec.vocabulary, (length,), generator=generator).tolist()
+
+
+def _greedy(count: int) -> Any:
+    from smelt.runtime import SamplingParams
+
+    return SamplingParams(max_tokens=count, temperature=0, ignore_eos=True)
+
+
+def measure_smelt(checkpoint: Path, repeats: int, lengths: list[int]) -> dict[str, Any]:
+    """One checkpoint on Smelt's engine, alone."""
+    smelt = Smelt(checkpoint, max(lengths))
+    smelt.prefill(lengths[0])
+    notes = {"peer": "smelt", "format": checkpoint.name, "notes": "", "kernels": smelt.engine.explain()}
+    found: dict[str, Any] = dict(notes)
     for length in lengths:
-        found[f"prefill_{length}"] = statistics.median(prefill(length) for _ in range(repeats))
+        found[f"prefill_{length}"] = length / statistics.median(smelt.prefill(length) for _ in range(repeats))
     for length in (128, lengths[-1]):
-        decode(length)
-        found[f"decode_{length}"] = statistics.median(decode(length) for _ in range(repeats))
-    concurrent()
-    found["concurrent_32"] = statistics.median(concurrent() for _ in range(3))
-    found["bytes_per_token"] = engine.model.bytes_per_token()
+        smelt.decode(length)
+        seconds = statistics.median(smelt.decode(length) for _ in range(repeats))
+        found[f"decode_{length}"] = (GENERATED - 1) / seconds
+    smelt.concurrent(32)
+    found["concurrent_32"] = 32 * GENERATED / statistics.median(smelt.concurrent(32) for _ in range(3))
+    found["bytes_per_token"] = smelt.engine.model.bytes_per_token()
     return found
+
+
+def beside_vllm(checkpoint: Path, python: str, scratch: Path, rounds: int, runs: list[str]) -> dict[str, Any]:
+    """One checkpoint on Smelt's engine and on vLLM, in turns."""
+    here = [sys.executable, "-m", "benchmarks.runtime_cpu", "--scratch", str(scratch), "--in-turns", str(checkpoint)]
+    script = str(REPOSITORY / "benchmarks" / "peer_runtime.py")
+    there = [python, script, "vllm", "--model", str(checkpoint), "--scratch", str(scratch / "peers"), "--in-turns"]
+    with Runtime(here, REPOSITORY) as ours, Runtime(there, REPOSITORY) as theirs:
+        return in_turns(ours, theirs, {name: TURNS[name] for name in runs}, rounds, lambda: read_rate(3))
 
 
 def measure_transformers_small(repeats: int) -> float:
@@ -121,12 +158,12 @@ def measure_transformers_small(repeats: int) -> float:
     return statistics.median(rates[1:])
 
 
-def read_rate() -> float:
-    """Bytes a second that this machine reads, the best of ten."""
+def read_rate(times: int = 10) -> float:
+    """Bytes a second that this machine reads, the best of some times."""
     from smelt.runtime.pages import in_large_pages
 
     block = in_large_pages(torch.ones(1 << 27))
-    return max(block.nbytes / _seconds(block.sum) for _ in range(10))
+    return max(block.nbytes / _seconds(block.sum) for _ in range(times))
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -150,8 +187,15 @@ def main() -> None:
     parser.add_argument("--exporter", default="optimum-cli", help="the optimum-cli of OpenVINO's export")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="*", help="formats and peers to measure; all by default")
+    parser.add_argument("--vllm-python", help="a Python that has vLLM for CPUs")
+    parser.add_argument("--runs", nargs="*", choices=TURNS, default=list(TURNS), help="what is measured beside vLLM")
+    parser.add_argument("--in-turns", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.in_turns:
+        smelt = Smelt(arguments.in_turns, max(size for _, size, _ in TURNS.values()))
+        answer({"prefill": smelt.prefill, "decode": smelt.decode, "concurrent": smelt.concurrent})
+        return
     if arguments.worker == "read":
         print(json.dumps({"read": read_rate()}))
         return
@@ -159,13 +203,14 @@ def main() -> None:
         print(json.dumps({"decode_128": measure_transformers_small(arguments.repeats)}))
         return
     if arguments.worker == "small":
-        print(json.dumps(measure_smelt(SMALL, arguments.repeats, [128, 512], {})))
+        print(json.dumps(measure_smelt(SMALL, arguments.repeats, [128, 512])))
         return
     if arguments.worker:
-        print(json.dumps(measure_smelt(Path(arguments.worker), arguments.repeats, [512, 1024], {})))
+        print(json.dumps(measure_smelt(Path(arguments.worker), arguments.repeats, [512, 1024])))
         return
     models = prepare(arguments.scratch)
-    wanted = arguments.only or ["smelt-6m", *FORMATS, *(PEERS if arguments.peer_python else ())]
+    beside = [f"vllm {name}" for name in VLLM_FORMATS] if arguments.vllm_python else []
+    wanted = arguments.only or ["smelt-6m", *FORMATS, *(PEERS if arguments.peer_python else ()), *beside]
     repeats = ["--repeats", str(arguments.repeats)]
     here = ["-m", "benchmarks.runtime_cpu", "--scratch", str(arguments.scratch), *repeats, "--worker"]
     results: dict[str, Any] = {"machine": _in_process(*here, "read")}
@@ -173,6 +218,11 @@ def main() -> None:
         if name == "smelt-6m":
             results["smelt-6m"] = _in_process(*here, "small")
             results["smelt-6m transformers"] = _in_process(*here, "small-transformers")
+        elif name.startswith("vllm "):
+            where, runs = models[name.removeprefix("vllm ")], arguments.runs
+            turns = beside_vllm(where, arguments.vllm_python, arguments.scratch, arguments.repeats, runs)
+            results[name] = {"turns": turns, **{run: each["theirs"] for run, each in turns.items()}}
+            print(turns_table(name, turns))
         elif name in models:
             results[f"smelt {name}"] = _in_process(*here, str(models[name]))
         else:
@@ -182,6 +232,19 @@ def main() -> None:
             results[name] = _in_process(script, name, *where, *export, *repeats, python=arguments.peer_python)
         print(table(results), flush=True)
         save("runtime_cpu", "python -m benchmarks.runtime_cpu " + " ".join(_told(sys.argv[1:])), results)
+
+
+def turns_table(name: str, turns: dict[str, Any]) -> str:
+    """Both rates, their ratios and the memory's rate meanwhile."""
+    lines = [f"{name + ', in turns':<24}{'smelt':>10}{'vllm':>10}{'ratio':>8}   least to most   memory read, GB/s"]
+    for run, each in turns.items():
+        ratios, read = each["ratios"], [rate / 1e9 for rate in each["read"]]
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        lines.append(
+            f"{run:<24}{each['ours']:>10.1f}{each['theirs']:>10.1f}{each['ratio']:>8.2f}   {spread:<13}"
+            f"   {min(read):.0f} to {max(read):.0f}"
+        )
+    return "\n".join(lines)
 
 
 def _told(arguments: list[str]) -> list[str]:

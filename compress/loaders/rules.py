@@ -128,18 +128,21 @@ def _kernels(facts: Facts) -> Iterable[Refusal]:
 
 def _why_no_kernel(scheme: Scheme) -> Refusal | None:
     args, inputs = scheme.args, scheme.activations
-    missing = f"it has no kernel for {scheme.name}"
-    if args.type == "int" and scheme.format == "pack-quantized":
+    if args.type == "int" and _is_packed(scheme):
         if args.num_bits != 4:
-            return Refusal(f"{missing}: packed weights must be of 4 bits", _W4A16)
-        return Refusal(missing, _W4A16) if inputs is not None and (inputs.type != "int" or not inputs.dynamic) else None
+            return Refusal(f"it has no kernel for packed weights of {args.num_bits} bits, but of 4", _W4A16)
+        if inputs is not None and (inputs.type != "int" or not inputs.dynamic):
+            what = "static" if inputs.type == "int" else "fp8"
+            return Refusal(f"it has no kernel for packed weights with {what} inputs", "use W4A16, W8A8 or W4A8")
+        return None
     if args.type == "int":
-        return None if inputs is not None else Refusal(missing, _W4A16)
-    if args.num_bits != 8:
-        return Refusal(missing, _W4A16)
+        return None if inputs is not None else Refusal("it has no kernel for plain int8 weights alone", _W4A16)
+    if args.num_bits == 4:
+        return Refusal("it has no kernel for weights of 4-bit floats", _W4A16)
     if args.strategy == "block":
-        return Refusal(f"{missing} where the processor lacks AMX", "use FP8_DYNAMIC")
-    return None if inputs is not None and inputs.dynamic else Refusal(missing, "use FP8_DYNAMIC")
+        return Refusal("it has no kernel for fp8 in blocks where the processor lacks AMX", "use FP8_DYNAMIC")
+    dynamic = inputs is not None and inputs.dynamic
+    return None if dynamic else Refusal("it has no kernel for fp8 with static inputs", "use FP8_DYNAMIC")
 
 
 def _multiples(facts: Facts) -> Iterable[Refusal]:
