@@ -18,7 +18,7 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from smelt.compress import Recipe, run
 from smelt.compress.evaluation.harness_model import SmeltLM
-from smelt.compress.evaluation.tasks import BUILTIN
+from smelt.compress.evaluation.task_code import BUILTIN
 
 from .common import REPOSITORY, save
 

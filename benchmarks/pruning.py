@@ -104,6 +104,7 @@ def measure(label: str, step: dict[str, Any], scratch: Path, seeds: tuple[int, .
                     "windows": 128,
                     "length": 256,
                     "samples": 2,
+                    "trust_task_code": True,
                     "tasks": [str(REPOSITORY / f"tests/tasks/shared_{name}.yaml") for name in TASKS],
                     "limit": 300,
                 },

@@ -106,6 +106,7 @@ def measure(label: str, steps: list[dict[str, Any]], seed: int, scratch: Path) -
                 "windows": 128,
                 "length": 256,
                 "samples": 2,
+                "trust_task_code": True,
                 "tasks": [str(REPOSITORY / f"tests/tasks/shared_{name}.yaml") for name in TASKS],
                 "limit": 300,
             },

@@ -183,6 +183,7 @@ def eval_(
         bool, typer.Option("--allow-foreign-baseline", help="Take a baseline's report from another machine.")
     ] = False,
     trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that comes with a checkpoint.")] = False,
+    trust_task_code: Annotated[bool, typer.Option(help="Run Python that the YAML files of --tasks name.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what was measured before.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print report.json.")] = False,
 ) -> int:
@@ -210,6 +211,7 @@ def eval_(
         **({} if length is None else {"length": length}),
         samples=samples,
         device=device,
+        trust_task_code=trust_task_code,
     )
     from .evaluation.evaluate import evaluate
 

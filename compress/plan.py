@@ -135,7 +135,7 @@ class Plan:
                 try:
                     calibration = _read_windows(recipe, model, calibrate=bool(text))
                     if recipe.evaluate and recipe.evaluate.tasks:
-                        tasks = Tasks.find(recipe.evaluate.tasks)
+                        tasks = Tasks.find(recipe.evaluate.tasks, trust_code=recipe.evaluate.trust_task_code)
                         problems += task_problems(tasks, [found])
                 except SmeltError as error:
                     problems += [Problem("data", line) for line in str(error).split("\n")]

@@ -92,6 +92,9 @@ class Evaluate(RecipeModel):
     tasks: list[PathText] = Field(
         default=[], description="lm-eval tasks: names (`smelt_last_word` needs no network) or paths of YAML files."
     )
+    trust_task_code: bool = Field(
+        default=False, description="Run Python that the YAML files of tasks name. Off unless asked for."
+    )
     limit: int | None = Field(default=None, ge=1, description="Most items of a task; absent for all.")
     fewshot: int | None = Field(default=None, ge=0, description="Examples in each prompt; absent for the task's own.")
     samples: int = Field(default=4, ge=0, le=1000, description="Prompts whose continuations are shown side by side.")

@@ -96,15 +96,15 @@ def table(moments: list[Moment]) -> str:
 
 
 def curve(started: dict[str, float] | None, moments: list[Moment]) -> list[dict[str, Any]]:
-    """The moments that a report shows: evenly many, and all at which something was measured."""
+    """What a report shows: evenly many steps, and all at which something was measured; not how long they took.
+
+    A checkpoint keeps it, and two runs of a recipe make the same one. Times are in the table.
+    """
     every = max(1, len(moments) // _POINTS)
     shown = [m for i, m in enumerate(moments) if i % every == 0 or m.held_out or i == len(moments) - 1]
-    found = [
-        {"step": m.step, "tokens": m.tokens, "loss": m.loss, "held_out": m.held_out, "seconds": m.seconds}
-        for m in shown
-    ]
+    found = [{"step": m.step, "tokens": m.tokens, "loss": m.loss, "held_out": m.held_out} for m in shown]
     if started:
-        found.insert(0, {"step": 0, "tokens": 0, "loss": None, "held_out": started, "seconds": 0.0})
+        found.insert(0, {"step": 0, "tokens": 0, "loss": None, "held_out": started})
     return found
 
 

@@ -28,7 +28,6 @@ from .output import digest
 from .processes import Processes
 from .progress import Progress
 from .recipe_training import Training
-from .resources import human_time
 from .snapshots import Snapshots
 from .stored_teacher import StoredOpinions
 from .student import WholeModel
@@ -245,7 +244,6 @@ def _train(
             "curve": curve(trainer.started, trainer.moments),
             "samples": samples.written,
             "tokens": trainer.moments[-1].tokens,
-            "seconds": trainer.moments[-1].seconds,
             "skipped": sum(each.skipped for each in trainer.moments),
         },
         _sentence(settings, windows, trainer),
@@ -368,10 +366,7 @@ def _matched(
 def _sentence(settings: Training, windows: WindowsFile, trainer: Trainer) -> str:
     last = trainer.moments[-1]
     epochs = last.tokens / (settings.length * windows.count)
-    told = (
-        f"trained on {last.tokens:,} tokens of {settings.data.text().label} ({epochs:.3g} times {windows.count} windows) in"
-        f" {human_time(last.seconds)}"
-    )
+    told = f"trained on {last.tokens:,} tokens of {settings.data.text().label} ({epochs:.3g} times {windows.count} windows)"
     before, after = trainer.started or {}, last.held_out or {}
     if DIVERGENCE in before and DIVERGENCE in after:
         told += (

@@ -64,7 +64,7 @@ def evaluate(
     )
     asked = asked.within(fewest_positions([subject.directory for subject in found]))
     raise_problems(text_problems(asked, "") + length_problems(asked, [subject.directory for subject in found], ""))
-    tasks = Tasks.find(asked.tasks) if asked.tasks else None
+    tasks = Tasks.find(asked.tasks, trust_code=asked.trust_task_code) if asked.tasks else None
     if tasks is not None:
         raise_problems(task_problems(tasks, [subject.directory for subject in found], ""))
     show = Progress(progress)

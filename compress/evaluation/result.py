@@ -176,7 +176,7 @@ class TrainingPoint(Part):
         default=None,
         description="On text that is not trained on, in nats: the distance from the `teacher`, the `text`'s own next tokens.",
     )
-    seconds: float = Field(description="Since the start.")
+    seconds: float | None = Field(default=None, description="Since the start; in reports of earlier versions only.")
 
 
 class WrittenAt(Part):
@@ -191,7 +191,7 @@ class Training(Part):
 
     step: int = Field(description="Of the recipe, from 0.")
     tokens: int
-    seconds: float
+    seconds: float | None = Field(default=None, description="In reports of earlier versions only.")
     skipped: int = Field(description="Steps that were passed over as spikes.")
     curve: list[TrainingPoint]
     samples: list[WrittenAt] = []

@@ -7,7 +7,7 @@ import logging
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,8 +18,7 @@ from ..output import digest
 from ..paths import named_path
 from .result import TaskResult
 from .statistics import Interval, mean_interval, resampled_interval, share_interval
-
-BUILTIN = Path(__file__).parents[1] / "builtin" / "tasks"
+from .task_code import BUILTIN, UntrustedCodeError, only_shipped_code, sandbox_templates
 
 Aggregate = Callable[[Sequence[Any]], float]
 
@@ -41,15 +40,18 @@ class Tasks:
     digests: dict[str, str]
 
     @classmethod
-    def find(cls, names: list[str]) -> Tasks:
+    def find(cls, names: list[str], *, trust_code: bool = False) -> Tasks:
         """Load tasks and their data.
 
         Args:
             names: lm-eval's names, groups and tags, ours, or paths of YAML files.
+            trust_code: run Python that the YAML files name; that of tasks which ship with lm-eval or Smelt runs anyway.
 
         Raises:
-            SmeltError: one line for each name that is unknown, or whose data cannot be had.
+            SmeltError: one line for each name that is unknown, that would run Python, or whose data cannot be had.
         """
+        sandbox_templates()
+        scripts = not any(map(_is_file, names))
         manager = _manager(names)
         loaded: dict[str, Any] = {}
         groups: dict[str, Any] = {}
@@ -59,12 +61,17 @@ class Tasks:
             problem = _unknown(manager, name)
             if problem is None:
                 try:
-                    with _quiet(), _seeded():
+                    with _quiet(), _seeded(), nullcontext() if trust_code else only_shipped_code(scripts=scripts):
                         found = manager.load([_spec(name)])
                         problem = _empty(name, found["tasks"])
                     loaded |= found["tasks"]
                     groups |= found.get("groups", {})
                     alone |= set() if found.get("groups") else set(found["tasks"])
+                except UntrustedCodeError as error:
+                    problem = (
+                        f"{name}: runs Python, {error}, which is not run unless asked for; read it, then set"
+                        " trust_task_code: true in evaluate, or pass --trust-task-code"
+                    )
                 except Exception as error:  # tasks run code of many authors, and fetch data by many libraries
                     problem = _unusable(name, error)
             if problem is not None:

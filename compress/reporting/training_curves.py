@@ -22,7 +22,7 @@ def training_curves(report: ReportData) -> str:
 
 def _curve(model: ModelResult, training: Training) -> str:
     last = training.curve[-1]
-    said = f"step {training.step} of the recipe, {last.tokens:,} tokens in {wording.seconds(training.seconds)}"
+    said = f"step {training.step} of the recipe, {last.tokens:,} tokens"
     skipped = f", {training.skipped} steps passed over" if training.skipped else ""
     return f"<h3>{name(model.name)} <small>{esc(said + skipped)}</small></h3>{_plot(training)}{_held_out(training)}{_samples(training)}"
 

@@ -117,8 +117,8 @@ def _check(sweep: Sweep, fresh: bool) -> Tasks | None:
         problems += [str(p) for p in Plan.make(first, fresh=True).problems if str(p) not in "\n".join(problems)]
     if problems:
         raise SmeltError("\n".join(problems))
-    asked = sweep.base.evaluate.tasks if sweep.base.evaluate else []
-    return Tasks.find(asked) if asked else None
+    asked = sweep.base.evaluate
+    return Tasks.find(asked.tasks, trust_code=asked.trust_task_code) if asked and asked.tasks else None
 
 
 def _measure(

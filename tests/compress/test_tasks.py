@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from lm_eval import evaluator
 from lm_eval.tasks import TaskManager
+from smelt.compress import SmeltError
 from smelt.compress.evaluation.against import is_worse, primary_tasks
 from smelt.compress.evaluation.harness_model import SmeltLM
 from smelt.compress.evaluation.result import Against, ModelResult, TaskChange
@@ -74,3 +75,78 @@ def test_few_shot_examples_are_counted(model: SmeltLM) -> None:
 
 def _with(tasks: list) -> ModelResult:  # type: ignore[type-arg]
     return report_samples.full().candidates[0].model_copy(update={"tasks": tasks, "against": Against()})
+
+
+def _task(folder: Path, more: str, name: str = "mine") -> Path:
+    """A task whose Python, if it runs, leaves a file behind."""
+    (folder / "code.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n\n\ndef text(doc):\n    return doc['text']\n")
+    (folder / "items.jsonl").write_text('{"text": "The sky is", "ends": [" blue", " qzx"], "right": 0}\n')
+    path = folder / f"{name}.yaml"
+    path.write_text(
+        f"task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {folder}/items.jsonl}}\n"
+        "output_type: multiple_choice\ntest_split: train\ndoc_to_target: right\ndoc_to_choice: ends\n"
+        f"metric_list: [{{metric: acc}}]\nmetadata: {{version: 1.0}}\n{more}"
+    )
+    return path
+
+
+def _refused(path: Path) -> str:
+    with pytest.raises(SmeltError) as caught:
+        Tasks.find([str(path)])
+    assert not (path.parent / "ran").exists()
+    assert "trust_task_code: true" in str(caught.value)
+    assert "--trust-task-code" in str(caught.value)
+    return str(caught.value)
+
+
+def test_python_of_a_task_runs_only_if_it_is_trusted(tmp_path: Path) -> None:
+    path = _task(tmp_path, "doc_to_text: !function code.text\n")
+    assert f"runs Python, text of {tmp_path / 'code.py'}" in _refused(path)
+    assert Tasks.find([str(path)], trust_code=True).loaded.keys() == {"mine"}
+    assert (tmp_path / "ran").exists()
+
+
+def test_python_of_what_a_task_includes_is_found(tmp_path: Path) -> None:
+    (tmp_path / "base").write_text("include: deeper\n")
+    (tmp_path / "deeper").write_text("doc_to_text: !function code.text\n")
+    assert "code.py" in _refused(_task(tmp_path, "include: base\n"))
+
+
+def test_python_of_a_groups_members_is_found(tmp_path: Path) -> None:
+    _task(tmp_path, "doc_to_text: !function code.text\n")
+    group = tmp_path / "group.yaml"
+    group.write_text("group: both\ntask: [mine]\n")
+    assert "code.py" in _refused(group)
+    group.write_text("group: both\ntask:\n  - {task: other, doc_to_text: !function code.text}\n")
+    assert "code.py" in _refused(group)
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ("class: !function code.text\n", "text of "),
+        ("doc_to_text: !function os.system\n", "system of the module os"),
+        ("doc_to_text: text\nmetric_list: [{metric: bleu, hf_evaluate: true}]\n", "the script of the metric 'bleu'"),
+        ("doc_to_text: text\nmetric_list: [{metric: !function code.text}]\n", "text of "),
+    ],
+)
+def test_other_ways_to_python(more: str, what: str, tmp_path: Path) -> None:
+    path = _task(tmp_path, "")
+    path.write_text(
+        path.read_text().replace(
+            "metric_list: [{metric: acc}]\n", "" if "metric_list" in more else "metric_list: [{metric: acc}]\n"
+        )
+        + more
+    )
+    assert what in _refused(path)
+
+
+def test_a_template_reaches_nothing_but_the_item(tmp_path: Path) -> None:
+    template = "{{ cycler.__init__.__globals__.os.system('touch " + str(tmp_path / "ran") + "') }}"
+    with pytest.raises(SmeltError, match="unsafe"):
+        Tasks.find([str(_task(tmp_path, f'doc_to_text: "{template}"\n'))], trust_code=True)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_tasks_that_ship_need_no_trust() -> None:
+    assert Tasks.find(["smelt_last_word"]).loaded
