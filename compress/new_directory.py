@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,9 @@ _COMMANDS = ("merge", "export")
 _STAGING, _EARLIER = ".partial", ".replaced"
 
 
-def check_output(output: Path, source: Path, command: str, *, fresh: bool, suffix: str | None = None) -> None:
+def check_output(
+    output: Path, source: Path, command: str, *, fresh: bool, made_file: Callable[[Path], bool] | None = None
+) -> None:
     """Refuse an output that stands in the way.
 
     Args:
@@ -28,7 +30,7 @@ def check_output(output: Path, source: Path, command: str, *, fresh: bool, suffi
         source: the checkpoint that it is made of.
         command: which command makes it; its name is a key of the directory's ``smelt.json``.
         fresh: whether what the same command left there may be replaced.
-        suffix: of files that the command writes instead of a directory.
+        made_file: whether the command wrote a file, of those that it writes instead of a directory.
 
     Raises:
         SmeltError: it may not be written.
@@ -44,7 +46,7 @@ def check_output(output: Path, source: Path, command: str, *, fresh: bool, suffi
         raise SmeltError(
             f"--output: {output} exists; choose another, or pass --fresh to replace what an earlier {command} left there"
         )
-    if not (_made_by(command, output) or (suffix is not None and output.is_file() and output.suffix == suffix)):
+    if not (_made_by(command, output) or (made_file is not None and output.is_file() and made_file(output))):
         raise SmeltError(f"--output: {output} was not made by `smelt {command}`; choose another or remove it yourself")
 
 

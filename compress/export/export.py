@@ -14,6 +14,7 @@ from ...runtime.machine import human_bytes
 from ...system.errors import SmeltError, nearest_name, raise_problems
 from ...system.files import write_text
 from ..checkpoint import Entry, write_checkpoint
+from ..dense_weights import CACHE_SCALES
 from ..find_model import find_checkpoint
 from ..new_directory import RECORD, appearing, check_output
 from ..paths import named_path
@@ -95,7 +96,7 @@ def export(
     if kind is not None and to != _GGUF:
         raise SmeltError(f"--type: only gguf has types, and the format is {to}; remove it")
     source = find_checkpoint(checkpoint, trust_remote_code=trust_remote_code)
-    check_output(output, source.path, "export", fresh=fresh, suffix=".gguf")
+    check_output(output, source.path, "export", fresh=fresh, made_file=_is_our_gguf if to == _GGUF else None)
     if to != "dense" and LAYER_SIZES in source.config_data():
         raise SmeltError(
             f"{source.path}: its blocks differ in size ({LAYER_SIZES} in config.json), which no tool that reads {to} can load;"
@@ -125,7 +126,9 @@ def _export_directory(source: Source, original: ModelDirectory, to: str, output:
     config = {key: value for key, value in original.config_data().items() if key != "quantization_config"}
     if quantization is not None:
         config["quantization_config"] = quantization
-    result = Exported(str(output), to, len(source.linears) if quantization else 0, size, _notes(source, target))
+    result = Exported(
+        str(output), to, len(source.linears) if quantization else 0, size, _notes(source, original, target)
+    )
     with appearing(output, size) as staging:
         show.say(f"writing {human_bytes(size)}")
         write_checkpoint(staging, source.path, config, entries, with_code=original.trust_remote_code)
@@ -135,16 +138,24 @@ def _export_directory(source: Source, original: ModelDirectory, to: str, output:
     return result
 
 
+def _is_our_gguf(path: Path) -> bool:
+    return import_module(".gguf_file", __package__).written_by_smelt(path)
+
+
 def _export_gguf(source: ModelDirectory, output: Path, kind: str | None, show: Progress) -> Written:
     gguf = import_module(".gguf", __package__)
     raise_problems(gguf.gguf_problems(source.path, output, kind))
-    return gguf.export_gguf(source.path, output, kind=kind, progress=show)
+    found = gguf.export_gguf(source.path, output, kind=kind, progress=show)
+    found.notes += _cache_notes(source)
+    return found
 
 
 def _entries(source: Source, target: Target) -> list[Entry]:
     """Every tensor, those of a layer together and in the checkpoint's order as far as there is one."""
     entries: list[Entry] = [
-        (name, source.weights.info(name), lambda name=name: source.weights.load(name)) for name in source.carried
+        (name, source.weights.info(name), lambda name=name: source.weights.load(name))
+        for name in source.carried
+        if not name.endswith(CACHE_SCALES)
     ]
     if source.table is not None:
         entries += dense_entries(source, source.table)
@@ -153,9 +164,21 @@ def _entries(source: Source, target: Target) -> list[Entry]:
     return entries
 
 
-def _notes(source: Source, target: Target) -> list[str]:
+def _notes(source: Source, original: ModelDirectory, target: Target) -> list[str]:
     restored = [] if source.table is None else [f"{source.table.name} was restored, as no reader wants codes there"]
-    return [*target.notes(source), *restored]
+    return [*target.notes(source), *restored, *_cache_notes(original)]
+
+
+def _cache_notes(original: ModelDirectory) -> list[str]:
+    """What is lost of a checkpoint whose keys and values are to be cached in few bits."""
+    scheme = (original.config_data().get("quantization_config") or {}).get("kv_cache_scheme")
+    if not scheme:
+        return []
+    numbers = f"{'fp' if scheme.get('type') == 'float' else 'int'}{scheme.get('num_bits')}"
+    return [
+        f"the checkpoint has its keys and values cached in {numbers}, which the format cannot say: that and its scales are"
+        " left out, and they are cached as they are computed"
+    ]
 
 
 def _record(original: ModelDirectory, result: Exported) -> dict[str, Any]:

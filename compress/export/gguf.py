@@ -23,7 +23,7 @@ from ...system.errors import Problem, SmeltError, raise_problems
 from ..progress import Progress
 from .gguf_architectures import ARCHITECTURES, Architecture, differences, shortcomings
 from .gguf_fields import fields_of
-from .gguf_file import GgufFile
+from .gguf_file import WRITTEN_BY, GgufFile
 from .gguf_positions import Positions, positions_of
 from .gguf_storage import AUTO, EXACT, KINDS, REQUANTIZED, RESCALED, Kind, Stored, together
 from .gguf_tensors import Large, Small, tensors_of
@@ -164,6 +164,7 @@ def _write(opened: _Opened, target: Path, kind: Kind, progress: Progress) -> Ggu
     arch = MODEL_ARCH_NAMES[opened.architecture.arch]
     told = fields_of(opened.checkpoint.config, opened.spec, opened.architecture) | opened.positions.fields
     fields = {
+        **WRITTEN_BY,
         "general.name": _model_name(opened),
         "general.type": "model",
         "general.quantization_version": _QUANTIZATION_VERSION,

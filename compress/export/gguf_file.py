@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,22 @@ import numpy as np
 from gguf import GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType, GGUFWriter
 
 from ...system.files import disk_error
+
+# The first field after the architecture: what says whose file it is, and that --fresh may replace it.
+WRITTEN_BY = {"general.quantized_by": "Smelt"}
+_BEGINNING = 4096
+
+
+def written_by_smelt(path: Path) -> bool:
+    """Whether a file is one that :class:`GgufFile` wrote with :data:`WRITTEN_BY` as its first fields."""
+    ((key, value),) = WRITTEN_BY.items()
+    mark = key.encode() + struct.pack("<IQ", GGUFValueType.STRING, len(value)) + value.encode()
+    try:
+        with path.open("rb") as file:
+            start = file.read(_BEGINNING)
+    except OSError:
+        return False
+    return start.startswith(b"GGUF") and mark in start
 
 
 class GgufFile:

@@ -16,7 +16,7 @@ from ..checkpoint import StoredSchemes
 from ..evaluation.against import primary_tasks
 from ..evaluation.result import ModelResult, ReportData
 from ..loaders.rules import VLLM
-from .markdown import table
+from .markdown import plain, table
 from .wording import bytes_, interval, noise, number, percent_change, perplexity, speedup
 
 
@@ -38,13 +38,13 @@ def card(report: ReportData, checkpoint: Path, original: ModelDirectory) -> str:
     base = original.path.name if _is_path(original.name) else original.name
     title = f"{base.removeprefix('builtin:').rpartition('/')[2]}, {model.name}"
     front = yaml.safe_dump(_metadata(report, checkpoint, model, original), sort_keys=False, allow_unicode=True).strip()
-    out = ["---", front, "---", "", f"# {title}", ""]
+    out = ["---", front, "---", "", f"# {plain(title)}", ""]
     out += [
-        f"Compressed from `{base}` by [Smelt](https://pypi.org/project/smelt/) {report.versions.get('smelt', '')}.",
+        f"Compressed from {plain(base)} by Smelt {plain(report.versions.get('smelt', ''))}.",
         "",
     ]
     if model.text or model.tasks or model.speed:
-        out += [f"**{report.verdict}**", ""]
+        out += [f"**{plain(report.verdict)}**", ""]
     out += ["## Measured", "", *_table(model, baseline)]
     out += [
         *_conditions(report, model),
@@ -159,15 +159,15 @@ def _conditions(report: ReportData, model: ModelResult) -> list[str]:
     if model.text is not None:
         source = model.text.source if "/" not in model.text.source else Path(model.text.source).name
         lines.append(
-            f"Text: {model.text.windows} x {model.text.length} tokens of {source}, read by {model.text.computed_by}."
+            f"Text: {model.text.windows} x {model.text.length} tokens of {plain(source)}, read by {plain(model.text.computed_by)}."
         )
     if model.speed is not None:
         lines.append(
             f"Speed: {model.speed.prompt} tokens in, {model.speed.generate} out, one request alone, on Smelt's runtime,"
-            f" {report.machine.cores} cores of {report.machine.processor}."
+            f" {report.machine.cores} cores of {plain(report.machine.processor)}."
         )
     if report.status == "partial":
-        lines.append(f"Not measured: {', '.join(report.missing)}.")
+        lines.append(f"Not measured: {plain(', '.join(report.missing))}.")
     return [*lines, ""] if lines else []
 
 
@@ -272,6 +272,11 @@ def _front_matter(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = yaml.safe_load(text[4:].partition("\n---")[0])
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    # Somebody else wrote it: what is neither a name nor a list of names is none of the fields that are taken over.
+    return {key: value for key, value in found.items() if _is_names(value)} if isinstance(found, dict) else {}
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))

@@ -36,9 +36,9 @@ def markdown(report: ReportData, plot: str | None = None) -> str:
         report: what to tell.
         plot: the file of the plot, beside this one.
     """
-    out = [f"# {_plain(report.title)}", "", f"**{_plain(report.verdict)}**", ""]
+    out = [f"# {plain(report.title)}", "", f"**{plain(report.verdict)}**", ""]
     if report.status == "partial":
-        out += [f"> Partial: {', '.join(map(_plain, report.missing))} not measured.", ""]
+        out += [f"> Partial: {', '.join(map(plain, report.missing))} not measured.", ""]
     out += _overview(report)
     if plot is not None:
         out += [f"![Accuracy against speed]({plot})", ""]
@@ -49,18 +49,18 @@ def markdown(report: ReportData, plot: str | None = None) -> str:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
     """A Markdown table; the first ``left`` columns hold words, the others numbers. Empty without rows."""
-    body = ["| " + " | ".join(_plain(cell) for cell in row) + " |" for row in rows]
+    body = ["| " + " | ".join(plain(cell) for cell in row) + " |" for row in rows]
     if not body:
         return []
     rule = ["---"] * left + ["---:"] * (len(header) - left)
     return [f"| {' | '.join(header)} |", f"|{'|'.join(rule)}|", *body, ""]
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Names and texts are not ours: nothing of them may become Markdown or HTML."""
-    for mark in "\\`*_[]<>|#":
+    for mark in "\\`*_[]<>|#~&":
         text = text.replace(mark, "\\" + mark)
-    return " ".join(text.split())
+    return " ".join(text.replace("://", "\\://").split())
 
 
 def _name(model: ModelResult) -> str:
@@ -117,7 +117,7 @@ def _text(report: ReportData) -> list[str]:
     return [
         "## Text",
         "",
-        f"{first.windows} x {first.length} tokens of {_plain(first.source)}; computed by {_plain(first.computed_by)}.",
+        f"{first.windows} x {first.length} tokens of {plain(first.source)}; computed by {plain(first.computed_by)}.",
         "",
         *table(header, rows),
     ]
@@ -234,7 +234,7 @@ def _load_change(model: ModelResult, concurrency: int) -> str:
 
 def _reasons(report: ReportData) -> list[str]:
     lines = [
-        f"- {_plain(model.name)}: {_plain(sentence)}"
+        f"- {plain(model.name)}: {plain(sentence)}"
         for model in report.candidates
         if model.against
         for sentence in model.against.reasons
@@ -254,7 +254,7 @@ def _training(report: ReportData) -> list[str]:
                 [f"{point.tokens:,}", *(f"{(point.held_out or {}).get(part, math.nan):.4f}" for part in parts)]
                 for point in measured
             ]
-            out += [f"## Training of {_plain(model.name)}, step {each.step}", ""]
+            out += [f"## Training of {plain(model.name)}, step {each.step}", ""]
             out += table(["tokens", *(f"{part}, text kept aside" for part in parts)], rows, left=0)
     return out
 
@@ -278,7 +278,7 @@ def _layers(report: ReportData) -> list[str]:
                 if len(model.layers) > _SHOWN_LAYERS
                 else ", worst first"
             )
-            out += [f"## Layers of {_plain(model.name)}{shown}", ""]
+            out += [f"## Layers of {plain(model.name)}{shown}", ""]
             out += table(["layer", "scheme", "error of", "relative error", "weight shape"], rows, left=3)
     kinds = {layer.error_of for model in report.models for layer in model.layers}
     for kind, sentence in _MEANS.items():
@@ -293,21 +293,21 @@ def _samples(report: ReportData) -> list[str]:
         return []
     out = ["## What they write", ""]
     for i, sample in enumerate(told[0].samples):
-        out += [f"> {_plain(sample.prompt)} …", ""]
-        out += [f"- {_plain(_name(m))}: {_plain(m.samples[i].text)}" for m in told if i < len(m.samples)]
+        out += [f"> {plain(sample.prompt)} …", ""]
+        out += [f"- {plain(_name(m))}: {plain(m.samples[i].text)}" for m in told if i < len(m.samples)]
         out.append("")
     return out
 
 
 def _loaders(report: ReportData) -> list[str]:
-    lines = [f"- {_plain(model.name)}: {_plain(each.sentence)}" for model in report.models for each in model.loaders]
+    lines = [f"- {plain(model.name)}: {plain(each.sentence)}" for model in report.models for each in model.loaders]
     return ["## Who loads it", "", *lines, ""] if lines else []
 
 
 def _notes(report: ReportData) -> list[str]:
-    lines = [f"- {_plain(sentence)}" for sentence in report.warnings]
-    lines += [f"- {_plain(m.name)}: {_plain(sentence)}" for m in report.models for sentence in m.warnings]
-    lines += [f"- {_plain(m.name)}: {_plain(m.reload['sentence'])}" for m in report.models if m.reload]
+    lines = [f"- {plain(sentence)}" for sentence in report.warnings]
+    lines += [f"- {plain(m.name)}: {plain(sentence)}" for m in report.models for sentence in m.warnings]
+    lines += [f"- {plain(m.name)}: {plain(m.reload['sentence'])}" for m in report.models if m.reload]
     return ["## Notes", "", *lines, ""] if lines else []
 
 
@@ -315,18 +315,18 @@ def _recipes(report: ReportData) -> list[str]:
     out: list[str] = []
     for model in report.models:
         if model.recipe is not None:
-            out += [f"## Recipe of {_plain(model.name)}", "", "```json", json.dumps(model.recipe, indent=2), "```", ""]
+            out += [f"## Recipe of {plain(model.name)}", "", "```json", json.dumps(model.recipe, indent=2), "```", ""]
     return out
 
 
 def _origin(report: ReportData) -> list[str]:
     machine = report.machine
     lines = [
-        f"- {_plain(machine.processor)}, {machine.cores} cores, {bytes_(machine.memory_bytes)} of memory, {_plain(machine.system)}"
+        f"- {plain(machine.processor)}, {machine.cores} cores, {bytes_(machine.memory_bytes)} of memory, {plain(machine.system)}"
     ]
     if machine.read_bytes_per_second and machine.operations_per_second:
         lines.append(
-            f"- on {machine.measured_on} {'it read' if machine.device == 'cpu' else f'{_plain(machine.device)} copied'} {machine.read_bytes_per_second / 1e9:.1f} GB/s and multiplied {machine.operations_dtype} at"
+            f"- on {machine.measured_on} {'it read' if machine.device == 'cpu' else f'{plain(machine.device)} copied'} {machine.read_bytes_per_second / 1e9:.1f} GB/s and multiplied {machine.operations_dtype} at"
             f" {machine.operations_per_second / 1e12:.2f} TFLOP/s"
         )
     lines += [f"- {name} {version}" for name, version in report.versions.items()]

@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 from smelt.compress import Recipe, run
+from smelt.compress.reporting.card import card
+from smelt.models.directory import ModelDirectory
 
 from ..tiny import SMELT_6M
+from . import report_samples
 
 
 @pytest.fixture
@@ -29,14 +33,14 @@ def card_of(recipe: Callable[..., Recipe], tmp_path: Path) -> Callable[..., tupl
 
 
 def test_the_hub_reads_the_card_and_finds_what_it_needs(card_of: Callable[..., tuple[ModelCard, str]]) -> None:
-    card, text = card_of("---\nlicense: apache-2.0\nlanguage: [en]\nbase_model: someone/original\n---\n# A model\n")
-    data = card.data.to_dict()
+    parsed, text = card_of("---\nlicense: apache-2.0\nlanguage: [en]\nbase_model: someone/original\n---\n# A model\n")
+    data = parsed.data.to_dict()
     assert data["license"] == "apache-2.0"
     assert data["language"] == ["en"]
     assert data["base_model"] == "someone/original"
     assert data["library_name"] == "transformers"
     assert "compressed-tensors" in data["tags"]
-    (result,) = card.data.eval_results or []
+    (result,) = parsed.data.eval_results or []
     assert result.metric_type == "perplexity"
     assert f"| {result.metric_value:.2f} |" in text
     for way in ("AutoModelForCausalLM", "vllm serve", "smelt chat"):
@@ -65,9 +69,9 @@ def test_a_long_pattern_is_no_path(recipe: Callable[..., Recipe]) -> None:
 
 
 def test_paths_of_this_machine_stay_out(card_of: Callable[..., tuple[ModelCard, str]], tmp_path: Path) -> None:
-    card, text = card_of()
+    parsed, text = card_of()
     assert str(tmp_path) not in text
-    assert card.data.to_dict()["base_model"] == "a-model"
+    assert parsed.data.to_dict()["base_model"] == "a-model"
 
 
 @pytest.mark.parametrize(
@@ -81,5 +85,37 @@ def test_paths_of_this_machine_stay_out(card_of: Callable[..., tuple[ModelCard, 
     ],
 )
 def test_a_card_that_cannot_be_read_is_no_obstacle(front: str, card_of: Callable[..., tuple[ModelCard, str]]) -> None:
-    card, _ = card_of(front)
-    assert "license" not in card.data.to_dict()
+    parsed, _ = card_of(front)
+    assert "license" not in parsed.data.to_dict()
+
+
+def test_names_and_verdicts_become_neither_markdown_nor_html_nor_fields(tmp_path: Path) -> None:
+    hostile = report_samples.hostile()
+    baseline, bad = hostile.models
+    bad = bad.model_copy(update={"name": "a](https://evil.test) `b` <script>x</script>\n---\nlicense: mine\n# big"})
+    report = hostile.model_copy(
+        update={"models": [baseline, bad], "verdict": "**so** <img src=x> [go](http://evil.test)"}
+    )
+    original = tmp_path / "<b>model `x`"
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    original.mkdir()
+    (checkpoint / "config.json").write_text("{}")
+    deep = "x: " + "[" * 5000
+    (original / "README.md").write_text(f"---\nlanguage: {{a: {{b: c}}}}\nlicense: !!binary aGk=\n{deep}\n---\n")
+    text = card(report, checkpoint, ModelDirectory(str(original), original))
+    data = ModelCard(text).data.to_dict()
+    assert "license" not in data
+    assert "language" not in data
+    body = text.split("\n---\n", 1)[1].split("\n---\n")[-1].split("## Recipe")[0].split("## Use")[0]
+    html = MarkdownIt("commonmark").enable("table").enable("strikethrough").render(body)
+    assert "<script" not in html
+    assert "<img" not in html
+    assert "<a " not in html
+    assert html.count("<h1>") == 1
+
+
+def test_a_card_links_to_no_package_index(card_of: Callable[..., tuple[ModelCard, str]]) -> None:
+    _, text = card_of()
+    assert "://" not in text
+    assert "by Smelt " in text

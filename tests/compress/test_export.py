@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gguf import GGUFWriter
 from safetensors.torch import load_file, save_file
-from smelt.compress import SmeltError
+from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.cli import app
 from smelt.compress.export import export
 from smelt.runtime.checkpoint import Checkpoint
@@ -362,3 +363,36 @@ def _plain_twin(source: Coded, path: Path) -> Path:
     del config["quantization_config"]
     (path / "config.json").write_text(json.dumps(config))
     return path
+
+
+@pytest.mark.parametrize("to", ["gptq", "dense"])
+def test_a_rounded_cache_is_left_out_and_that_is_said(to: str, recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    made = run(recipe("builtin:smelt-6m", {"evaluate": False}, group_size=64, kv_cache="int8"), progress=False)
+    assert any(name.endswith("k_scale") for name in load_file(made.checkpoint / "model.safetensors"))
+    written = export(str(made.checkpoint), to, tmp_path / "exported")
+    assert any("keys and values cached in int8, which the format cannot say" in note for note in written.notes)
+    assert not any("k_scale" in name for name in load_file(tmp_path / "exported" / "model.safetensors"))
+    file = export(str(made.checkpoint), "gguf", tmp_path / "model.gguf")
+    assert any("cached in int8" in note for note in file.notes)
+
+
+def test_only_what_smelt_wrote_is_replaced_by_a_gguf_file(coded: Callable[..., Coded], tmp_path: Path) -> None:
+    source, target = str(coded().path), tmp_path / "model.gguf"
+    foreign = GGUFWriter(target, "llama")
+    foreign.add_string("general.quantized_by", "somebody")
+    foreign.write_header_to_file()
+    foreign.write_kv_data_to_file()
+    foreign.write_ti_data_to_file()
+    foreign.close()
+    for content in (target.read_bytes(), b"notes", b"GGUF", b"general.quantized_by Smelt"):
+        target.write_bytes(content)
+        with pytest.raises(SmeltError, match="was not made by `smelt export`"):
+            export(source, "gguf", target, fresh=True)
+        assert target.read_bytes() == content
+    target.unlink()
+    export(source, "gguf", target)
+    first = target.read_bytes()
+    with pytest.raises(SmeltError, match="pass --fresh"):
+        export(source, "gguf", target)
+    export(source, "gguf", target, fresh=True)
+    assert target.read_bytes() == first
