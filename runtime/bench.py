@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from ..system.pages import in_large_pages
 from .engine import Engine
 from .errors import RuntimeProblem
-from .pages import in_large_pages
 from .params import SamplingParams
 from .workload import Arrival, random_prompt
 

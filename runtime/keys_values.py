@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from ..system.pages import zeros_in_large_pages
 from .errors import RuntimeProblem
-from .pages import zeros_in_large_pages
 
 if TYPE_CHECKING:
     from .cache_scheme import CacheRule

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
+from ..system.pages import in_large_pages
 from .architectures import DecoderSpec, LayerSpec, spec_of
 from .batch import Batch
 from .cache_scheme import cache_scheme
@@ -21,7 +22,6 @@ from .linear import Linear, SideBySide
 from .live_weights import LiveWeights
 from .matrix import Matrix, see_the_same, stacked
 from .operators import Experts, LayerParts, Operators, Rotation, Rowwise
-from .pages import in_large_pages
 from .rope import Rotations
 from .token_table import TokenTable
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .errors import SmeltError
 from .files import check_regular, disk_error, parse_json
+from .pages import zeros_in_large_pages
 
 _DTYPES = {
     "F64": torch.float64,
@@ -105,7 +106,7 @@ class SafetensorsFile:
                 TensorInfo(info.dtype, (rows.stop - rows.start, *info.shape[1:])),
                 offset + rows.start * row.nbytes,
             )
-        tensor = torch.empty(info.shape, dtype=info.dtype, device="cpu")
+        tensor = zeros_in_large_pages(info.shape, info.dtype)  # small ones cost more to get than to fill
         if info.nbytes == 0:
             return tensor
         target = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...quant.activations import is_int8_by_token
+from ...system.pages import in_large_pages
 from ..matrix import Matrix
-from ..pages import in_large_pages
 from ..rounding import inputs_told, is_fixed_int8
 from .library import processor_features
 
