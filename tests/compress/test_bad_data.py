@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from smelt.compress import Recipe, SmeltError, run
+from smelt.compress.corpus import TextSource, calibration_windows
+from transformers import AutoTokenizer
+
+from ..tiny import SMELT_6M
 
 
 @pytest.fixture
@@ -58,6 +63,25 @@ def test_too_short_says_how_much_there_is(refused: Callable[..., str], tmp_path:
     sentence = refused({"source": str(file), "samples": 500})
     assert "500 samples of 16 tokens need 8000 tokens" in sentence
     assert "ask for" in sentence
+
+
+@pytest.mark.parametrize("samples", [8, 50, 500])
+def test_what_is_asked_for_instead_is_enough(samples: int, tmp_path: Path) -> None:
+    """The sentence names a number of samples or a length; with it there is text enough, and with one more there is not."""
+    file = tmp_path / "text.txt"
+    file.write_text("The lighthouse keeper counted the steps again. " * 10)
+    source, tokenizer = TextSource(str(file), "calibration"), AutoTokenizer.from_pretrained(SMELT_6M)
+    with pytest.raises(SmeltError) as caught:
+        calibration_windows(source, tokenizer, samples, 256, 0)
+    asked = re.search(r"ask for a length of at most (\d+)", str(caught.value))
+    if samples == 500:
+        assert asked is None  # not for so many
+        return
+    assert asked is not None
+    length = int(asked.group(1))
+    assert calibration_windows(source, tokenizer, samples, length, 0).tokens.shape == (samples, length)
+    with pytest.raises(SmeltError, match="too short"):
+        calibration_windows(source, tokenizer, samples, length + 1, 0)
 
 
 def test_a_missing_file_is_found_before_any_work(refused: Callable[..., str], tmp_path: Path) -> None:
