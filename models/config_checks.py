@@ -82,7 +82,8 @@ def config_problem(config: Any) -> str | None:
         if kind != "default" and kind not in ROPE_INIT_FUNCTIONS:
             known = ", ".join(["default", *ROPE_INIT_FUNCTIONS])
             return f"rope_type is {_shown(kind)}, which is none of {known}"
-        for name, value in each.items():
+        numbers: dict[str, Any] = each
+        for name, value in numbers.items():
             counts = name.endswith(("theta", "factor")) and value is not None and not isinstance(value, list)
             if counts and not (isinstance(value, int | float) and _is_number(value) and value > 0):
                 return f"{name} of the rotary positions is {_shown(value)}; it must be above 0"

@@ -1,6 +1,6 @@
 """Model directories that chance has damaged: whatever is in one, a command works or says what is wrong.
 
-Found here so far is what ``FOUND`` lists; each stays an example of its own.
+What goes wrong here becomes an example in ``test_bad_models.py``, where each has its sentence.
 """
 
 from __future__ import annotations
@@ -52,8 +52,6 @@ FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
-# Cases that once went wrong: the file, what was done to its data, and the command.
-FOUND: list[tuple[str, Callable[[Any], object], str]] = []
 
 
 @pytest.fixture(scope="module")
@@ -101,16 +99,6 @@ def test_a_damaged_directory_is_used_or_refused(cases: int, models: dict[str, Pa
             _check(command, path, tmp_path)
 
     check()
-
-
-@pytest.mark.parametrize(("name", "change", "command"), FOUND)
-def test_what_once_went_wrong(
-    name: str, change: Callable[[Any], object], command: str, models: dict[str, Path], tmp_path: Path
-) -> None:
-    for model in models.values():
-        with _copy(model, tmp_path) as path:
-            _edit(path / name, change)
-            _check(command, path, tmp_path)
 
 
 def _check(command: str, path: Path, scratch: Path) -> None:
