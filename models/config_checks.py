@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 # The least and the most of each, by all the names that families have for it. The most are far beyond any model, and
 # small enough that nothing which is made from one number alone fills the memory.
@@ -82,8 +82,7 @@ def config_problem(config: Any) -> str | None:
         if kind != "default" and kind not in ROPE_INIT_FUNCTIONS:
             known = ", ".join(["default", *ROPE_INIT_FUNCTIONS])
             return f"rope_type is {_shown(kind)}, which is none of {known}"
-        numbers: dict[str, Any] = each
-        for name, value in numbers.items():
+        for name, value in each.items():
             counts = name.endswith(("theta", "factor")) and value is not None and not isinstance(value, list)
             if counts and not (isinstance(value, int | float) and _is_number(value) and value > 0):
                 return f"{name} of the rotary positions is {_shown(value)}; it must be above 0"
@@ -101,7 +100,7 @@ def is_token_id(value: Any) -> bool:
     return value is None or all(type(each) is int for each in (value if isinstance(value, list) else [value]))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float) and math.isfinite(value)
 
 
