@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "kernels.h"
+#include "threads.h"
 
 PYBIND11_MAKE_OPAQUE(std::vector<smelt::Layer>)
 PYBIND11_MAKE_OPAQUE(std::vector<smelt::Cache>)
@@ -102,6 +103,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
             smelt::linear(weight, at<bf16>(x), rows, at<bf16>(out), threads);
         },
         Free());
+    pybind11::class_<smelt::Threads>(module, "Threads")
+        .def(pybind11::init())
+        .def("count", &smelt::Threads::count, "most"_a, "at"_a)
+        .def("seen", &smelt::Threads::seen, "most"_a, "threads"_a, "count"_a, "piece"_a, "mine"_a, "busy"_a, "time"_a, "at"_a);
     module.def("use_tiles", smelt::use_tiles);
     module.def("tiles_are_used", smelt::tiles_are_used);
     module.def(

@@ -1,12 +1,13 @@
-// What all kernels share: conversions between bfloat16 and float32, reductions, and loops over threads.
+// What all kernels share: conversions between bfloat16 and float32, reductions.
 #pragma once
 
 #include <immintrin.h>
-#include <omp.h>
 
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+
+#include "threads.h"
 
 // For functions whose loops add to many vectors. GCC (12 was looked at) otherwise copies each of them to another register and
 // back at every step: as many instructions again as multiply.
@@ -65,17 +66,6 @@ inline __m512 exp16(__m512 x) {
     __m512 y = _mm512_set1_ps(1.0f / 720);
     for (float c : {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f}) y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(c));
     return _mm512_scalef_ps(y, n);
-}
-
-// Calls body(i) for 0 <= i < count, on `threads` threads; pieces are handed out as threads get free.
-template <class Body>
-void spread(int threads, int64_t count, int64_t piece, const Body& body) {
-    if (threads <= 1 || count <= piece) {
-        for (int64_t i = 0; i < count; i++) body(i);
-        return;
-    }
-#pragma omp parallel for num_threads(threads) schedule(dynamic, piece)
-    for (int64_t i = 0; i < count; i++) body(i);
 }
 
 }  // namespace smelt
