@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kPanel = 6;      // as many rows as have all their sums in registers
 constexpr int kAhead = 1024;   // bytes of weights that are asked for in advance
+constexpr int kFarAhead = 4096;  // where codes are multiplied as fast as they come
 constexpr int kTileRows = 16;  // from here on matrix tiles are used, where there are any
 
 inline __m512i broadcast4(const int8_t* from) {
@@ -112,6 +113,11 @@ void panel_int8(const Codes& w, const Rounded& x, int64_t panel, int64_t place, 
     }
 }
 
+// Codes less 8, as bfloat16; the table stands twice, so that a fifth bit of the index does not matter.
+alignas(64) constexpr bf16 kLess8[32] = {
+    0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
+    0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
+
 // Some rows by one tile, inputs as they are.
 template <int kBits, int kRows, class Scale>
 void tile_exact(const Codes& w, const bf16* x, const float* sums, int64_t row, int64_t tile, bf16* out) {
@@ -120,11 +126,7 @@ void tile_exact(const Codes& w, const bf16* x, const float* sums, int64_t row, i
     __m512 total[kRows][2];
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; r++) total[r][0] = total[r][1] = _mm512_setzero_ps();
-    // Codes less 8, as bfloat16; the table stands twice, so that a fifth bit of the index does not matter.
-    alignas(64) static const bf16 values[32] = {
-        0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
-        0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
-    const __m512i table = _mm512_load_si512(values);
+    const __m512i table = _mm512_load_si512(kLess8);
     for (int64_t g = 0; g < groups; g++) {
         const int64_t place = (tile * groups + g) * kTile;
         __m512 sum[kRows][2];
@@ -195,6 +197,53 @@ void tile_exact(const Codes& w, const bf16* x, const float* sums, int64_t row, i
     for (int r = 0; r < kRows; r++) store_tile(w, tile, out + (row + r) * w.outputs, total[r][0], total[r][1]);
 }
 
+// One row by two tiles of 4 bit codes: their sums do not wait for each other. Of each tile what tile_exact gives.
+template <class Scale>
+SMELT_KEEPS_SUMS void two_tiles_exact(const Codes& w, const bf16* x, const float* sums, int64_t tile, bf16* out) {
+    const int64_t columns = w.columns, groups = columns / w.group, bytes = columns * kTile / 2;
+    const uint8_t* code = w.codes + tile * bytes;
+    const __m512i table = _mm512_load_si512(kLess8);
+    __m512 total[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; v++) total[v] = _mm512_setzero_ps();
+    for (int64_t g = 0; g < groups; g++) {
+        __m512 sum[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; v++) sum[v] = _mm512_setzero_ps();
+        for (int64_t k = g * w.group, end = k + w.group; k < end; k += 8, code += 128) {
+            __m512i c[4];
+#pragma GCC unroll 4
+            for (int v = 0; v < 4; v++) {
+                const uint8_t* from = code + v / 2 * bytes + v % 2 * 64;
+                c[v] = _mm512_loadu_si512(from);
+                _mm_prefetch((const char*)from + kFarAhead, _MM_HINT_T0);
+            }
+#pragma GCC unroll 4
+            for (int pair = 0; pair < 4; pair++) {
+                int32_t two;
+                std::memcpy(&two, x + k + 2 * pair, 4);
+                const __m512bh both = (__m512bh)_mm512_set1_epi32(two);
+#pragma GCC unroll 4
+                for (int v = 0; v < 4; v++) {
+                    sum[v] = _mm512_dpbf16_ps(sum[v], (__m512bh)_mm512_permutexvar_epi16(c[v], table), both);
+                    c[v] = _mm512_srli_epi16(c[v], 4);
+                }
+            }
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; v++) {
+            const int64_t place = ((tile + v / 2) * groups + g) * kTile + v % 2 * 16;
+            if (w.zeros) {
+                const __m512 zero = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(w.zeros + place))));
+                sum[v] = _mm512_fmadd_ps(_mm512_sub_ps(_mm512_set1_ps(8), zero), _mm512_set1_ps(sums[g]), sum[v]);
+            }
+            total[v] = _mm512_fmadd_ps(sum[v], scales_at<Scale>(w.scales, place), total[v]);
+        }
+    }
+    store_tile(w, tile, out, total[0], total[1]);
+    store_tile(w, tile + 1, out, total[2], total[3]);
+}
+
 template <int kBits, class Scale>
 void rows_exact(const Codes& w, const bf16* x, const float* sums, int64_t rows, int64_t tile, bf16* out) {
     int64_t row = 0;
@@ -237,8 +286,15 @@ void multiply_exact(const Codes& w, const bf16* x, int64_t rows, bf16* out, int 
             for (int i = 0; i < 8; i++) ordered[k + i] = x[k + order[i]];
         x = ordered.data();
     }
-    spread(threads, tiles, std::max<int64_t>(1, std::min<int64_t>(tiles / (8 * threads), 8)),
-           [&](int64_t tile) { rows_exact<kBits, Scale>(w, x, sums.data(), rows, tile, out); });
+    const int64_t piece = std::max<int64_t>(1, std::min<int64_t>(tiles / (8 * threads), 8));
+    if (kBits == 4 && rows == 1) {
+        spread(threads, (tiles + 1) / 2, (piece + 1) / 2, [&](int64_t pair) {
+            if (2 * pair + 1 < tiles) return two_tiles_exact<Scale>(w, x, sums.data(), 2 * pair, out);
+            rows_exact<kBits, Scale>(w, x, sums.data(), rows, 2 * pair, out);
+        });
+        return;
+    }
+    spread(threads, tiles, piece, [&](int64_t tile) { rows_exact<kBits, Scale>(w, x, sums.data(), rows, tile, out); });
 }
 
 }  // namespace
