@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from ...models.directory import ModelDirectory
 from ...models.weights import CheckpointWeights
+from ...runtime.errors import RuntimeProblem
 from ...system.errors import SmeltError
 from ..find_model import find_checkpoint
 from ..inspection import inspect
@@ -131,7 +132,12 @@ class Subject:
             return []
         try:
             facts = facts_of_checkpoint(self.directory)
-        except SmeltError:  # it can be measured, but is nothing that Smelt wrote
+        except (
+            SmeltError,
+            RuntimeProblem,
+            ValueError,
+            KeyError,
+        ):  # it can be measured, but is nothing that Smelt wrote
             return []
         return [] if facts is None else loaders(facts)
 

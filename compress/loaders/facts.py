@@ -71,9 +71,12 @@ def facts_of_checkpoint(directory: ModelDirectory) -> Facts | None:
     if data.get("quant_method") != "compressed-tensors":
         return None
     schemes, weights = StoredSchemes(data), CheckpointWeights(directory.path)
-    names = {name.removesuffix(".weight_scale") for name in weights.names() if name.endswith(".weight_scale")}
+    stored = set(weights.names())
+    names = {name.removesuffix(".weight_scale") for name in stored if name.endswith(".weight_scale")}
     table = _embedding(config)
-    linears = tuple(StoredLinear(name, *_shape(name, weights), schemes.of(name)) for name in sorted(names - {table}))
+    linears = tuple(
+        StoredLinear(name, *_shape(name, stored, weights), schemes.of(name)) for name in sorted(names - {table})
+    )
     return Facts(config, linears, table in names, schemes.keys_values, limits)
 
 
@@ -117,8 +120,7 @@ def _embedding(config: Any) -> str | None:
         return None
 
 
-def _shape(name: str, weights: CheckpointWeights) -> tuple[int, int]:
-    stored = set(weights.names())
+def _shape(name: str, stored: set[str], weights: CheckpointWeights) -> tuple[int, int]:
     if f"{name}.weight_shape" in stored:
         rows, columns = weights.load(f"{name}.weight_shape").tolist()
         return rows, columns

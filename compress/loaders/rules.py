@@ -90,7 +90,11 @@ def _llama_cpp(facts: Facts) -> Loader:
 def _vllm(facts: Facts) -> Loader:
     found = list(dict.fromkeys(refusal for rule in _VLLM_RULES for refusal in rule(facts)))
     if found:
-        return _refused(VLLM, found)
+        refused = _refused(VLLM, found)
+        is_open = len({linear.name for linear in facts.linears}) < len(facts.linears)
+        return (
+            refused.model_copy(update={"why": f"what it chooses may not load: {refused.why}"}) if is_open else refused
+        )
     unrounded = {s.name for s in _schemes(facts) if _is_packed(s) and s.activations is not None}
     why = f"it computes {' and '.join(sorted(unrounded))} as W4A16, inputs not rounded" if unrounded else ""
     return Loader(name=VLLM, loads=True, why=why)

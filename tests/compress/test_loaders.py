@@ -23,7 +23,7 @@ from smelt.runtime import Engine, SamplingParams
 from smelt.system.errors import SmeltError
 
 from ..tiny import from_transformers, make_model, save_model
-from .loader_cases import AS_W4A16, Case, cases
+from .loader_cases import AS_W4A16, SIZES, Case, cases
 
 CASES = {case.name: case for case in cases()}
 QUICK = [
@@ -105,6 +105,14 @@ def test_a_plan_says_what_vllm_was_found_to_do(name: str, built: Built) -> None:
     found = by_name(plan.loaders())
     assert found[VLLM].loads == case.in_vllm, found[VLLM]
     assert found[VLLM].loads or found[VLLM].why
+
+
+def test_what_is_chosen_later_is_said_to_be_open(built: Built) -> None:
+    candidates = [{"scheme": "W4A16", "group_size": 64}, {"scheme": "W8A16"}]
+    step = {"quantize": {"scheme": "auto", "candidates": candidates, "target": {"bits": 6.0}, "ignore": ["lm_head"]}}
+    found = by_name(Plan.make(built.recipe(Case("auto", "llama", SIZES, (step,)))).loaders())
+    assert found[VLLM].why.startswith("what it chooses may not load: it has no kernel for packed weights of 8 bits")
+    assert found[TRANSFORMERS].loads
 
 
 def test_what_a_checkpoint_says_is_what_its_plan_said(built: Built) -> None:
