@@ -132,13 +132,8 @@ class Subject:
             return []
         try:
             facts = facts_of_checkpoint(self.directory)
-        except (
-            SmeltError,
-            RuntimeProblem,
-            ValueError,
-            KeyError,
-        ):  # it can be measured, but is nothing that Smelt wrote
-            return []
+        except (SmeltError, RuntimeProblem, ValueError, KeyError):
+            return []  # another program's checkpoint, which can be measured all the same
         return [] if facts is None else loaders(facts)
 
     @cached_property
