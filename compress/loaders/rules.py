@@ -151,7 +151,7 @@ def _why_no_kernel(scheme: Scheme) -> Refusal | None:
 
 def _multiples(facts: Facts) -> Iterable[Refusal]:
     packed = {linear.name: linear for linear in facts.linears if _is_packed(linear.scheme)}
-    odd = [name for name, each in packed.items() if each.columns % _MULTIPLE or _rows(each, packed) % _MULTIPLE]
+    odd = sorted(n for n, each in packed.items() if each.columns % _MULTIPLE or _rows(each, packed) % _MULTIPLE)
     if odd:
         more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
         yield Refusal(
