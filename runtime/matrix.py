@@ -123,13 +123,18 @@ class Matrix:
         )
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """The values, whatever they are stored as. Computed as compressed-tensors does, in the scale's type."""
+        """The values, whatever they are stored as.
+
+        Computed as compressed-tensors does, in the scale's type; or in float32 where ``dtype`` is that, as transformers does,
+        which then has float32 scales.
+        """
         if self.scale is None:
             return self.values.to(dtype)
-        codes = self.values.to(self.scale.dtype).unflatten(1, (self.scale.shape[1], -1))
+        scale = self.scale.float() if dtype == torch.float32 else self.scale
+        codes = self.values.to(scale.dtype).unflatten(1, (scale.shape[1], -1))
         if self.zero is not None:
-            codes = codes - self.zero.to(self.scale.dtype).unsqueeze(-1)
-        values = (codes * self.scale.unsqueeze(-1)).flatten(1).to(dtype)
+            codes = codes - self.zero.to(scale.dtype).unsqueeze(-1)
+        values = (codes * scale.unsqueeze(-1)).flatten(1).to(dtype)
         return values if self.order is None else values[:, self.order.argsort()]
 
 
