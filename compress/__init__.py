@@ -42,7 +42,7 @@ _HOMES = {
     "Recipe": ".recipe",
     "ReportData": ".evaluation.result",
     "RunResult": ".pipeline",
-    "SmeltError": ".errors",
+    "SmeltError": "..system.errors",
     "config_for": ".transformers_plugin",
     "evaluate": ".evaluation.evaluate",
     "for_training": ".training",

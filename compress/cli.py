@@ -483,6 +483,9 @@ def bench(
     exact_inputs: Annotated[
         bool, typer.Option("--exact-inputs", help="Never round the inputs of weight-only formats to int8.")
     ] = False,
+    reproducible: Annotated[
+        bool, typer.Option("--reproducible", help="Let a request's tokens depend on nothing beside it; see its price.")
+    ] = False,
     device: Annotated[str, typer.Option(help="cpu, or cuda for a GPU with Triton kernels.")] = "cpu",
     compiled: Annotated[
         bool, typer.Option("--compile", help="Let torch.compile lower the layers, instead of Smelt's own kernels.")
@@ -523,6 +526,7 @@ def bench(
         kv_dtype=kv_dtype,
         native=native,
         exact_inputs=exact_inputs,
+        reproducible=reproducible,
         device=device,
         compile=compiled,
         static_batching=static,

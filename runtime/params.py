@@ -25,7 +25,7 @@ class SamplingParams:
         repetition_penalty: above 1, tokens of prompt and output become less likely.
         presence_penalty, frequency_penalty: subtracted once, or as often as it occurs, from a token of the output.
         logit_bias: added to tokens' logits.
-        seed: makes this request's samples reproducible, whatever runs beside it.
+        seed: fixes this request's draws; with ``Engine(reproducible=True)`` its tokens, whatever runs beside it.
         stop: strings that end the output; they are not part of it.
         stop_token_ids: tokens that end the output.
         ignore_eos: do not stop at the model's own end token.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from smelt.quant.scheme import SUPPORTED
+from smelt.quant.scheme_names import SUPPORTED
 
 # Heads of 64 channels, so that vLLM's attention takes them, and sizes that 32, 64 and 128 divide.
 SIZES: dict[str, Any] = {

@@ -290,12 +290,9 @@ def test_a_quantized_checkpoint_scores_as_with_transformers(recipe: Callable[...
         recipe("builtin:smelt-6m", {"evaluate": False}, scheme="W4A16", group_size=64, rounding="nearest")
     ).checkpoint
     ours = SmeltLM(str(checkpoint), dtype="float32", quiet=True)
-    # Told to compute in float32, transformers restores weights in float32, which by itself it rounds to bfloat16.
-    restored = AutoModelForCausalLM.from_pretrained(checkpoint)
-    restored(torch.tensor([[2, 3]]))
-    plain = AutoModelForCausalLM.from_pretrained(SMELT_6M, dtype=torch.float32)
-    plain.load_state_dict({name: restored.get_parameter(name).float() for name in plain.state_dict()})
-    theirs = HFLM(pretrained=plain, tokenizer=AutoTokenizer.from_pretrained(checkpoint), batch_size=8)
+    # Both restore the codes of a bfloat16 checkpoint in float32, where that is what they compute in.
+    restored = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    theirs = HFLM(pretrained=restored, tokenizer=AutoTokenizer.from_pretrained(checkpoint), batch_size=8)
     _assert_same_evaluation(ours, theirs, "smelt_last_word", tasks, 40)
 
 
