@@ -310,6 +310,7 @@ def _read_windows(recipe: Recipe, model: OpenModel, *, calibrate: bool) -> Windo
     read: dict[str, Windows] = {}
     calibrate = calibrate and recipe.calibrate.source != "self"
     if not calibrate and not recipe.evaluate:
+        model.directory.check_tokenizer_files()  # they go into the checkpoint, where damage would be found late
         return None
     tokenizer = model.directory.tokenizer()
     if calibrate:

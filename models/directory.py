@@ -161,15 +161,23 @@ class ModelDirectory:
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # tokenizers raise bare Exception on bad files, and panic on some
-            for name in _TOKENIZER_JSON:
-                if (self.path / name).exists():
-                    read_json(self.path / name, "a part of a tokenizer")
+            self.check_tokenizer_files()
             first = " ".join(str(error).split())[:200]
             there = ", ".join(name for name in _TOKENIZER_FILES if (self.path / name).exists())
             raise SmeltError(
                 f"{self.path}: its tokenizer cannot be loaded ({first}); {there} are damaged or do not belong together,"
                 " download them again"
             ) from None
+
+    def check_tokenizer_files(self) -> None:
+        """See that the tokenizer's files that are there are JSON, without loading it.
+
+        Raises:
+            SmeltError: one is not.
+        """
+        for name in _TOKENIZER_JSON:
+            if (self.path / name).exists():
+                read_json(self.path / name, "a part of a tokenizer")
 
     def check_generation(self) -> None:
         """See that ``generation_config.json``, if there is one, is what transformers understands.

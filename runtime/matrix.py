@@ -81,6 +81,7 @@ class Matrix:
         inputs: how the layer's inputs are rounded at run time; None if they are not.
         order: which input each column of ``values`` is for; None if they stand in the inputs' order.
         floats: the bits of 4- and 8-bit floats, of which ``values`` has the restored numbers.
+        widens: whether scales are float32 where that is computed in: transformers then loads those of compressed-tensors so.
     """
 
     values: Tensor
@@ -91,6 +92,7 @@ class Matrix:
     inputs: ActivationRounding | None = None
     order: Tensor | None = None
     floats: FloatCodes | None = None
+    widens: bool = False
 
     @classmethod
     def plain(cls, values: Tensor, inputs: ActivationRounding | None = None, format: str | None = None) -> Matrix:
@@ -125,12 +127,11 @@ class Matrix:
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The values, whatever they are stored as.
 
-        Computed as compressed-tensors does, in the scale's type; or in float32 where ``dtype`` is that, as transformers does,
-        which then has float32 scales.
+        Computed in the scale's type; where it ``widens``, in float32 if ``dtype`` is that.
         """
         if self.scale is None:
             return self.values.to(dtype)
-        scale = self.scale.float() if dtype == torch.float32 else self.scale
+        scale = self.scale.float() if self.widens and dtype == torch.float32 else self.scale
         codes = self.values.to(scale.dtype).unflatten(1, (scale.shape[1], -1))
         if self.zero is not None:
             codes = codes - self.zero.to(scale.dtype).unsqueeze(-1)

@@ -104,7 +104,9 @@ class _CompressedTensors:
                 zero = (
                     unpack_from_int32(zero, args.num_bits, shape, packed_dim=0) if zero.dtype == torch.int32 else zero
                 )
-            found = Matrix(codes, _label(args.num_bits, columns, scale), args.num_bits, scale, zero, inputs)
+            found = Matrix(
+                codes, _label(args.num_bits, columns, scale), args.num_bits, scale, zero, inputs, widens=True
+            )
             places = stored.get("weight_g_idx")
             return found if places is None or int(places.min()) < 0 else _gathered(found, places, name)
         if args.type == "int" and scale.dim() == 2 and stored["weight"].dtype == torch.int8:
@@ -116,6 +118,7 @@ class _CompressedTensors:
                 scale,
                 stored.get("weight_zero_point"),
                 inputs,
+                widens=True,
             )
         form = scheme.format or self._config.format
         compressor = BaseCompressor.get_value_from_registry(str(getattr(form, "value", form)))

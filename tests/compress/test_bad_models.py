@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.export.export import export
+from smelt.runtime import Engine
 
 from ..tiny import make_model, save_model
 from .commands import invoke, refusal
@@ -426,8 +427,11 @@ def test_what_is_typed_need_not_be_utf_8(tiny: Callable[..., Path], tmp_path: Pa
 
 @pytest.mark.parametrize("length", ["-4", "0", "1"])
 def test_a_length_that_is_none(length: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
-    said = refusal(invoke("chat", tiny(), tmp_path, "--max-length", length))
-    assert f"max_length is {length}; it must be at least 2" in said
+    done = invoke("chat", tiny(), tmp_path, "--max-length", length)
+    assert done.exit_code == 2
+    assert "x>=2" in done.stderr
+    with pytest.raises(SmeltError, match=f"max_length is {length}; it must be at least 2"):
+        Engine(tiny(), max_length=int(length), quiet=True)
 
 
 def test_a_run_directory_stands_for_its_checkpoint(
