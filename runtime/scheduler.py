@@ -43,7 +43,7 @@ class Scheduler:
     from those behind it (and from beams of its own request that wait for it), and nobody is admitted past one that
     waits. So the first sequence that has something to compute always gets on, whatever the cache holds: a request that fits
     alone finishes. One is admitted only when there is room for all its tokens beside what the running ones
-    have still to compute; until one of them gets a new token, nobody is preempted twice.
+    have still to compute, so that sequences do not lose their blocks by turns while none of them gets a token.
 
     Args:
         cache: where blocks come from.
@@ -170,9 +170,8 @@ class Scheduler:
             if passed is not None and sequence.request is not passed:
                 return
             if sequence.candidates is not None or sequence.pending:
-                passed = (
-                    sequence.request
-                )  # it has nothing to compute until its siblings, or its own last token, have come
+                # It has nothing to compute until its siblings, or its own last token, have come.
+                passed = sequence.request
                 continue
             if self.static and sequence not in self._batch:
                 return
