@@ -2,7 +2,7 @@
 
     python -m benchmarks.reproducible NAME=CHECKPOINT... [--repeats 5]
 
-Of each load the median is kept: a prompt of 512 tokens, 24 tokens after a prompt of 128, and 16 tokens each of eight requests.
+Of each load the median is kept: prompts of 512 and 2,048 tokens, 24 tokens after a prompt of 128, and 16 tokens each of eight requests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from smelt.runtime import Engine, SamplingParams
 from .common import save
 
 # Tokens of a prompt, requests at once, and tokens to generate after the first.
-LOADS = {"prompt of 512": (512, 1, 0), "decode at 128": (128, 1, 24), "decode, 8 requests": (32, 8, 16)}
+LOADS = {
+    "prompt of 512": (512, 1, 0),
+    "prompt of 2048": (2048, 1, 0),
+    "decode at 128": (128, 1, 24),
+    "decode, 8 requests": (32, 8, 16),
+}
 
 
 def seconds(engine: Engine, prompt: int, requests: int, generated: int) -> float:

@@ -253,6 +253,19 @@ def test_dense(compiled: ModuleType, outputs: int, columns: int) -> None:
         torch.testing.assert_close(found.double(), expected, rtol=2**-7, atol=2**-5)
 
 
+@pytest.mark.parametrize(("outputs", "columns"), [(7, 31), (13, 2048), (50, 4133)])
+def test_dense_rows_do_not_depend_on_each_other(compiled: ModuleType, outputs: int, columns: int) -> None:
+    weight, bias = _random(outputs, columns).bfloat16(), _random(outputs, seed=1).bfloat16()
+    linear = NativeDenseLinear(compiled, weight, bias, "", any_rows=True)
+    x = _random(300, columns, seed=2).bfloat16()
+    found = linear(x)
+    expected = x.double() @ weight.double().T + bias.double()
+    torch.testing.assert_close(found.double(), expected, rtol=2**-7, atol=2**-5)
+    for rows in (1, 2, 3, 4, 5, 6, 127, 128, 129, 131):
+        assert torch.equal(linear(x[:rows]), found[:rows])
+        assert torch.equal(linear(x[-rows:]), found[-rows:])
+
+
 @pytest.mark.parametrize("size", [8, 33, 256])
 @pytest.mark.parametrize("rounds_first", [False, True])
 def test_norm_and_gate(compiled: ModuleType, size: int, rounds_first: bool) -> None:
