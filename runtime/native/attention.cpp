@@ -1,4 +1,4 @@
-// The cache of keys and values, and the attention of single tokens to it.
+// The cache of keys and values, and the attention to it that gives a token the same numbers whatever runs beside it.
 //
 // Keys stand so that 16 positions' scores are one vector, values so that 16 numbers of the outcome are: no sums across lanes.
 // In int8 and float8, every position and head has a scale of its own.
@@ -11,6 +11,8 @@
 
 namespace smelt {
 namespace {
+
+constexpr int64_t kTogether = 8;  // tokens of a sequence that attend together
 
 inline int8_t kept(float value, float inverse, int8_t*) {
     return int8_t(std::max(-127.0f, std::min(127.0f, std::nearbyint(value * inverse))));
@@ -116,69 +118,97 @@ inline void turn(bf16* head, const bf16* cosine, const bf16* sine, int64_t half)
     }
 }
 
-// What one token sees: blocks `begin` to `end` of its table, whole but for the first and the last.
+// Tokens of one sequence, one after the other, that attend together. What is seen by none of them is not read.
 struct Seen {
     const int64_t* table;
-    int64_t first, stop, length, begin, end;
+    int64_t window, length, tokens, stop, begin, end;  // the last one's stop; blocks of the table
 
-    Seen(const int64_t* table, int64_t stop, int64_t window, int64_t length)
-        : table(table), first(window > 0 ? std::max<int64_t>(0, stop - window) : 0), stop(stop), length(length),
-          begin(first / length), end((stop + length - 1) / length) {}
+    Seen(const int64_t* table, int64_t stop, int64_t tokens, int64_t window, int64_t length)
+        : table(table), window(window), length(length), tokens(tokens), stop(stop), begin(first(0) / length),
+          end((stop + length - 1) / length) {}
 
-    int64_t low(int64_t block) const { return std::max<int64_t>(0, first - block * length); }
-    int64_t high(int64_t block) const { return std::min(length, stop - block * length); }
+    int64_t stop_of(int64_t token) const { return stop - (tokens - 1 - token); }
+    int64_t first(int64_t token) const { return window > 0 ? std::max<int64_t>(0, stop_of(token) - window) : 0; }
+    // The positions inside a block that a token sees.
+    int64_t low(int64_t block, int64_t token) const { return std::max<int64_t>(0, first(token) - block * length); }
+    int64_t high(int64_t block, int64_t token) const { return std::min(length, stop_of(token) - block * length); }
 };
 
-// One token and some heads of the cache. Blocks are gone through in the order in which they lie in memory, all heads of one
-// before the next: memory gives long stretches several times as fast as pieces. So scores and sums of all heads are kept.
+// Some tokens and some heads of the cache; a query is one query head of one token. Blocks are gone through in the order in which
+// they lie in memory, all heads of one before the next: memory gives long stretches several times as fast as pieces. So scores and
+// sums of all heads are kept.
+//
+// A token's numbers are the same alone and beside others: what others see and it does not has no share, and so adds zero.
 struct Task {
     const Cache& cache;
     const Attention& attention;
     const Seen& seen;
-    const bf16* queries;  // of the token: [query heads, size]
-    float *scores, *sums;  // [query heads][blocks seen, each filled up to 16s], [query heads][size, filled up to 16s]
+    int64_t shared;        // query heads that share a head
+    const bf16* queries;   // [heads][tokens][shared][size]
+    float* scores;         // [queries][blocks seen, each filled up to 16s]
+    bf16* shares;          // the same
+    float* sums;           // [queries][size, filled up to 64s]
     int64_t filled, width, room;
 
     int64_t place(int64_t block, int64_t head) const { return seen.table[block] * cache.heads + head; }
     // What is read a little later, to be asked for now.
     int64_t later(int64_t block, int64_t head) const { return place(std::min(block + 2, seen.end - 1), head); }
+    int64_t token(int64_t query) const { return query / shared % seen.tokens; }
     float* scores_at(int64_t query, int64_t block) const { return scores + query * width + (block - seen.begin) * filled; }
+    bf16* shares_at(int64_t query, int64_t block) const { return shares + query * width + (block - seen.begin) * filled; }
 };
 
-// Scores of a block's positions for `kHeads` query heads from `query` on.
-template <class T, int kHeads>
-void score_block(const Task& t, int64_t head, int64_t query, int64_t block) {
+// Scores of the positions of `kBlocks` blocks for `kQueries` queries that share a head.
+template <class T, int kQueries, int kBlocks>
+SMELT_KEEPS_SUMS void score_blocks(const Task& t, int64_t head, int64_t query, int64_t block) {
     const Cache& cache = t.cache;
-    const int64_t size = cache.size, length = cache.block, place = t.place(block, head);
+    const int64_t size = cache.size, length = cache.block;
     const bf16* queries = t.queries + query * size;
-    const T *keys = keys_of<T>(cache, place), *later = keys_of<T>(cache, t.later(block, head));
+    const T *keys[kBlocks], *later[kBlocks];
+    for (int b = 0; b < kBlocks; b++) {
+        keys[b] = keys_of<T>(cache, t.place(block + b, head));
+        later[b] = keys_of<T>(cache, t.later(block + b, head));
+    }
     for (int64_t i = 0; i < t.filled; i += 16) {
         const __mmask16 there = first(length - i);
-        const __mmask16 mask = first(std::max<int64_t>(0, t.seen.high(block) - i)) & ~first(std::max<int64_t>(0, t.seen.low(block) - i));
-        __m512 sum[kHeads];
+        __m512 sum[kQueries][kBlocks];
 #pragma GCC unroll 16
-        for (int h = 0; h < kHeads; h++) sum[h] = _mm512_setzero_ps();
+        for (int q = 0; q < kQueries * kBlocks; q++) sum[q / kBlocks][q % kBlocks] = _mm512_setzero_ps();
         for (int64_t pair = 0; pair < size / 2; pair++) {
             const int64_t at = (pair * length + i) * 2;
-            _mm_prefetch((const char*)(later + at), _MM_HINT_T1);
-            const __m512i key = pairs16(keys + at, there);
+            __m512i key[kBlocks];
 #pragma GCC unroll 16
-            for (int h = 0; h < kHeads; h++) sum[h] = add_pairs(sum[h], key, broadcast_pair(queries + h * size + 2 * pair));
+            for (int b = 0; b < kBlocks; b++) {
+                _mm_prefetch((const char*)(later[b] + at), _MM_HINT_T1);
+                key[b] = pairs16(keys[b] + at, there);
+            }
+#pragma GCC unroll 16
+            for (int q = 0; q < kQueries; q++) {
+                const __m512i two = broadcast_pair(queries + q * size + 2 * pair);
+#pragma GCC unroll 16
+                for (int b = 0; b < kBlocks; b++) sum[q][b] = add_pairs(sum[q][b], key[b], two);
+            }
         }
-        __m512 scale = _mm512_set1_ps(t.attention.scale);
-        if (cache.key_scales) scale = _mm512_mul_ps(scale, _mm512_maskz_loadu_ps(there, cache.key_scales + place * length + i));
 #pragma GCC unroll 16
-        for (int h = 0; h < kHeads; h++) {
-            __m512 score = _mm512_mul_ps(sum[h], scale);
-            if (t.attention.cap > 0) score = capped(score, t.attention.cap);
-            // What is not seen may be anything.
-            _mm512_storeu_ps(t.scores_at(query + h, block) + i, _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), mask, score));
+        for (int b = 0; b < kBlocks; b++) {
+            __m512 scale = _mm512_set1_ps(t.attention.scale);
+            if (cache.key_scales)
+                scale = _mm512_mul_ps(scale, _mm512_maskz_loadu_ps(there, cache.key_scales + t.place(block + b, head) * length + i));
+#pragma GCC unroll 16
+            for (int q = 0; q < kQueries; q++) {
+                __m512 score = _mm512_mul_ps(sum[q][b], scale);
+                if (t.attention.cap > 0) score = capped(score, t.attention.cap);
+                // What is not seen may be anything.
+                const int64_t token = t.token(query + q), low = t.seen.low(block + b, token) - i, high = t.seen.high(block + b, token) - i;
+                const __mmask16 mask = first(std::max<int64_t>(0, high)) & ~first(std::max<int64_t>(0, low));
+                _mm512_storeu_ps(t.scores_at(query + q, block + b) + i, _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), mask, score));
+            }
         }
     }
 }
 
-// Scores of one query head become shares, which add up to one.
-void share_out(float* scores, int64_t width) {
+// Scores of one query become shares, which add up to one as what is returned times each.
+__m512 share_out(float* scores, int64_t width) {
     const __m512 nothing = _mm512_set1_ps(-INFINITY);
     __m512 most = nothing, sum = _mm512_setzero_ps();
     for (int64_t i = 0; i < width; i += 16) most = _mm512_max_ps(_mm512_loadu_ps(scores + i), most);
@@ -190,34 +220,45 @@ void share_out(float* scores, int64_t width) {
         sum = _mm512_add_ps(sum, share);
         _mm512_storeu_ps(scores + i, share);
     }
-    const __m512 inverse = _mm512_set1_ps(1 / _mm512_reduce_add_ps(sum));
-    for (int64_t i = 0; i < width; i += 16) _mm512_storeu_ps(scores + i, _mm512_mul_ps(_mm512_loadu_ps(scores + i), inverse));
+    return _mm512_set1_ps(1 / _mm512_reduce_add_ps(sum));
 }
 
-// Adds a block's values, each times its share.
-template <class T, int kHeads>
-void add_block(const Task& t, int64_t head, int64_t query, int64_t block) {
+// Shares times `factor` as values are multiplied by them: in bfloat16, with the values' scales.
+void weigh(const Task& t, int64_t head, int64_t query, __m512 factor) {
     const Cache& cache = t.cache;
-    const int64_t size = cache.size, length = cache.block, place = t.place(block, head);
-    const int64_t low = t.seen.low(block), high = t.seen.high(block);
-    const T *values = values_of<T>(cache, place), *later = values_of<T>(cache, t.later(block, head));
-    for (int64_t from = low / 16 * 16; from < high; from += 16) {
-        const __mmask16 mask = first(high - from) & ~first(std::max<int64_t>(0, low - from));
-        __m512 scale = _mm512_set1_ps(1);
-        if (cache.value_scales) scale = _mm512_maskz_loadu_ps(mask, cache.value_scales + place * length + from);
-        alignas(4) bf16 shares[kHeads][16];
+    for (int64_t block = t.seen.begin; block < t.seen.end; block++) {
+        const int64_t low = t.seen.low(block, 0), high = t.seen.high(block, t.seen.tokens - 1), place = t.place(block, head);
+        const float* scores = t.scores_at(query, block);
+        bf16* shares = t.shares_at(query, block);
+        for (int64_t i = low / 16 * 16; i < high; i += 16) {
+            __m512 share = _mm512_mul_ps(_mm512_loadu_ps(scores + i), factor);
+            if (cache.value_scales) {
+                const __mmask16 mask = first(high - i) & ~first(std::max<int64_t>(0, low - i));
+                share = _mm512_mul_ps(share, _mm512_maskz_loadu_ps(mask, cache.value_scales + place * cache.block + i));
+            }
+            store16(shares + i, share);
+        }
+    }
+}
+
+// Adds the values of some blocks, each times its share.
+template <class T, int kQueries>
+SMELT_KEEPS_SUMS void add_blocks(const Task& t, int64_t head, int64_t query, int64_t begin, int64_t end) {
+    const Cache& cache = t.cache;
+    const int64_t size = cache.size;
+    for (int64_t d = 0; d < size; d += 64) {
+        const __mmask16 masks[4] = {first(std::max<int64_t>(0, size - d)), first(std::max<int64_t>(0, size - d - 16)),
+                                    first(std::max<int64_t>(0, size - d - 32)), first(std::max<int64_t>(0, size - d - 48))};
+        __m512 sum[kQueries][4];
 #pragma GCC unroll 16
-        for (int h = 0; h < kHeads; h++)
-            store16(shares[h], _mm512_mul_ps(_mm512_loadu_ps(t.scores_at(query + h, block) + from), scale));
-        for (int64_t d = 0; d < size; d += 64) {
-            const __mmask16 masks[4] = {first(std::max<int64_t>(0, size - d)), first(std::max<int64_t>(0, size - d - 16)),
-                                        first(std::max<int64_t>(0, size - d - 32)), first(std::max<int64_t>(0, size - d - 48))};
-            __m512 sum[kHeads][4];
+        for (int q = 0; q < kQueries; q++)
 #pragma GCC unroll 16
-            for (int h = 0; h < kHeads; h++)
-#pragma GCC unroll 16
-                for (int v = 0; v < 4; v++) sum[h][v] = _mm512_maskz_loadu_ps(masks[v], t.sums + (query + h) * t.room + d + 16 * v);
-            for (int64_t i = std::max(from, low / 2 * 2); i < std::min(from + 16, high); i += 2) {
+            for (int v = 0; v < 4; v++) sum[q][v] = _mm512_loadu_ps(t.sums + (query + q) * t.room + d + 16 * v);
+        for (int64_t block = begin; block < end; block++) {
+            const int64_t low = t.seen.low(block, 0), high = t.seen.high(block, t.seen.tokens - 1);
+            const T *values = values_of<T>(cache, t.place(block, head)), *later = values_of<T>(cache, t.later(block, head));
+            const bf16* shares = t.shares_at(query, block);
+            for (int64_t i = low / 2 * 2; i < high; i += 2) {
                 // Of a pair's two positions one may be unseen, and so anything.
                 const __m512i counts = _mm512_set1_epi32((i >= low ? 0x0000ffff : 0) | (i + 1 < high ? 0xffff0000 : 0));
                 __m512i value[4];
@@ -228,60 +269,97 @@ void add_block(const Task& t, int64_t head, int64_t query, int64_t block) {
                     value[v] = _mm512_and_si512(counts, pairs16(values + at, masks[v]));
                 }
 #pragma GCC unroll 16
-                for (int h = 0; h < kHeads; h++) {
-                    const __m512i share = broadcast_pair(shares[h] + (i - from));
+                for (int q = 0; q < kQueries; q++) {
+                    const __m512i share = broadcast_pair(shares + q * t.width + i);
 #pragma GCC unroll 16
-                    for (int v = 0; v < 4; v++) sum[h][v] = add_pairs(sum[h][v], value[v], share);
+                    for (int v = 0; v < 4; v++) sum[q][v] = add_pairs(sum[q][v], value[v], share);
                 }
             }
-#pragma GCC unroll 16
-            for (int h = 0; h < kHeads; h++)
-#pragma GCC unroll 16
-                for (int v = 0; v < 4; v++) _mm512_mask_storeu_ps(t.sums + (query + h) * t.room + d + 16 * v, masks[v], sum[h][v]);
         }
+#pragma GCC unroll 16
+        for (int q = 0; q < kQueries; q++)
+#pragma GCC unroll 16
+            for (int v = 0; v < 4; v++) _mm512_storeu_ps(t.sums + (query + q) * t.room + d + 16 * v, sum[q][v]);
     }
 }
 
-// Calls what with 4, 2 or 1 query heads at a time and the first of them, for all that share a head.
-template <class What>
-inline void by_heads(int64_t query, int64_t shared, const What& what) {
-    const int64_t end = query + shared;
+// Calls what with kMost, 4, 2 or 1 queries at a time and the first of them, for `count` from `query` on.
+template <int kMost, class What>
+inline void by_queries(int64_t query, int64_t count, const What& what) {
+    const int64_t end = query + count;
+    for (; query + kMost <= end; query += kMost) what(std::integral_constant<int, kMost>(), query);
     for (; query + 4 <= end; query += 4) what(std::integral_constant<int, 4>(), query);
     for (; query + 2 <= end; query += 2) what(std::integral_constant<int, 2>(), query);
     for (; query < end; query++) what(std::integral_constant<int, 1>(), query);
 }
 
+// `tokens` from `token` on, one after the other in a sequence, and the cache's heads `begin` to `end`.
 template <class T>
-void attend_token(const Cache& cache, const Attention& a, int64_t token, int64_t begin, int64_t end) {
+void attend_tokens(const Cache& cache, const Attention& a, int64_t token, int64_t tokens, int64_t begin, int64_t end) {
     thread_local std::vector<float> scratch;
-    const int64_t size = cache.size, shared = a.heads / cache.heads, row = a.rows[token];
-    const Seen seen(a.tables + token * a.table_width, a.stops[token], a.window, cache.block);
-    const int64_t filled = (cache.block + 15) / 16 * 16, width = (seen.end - seen.begin) * filled, room = (size + 15) / 16 * 16;
-    const int64_t queries = (end - begin) * shared;
-    if ((int64_t)scratch.size() < queries * (width + room)) scratch.resize(queries * (width + room));
-    float *scores = scratch.data(), *sums = scores + queries * width;
+    thread_local std::vector<bf16> halves;
+    const int64_t size = cache.size, shared = a.heads / cache.heads, together = tokens * shared, queries = (end - begin) * together;
+    const Seen seen(a.tables + token * a.table_width, a.stops[token + tokens - 1], tokens, a.window, cache.block);
+    const int64_t filled = (cache.block + 15) / 16 * 16, width = (seen.end - seen.begin) * filled, room = (size + 63) / 64 * 64;
+    const auto at_least = [](auto& vector, int64_t count) {
+        if ((int64_t)vector.size() < count) vector.resize(count);
+        return vector.data();
+    };
+    float *scores = at_least(scratch, queries * (width + room)), *sums = scores + queries * width;
+    bf16 *ordered = at_least(halves, queries * (width + size)), *shares = ordered + queries * size;
     std::fill(sums, sums + queries * room, 0.0f);
-    const Task task{cache, a, seen, a.queries + row * a.stride + begin * shared * size, scores, sums, filled, width, room};
-    for (int64_t block = seen.begin; block < seen.end; block++)
+    for (int64_t head = begin; head < end; head++)
+        for (int64_t i = 0; i < tokens; i++)
+            std::memcpy(ordered + ((head - begin) * tokens + i) * shared * size, a.queries + a.rows[token + i] * a.stride + head * shared * size,
+                        shared * size * sizeof(bf16));
+    const Task task{cache, a, seen, shared, ordered, scores, shares, sums, filled, width, room};
+    for (int64_t block = seen.begin; block < seen.end;) {
+        const bool two = seen.end - block > 1;
         for (int64_t head = begin; head < end; head++)
-            by_heads((head - begin) * shared, shared, [&](auto heads, int64_t query) { score_block<T, heads()>(task, head, query, block); });
-    for (int64_t query = 0; query < queries; query++) share_out(scores + query * width, width);
-    for (int64_t block = seen.begin; block < seen.end; block++)
+            by_queries<8>((head - begin) * together, together, [&](auto count, int64_t query) {
+                if (two) score_blocks<T, count(), 2>(task, head, query, block);
+                else score_blocks<T, count(), 1>(task, head, query, block);
+            });
+        block += two ? 2 : 1;
+    }
+    for (int64_t query = 0; query < queries; query++) {
+        const __m512 factor = share_out(scores + query * width, width);
+        weigh(task, begin + query / together, query, factor);
+    }
+    // All blocks of a few queries together, where they are few enough to stay in the cache that the next ones read them from.
+    const int64_t blocks = end - begin == 1 ? seen.end - seen.begin : 1;
+    for (int64_t block = seen.begin; block < seen.end; block += blocks)
         for (int64_t head = begin; head < end; head++)
-            by_heads((head - begin) * shared, shared, [&](auto heads, int64_t query) { add_block<T, heads()>(task, head, query, block); });
-    bf16* out = a.out + (row * a.heads + begin * shared) * size;
-    for (int64_t query = 0; query < queries; query++)
-        for (int64_t d = 0; d < size; d += 16)
-            store16(out + query * size + d, _mm512_loadu_ps(sums + query * room + d), first(size - d));
+            by_queries<4>((head - begin) * together, together,
+                          [&](auto count, int64_t query) { add_blocks<T, count()>(task, head, query, block, block + blocks); });
+    for (int64_t query = 0; query < queries; query++) {
+        const int64_t head = begin + query / together, row = a.rows[token + task.token(query)];
+        bf16* out = a.out + (row * a.heads + head * shared + query % shared) * size;
+        for (int64_t d = 0; d < size; d += 16) store16(out + d, _mm512_loadu_ps(sums + query * room + d), first(size - d));
+    }
+}
+
+// How many tokens from one on follow each other in one sequence.
+int64_t run_length(const Attention& a, int64_t token, int64_t most) {
+    const auto table = [&](int64_t of) { return a.tables + of * a.table_width; };
+    int64_t count = 1;
+    while (count < most && token + count < a.tokens && a.stops[token + count] == a.stops[token] + count &&
+           std::equal(table(token), table(token) + a.table_width, table(token + count)))
+        count++;
+    return count;
 }
 
 template <class T>
 void attend_all(const Cache& cache, const Attention& a, int threads) {
-    // As many parts of a token's heads as give every thread some work.
-    const int64_t parts = std::min<int64_t>(cache.heads, (2 * threads + a.tokens - 1) / a.tokens);
-    spread(threads, a.tokens * parts, 1, [&](int64_t item) {
-        const int64_t part = item % parts;
-        attend_token<T>(cache, a, item / parts, part * cache.heads / parts, (part + 1) * cache.heads / parts);
+    std::vector<int64_t> starts;
+    for (int64_t token = 0; token < a.tokens; token += run_length(a, token, kTogether)) starts.push_back(token);
+    const int64_t runs = starts.size();
+    starts.push_back(a.tokens);
+    // As many parts of the heads as give every thread some work; one head at a time of several tokens, whose scores are many.
+    const int64_t parts = runs < a.tokens ? cache.heads : std::min<int64_t>(cache.heads, (2 * threads + a.tokens - 1) / a.tokens);
+    spread(threads, runs * parts, 1, [&](int64_t item) {
+        const int64_t part = item % parts, token = starts[item / parts];
+        attend_tokens<T>(cache, a, token, starts[item / parts + 1] - token, part * cache.heads / parts, (part + 1) * cache.heads / parts);
     });
 }
 

@@ -70,8 +70,8 @@ class NativeAttention:
     Args:
         kernels: the compiled module.
         heads: the layer's.
-        each_alone: whether the tokens of a prompt attend one by one, as single tokens do, so that each gets the same numbers
-            however the prompt is cut into pieces.
+        each_alone: whether the tokens of a prompt attend as single tokens do, so that each gets the same numbers however the
+            prompt is cut into pieces.
     """
 
     def __init__(self, kernels: ModuleType, heads: Heads, *, each_alone: bool = False) -> None:

@@ -4,7 +4,7 @@ Elsewhere the fastest kernel is chosen by the number of rows, and kernels add up
 what runs beside a request, and how its prompt is cut into pieces, moves its last bits. Here each part has one kernel for any
 number of rows, which adds up each row in one order: weights of codes multiply inputs rounded to int8 (or never rounded,
 where exact inputs are asked for), bfloat16 weights have our own product for prompts, too, and every token of a prompt attends
-by itself, as it does when it is generated.
+as it does when it is generated.
 """
 
 from __future__ import annotations
