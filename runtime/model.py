@@ -81,7 +81,7 @@ class Model:
         else:
             head = load.linear(names.head)
         project_out = load.linear(names.project_out) if names.project_out else None
-        self.head = Head(load.norm(names.final_norm), project_out, head, self.spec.logit_cap)
+        self.head = Head(load.norm(names.final_norm), project_out, head, self.spec.logit_cap, operators.wide)
         self.rotations = Rotations(self.spec.ropes, dtype)
         scale = self.spec.embedding_scale
         # In the model's own type, as transformers multiplies.
@@ -178,8 +178,10 @@ class Head:
         linear: its matrix.
     """
 
-    def __init__(self, norm: Rowwise, project: Linear | None, linear: Linear, cap: float | None) -> None:
-        self._norm, self._project, self.linear, self._cap = norm, project, linear, cap
+    def __init__(
+        self, norm: Rowwise, project: Linear | None, linear: Linear, cap: float | None, wide: Callable[..., Tensor]
+    ) -> None:
+        self._norm, self._project, self.linear, self._cap, self._wide = norm, project, linear, cap, wide
 
     @torch.inference_mode()
     def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
@@ -188,7 +190,7 @@ class Head:
         if self._project is not None:
             hidden = self._project(hidden)
         logits = self.linear(hidden)
-        logits = logits.float() if out is None else out.copy_(logits)
+        logits = self._wide(logits, out)
         if self._cap is None:
             return logits
         if out is not None:
@@ -330,7 +332,7 @@ class _Layer:
             self._out = load.linear(prefix + names.out, shape=(spec.hidden, heads * size))
         else:
             load.check_removed(prefix + names.out)
-        self._attend = load.operators.attention(self._heads)
+        self._attend, self._add = load.operators.attention(self._heads), load.operators.add
         self._query_norm = load.norm(at(names.query_norm)) if spec.query_key_norm else None
         self._key_norm = load.norm(at(names.key_norm)) if spec.query_key_norm else None
         self._before_attention = load.norm(at(names.before_attention))
@@ -361,18 +363,18 @@ class _Layer:
         if order == "parallel" and self._mlp is not None:
             fed = self._mlp(self._before_mlp(hidden))
             if self._out is not None:
-                fed = fed + self._attention(self._before_attention(hidden), rotations, store, index, batch)
-            return fed + hidden
+                fed = self._add(fed, self._attention(self._before_attention(hidden), rotations, store, index, batch))
+            return self._add(fed, hidden)
         if order == "after":
             if self._out is not None:
-                hidden = hidden + self._attention(hidden, rotations, store, index, batch)
+                hidden = self._add(hidden, self._attention(hidden, rotations, store, index, batch))
             hidden = self._before_attention(hidden)
-            return self._before_mlp(hidden if self._mlp is None else hidden + self._mlp(hidden))
+            return self._before_mlp(hidden if self._mlp is None else self._add(hidden, self._mlp(hidden)))
         if self._out is not None:
             attended = self._attention(self._before_attention(hidden), rotations, store, index, batch)
-            hidden = hidden + self._after_attention(attended)
+            hidden = self._add(hidden, self._after_attention(attended))
         if self._mlp is not None:
-            hidden = hidden + self._after_mlp(self._mlp(self._before_mlp(hidden)))
+            hidden = self._add(hidden, self._after_mlp(self._mlp(self._before_mlp(hidden))))
         return hidden
 
     def _attention(

@@ -177,6 +177,14 @@ class Operators:
         """Attention over the paged cache."""
         return _TorchAttention(heads)
 
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        """The sum of two tensors of one shape."""
+        return a + b
+
+    def wide(self, values: Tensor, out: Tensor | None = None) -> Tensor:
+        """In float32; written to ``out``, if there is one."""
+        return values.float() if out is None else out.copy_(values)
+
     def survey(self, logits: Tensor) -> Survey:
         """What rows of logits say, for choosing tokens."""
         return survey(logits)

@@ -129,6 +129,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         },
         Free());
     module.def(
+        "add",
+        [](Address a, Address b, int64_t count, Address out, int threads) {
+            smelt::add(at<bf16>(a), at<bf16>(b), count, at<bf16>(out), threads);
+        },
+        Free());
+    module.def(
+        "wide",
+        [](Address values, int64_t count, Address out, int threads) { smelt::wide(at<bf16>(values), count, at<float>(out), threads); },
+        Free());
+    module.def(
         "survey",
         [](Address logits, int64_t rows, int64_t size, int threads) {
             std::vector<int64_t> best(rows);

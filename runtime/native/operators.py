@@ -55,6 +55,23 @@ class NativeOperators(Operators):
             return super().attention(heads)
         return NativeAttention(self._kernels, heads)
 
+    # torch's threads wait for each other, and so for one whose core another process has: these two are computed here for that alone.
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        if not (
+            a.dtype == b.dtype == torch.bfloat16 and a.shape == b.shape and a.is_contiguous() and b.is_contiguous()
+        ):
+            return super().add(a, b)
+        out = torch.empty_like(a)
+        self._kernels.add(a.data_ptr(), b.data_ptr(), a.numel(), out.data_ptr(), torch.get_num_threads())
+        return out
+
+    def wide(self, values: Tensor, out: Tensor | None = None) -> Tensor:
+        if values.dtype != torch.bfloat16 or not values.is_contiguous() or not (out is None or out.is_contiguous()):
+            return super().wide(values, out)
+        out = torch.empty(values.shape, dtype=torch.float32) if out is None else out
+        self._kernels.wide(values.data_ptr(), values.numel(), out.data_ptr(), torch.get_num_threads())
+        return out
+
     def survey(self, logits: Tensor) -> Survey:
         logits = logits.contiguous()
         rows, size = logits.shape

@@ -26,6 +26,16 @@ void norm_row(const Norm& norm, const bf16* x, bf16* out) {
     }
 }
 
+// Calls what with the first of 16 numbers, and which of them there are.
+template <class What>
+void by_sixteen(int64_t count, int threads, const What& what) {
+    constexpr int64_t kPiece = 4096;
+    spread(threads, (count + kPiece - 1) / kPiece, 8, [&](int64_t piece) {
+        const int64_t end = std::min(count, (piece + 1) * kPiece);
+        for (int64_t i = piece * kPiece; i < end; i += 16) what(i, first(end - i));
+    });
+}
+
 }  // namespace
 
 void rms_norm(const Norm& norm, const bf16* x, int64_t stride, bf16* out, int64_t out_stride, int64_t rows, int64_t heads,
@@ -54,6 +64,14 @@ void gate(int activation, const bf16* x, int64_t rows, int64_t size, bf16* out, 
             store16(out + row * size + i, _mm512_mul_ps(widen16((__m256i)_mm512_cvtneps_pbh(active)), u), mask);
         }
     });
+}
+
+void add(const bf16* a, const bf16* b, int64_t count, bf16* out, int threads) {
+    by_sixteen(count, threads, [&](int64_t i, __mmask16 mask) { store16(out + i, _mm512_add_ps(load16(a + i, mask), load16(b + i, mask)), mask); });
+}
+
+void wide(const bf16* values, int64_t count, float* out, int threads) {
+    by_sixteen(count, threads, [&](int64_t i, __mmask16 mask) { _mm512_mask_storeu_ps(out + i, mask, load16(values + i, mask)); });
 }
 
 void survey(const float* logits, int64_t rows, int64_t size, int64_t* best, float* highest, float* total, int threads) {

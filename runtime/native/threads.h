@@ -47,9 +47,10 @@ public:
     void seen(int most, int threads, int64_t count, int64_t piece, int64_t mine, Nanoseconds busy, Nanoseconds time, Nanoseconds at) {
         if (mine == 0) return;
         const double each = double(busy) / double(mine);
-        const double gain = each * double(count) / (threads - 1) - std::max(double(busy), double(time) - each * double(piece));
-        // Fewer threads would each have had more of the memory's speed.
-        const Nanoseconds credit = std::min(kMost, credit_.load(std::memory_order_relaxed) + Nanoseconds(gain > 0 ? gain / 2 : gain));
+        // Fewer threads would each have had more of the memory's speed: somewhere between none of what the last one adds and all.
+        const double without = each * double(count) / (threads - 1) * (1 - 0.5 / threads);
+        const double gain = without - std::max(double(busy), double(time) - each * double(piece));
+        const Nanoseconds credit = std::min(kMost, credit_.load(std::memory_order_relaxed) + Nanoseconds(gain));
         credit_.store(std::max<Nanoseconds>(0, credit), std::memory_order_relaxed);
         if (credit >= 0) return;
         const Nanoseconds pause = pause_.load(std::memory_order_relaxed);
@@ -62,7 +63,7 @@ public:
 
 private:
     static constexpr Nanoseconds kMost = 10'000'000;  // interrupted now and then, threads are still worth having
-    static constexpr Nanoseconds kShortest = 10'000'000, kLongest = 160'000'000;
+    static constexpr Nanoseconds kShortest = 10'000'000, kLongest = 320'000'000;
 
     std::atomic<int> fewer_{0};
     std::atomic<Nanoseconds> until_{0}, pause_{kShortest}, credit_{0};
