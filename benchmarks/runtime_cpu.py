@@ -231,7 +231,9 @@ def main() -> None:
             export = ["--exporter", arguments.exporter]
             results[name] = _in_process(script, name, *where, *export, *repeats, python=arguments.peer_python)
         print(table(results), flush=True)
-        save("runtime_cpu", "python -m benchmarks.runtime_cpu " + " ".join(_told(sys.argv[1:])), results)
+        # Beside vLLM alone: what the other peers gave is kept.
+        file = "runtime_cpu_vllm" if all(each.startswith("vllm ") for each in wanted) else "runtime_cpu"
+        save(file, "python -m benchmarks.runtime_cpu " + " ".join(_told(sys.argv[1:])), results)
 
 
 def turns_table(name: str, turns: dict[str, Any]) -> str:

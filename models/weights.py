@@ -63,13 +63,13 @@ class CheckpointWeights:
     def info(self, name: str) -> TensorInfo:
         return self._files[name].tensors[name]
 
-    def load(self, name: str) -> Tensor:
-        """Read a tensor.
+    def load(self, name: str, out: Tensor | None = None) -> Tensor:
+        """Read a tensor, into ``out``, if that is given.
 
         Raises:
             SmeltError: it cannot be read, or holds NaN or infinite numbers.
         """
-        tensor = self._files[name].load(name)
+        tensor = self._files[name].load(name, out=out)
         if not _is_finite(name, tensor):
             raise SmeltError(
                 f"{self._files[name].path}: {name} holds NaN or infinite weights; the checkpoint is broken,"

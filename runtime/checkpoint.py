@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from ..models.directory import ModelDirectory
 from ..models.weights import CheckpointWeights
 from ..system.errors import SmeltError
+from ..system.pages import zeros_in_large_pages
 from .cache_scheme import cache_args
 from .errors import RuntimeProblem
 from .matrix import Matrix
@@ -39,6 +41,7 @@ class Checkpoint:
         self.config: Any = self.directory.config()
         self.directory.check_generation()
         self.weights = CheckpointWeights(self.path)
+        self._rooms: dict[str, Tensor] = {}
         stored = self.directory.config_data().get("quantization_config")
         try:
             self._reader = reader_of(stored, self)
@@ -76,7 +79,21 @@ class Checkpoint:
         """
         if not self.weights.has(name):
             raise RuntimeProblem(f"{self.path}: the checkpoint lacks {name}")
-        return self.weights.load(name)
+        return self.weights.load(name, self._rooms.pop(name, None))
+
+    def place_together(self, names: Sequence[str]) -> None:
+        """Have the plain weights of some linears read, the next time, to one place, so that nobody has to copy them there."""
+        self._rooms.clear()
+        tensors = [f"{name}.weight" for name in names]
+        if len(tensors) < 2 or not all(map(self.has, tensors)):
+            return
+        first, *others = [self.weights.info(name) for name in tensors]
+        alike = all((i.dtype, i.shape[1:]) == (first.dtype, first.shape[1:]) for i in others)
+        if not alike or len(first.shape) != 2 or first.dtype.itemsize < 2:
+            return
+        counts = [info.shape[0] for info in (first, *others)]
+        whole = zeros_in_large_pages((sum(counts), first.shape[1]), first.dtype)
+        self._rooms = dict(zip(tensors, whole.split(counts), strict=True))
 
     def matrix(self, name: str, kind: str = "Linear") -> Matrix:
         """The weight of linear ``name``, or of another kind of module, in the format it is stored in."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,9 @@ class LiveWeights:
 
     def check(self) -> None:
         """Nothing to see: a model that computes has all its tensors."""
+
+    def place_together(self, names: Sequence[str]) -> None:
+        """Nothing to do: weights are copied from where they are."""
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""

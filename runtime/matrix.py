@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..quant.activations import ActivationRounding
+from ..system.pages import joined_in_large_pages
 from .rounding import alike
 
 
@@ -165,7 +166,7 @@ def stacked(parts: Sequence[Matrix], dtype: torch.dtype) -> Matrix:
         return Matrix.plain(torch.cat([p.dense(dtype) for p in parts]), first.inputs)
     return replace(
         first,
-        values=torch.cat([p.values for p in parts]),
+        values=joined_in_large_pages([p.values for p in parts]),
         scale=None if first.scale is None else torch.cat([p.scale for p in parts if p.scale is not None]),
         zero=None if first.zero is None else torch.cat([p.zero for p in parts if p.zero is not None]),
         floats=FloatCodes.stacked([p.floats for p in parts]),

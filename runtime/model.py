@@ -249,6 +249,7 @@ class _Loader:
         self, *names: str, rows: Tensor | None = None, shape: tuple[int, int] | None = None
     ) -> tuple[Matrix, Tensor | None] | None:
         """Some matrices stacked, and their biases; None if their inputs are not rounded alike."""
+        self.checkpoint.place_together(names)
         parts = [self.matrix(name) for name in names]
         found = (sum(part.shape[0] for part in parts), parts[0].shape[1])
         if shape is not None and found != shape:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -39,3 +40,31 @@ def in_large_pages(tensor: Tensor) -> Tensor:
     if tensor.nbytes < _PAGE or (tensor.is_contiguous() and tensor.data_ptr() % _PAGE == 0):
         return tensor.contiguous()
     return zeros_in_large_pages(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+
+
+def joined_in_large_pages(tensors: Sequence[Tensor]) -> Tensor:
+    """Like ``torch.cat``, there; no copy if they lie there one after another."""
+    first = tensors[0]
+    if _follow_each_other(tensors):
+        return first.as_strided((sum(len(t) for t in tensors), *first.shape[1:]), first.stride())
+    if first.device.type != "cpu" or any(t.dtype != first.dtype or t.shape[1:] != first.shape[1:] for t in tensors):
+        return torch.cat(list(tensors))
+    whole = zeros_in_large_pages((sum(len(t) for t in tensors), *first.shape[1:]), first.dtype)
+    for part, tensor in zip(whole.split([len(t) for t in tensors]), tensors, strict=True):
+        part.copy_(tensor)
+    return whole
+
+
+def _follow_each_other(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors of one type and of rows of one shape are parts of one, in order."""
+    first, end = tensors[0], tensors[0].data_ptr()
+    for tensor in tensors:
+        alike = tensor.dtype == first.dtype and tensor.shape[1:] == first.shape[1:] and tensor.is_contiguous()
+        if (
+            not alike
+            or tensor.data_ptr() != end
+            or tensor.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
+        ):
+            return False
+        end += tensor.nbytes
+    return True

@@ -97,8 +97,8 @@ class SafetensorsFile:
         if missing < 0:
             raise SmeltError(f"{path}: {-missing} bytes at its end belong to no tensor; copy or download it again")
 
-    def load(self, name: str, rows: slice | None = None) -> Tensor:
-        """Read one tensor, or those of its rows from ``rows.start`` to ``rows.stop``."""
+    def load(self, name: str, rows: slice | None = None, out: Tensor | None = None) -> Tensor:
+        """Read one tensor, or those of its rows from ``rows.start`` to ``rows.stop``; into ``out``, if that is given."""
         info, offset = self.tensors[name], self._offsets[name]
         if rows is not None:
             row = TensorInfo(info.dtype, info.shape[1:])
@@ -106,9 +106,12 @@ class SafetensorsFile:
                 TensorInfo(info.dtype, (rows.stop - rows.start, *info.shape[1:])),
                 offset + rows.start * row.nbytes,
             )
-        tensor = zeros_in_large_pages(info.shape, info.dtype)  # small ones cost more to get than to fill
+        # Small ones cost more to get than to fill.
+        tensor = zeros_in_large_pages(info.shape, info.dtype) if out is None else out
         if info.nbytes == 0:
             return tensor
+        # Memory that is touched for the first time takes longer to get than to fill: torch's threads get it side by side.
+        tensor.zero_()
         target = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore
         try:
             with self.path.open("rb", buffering=0) as file:
