@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from statistics import median
 
@@ -9,6 +10,12 @@ import torch
 
 # Bytes that a copy moves to find the memory's rate: more than any cache holds, little beside an engine.
 _COPIED = 1 << 28
+_SHORTEST = 1e-3  # seconds of what is timed
+_MOST_LAUNCHES = 4096  # in a graph
+_ASLEEP, _LONGEST_ASLEEP = (
+    1_000_000,
+    64_000_000,
+)  # cycles of the device, half a millisecond and 30; launches take microseconds
 
 
 def seconds(calls: Sequence[Callable[[], object]], replays: int = 7) -> float:
@@ -16,7 +23,7 @@ def seconds(calls: Sequence[Callable[[], object]], replays: int = 7) -> float:
 
     Args:
         calls: the same work on different memory, so that none finds its inputs in the cache; they are
-            captured into one graph, whose start costs little beside them.
+            captured into one graph, again and again until it takes a millisecond.
         replays: how often that is timed.
     """
     stream = torch.cuda.Stream()
@@ -25,20 +32,43 @@ def seconds(calls: Sequence[Callable[[], object]], replays: int = 7) -> float:
         for call in calls:  # compiles, and makes workspaces large enough
             call()
     torch.cuda.current_stream().wait_stream(stream)
+    graph, rounds = _captured(calls, 1), 1
+    graph.replay()
+    once = _timed(graph)
+    if once < _SHORTEST:
+        rounds = min(math.ceil(_SHORTEST / max(once, 1e-9)), _MOST_LAUNCHES // len(calls) + 1)
+        graph = _captured(calls, rounds)
+        graph.replay()
+    return median(_timed(graph) for _ in range(replays)) / (rounds * len(calls))
+
+
+def _captured(calls: Sequence[Callable[[], object]], rounds: int) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    graph.replay()
-    found = []
-    for _ in range(replays):
+        for _ in range(rounds):
+            for call in calls:
+                call()
+    return graph
+
+
+def _timed(graph: torch.cuda.CUDAGraph) -> float:
+    """Seconds of a graph on the device.
+
+    An event on a stream that has nothing to do passes before the graph is even launched, and its launch would be counted.
+    So the stream is kept busy until all is in its queue; if it was not busy for long enough, once more for longer.
+    """
+    cycles = _ASLEEP
+    while True:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(cycles)  # pyright: ignore[reportPrivateUsage]
         start.record()
         graph.replay()
         end.record()
+        in_time = not start.query()
         end.synchronize()
-        found.append(start.elapsed_time(end) / 1000 / len(calls))
-    return median(found)
+        if in_time or cycles >= _LONGEST_ASLEEP:
+            return start.elapsed_time(end) / 1000
+        cycles *= 4
 
 
 def device_lives() -> bool:
