@@ -81,7 +81,7 @@ class Model:
         else:
             head = load.linear(names.head)
         project_out = load.linear(names.project_out) if names.project_out else None
-        self.head = Head(load.norm(names.final_norm), project_out, head, self.spec.logit_cap, operators.wide)
+        self.head = Head(load.norm(names.final_norm), project_out, head, self.spec.logit_cap, operators.to_float32)
         self.rotations = Rotations(self.spec.ropes, dtype)
         scale = self.spec.embedding_scale
         # In the model's own type, as transformers multiplies.
@@ -179,9 +179,14 @@ class Head:
     """
 
     def __init__(
-        self, norm: Rowwise, project: Linear | None, linear: Linear, cap: float | None, wide: Callable[..., Tensor]
+        self,
+        norm: Rowwise,
+        project: Linear | None,
+        linear: Linear,
+        cap: float | None,
+        to_float32: Callable[[Tensor, Tensor | None], Tensor],
     ) -> None:
-        self._norm, self._project, self.linear, self._cap, self._wide = norm, project, linear, cap, wide
+        self._norm, self._project, self.linear, self._cap, self._to_float32 = norm, project, linear, cap, to_float32
 
     @torch.inference_mode()
     def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
@@ -190,7 +195,7 @@ class Head:
         if self._project is not None:
             hidden = self._project(hidden)
         logits = self.linear(hidden)
-        logits = self._wide(logits, out)
+        logits = self._to_float32(logits, out)
         if self._cap is None:
             return logits
         if out is not None:

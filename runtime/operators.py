@@ -181,7 +181,7 @@ class Operators:
         """The sum of two tensors of one shape."""
         return a + b
 
-    def wide(self, values: Tensor, out: Tensor | None = None) -> Tensor:
+    def to_float32(self, values: Tensor, out: Tensor | None = None) -> Tensor:
         """In float32; written to ``out``, if there is one."""
         return values.float() if out is None else out.copy_(values)
 

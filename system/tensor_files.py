@@ -106,11 +106,10 @@ class SafetensorsFile:
                 TensorInfo(info.dtype, (rows.stop - rows.start, *info.shape[1:])),
                 offset + rows.start * row.nbytes,
             )
-        # Small ones cost more to get than to fill.
         tensor = zeros_in_large_pages(info.shape, info.dtype) if out is None else out
         if info.nbytes == 0:
             return tensor
-        # Memory that is touched for the first time takes longer to get than to fill: torch's threads get it side by side.
+        # Memory that is touched for the first time costs more than what is then read to it; torch's threads share that.
         tensor.zero_()
         target = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore
         try:

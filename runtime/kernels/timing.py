@@ -12,10 +12,8 @@ import torch
 _COPIED = 1 << 28
 _SHORTEST = 1e-3  # seconds of what is timed
 _MOST_LAUNCHES = 4096  # in a graph
-_ASLEEP, _LONGEST_ASLEEP = (
-    1_000_000,
-    64_000_000,
-)  # cycles of the device, half a millisecond and 30; launches take microseconds
+# Cycles of the device: about half a millisecond, where a launch takes the host some microseconds, and 30.
+_ASLEEP, _LONGEST_ASLEEP = 1_000_000, 64_000_000
 
 
 def seconds(calls: Sequence[Callable[[], object]], replays: int = 7) -> float:

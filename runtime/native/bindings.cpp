@@ -135,8 +135,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         },
         Free());
     module.def(
-        "wide",
-        [](Address values, int64_t count, Address out, int threads) { smelt::wide(at<bf16>(values), count, at<float>(out), threads); },
+        "to_float32",
+        [](Address values, int64_t count, Address out, int threads) { smelt::to_float32(at<bf16>(values), count, at<float>(out), threads); },
         Free());
     module.def(
         "survey",

@@ -10,7 +10,7 @@ namespace smelt {
 namespace {
 
 constexpr int64_t kStep = 32;       // columns that an instruction takes
-constexpr int64_t kFour = 4;        // rows that are multiplied at a time
+constexpr int64_t kPanel = 4;        // rows that are multiplied at a time
 constexpr int64_t kAhead = 512;     // columns of a weight's row that are asked for in advance
 constexpr int64_t kPiece = 2048;    // columns at a time of many rows, so that a weight's piece stays in the first cache
 constexpr int64_t kTogether = 128;  // rows that are multiplied with it there
@@ -53,17 +53,17 @@ template <int kOutputs, int kRows, bool kAsks>
             sum[r][n] = _mm512_dpbf16_ps(sum[r][n], load32(weight + n * stride + k, mask), load32(x + r * across, mask));
 }
 
-// Four stages that add up the lanes of sixteen vectors together: lane i and i + 8, then i + 4, i + 2 and i + 1.
-inline __m512 eighths(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee)); }
-inline __m512 fourths(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)); }
-inline __m512 seconds(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee)); }
-inline __m512 firsts(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd)); }
+// Four stages that add up the lanes of sixteen vectors together: lanes that are 8, 4, 2 and 1 apart.
+inline __m512 lanes_8_apart(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee)); }
+inline __m512 lanes_4_apart(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)); }
+inline __m512 lanes_2_apart(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee)); }
+inline __m512 lanes_1_apart(__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd)); }
 
 // Adds up the lanes of each sum, adds the bias, and stores the first `rows` rows.
 template <int kOutputs, int kRows>
 [[gnu::always_inline]] SMELT_KEEPS_SUMS inline void store_totals(const Sums<kOutputs, kRows>& sum, const bf16* bias, int64_t rows,
                                                                  int64_t outputs, bf16* out) {
-    static_assert(kRows <= kFour);
+    static_assert(kRows <= kPanel);
     const __m512 none = _mm512_setzero_ps();
 #pragma GCC unroll 8
     for (int n = 0; n < kOutputs; n += 4) {
@@ -71,12 +71,12 @@ template <int kOutputs, int kRows>
         __m512 part[4];
 #pragma GCC unroll 8
         for (int j = 0; j < 4; j++) {
-            __m512 row[kFour];
+            __m512 row[kPanel];
 #pragma GCC unroll 8
-            for (int r = 0; r < kFour; r++) row[r] = r < kRows && j < taken ? sum[std::min(r, kRows - 1)][n + std::min(j, taken - 1)] : none;
-            part[j] = fourths(eighths(row[0], row[1]), eighths(row[2], row[3]));
+            for (int r = 0; r < kPanel; r++) row[r] = r < kRows && j < taken ? sum[std::min(r, kRows - 1)][n + std::min(j, taken - 1)] : none;
+            part[j] = lanes_4_apart(lanes_8_apart(row[0], row[1]), lanes_8_apart(row[2], row[3]));
         }
-        const __m512 total = firsts(seconds(part[0], part[1]), seconds(part[2], part[3]));
+        const __m512 total = lanes_1_apart(lanes_2_apart(part[0], part[1]), lanes_2_apart(part[2], part[3]));
         const __mmask8 mask = (1 << taken) - 1;
         const __m512 shift = bias ? _mm512_broadcast_f32x4(_mm512_castps512_ps128(load16(bias + n, mask))) : none;
         const __m256i found = (__m256i)_mm512_cvtneps_pbh(_mm512_add_ps(total, shift));
@@ -106,35 +106,35 @@ SMELT_KEEPS_SUMS void few_rows(const bf16* weight, const bf16* bias, const bf16*
     store_totals<kOutputs, kRows>(sum, bias, kRows, outputs, out);
 }
 
-// Rows in fours, in the order in which they are multiplied: for each piece of columns, for each four, for each step of the piece's
+// Rows packed in panels of kPanel, in the order in which they are multiplied: for each piece of columns, for each panel, for each step of the piece's
 // columns, for each row. Read in their own order, long rows would come in many streams, and in the same places of a cache.
-class Fours {
+class Panels {
 public:
     struct alignas(64) Line {
         bf16 numbers[kStep];
     };
 
-    Fours(const bf16* x, int64_t rows, int64_t columns, int threads)
+    Panels(const bf16* x, int64_t rows, int64_t columns, int threads)
         : steps_((columns + kStep - 1) / kStep),
-          count_((rows + kFour - 1) / kFour),
-          lines_(std::make_unique_for_overwrite<Line[]>(count_ * kFour * steps_)) {
-        spread(threads, count_, std::max<int64_t>(1, (64 << 10) / (columns * kFour)), [&](int64_t four) {
+          count_((rows + kPanel - 1) / kPanel),
+          lines_(std::make_unique_for_overwrite<Line[]>(count_ * kPanel * steps_)) {
+        spread(threads, count_, std::max<int64_t>(1, (64 << 10) / (columns * kPanel)), [&](int64_t panel) {
             for (int64_t step = 0; step < steps_; step++)
-                for (int64_t r = 0; r < kFour; r++) {
-                    const int64_t row = four * kFour + r, k = step * kStep;
+                for (int64_t r = 0; r < kPanel; r++) {
+                    const int64_t row = panel * kPanel + r, k = step * kStep;
                     const __mmask32 mask = row < rows ? first32(columns - k) : 0;
-                    _mm512_store_si512(&lines_[line(four, step) + r], _mm512_maskz_loadu_epi16(mask, x + row * columns + k));
+                    _mm512_store_si512(&lines_[line(panel, step) + r], _mm512_maskz_loadu_epi16(mask, x + row * columns + k));
                 }
         });
     }
 
-    const bf16* at(int64_t four, int64_t column) const { return lines_[line(four, column / kStep)].numbers; }
+    const bf16* at(int64_t panel, int64_t column) const { return lines_[line(panel, column / kStep)].numbers; }
 
 private:
-    int64_t line(int64_t four, int64_t step) const {
+    int64_t line(int64_t panel, int64_t step) const {
         constexpr int64_t kSteps = kPiece / kStep;
         const int64_t before = step / kSteps * kSteps, length = std::min(kSteps, steps_ - before);
-        return (before * count_ + four * length + step - before) * kFour;
+        return (before * count_ + panel * length + step - before) * kPanel;
     }
 
     int64_t steps_, count_;
@@ -142,31 +142,31 @@ private:
 };
 
 template <int kOutputs>
-SMELT_KEEPS_SUMS void many_rows(const bf16* weight, const bf16* bias, const Fours& x, int64_t row, int64_t rows, int64_t outputs,
+SMELT_KEEPS_SUMS void many_rows(const bf16* weight, const bf16* bias, const Panels& x, int64_t row, int64_t rows, int64_t outputs,
                                 int64_t columns, bf16* out) {
-    constexpr int64_t kAlong = kFour * kStep;
-    alignas(64) Sums<kOutputs, kFour> sums[kTogether / kFour];  // between pieces
+    constexpr int64_t kAlong = kPanel * kStep;
+    alignas(64) Sums<kOutputs, kPanel> sums[kTogether / kPanel];  // between pieces
     for (int64_t k = 0; k < columns; k += kPiece) {
         const int64_t length = std::min(kPiece, columns - k);
         const bool last = k + length == columns;
         const int64_t ahead = last ? kOutputs * columns - k : kPiece;  // the next piece, the last one's is of the next outputs
-        for (int64_t r = 0; r < rows; r += kFour) {
-            Sums<kOutputs, kFour>& kept = sums[r / kFour];
-            Sums<kOutputs, kFour> sum;
+        for (int64_t r = 0; r < rows; r += kPanel) {
+            Sums<kOutputs, kPanel>& kept = sums[r / kPanel];
+            Sums<kOutputs, kPanel> sum;
 #pragma GCC unroll 32
-            for (int i = 0; i < kFour * kOutputs; i++)
+            for (int i = 0; i < kPanel * kOutputs; i++)
                 sum[i / kOutputs][i % kOutputs] = k ? kept[i / kOutputs][i % kOutputs] : _mm512_setzero_ps();
-            const bf16* in = x.at((row + r) / kFour, k);
+            const bf16* in = x.at((row + r) / kPanel, k);
             if (r == 0)
-                add_products<kOutputs, kFour, true>(weight + k, columns, ahead, in, kStep, kAlong, length, sum);
+                add_products<kOutputs, kPanel, true>(weight + k, columns, ahead, in, kStep, kAlong, length, sum);
             else
-                add_products<kOutputs, kFour, false>(weight + k, columns, ahead, in, kStep, kAlong, length, sum);
+                add_products<kOutputs, kPanel, false>(weight + k, columns, ahead, in, kStep, kAlong, length, sum);
             if (last) {
-                store_totals<kOutputs, kFour>(sum, bias, rows - r, outputs, out + r * outputs);
+                store_totals<kOutputs, kPanel>(sum, bias, rows - r, outputs, out + r * outputs);
                 continue;
             }
 #pragma GCC unroll 32
-            for (int i = 0; i < kFour * kOutputs; i++) kept[i / kOutputs][i % kOutputs] = sum[i / kOutputs][i % kOutputs];
+            for (int i = 0; i < kPanel * kOutputs; i++) kept[i / kOutputs][i % kOutputs] = sum[i / kOutputs][i % kOutputs];
         }
     }
 }
@@ -175,13 +175,13 @@ SMELT_KEEPS_SUMS void many_rows(const bf16* weight, const bf16* bias, const Four
 
 void linear_dense(const bf16* weight, const bf16* bias, const bf16* x, int64_t rows, int64_t outputs, int64_t columns, bf16* out,
                   int threads) {
-    if (rows <= kFour) {
+    if (rows <= kPanel) {
         constexpr int kOutputs = 4;
         const int64_t blocks = (outputs + kOutputs - 1) / kOutputs;
         spread(threads, blocks, std::max<int64_t>(1, std::min<int64_t>(blocks / (8 * threads), (64 << 10) / columns)), [&](int64_t i) {
             const int64_t n = i * kOutputs;
             with_constant<kOutputs>(outputs - n, [&]<int kCount>() {
-                with_constant<kFour>(rows, [&]<int kRows>() {
+                with_constant<kPanel>(rows, [&]<int kRows>() {
                     few_rows<kCount, kRows>(weight + n * columns, bias ? bias + n : nullptr, x, outputs, columns, out + n);
                 });
             });
@@ -189,12 +189,12 @@ void linear_dense(const bf16* weight, const bf16* bias, const bf16* x, int64_t r
         return;
     }
     constexpr int kOutputs = 6;
-    const Fours fours(x, rows, columns, threads);
+    const Panels panels(x, rows, columns, threads);
     const int64_t blocks = (outputs + kOutputs - 1) / kOutputs, rounds = (rows + kTogether - 1) / kTogether;
     spread(threads, rounds * blocks, std::clamp<int64_t>(rounds * blocks / (8 * threads), 1, 8), [&](int64_t i) {
         const int64_t n = i % blocks * kOutputs, row = i / blocks * kTogether;
         with_constant<kOutputs>(outputs - n, [&]<int kCount>() {
-            many_rows<kCount>(weight + n * columns, bias ? bias + n : nullptr, fours, row, std::min(kTogether, rows - row), outputs, columns,
+            many_rows<kCount>(weight + n * columns, bias ? bias + n : nullptr, panels, row, std::min(kTogether, rows - row), outputs, columns,
                               out + row * outputs + n);
         });
     });

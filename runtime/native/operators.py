@@ -65,11 +65,11 @@ class NativeOperators(Operators):
         self._kernels.add(a.data_ptr(), b.data_ptr(), a.numel(), out.data_ptr(), torch.get_num_threads())
         return out
 
-    def wide(self, values: Tensor, out: Tensor | None = None) -> Tensor:
+    def to_float32(self, values: Tensor, out: Tensor | None = None) -> Tensor:
         if values.dtype != torch.bfloat16 or not values.is_contiguous() or not (out is None or out.is_contiguous()):
-            return super().wide(values, out)
+            return super().to_float32(values, out)
         out = torch.empty(values.shape, dtype=torch.float32) if out is None else out
-        self._kernels.wide(values.data_ptr(), values.numel(), out.data_ptr(), torch.get_num_threads())
+        self._kernels.to_float32(values.data_ptr(), values.numel(), out.data_ptr(), torch.get_num_threads())
         return out
 
     def survey(self, logits: Tensor) -> Survey:

@@ -70,7 +70,7 @@ void add(const bf16* a, const bf16* b, int64_t count, bf16* out, int threads) {
     by_sixteen(count, threads, [&](int64_t i, __mmask16 mask) { store16(out + i, _mm512_add_ps(load16(a + i, mask), load16(b + i, mask)), mask); });
 }
 
-void wide(const bf16* values, int64_t count, float* out, int threads) {
+void to_float32(const bf16* values, int64_t count, float* out, int threads) {
     by_sixteen(count, threads, [&](int64_t i, __mmask16 mask) { _mm512_mask_storeu_ps(out + i, mask, load16(values + i, mask)); });
 }
 

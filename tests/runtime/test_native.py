@@ -266,6 +266,18 @@ def test_dense_rows_do_not_depend_on_each_other(compiled: ModuleType, outputs: i
         assert torch.equal(linear(x[-rows:]), found[-rows:])
 
 
+@pytest.mark.parametrize("count", [1, 17, 5000, 70_001])
+def test_sums_and_float32_are_torchs(compiled: ModuleType, count: int) -> None:
+    operators = NativeOperators(compiled, exact=False)
+    a, b = _random(count).bfloat16(), _random(count, seed=1).bfloat16()
+    a[0] = float("inf")
+    assert torch.equal(operators.add(a, b), a + b)
+    assert torch.equal(operators.to_float32(a), a.float())
+    out = torch.empty(count)
+    assert operators.to_float32(a, out) is out
+    assert torch.equal(out, a.float())
+
+
 @pytest.mark.parametrize("size", [8, 33, 256])
 @pytest.mark.parametrize("rounds_first", [False, True])
 def test_norm_and_gate(compiled: ModuleType, size: int, rounds_first: bool) -> None:
