@@ -107,8 +107,12 @@ def facts_of_plan(original: Path, step: Step, model: OpenModel) -> Facts:
 
 
 def _not_in_gguf(model: Path, config: Any = None) -> tuple[str, ...]:
-    from ..export.gguf import gguf_limits  # imports the library of that name
-
+    try:
+        from ..export.gguf import gguf_limits  # imports the library of that name
+    except ModuleNotFoundError as error:
+        if error.name != "gguf":
+            raise
+        return ("the package gguf, which writes such files, is not installed",)
     return tuple(gguf_limits(model, config))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,8 @@ def test_mistakes_in_recipes(command: str, override: str) -> None:
 def test_every_shipped_recipe_is_read_and_checked() -> None:
     code = f"""
 import sys
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from smelt.compress.recipe_file import read_document, validated
 for path in Path({str(REPOSITORY / "recipes")!r}).glob("*.yaml"):
@@ -67,3 +71,47 @@ def test_mistakes_in_options(option: str, tmp_path: Path) -> None:
     status, loaded, _ = _answer("eval", "builtin:smelt-6m", option, "--output", str(tmp_path / "out"))
     assert status in (1, 2)
     assert "torch" not in loaded
+
+
+ABSENT = """
+import importlib.abc, importlib.metadata, json, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("lm_eval", "datasets", "gguf"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+known = importlib.metadata.version
+
+def version(name):
+    if name in ("smelt", "lm-eval"):
+        raise importlib.metadata.PackageNotFoundError(name)
+    return known(name)
+
+importlib.metadata.version = version
+import smelt.distill, smelt.prune, smelt.quant
+from smelt.compress import Recipe, run
+from smelt.compress.versions import versions
+from smelt.runtime import Engine, SamplingParams
+
+recipe = Recipe.model_validate(json.loads(sys.argv[1]))
+made = run(recipe, progress=False)
+Engine(made.checkpoint, quiet=True).generate([[5, 6, 7]], SamplingParams(max_tokens=2))
+print(json.dumps(versions("lm-eval")))
+"""
+
+
+def test_a_checkout_runs_without_being_installed_and_without_what_evaluates(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A GPU machine without a network has torch, transformers and triton, and a few wheels that were carried there."""
+    recipe = {"model": str(tiny("llama")), "output": str(tmp_path / "out"), "evaluate": False}
+    recipe["steps"] = [{"quantize": {"scheme": "W4A16", "rounding": "nearest", "group_size": 32}}]
+    done = subprocess.run(
+        [sys.executable, "-c", ABSENT, json.dumps(recipe)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.strip().splitlines()[-1])
+    assert told["smelt"] == tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    assert told["lm-eval"] == "not installed"
