@@ -1,11 +1,10 @@
-"""Part three: attention over long contexts and long prompts, beside the memory's rate and torch's own."""
+"""Attention over long contexts and long prompts, beside the copy's rate and torch's own."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 import torch
 from smelt.runtime.heads import Heads
@@ -16,104 +15,92 @@ from smelt.runtime.kernels.cached import LayerCache, layer_cache
 from smelt.runtime.kernels.flash import Runs
 from smelt.runtime.kernels.targets import target_of
 from smelt.runtime.kernels.tile import tiles_of
-from smelt.runtime.kernels.timing import copy_rate, device_lives, seconds
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .common import one_line, options, save, told
+from .job import Job, Row
+from .place import Place
 
-LIMIT_S = 115  # of the ten minutes that all parts may take
 LLAMA = Heads(32, 8, 128, 128**-0.5, None, None)
 DTYPE = torch.bfloat16
-# Sequences and their lengths; from 8 x 8k on all have the same number of positions.
-SHAPES = ((8, 32768), (1, 131072), (8, 8192), (4, 16384), (2, 32768), (1, 65536))
-KINDS = ("plain", "int8", "float8", "int4")
-PROMPTS = (1024, 4096, 8192, 16384)
+# Sequences and their lengths; from 8 x 8k on all have the same number of positions. Short ones are what a batch of one is.
+SHAPES = ((8, 32768), (1, 131072), (1, 512), (8, 8192), (4, 16384), (2, 32768), (1, 65536), (1, 2048), (64, 1024))
+KINDS = ("int8", "float8", "int4")
+PROMPTS = (4096, 8192, 1024, 16384)
 _BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
+_REHEARSED = 48
 
 
-@dataclass(frozen=True)
-class Row:
-    """One measurement.
-
-    Attributes:
-        method: what it is.
-        sequences, length: the shape.
-        microseconds: the median; None if it was not measured.
-        bandwidth: for single tokens, the share of the copy's rate at which the cache was read.
-        tflops: for prompts, counting what a causal mask leaves.
-        memory: for prompts, bytes that were needed besides inputs and outputs.
-        why: for what was not measured.
-    """
-
-    method: str
-    sequences: int
-    length: int
-    microseconds: float | None = None
-    bandwidth: float | None = None
-    tflops: float | None = None
-    memory: int | None = None
-    why: str = ""
-
-
-def main() -> None:
-    """Measure, print the table and the goals, save."""
-    given = options(__doc__ or "")
-    device, begun = torch.device("cuda"), time.monotonic()
-    copied = copy_rate(device)
-    todo: list[tuple[str, int, int, Callable[[], Row]]] = []
-    for sequences, length in SHAPES[:1] if given.quick else SHAPES:
-        todo.append(("paged", sequences, length, lambda n=sequences, s=length: _tokens("paged", n, s, copied)))
-    for kind in KINDS[1:]:
-        todo.append((kind, 8, 32768, lambda k=kind: _tokens(k, 8, 32768, copied, kind=k)))
-    todo.append(("contiguous", 8, 32768, lambda: _tokens("contiguous", 8, 32768, copied, block=32768)))
-    todo.append(("unsplit", 1, 65536, lambda: _tokens("unsplit", 1, 65536, copied, split=False)))
-    for length in PROMPTS[:1] if given.quick else PROMPTS:
-        for method in ("flash", "flat", *(f"torch {name}" for name in _BACKENDS), "unfused"):
-            if method != "unfused" or length <= 4096:
-                todo.append((method, 1, length, lambda m=method, s=length: _prompt(m, s)))
-    rows: list[Row] = []
-    reason = ""
-    for method, sequences, length, measure in todo:
-        if not reason and time.monotonic() - begun > LIMIT_S:
-            reason = "out of time"
-        try:
-            rows.append(measure() if not reason else Row(method, sequences, length, why=reason))
-        except Exception as error:
-            rows.append(Row(method, sequences, length, why=one_line(error)))
-        print(_line(rows[-1]), flush=True)
-        if not reason and not device_lives():
-            reason = "the device had stopped"
-    goals = _goals(rows)
-    told(goals)
-    path = save(given, "attention", {"copy_bytes_per_s": copied, "rows": [asdict(r) for r in rows], "goals": goals})
-    print(f"\n{time.monotonic() - begun:.0f} s: {path}")
+def jobs(place: Place) -> list[Job]:
+    """Single tokens, then prompts."""
+    if place.rehearses:
+        shapes, long, prompts = ((2, _REHEARSED),), (2, _REHEARSED), (_REHEARSED,)
+    elif place.quick:
+        shapes, long, prompts = SHAPES[:1], SHAPES[0], PROMPTS[:1]
+    else:
+        shapes, long, prompts = SHAPES, SHAPES[0], PROMPTS
+    found = [_job("paged", *shape) for shape in shapes]
+    found += [_job(kind, *long, kind=kind) for kind in KINDS]
+    found.append(_job("contiguous", *long, block=long[1]))
+    found.append(_job("unsplit", 1, 65536 if shapes == SHAPES else long[1], split=False))
+    for length in prompts:
+        methods = ["flash", *(f"torch {name}" for name in _BACKENDS), "flat"]
+        if length <= 4096:
+            methods.append("unfused")
+        found += [
+            Job(
+                f"{method}, prompt of {length}",
+                partial(_prompt, method, length),
+                {"method": method, "sequences": 1, "length": length} | _tile_of(place, "prompts", method),
+                limit_s=40,
+            )
+            for method in methods
+            if not (place.rehearses and method.startswith("torch"))
+        ]
+    return [replace(job, about=job.about | _tile_of(place, "tokens", job.about["method"])) for job in found]
 
 
-def _tokens(
-    method: str, sequences: int, length: int, copied: float, *, kind: str = "plain", block: int = 16, split: bool = True
-) -> Row:
+def _job(method: str, sequences: int, length: int, *, kind: str = "plain", block: int = 16, split: bool = True) -> Job:
+    measure = partial(_tokens, sequences, length, kind, block, split)
+    about = {"method": method, "sequences": sequences, "length": length}
+    return Job(f"{method}, {sequences} x {length}", measure, about, limit_s=40)
+
+
+def _tile_of(place: Place, which: str, method: str) -> dict[str, object]:
+    """The tile that a method of ours has: others are not measured again when tiles change."""
+    tiles, kind = tiles_of(place.device), method if method in KINDS else "plain"
+    if which == "tokens" and method in ("paged", "contiguous", "unsplit", *KINDS):
+        return {"tile": vars(tiles.of_tokens(LLAMA, DTYPE, kind))}
+    if which == "prompts" and method == "flash":
+        return {"tile": vars(tiles.of_prompts(LLAMA, DTYPE, "plain"))}
+    return {}
+
+
+def _tokens(sequences: int, length: int, kind: str, block: int, split: bool, place: Place) -> Iterator[Row]:
     """One new token for each sequence."""
-    device = torch.device("cuda")
-    cache, runs = _cached(sequences, length, kind, block)
+    device = place.device
+    cache, runs = _cached(sequences, length, kind, block, device)
     queries = torch.randn(sequences, LLAMA.queries * LLAMA.size, device=device, dtype=DTYPE)
     out = torch.empty_like(queries)
     target, tile = target_of(device), tiles_of(device).of_tokens(LLAMA, DTYPE, kind)
     if not split:
         target = replace(target, units=1)
-    taken = seconds([lambda: attend_tokens(queries, LLAMA, cache, runs, out, target=target, tile=tile)] * 4)
-    moved = sum(part.nbytes for part in cache.parts())
-    return Row(method, sequences, length, taken * 1e6, bandwidth=moved / taken / copied)
+    # A short cache would stay in the second level; as many others as it takes until it is gone.
+    each = sum(part.nbytes for part in cache.parts())
+    caches = [cache, *(cache.copied() for _ in range(0 if each >= 1 << 28 else place.copies(each) - 1))]
+    taken = place.seconds(
+        [lambda c=c: attend_tokens(queries, LLAMA, c, runs, out, target=target, tile=tile) for c in caches]
+    )
+    yield {"microseconds": taken * 1e6, "bytes": each}
 
 
-def _cached(sequences: int, length: int, kind: str, block: int) -> tuple[LayerCache, Runs]:
+def _cached(sequences: int, length: int, kind: str, block: int, device: torch.device) -> tuple[LayerCache, Runs]:
     """A cache that just fits, its blocks all over the place."""
-    device = torch.device("cuda")
     each = -(-length // block)
     cache = layer_cache(sequences * each, LLAMA.shared, block, LLAMA.size, kind, DTYPE, device)
     for codes, scales in ((cache.keys, cache.key_scales), (cache.values, cache.value_scales)):
@@ -127,12 +114,12 @@ def _cached(sequences: int, length: int, kind: str, block: int) -> tuple[LayerCa
     return cache, Runs(rows, torch.ones_like(rows), torch.full_like(rows, length), tables)
 
 
-def _prompt(method: str, length: int) -> Row:
-    """A whole prompt, causal."""
-    device, size = torch.device("cuda"), LLAMA.size
+def _prompt(method: str, length: int, place: Place) -> Iterator[Row]:
+    """A whole prompt, causal; ``memory`` is what was needed besides inputs and outputs."""
+    device, size = place.device, LLAMA.size
     q = torch.randn(length, LLAMA.queries, size, device=device, dtype=DTYPE)
     if method in ("flash", "flat"):
-        cache, runs = _cached(1, length, "plain", 16)
+        cache, runs = _cached(1, length, "plain", 16, device)
         runs = replace(runs, counts=runs.stops)
         tile = tiles_of(device).of_prompts(LLAMA, DTYPE, "plain")
         if method == "flat":
@@ -153,15 +140,21 @@ def _prompt(method: str, length: int) -> Row:
                     return functional.scaled_dot_product_attention(asked, k, v, is_causal=True, enable_gqa=True)
 
     call()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    needed = torch.cuda.max_memory_allocated() - before
-    taken = seconds([call] * 2)
-    done = 2 * 2 * LLAMA.queries * size * length * (length + 1) / 2
-    return Row(method, 1, length, taken * 1e6, tflops=done / taken / 1e12, memory=needed)
+    needed = 0
+    if not place.rehearses:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        torch.cuda.synchronize()
+        needed = torch.cuda.max_memory_allocated() - before
+    taken = place.seconds([call] * 2)
+    # Of the scores a causal mask leaves about half.
+    yield {
+        "microseconds": taken * 1e6,
+        "operations": 2 * 2 * LLAMA.queries * size * length * (length + 1) / 2,
+        "memory": needed,
+    }
 
 
 def _unfused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -169,47 +162,3 @@ def _unfused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = q @ k.transpose(2, 3) * LLAMA.scale
     scores += torch.full(scores.shape[2:], float("-inf"), device=q.device, dtype=q.dtype).triu(1)
     return scores.softmax(-1) @ v
-
-
-def _goals(rows: list[Row]) -> list[dict[str, Any]]:
-    """The goals for an H100."""
-    taken = {(r.method, r.sequences, r.length): r.microseconds for r in rows if r.microseconds}
-    share = {(r.method, r.sequences, r.length): r.bandwidth for r in rows}
-
-    def ratio(one: tuple[str, int, int], other: tuple[str, int, int]) -> float | None:
-        return taken[one] / taken[other] if one in taken and other in taken else None
-
-    def beside_torch(length: int) -> float | None:
-        best = min((taken[key] for key in taken if key[0].startswith("torch") and key[2] == length), default=None)
-        mine = taken.get(("flash", 1, length))
-        return best / mine if best and mine else None
-
-    equal = [taken[("paged", *shape)] for shape in SHAPES[2:] if ("paged", *shape) in taken]
-    long = ("paged", 8, 32768)
-    return [
-        {"goal": goal, "wanted": wanted, "reached": reached}
-        for goal, wanted, reached in (
-            ("8 x 32k: share of copy bandwidth", 0.85, share.get(long)),
-            ("1 x 128k: share of copy bandwidth", 0.85, share.get(("paged", 1, 131072))),
-            ("8 x 8k to 1 x 64k: slowest over fastest (at most)", 1.3, max(equal) / min(equal) if len(equal) == 4 else None),
-            ("1 x 64k: times the unsplit kernel", 8.0, ratio(("unsplit", 1, 65536), ("paged", 1, 65536))),
-            ("8 x 32k: paged over contiguous (at most)", 1.1, ratio(long, ("contiguous", 8, 32768))),
-            ("8 x 32k: fp8 keys and values, times bf16", 1.7, ratio(long, ("float8", 8, 32768))),
-            ("8 x 32k: int4 keys and values, times bf16", 2.5, ratio(long, ("int4", 8, 32768))),
-            *((f"prompt of {n}: share of torch's best", 0.75, beside_torch(n)) for n in PROMPTS[1:]),
-            ("prompt of 4096: times unfused", 2.0, ratio(("unfused", 1, 4096), ("flash", 1, 4096))),
-        )
-    ]  # fmt: skip
-
-
-def _line(row: Row) -> str:
-    shape = f"{row.sequences:>3} x {row.length:<8}{row.method:<18}"
-    if row.microseconds is None:
-        return f"{shape} not measured: {row.why}"
-    rest = f"{row.bandwidth:>8.0%} of copy" if row.bandwidth is not None else f"{row.tflops:>8.0f} TFLOP/s"
-    more = "" if row.memory is None else f"{row.memory / 1e6:>10.0f} MB"
-    return f"{shape}{row.microseconds:>12.1f} us{rest}{more}"
-
-
-if __name__ == "__main__":
-    main()

@@ -16,7 +16,7 @@ F8_LIMIT = 448.0
 
 def bf16(x: Tensor, outputs: int, copies: int) -> Calls:
     """torch's bfloat16 linear."""
-    weights = [_weight(outputs, x.shape[1]) for _ in range(copies)]
+    weights = [_weight(x, outputs) for _ in range(copies)]
     return [lambda w=w: functional.linear(x, w) for w in weights]
 
 
@@ -25,9 +25,9 @@ def torch_int4(x: Tensor, outputs: int, copies: int) -> Calls:
     columns = x.shape[1]
     packed, scales = [], []
     for _ in range(copies):
-        nibbles = torch.randint(0, 256, (outputs, columns // 2), dtype=torch.uint8, device="cuda")
+        nibbles = torch.randint(0, 256, (outputs, columns // 2), dtype=torch.uint8, device=x.device)
         packed.append(torch.ops.aten._convert_weight_to_int4pack(nibbles, 8))
-        scales.append(torch.rand(columns // GROUP, outputs, 2, dtype=torch.bfloat16, device="cuda"))
+        scales.append(torch.rand(columns // GROUP, outputs, 2, dtype=torch.bfloat16, device=x.device))
     return [
         lambda w=w, s=s: torch.ops.aten._weight_int4pack_mm(x, w, GROUP, s) for w, s in zip(packed, scales, strict=True)
     ]
@@ -40,8 +40,8 @@ def gemlite_int4(x: Tensor, outputs: int, copies: int) -> Calls:
     columns = x.shape[1]
     layers = []
     for _ in range(copies):
-        codes = torch.randint(0, 16, (outputs, columns), dtype=torch.uint8, device="cuda")
-        scales = torch.rand(outputs, columns // GROUP, dtype=torch.bfloat16, device="cuda")
+        codes = torch.randint(0, 16, (outputs, columns), dtype=torch.uint8, device=x.device)
+        scales = torch.rand(outputs, columns // GROUP, dtype=torch.bfloat16, device=x.device)
         zeros = torch.full_like(scales, 8.0)
         layer = GemLiteLinearTriton(4, GROUP, columns, outputs, DType.BF16, DType.BF16)
         layer.pack(codes, scales, zeros, None)
@@ -51,11 +51,10 @@ def gemlite_int4(x: Tensor, outputs: int, copies: int) -> Calls:
 
 def torch_fp8(x: Tensor, outputs: int, copies: int) -> Calls:
     """torch's e4m3 product with a scale a row and a scale an output, its inputs rounded before."""
-    columns = x.shape[1]
     scale = divided_by(x.float().abs().amax(1, keepdim=True), F8_LIMIT)
     codes = (x.float() / scale).to(torch.float8_e4m3fn)
-    weights = [_weight(outputs, columns).to(torch.float8_e4m3fn).t() for _ in range(copies)]
-    scales = torch.rand(1, outputs, device="cuda")
+    weights = [_weight(x, outputs).to(torch.float8_e4m3fn).t() for _ in range(copies)]
+    scales = torch.rand(1, outputs, device=x.device)
     return [
         lambda w=w: torch._scaled_mm(codes, w, scale_a=scale, scale_b=scales, out_dtype=torch.bfloat16) for w in weights
     ]
@@ -63,9 +62,9 @@ def torch_fp8(x: Tensor, outputs: int, copies: int) -> Calls:
 
 def torch_int8(x: Tensor, outputs: int, copies: int) -> Calls:
     """torch's int8 product, its inputs rounded before; the sums are not scaled."""
-    codes = torch.randint(-127, 128, x.shape, dtype=torch.int8, device="cuda")
+    codes = torch.randint(-127, 128, x.shape, dtype=torch.int8, device=x.device)
     weights = [
-        torch.randint(-127, 128, (outputs, x.shape[1]), dtype=torch.int8, device="cuda").t() for _ in range(copies)
+        torch.randint(-127, 128, (outputs, x.shape[1]), dtype=torch.int8, device=x.device).t() for _ in range(copies)
     ]
     return [lambda w=w: torch._int_mm(codes, w) for w in weights]
 
@@ -74,11 +73,11 @@ def torch_sparse(x: Tensor, outputs: int, copies: int) -> Calls:
     """torch's 2:4 sparse bfloat16 linear."""
     weights = []
     for _ in range(copies):
-        dense = _weight(outputs, x.shape[1])
+        dense = _weight(x, outputs)
         dense.view(outputs, -1, 4)[..., :2] = 0
         weights.append(torch.sparse.to_sparse_semi_structured(dense))
     return [lambda w=w: functional.linear(x, w) for w in weights]
 
 
-def _weight(outputs: int, columns: int) -> Tensor:
-    return torch.randn(outputs, columns, dtype=torch.bfloat16, device="cuda")
+def _weight(x: Tensor, outputs: int) -> Tensor:
+    return torch.randn(outputs, x.shape[1], dtype=torch.bfloat16, device=x.device)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 GROUP = 128
@@ -64,7 +65,8 @@ class Size:
 
 LLAMA = Size("Llama-3-8B", "llama", 4096, 14336, 32, 32, 8, 128, 128256, False)
 QWEN = Size("Qwen3-0.6B", "qwen3", 1024, 3072, 28, 16, 8, 128, 151936, True)
-TINY = replace(QWEN, name="tiny", hidden=256, wide=512, layers=2, queries=4, shared=2, head=64, vocabulary=512)
+TINY = replace(QWEN, name="tiny Qwen3", hidden=128, wide=128, layers=1, queries=2, shared=1, head=64, vocabulary=128)
+TINY_LLAMA = replace(TINY, name="tiny Llama", kind="llama", tied=False)
 
 
 def write(folder: Path, size: Size, stored: str, device: torch.device) -> Path:
@@ -124,6 +126,44 @@ def write(folder: Path, size: Size, stored: str, device: torch.device) -> Path:
         config["quantization_config"] = _quantization(bits, head)
     (path / "config.json").write_text(json.dumps(config))
     return path
+
+
+def once(folder: Path | None, size: Size, stored: str, device: torch.device) -> Path:
+    """The same, written only if it is not there yet; it stays as long as the folder.
+
+    Args:
+        folder, size, stored, device: see :func:`write`; without a folder, one is made.
+    """
+    place = Path(tempfile.mkdtemp()) if folder is None else folder
+    path = place / f"{size.name} {stored}".replace(" ", "-")
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=place) as partial:
+            write(Path(partial), size, stored, device).rename(path)
+    return path
+
+
+def dense(checkpoint: Path) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint of :func:`write` as plain float32 numbers, by arithmetic of its own.
+
+    Args:
+        checkpoint: its folder.
+    """
+    found = dict[str, Tensor]()
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        tensors = load_file(file)
+        for name, tensor in tensors.items():
+            stem, _, part = name.rpartition(".")
+            if part == "weight_packed":
+                rows, columns = tensors[f"{stem}.weight_shape"].tolist()
+                each = 32 * tensor.shape[1] // columns
+                shifts = torch.arange(0, 32, each)
+                codes = (tensor.unsqueeze(-1) >> shifts & 2**each - 1).flatten(1)[:, :columns] - 2 ** (each - 1)
+                scale = tensors[f"{stem}.weight_scale"].float()
+                found[f"{stem}.weight"] = (codes.view(rows, scale.shape[1], -1) * scale.unsqueeze(-1)).flatten(1)
+            elif part == "weight":
+                scale = tensors.get(f"{stem}.weight_scale")
+                found[name] = tensor.float() if scale is None else tensor.float() * scale.float()
+    return found
 
 
 def _ones(count: int) -> Tensor:

@@ -1,0 +1,266 @@
+"""Gives jobs to worker processes, keeps what they tell, and starts another behind one that died.
+
+Nothing here imports torch: whatever a kernel does to the device or to its process, this one goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from .results import REPOSITORY, Entry, Results
+
+_STARTS_S = 120.0  # a worker imports torch and transformers, and asks the driver for the device
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How workers are started.
+
+    Attributes:
+        log: the file that gets their output.
+        options: of :mod:`worker`, besides the part.
+        prefix: what comes before their command, such as compute-sanitizer's.
+        environment: variables besides this process's.
+        only: what jobs' names must contain.
+    """
+
+    log: Path
+    options: tuple[str, ...] = ()
+    prefix: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    only: str = ""
+
+
+class Gone(Exception):  # noqa: N818 - an end, not a mistake of ours
+    """A worker's process ended, or did not answer in time."""
+
+
+class Worker:
+    """One process.
+
+    Args:
+        part: the module.
+        settings: how it is started.
+
+    Raises:
+        Gone: it did not start.
+    """
+
+    def __init__(self, part: str, settings: Settings) -> None:
+        reading, writing = os.pipe()
+        self._log = settings.log.open("ab")
+        command = [*settings.prefix, sys.executable, "-u", "-m", "benchmarks.gpu.worker", part]
+        self._process = subprocess.Popen(
+            [*command, "--answers", str(writing), *settings.options],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+            pass_fds=(writing,),
+            env=dict(os.environ) | dict(settings.environment),
+            cwd=REPOSITORY,
+        )
+        os.close(writing)
+        self._answers = reading
+        self._unread = b""
+        self.used = False
+        try:
+            self.hello = self.answer(time.monotonic() + _STARTS_S)
+        except Gone:
+            self.stop()
+            raise
+
+    def ask(self, key: str) -> None:
+        """For a job."""
+        stdin: IO[bytes] | None = self._process.stdin
+        assert stdin is not None
+        self.used = True
+        try:
+            stdin.write(json.dumps(key).encode() + b"\n")
+            stdin.flush()
+        except BrokenPipeError:
+            raise Gone(self._ended()) from None
+
+    def answer(self, until: float) -> dict[str, Any]:
+        """What it tells next.
+
+        Raises:
+            Gone: the process has ended, or said nothing until then.
+        """
+        while b"\n" not in self._unread:
+            if not select.select([self._answers], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise Gone("it took too long")
+            told = os.read(self._answers, 1 << 16)
+            if not told:
+                raise Gone(self._ended())
+            self._unread += told
+        line, _, self._unread = self._unread.partition(b"\n")
+        return json.loads(line)
+
+    def stop(self) -> int:
+        """End it; its exit status, negative for a signal."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(15)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        self._process.wait()
+        os.close(self._answers)
+        self._log.close()
+        return self._process.returncode
+
+    def kill(self) -> None:
+        """End it now."""
+        self._process.kill()
+        self.stop()
+
+    def _ended(self) -> str:
+        try:
+            status = self._process.wait(15)
+        except subprocess.TimeoutExpired:
+            return "its process stopped answering"
+        name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        return f"its process ended ({name})"
+
+
+@dataclass
+class Outcome:
+    """What became of a part.
+
+    Attributes:
+        facts: of the device; None if no worker started.
+        reached: jobs that were done, now or before.
+        of: all of them; None if nobody could list them.
+        lacking: why not all were reached.
+    """
+
+    facts: dict[str, Any] | None = None
+    reached: int = 0
+    of: int | None = None
+    lacking: str = ""
+
+
+class Part:
+    """One part of a stage, with as many workers as it bears.
+
+    Args:
+        module: its jobs.
+        settings: how workers are started.
+        deadline: :func:`time.monotonic` at which everything stops.
+        told: hears each job's end.
+    """
+
+    def __init__(
+        self, module: str, settings: Settings, deadline: float, told: Callable[[Entry], object] = lambda _: None
+    ) -> None:
+        self._module, self._settings, self._deadline, self._told = module, settings, deadline, told
+        self._name = module.rpartition(".")[2]
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[str, dict[str, Any], float, bool]] = deque()
+        self._outcome = Outcome()
+
+    def run(self, open_results: Callable[[dict[str, Any]], Results]) -> Outcome:
+        """Do what is left to do.
+
+        Args:
+            open_results: from the device's facts, where rows are kept.
+        """
+        if time.monotonic() >= self._deadline:
+            self._outcome.lacking = "out of time"
+            return self._outcome
+        try:
+            first = Worker(self._module, self._settings)
+        except Gone as error:
+            self._outcome.lacking = f"no worker started: {error}; see {self._settings.log}"
+            return self._outcome
+        if "refused" in first.hello:
+            first.stop()
+            self._outcome.lacking = first.hello["refused"]
+            return self._outcome
+        self._outcome.facts = first.hello["facts"]
+        self._results = open_results(first.hello["facts"])
+        jobs = [job for job in first.hello["jobs"] if self._settings.only in job[0]]
+        self._outcome.of = len(jobs)
+        self._waiting.extend(job for job in jobs if not self._results.is_done(self._name, job[0], job[1]))
+        self._outcome.reached = len(jobs) - len(self._waiting)
+        if not self._waiting:
+            first.stop()
+            return self._outcome
+        count = min(first.hello["workers"], len(self._waiting))
+        threads = [threading.Thread(target=self._work, args=(first if i == 0 else None,)) for i in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._outcome.reached < len(jobs) and not self._outcome.lacking:
+            self._outcome.lacking = "out of time"
+        return self._outcome
+
+    def _work(self, worker: Worker | None) -> None:
+        """One thread's: jobs in turn, by one process after another."""
+        try:
+            while time.monotonic() < self._deadline:
+                with self._lock:
+                    if not self._waiting:
+                        break
+                    key, about, limit_s, fresh = self._waiting.popleft()
+                if worker is not None and fresh and worker.used:
+                    worker.stop()
+                    worker = None
+                try:
+                    worker = worker or Worker(self._module, self._settings)
+                except Gone as error:
+                    self._outcome.lacking = f"no worker started again: {error}; see {self._settings.log}"
+                    break
+                if not self._one(worker, key, about, limit_s):
+                    worker = None
+        finally:
+            if worker is not None:
+                worker.stop()
+
+    def _one(self, worker: Worker, key: str, about: dict[str, Any], limit_s: float) -> bool:
+        """Have a job done; whether the process can do another."""
+        with self._lock:
+            entry = self._results.begun(self._name, key, about)
+        until = min(time.monotonic() + limit_s, self._deadline)
+        lives = True
+        try:
+            worker.ask(key)
+            while entry.state == "cut":
+                told = worker.answer(until)
+                with self._lock:
+                    if "row" in told:
+                        entry.rows.append(told["row"])
+                    else:
+                        entry.state, entry.why = ("failed", told["failed"]) if told["failed"] else ("done", "")
+                        lives = told["alive"]
+                    self._results.write()
+            if not lives:
+                worker.stop()
+        except Gone as error:
+            worker.kill()
+            lives = False
+            with self._lock:
+                entry.why = str(error)
+                # A job that time for all ran out on has not failed.
+                if time.monotonic() < self._deadline:
+                    entry.state = "failed"
+                    if "too long" in entry.why:
+                        entry.why = f"it took more than {limit_s:.0f} s, and was stopped"
+                self._results.write()
+        with self._lock:
+            self._outcome.reached += entry.state != "cut"
+            self._told(entry)
+        return lives

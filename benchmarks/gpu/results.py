@@ -1,0 +1,128 @@
+"""A stage's results on the disk: each row as soon as it is known, so that whatever stops a stage loses none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SHIPPED = REPOSITORY / "benchmarks" / "results"
+# What decides what a GPU computes, and how fast. Tiles do, too; rows name theirs.
+_SOURCES = ("runtime/**/*.py", "quant/**/*.py", "benchmarks/gpu/*.py")
+
+
+@dataclass
+class Entry:
+    """A job's results.
+
+    Attributes:
+        part, key, about: which job.
+        state: ``done``, ``failed``, or ``cut`` if it was stopped before its end.
+        why: what stopped it.
+        rows: what it found.
+    """
+
+    part: str
+    key: str
+    about: dict[str, Any]
+    state: str = "cut"
+    why: str = ""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def identity(self) -> str:
+        """What a later run must share for this not to be done again."""
+        return identity(self.part, self.key, self.about)
+
+    @property
+    def problems(self) -> list[str]:
+        """What its checks found wrong."""
+        return [str(row["problem"]) for row in self.rows if row.get("problem")]
+
+
+def identity(part: str, key: str, about: dict[str, Any]) -> str:
+    """Of a job."""
+    return json.dumps([part, key, about], sort_keys=True)
+
+
+class Results:
+    """A file of entries.
+
+    Args:
+        folder: where to.
+        stage: whose.
+        facts: the device, versions, sources and options, all of which an earlier file must share to be gone on with.
+        noted: what else the file says: the command, the commit.
+        told: hears whether an earlier file is gone on with.
+    """
+
+    def __init__(
+        self, folder: Path, stage: str, facts: dict[str, Any], noted: dict[str, Any], told: Any = print
+    ) -> None:
+        self.path = folder / f"gpu_{stage}_{_file_name(str(facts['device']))}.json"
+        self._head = {**noted, "stage": stage, **facts}
+        self.entries: dict[str, Entry] = {}
+        self.goals: list[dict[str, Any]] = []
+        self.missing: list[str] = []
+        for earlier in dict.fromkeys((self.path, SHIPPED / self.path.name)):
+            if not earlier.exists():
+                continue
+            known = json.loads(earlier.read_text())
+            differing = [name for name in facts if known.get(name) != facts[name]]
+            if differing:
+                told(f"{earlier.name}: begun anew, as {', '.join(differing)} changed since it was taken")
+                continue
+            entries = [Entry(**entry) for entry in known["entries"]]
+            self.entries = {entry.identity: entry for entry in entries}
+            told(f"{earlier.name}: gone on with; {sum(e.state == 'done' for e in entries)} jobs are done")
+            break
+
+    def is_done(self, part: str, key: str, about: dict[str, Any]) -> bool:
+        """Whether nothing is left of it to do; a check that found something wrong is done again."""
+        known = self.entries.get(identity(part, key, about))
+        return known is not None and known.state == "done" and not known.problems
+
+    def begun(self, part: str, key: str, about: dict[str, Any]) -> Entry:
+        """A job's new entry; what the same job had with other tiles is forgotten."""
+        self.entries = {i: e for i, e in self.entries.items() if (e.part, e.key) != (part, key)}
+        entry = Entry(part, key, about)
+        self.entries[entry.identity] = entry
+        return entry
+
+    def write(self) -> None:
+        """As a whole, or not at all."""
+        data = {
+            **self._head,
+            "date": datetime.now(UTC).date().isoformat(),
+            "goals": self.goals,
+            "missing": self.missing,
+            "entries": [vars(entry) for entry in self.entries.values()],
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_suffix(".partial")
+        partial.write_text(_listed(data))
+        partial.replace(self.path)
+
+
+def source_hash() -> str:
+    """Of all that decides what is measured."""
+    found = hashlib.sha256()
+    for pattern in _SOURCES:
+        for path in sorted(REPOSITORY.glob(pattern)):
+            found.update(path.relative_to(REPOSITORY).as_posix().encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def _listed(data: dict[str, Any]) -> str:
+    """JSON with an entry a line: a file of a thousand stays readable."""
+    head = json.dumps({key: value for key, value in data.items() if key != "entries"}, indent=1)[:-2]
+    entries = ",\n".join("  " + json.dumps(entry) for entry in data["entries"])
+    return f'{head},\n "entries": [\n{entries}\n ]\n}}\n'
+
+
+def _file_name(device: str) -> str:
+    return "-".join("".join(c if c.isalnum() else " " for c in device).split()).lower()

@@ -1,0 +1,177 @@
+"""What a GPU is asked, without one: jobs that kill their process, stages that are cut and gone on with, and a rehearsal."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gpu import goals, tables
+from benchmarks.gpu.pool import Part, Settings
+from benchmarks.gpu.results import Entry, Results
+from benchmarks.gpu.stage import STAGES
+from benchmarks.gpu.wheels import unlisted
+
+from ..tiny import REPOSITORY
+
+PART = "tests.benchmarks.jobs_that_fail"
+FACTS = {"device": "a device", "source": "one"}
+
+
+def _run(folder: Path, facts: dict[str, Any] = FACTS, seconds: float = 300) -> tuple[Any, Results]:
+    """The part's jobs, in workers that rehearse."""
+    made: list[Results] = []
+
+    def open_results(_: dict[str, Any]) -> Results:
+        made.append(Results(folder, "test", facts, {"command": "a test", "commit": ""}, lambda _: None))
+        return made[0]
+
+    settings = Settings(folder / "log", ("--rehearse", "--scratch", str(folder)))
+    outcome = Part(PART, settings, time.monotonic() + seconds).run(open_results)
+    return outcome, made[0]
+
+
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+def test_whatever_a_job_does_to_its_process_others_are_done_and_rows_are_kept(tmp_path: Path) -> None:
+    outcome, results = _run(tmp_path)
+    assert (outcome.reached, outcome.of, outcome.lacking) == (7, 7, "")
+    states = {entry.key: (entry.state, entry.rows) for entry in results.entries.values()}
+    assert states == {
+        "works": ("done", [{"value": 1}, {"value": 2}]),
+        "raises": ("failed", [{"value": 3}]),
+        "dies": ("failed", [{"value": 4}]),
+        "hangs": ("failed", []),
+        "finds something wrong": ("done", [{"problem": "outputs are wrong"}]),
+        "stops the device": ("failed", [{"value": 5}]),
+        "works, too": ("done", [{"value": 1}, {"value": 2}]),
+    }
+    why = {entry.key: entry.why for entry in results.entries.values() if entry.why}
+    assert why["raises"] == "ValueError: an illegal"
+    assert "SIGKILL" in why["dies"]
+    assert why["hangs"] == "it took more than 1 s, and was stopped"
+    assert "the device had stopped" in why["stops the device"]
+    # The whole of it is in the log.
+    assert "memory access" in (tmp_path / "log").read_text()
+
+    # What the file says is what is known, and another run does only what is left.
+    kept = json.loads(results.path.read_text())
+    assert [entry["key"] for entry in kept["entries"]] == list(states)
+    _run(tmp_path)
+    assert (tmp_path / "worked").read_text() == "once\n" * 2
+    # With other sources nothing counts.
+    _run(tmp_path, FACTS | {"source": "another"})
+    assert (tmp_path / "worked").read_text() == "once\n" * 4
+
+
+def test_a_stage_that_is_cut_says_what_it_lacks(tmp_path: Path) -> None:
+    settings = Settings(tmp_path / "log", ("--rehearse", "--scratch", str(tmp_path)))
+    part = Part(PART, settings, time.monotonic() - 1)
+    outcome = part.run(lambda facts: Results(tmp_path, "test", facts, {}))
+    assert outcome.lacking == "out of time"
+
+
+def test_goals_are_arithmetic_on_rows() -> None:
+    """Ten megabytes in five microseconds are two thirds of a copy at 3 TB/s; the worst shape counts."""
+    about = {"method": goals.FOUR, "rows": 1, "outputs": 28672, "columns": 4096, "gate": "silu"}
+    entries = [
+        Entry("ceilings", "copy", {}, "done", rows=[{"copy_bytes_per_s": 3e12}]),
+        Entry("linears", "a", about, "done", rows=[{"microseconds": 5.0, "bytes": 10_000_000}]),
+        Entry("linears", "b", about | {"outputs": 128256}, "done", rows=[{"microseconds": 4.0, "bytes": 10_000_000}]),
+        Entry("linears", "c", about | {"method": goals.BF16}, "done", rows=[{"microseconds": 20.0, "bytes": 1}]),
+        Entry("linears", "d", about | {"outputs": 4096}, "done", rows=[{"microseconds": 10.0, "bytes": 15_000_000}]),
+        Entry("attention", "e", {"method": "flash", "sequences": 1, "length": 4096}, "done", rows=[{"microseconds": 8.0}]),
+        Entry("attention", "f", {"method": "torch cudnn", "sequences": 1, "length": 4096}, "done", rows=[{"microseconds": 6.0}]),
+    ]  # fmt: skip
+    reached = {goal["goal"]: goal["reached"] for goal in goals.of(entries)}
+    assert reached["W4A16, 1 row, 14336 wide and more: share of the copy's rate"] == pytest.approx(2 / 3)
+    assert reached["W4A16, 1 row, 4096x4096: share of the copy's rate"] == pytest.approx(0.5)
+    assert reached["prompt of 4096: share of torch's best"] == pytest.approx(0.75)
+    assert reached["prompt of 8192: share of torch's best"] is None
+    assert not any("tokens/s" in goal for goal in reached)  # of a part that was not run
+
+
+def test_tables_say_what_results_say(tmp_path: Path) -> None:
+    about = {"format": "w4a16", "cache": "auto", "tiles": "1"}
+    rows = [
+        {"batch": 1, "tokens_per_s": 400.0, "weights_bytes": 3_000_000_000},
+        {"batch": 1, "step_us": 2500.0, "busy_us": 2000.0},
+        {"batch": 1, "kernel": "_linear_codes", "launches": 128.0, "microseconds": 1500.0},
+    ]
+    entries = [
+        Entry("ceilings", "copy", {}, "done", rows=[{"copy_bytes_per_s": 3e12}]),
+        Entry("decode", "w4a16", about, "done", rows=rows),
+    ]
+    facts = {"device": "GPU", "torch": "1", "triton": "2", "source": "s", "quick": False}
+    results = Results(tmp_path, "numbers", facts, {"command": "run.sh numbers", "commit": "abc"}, lambda _: None)
+    results.entries = {entry.identity: entry for entry in entries}
+    results.goals = goals.of(entries)
+    results.write()
+    document = "before\n<!-- gpu: decode -->\nold\n<!-- gpu end -->\nbetween\n<!-- gpu: serving -->\n<!-- gpu end -->\n"
+    found = tables.filled(document, tmp_path)
+    assert "| w4a16 | 1 | 400.0 | 40% |" in found
+    assert "`run.sh numbers`, GPU, torch 1, Triton 2, commit abc, " in found
+    assert "old" not in found
+    assert "Not measured yet: no GPU has run `benchmarks/gpu/run.sh serve`." in found
+    assert tables.filled(found, tmp_path) == found
+    assert "| 8B, batch 1, W4A16: tokens/s | 500 | 400 | no |" in tables.text_of("goals", tmp_path)
+    assert "| `_linear_codes` | 128 | 1500.0 |" in tables.text_of("profile", tmp_path)
+
+
+def test_documents_say_what_was_measured() -> None:
+    for name in tables.PLACES:
+        text = (REPOSITORY / name).read_text()
+        assert tables.filled(text, tables.SHIPPED) == text, f"{name}: run python -m benchmarks.gpu.tables"
+
+
+def test_the_wheels_need_nothing_that_is_not_there() -> None:
+    assert unlisted() == set()
+
+
+@pytest.mark.parametrize(
+    ("stage", "only"),
+    [("numbers", "2 rows"), *(pytest.param(stage, "", marks=pytest.mark.slow) for stage in STAGES)],
+    ids=lambda value: value or "all",
+)
+def test_a_rehearsal_finds_no_mistake(stage: str, only: str, tmp_path: Path) -> None:
+    """On a CPU, in Triton's interpreter, on tiny shapes: every job that a GPU gets, as far as Python goes."""
+    command = [REPOSITORY / "benchmarks/gpu/run.sh", stage, "--rehearse", "--output", tmp_path, "--only", only]
+    environment = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    log = tmp_path / f"gpu_{stage}.log"
+    assert done.returncode == 0, done.stdout + done.stderr + (log.read_text() if log.exists() else "")
+    found = json.loads(next(tmp_path.glob("gpu_*_no-gpu-a-rehearsal.json")).read_text())
+    assert found["entries"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["numbers"], "torch sees none here; --rehearse tries the code on a CPU"),
+        (["numbers", "--rehearse"], "a rehearsal's results are none: give --output another folder"),
+        (["serve", "--sanitizer", "memcheck"], "--sanitizer is for the stage check"),
+        (["serving"], "invalid choice: 'serving'"),
+    ],
+)
+def test_mistakes_get_a_sentence(arguments: list[str], said: str, tmp_path: Path) -> None:
+    output = [] if "--rehearse" in arguments else ["--output", str(tmp_path)]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    environment.pop("TRITON_INTERPRET")
+    done = subprocess.run(
+        [REPOSITORY / "benchmarks/gpu/run.sh", *arguments, *output, "--only", "nothing is called so"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (1, 2)
+    assert said in done.stdout + done.stderr
