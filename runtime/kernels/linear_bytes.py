@@ -1,7 +1,8 @@
 """Linears of 8-bit weights by 8-bit inputs: int8 and e4m3, scaled by output and token, or by blocks of 128.
 
-Inputs come rounded, or are rounded on the way: with few rows each program looks at all of a row once
-more, which costs less than another launch.
+Inputs come rounded: by the norm or the attention before, or by a launch of quantize_rows. If every program
+rounded them itself it would read all of a row before its first weight, and spend five times the
+instructions for each weight.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .finish import activated, is_gated, store_outputs, sum_of_parts
 from .kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
 from .launch import GENERAL, Launch, interpreted
 from .packing import ROWS, interleaved
-from .quantize_rows import LARGEST, NAMES, TARGETS_OF, divided_by, larger, quantize_rows, rounded, scale_of
+from .quantize_rows import LARGEST, NAMES, TARGETS_OF, divided_by, quantize_rows
 from .routing import Routing, route
 from .targets import Target
 from .tile import Shape, Tile, Tiles, tiles_of, tiles_of_target
@@ -52,9 +53,7 @@ def _linear_bytes(
     split,
     chunks,
     weight_stride,
-    FUSED: tl.constexpr,
     BLOCKS: tl.constexpr,
-    LIMIT: tl.constexpr,
     GATE: tl.constexpr,
     GROUPED: tl.constexpr,
     PER_TOKEN: tl.constexpr,
@@ -93,15 +92,7 @@ def _linear_bytes(
     x_rows = x + x_row.to(tl.int64)[:, None] * x_stride
     inner = tl.arange(0, 128)
     scale = tl.full([BM], 1.0, tl.float32)
-    if FUSED and not BLOCKS:
-        largest = tl.zeros([BM, 128], tl.float32)
-        for step in tl.range(0, chunks, num_stages=STAGES):
-            columns = step * 128 + inner
-            mask = valid[:, None] if EVEN else valid[:, None] & (columns < K)[None, :]
-            seen = tl.load(x_rows + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-            largest = larger(largest, seen)
-        scale = scale_of(largest, 1, LIMIT)
-    elif not BLOCKS:
+    if not BLOCKS:
         scale = tl.load(x_scales + x_row, mask=valid, other=0.0)
     each = tl.cdiv(chunks, split)
     acc = tl.zeros([BN, BM], tl.float32 if BLOCKS else SUM)
@@ -110,12 +101,7 @@ def _linear_bytes(
         columns = step * 128 + inner
         mask = valid[:, None] if EVEN else valid[:, None] & (columns < K)[None, :]
         codes = tl.load(x_rows + columns[None, :], mask=mask, other=0.0)
-        if FUSED:
-            wide = codes.to(tl.float32)
-            if BLOCKS:
-                scale = scale_of(tl.abs(wide), 1, LIMIT)
-            codes = rounded(wide, scale[:, None], CODE, LIMIT, SOFT)
-        elif BLOCKS:
+        if BLOCKS:
             scale = tl.load(x_scales + x_row * chunks + step, mask=valid, other=0.0)
         if SOFT and CODE != tl.int8:
             # The interpreter multiplies the bits of e4m3 as if they were integers.
@@ -253,7 +239,7 @@ def of_experts(weights: list[BytesWeight]) -> BytesWeight:
 
 def launch(
     x: Tensor,
-    x_scales: Tensor | None,
+    x_scales: Tensor,
     weight: BytesWeight,
     tile: Tile,
     out: Tensor,
@@ -262,7 +248,7 @@ def launch(
     residual: Tensor | None = None,
     routing: Routing | None = None,
 ) -> Launch:
-    """One product, ready to run; without ``x_scales`` it rounds ``x`` itself."""
+    """One product of codes and their scales, ready to run."""
     if x.shape[1] != weight.columns or x.stride(1) != 1:
         raise ValueError(
             f"inputs are {list(x.shape)} for a weight of {weight.columns} columns, which must lie together"
@@ -276,9 +262,7 @@ def launch(
     if split > 1:
         parts, arrived = space.reserve(split * rows * weight.filled, tiles)
     constants: dict[str, Any] = {
-        "FUSED": x_scales is None,
         "BLOCKS": weight.block_scales is not None,
-        "LIMIT": LARGEST[weight.codes.dtype],
         "GATE": weight.gate,
         "GROUPED": routing is not None,
         "PER_TOKEN": 1 if routing is None else routing.per_token,
@@ -321,18 +305,16 @@ def linear_bytes(
     weight: BytesWeight,
     tile: Tile,
     *,
-    fused: bool,
     out: Tensor | None = None,
     residual: Tensor | None = None,
     routing: Routing | None = None,
 ) -> Tensor:
-    """``x [rows, columns]``, rounded to the weight's type with scales of its own, times the weight, and what follows it.
+    """``x [rows, columns]``, rounded to the weight's type in a launch of its own, times the weight, and what follows it.
 
     Args:
         x: float16 or bfloat16.
         weight: from :func:`prepare`, or :func:`of_experts` with ``routing``.
         tile: how to cut it up.
-        fused: round in the same launch; for few rows.
         out: where to; made if there is none.
         residual: added, of the output's shape.
         routing: which rows go to which expert.
@@ -345,10 +327,8 @@ def linear_bytes(
         out = torch.empty(rows, weight.outputs, dtype=x.dtype, device=x.device)
     if not rows:
         return out
-    scales = None
-    if not fused:
-        x, scales = quantize_rows(x, weight.codes.dtype, by_block=weight.block_scales is not None)
-    launch(x, scales, weight, tile, out, workspace(out.device), residual=residual, routing=routing).run()
+    codes, scales = quantize_rows(x, weight.codes.dtype, by_block=weight.block_scales is not None)
+    launch(codes, scales, weight, tile, out, workspace(out.device), residual=residual, routing=routing).run()
     return out
 
 
@@ -402,7 +382,6 @@ class BytesCase:
     outputs: int
     columns: int
     blocks: bool = False
-    fused: bool = True
     dtype: torch.dtype = torch.float16
     gate: str = "none"
     bias: bool = False
@@ -414,7 +393,7 @@ class BytesCase:
     @property
     def name(self) -> str:
         names = (NAMES[self.code], "by block" if self.blocks else "by row")
-        options = [name for name in ("fused", "bias", "residual", "in_place") if getattr(self, name)]
+        options = [name for name in ("bias", "residual", "in_place") if getattr(self, name)]
         options += [self.gate] if self.gate != "none" else []
         options += [f"{self.experts} experts"] if self.experts else []
         kind = str(self.dtype).removeprefix("torch.")
@@ -487,7 +466,7 @@ class BytesCase:
                 out = added = residual.clone()
             else:
                 out, added = poisoned(self.rows, weight.outputs, self.dtype, device), residual
-            return linear_bytes(x, weight, tile, fused=self.fused, out=out, residual=added)
+            return linear_bytes(x, weight, tile, out=out, residual=added)
 
         return Trial(compute, expected, weight.nbytes)
 
@@ -504,7 +483,7 @@ class BytesCase:
 
         def compute() -> Tensor:
             out = poisoned(2 * self.rows, weight.outputs, self.dtype, device)
-            return linear_bytes(x, weight, tile, fused=self.fused, out=out, routing=routing)
+            return linear_bytes(x, weight, tile, out=out, routing=routing)
 
         return Trial(compute, expected, weight.nbytes)
 
@@ -521,9 +500,9 @@ class BytesCase:
         fields = {name: moved(getattr(weight, name), meta) for name in ("codes", "row_scales", "block_scales", "bias")}
         weight = replace(weight, rows=self.outputs, columns=self.columns, **fields)
         tile = self.tile_on(tiles_of_target(target))
-        x = torch.empty(self.rows, self.columns, dtype=self.dtype if self.fused else self.code, device=meta)
+        x = torch.empty(self.rows, self.columns, dtype=self.code, device=meta)
         shape = (self.rows, -(-self.columns // CHUNK)) if self.blocks else (self.rows,)
-        scales = None if self.fused else torch.empty(shape, device=meta)
+        scales = torch.empty(shape, device=meta)
         routing = None
         if self.experts:
             slots = torch.empty(tile.rows, dtype=torch.int32, device=meta)
@@ -547,55 +526,49 @@ _I8, _F8, _Z8, _B = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torc
 _CODES = (_I8, _F8, _Z8)
 _TILE = Tile(64, 16, 128, 2, 4, 3, False)
 _SMALL = [
+    *(BytesCase(code, 1, 80, 320, blocks, tile=_TILE) for code in _CODES for blocks in (False, True)),
     *(
-        BytesCase(code, 1, 80, 320, blocks, fused, tile=_TILE)
+        BytesCase(code, 19, 200, 256, blocks, _B, tile=replace(_TILE, outputs=128))
         for code in _CODES
         for blocks in (False, True)
-        for fused in (True, False)
     ),
     *(
-        BytesCase(code, 19, 200, 256, blocks, fused, _B, tile=replace(_TILE, outputs=128))
-        for code in _CODES
-        for blocks in (False, True)
-        for fused in (True, False)
-    ),
-    *(
-        BytesCase(code, 5, 96, 300, gate="silu", bias=True, residual=True, tile=replace(_TILE, split=3))
+        BytesCase(code, 5, 96, 300, gate="silu", bias=True, residual=True, tile=replace(_TILE, rows=8, split=3))
         for code in _CODES
     ),
     BytesCase(
         _I8, 5, 72, 300, gate="alone_gelu_tanh", bias=True, residual=True, in_place=True, tile=replace(_TILE, split=3)
     ),
-    BytesCase(_F8, 19, 96, 256, False, False, _B, "alone_silu", residual=True, in_place=True, tile=_TILE),
-    BytesCase(_I8, 5, 96, 256, fused=False, gate="gelu_tanh", tile=replace(_TILE, split=1)),
-    *(BytesCase(code, 5, 64, 256, fused=fused, experts=3, tile=_TILE) for code, fused in ((_I8, True), (_F8, False))),
+    BytesCase(_F8, 19, 96, 256, False, _B, "alone_silu", residual=True, in_place=True, tile=_TILE),
+    BytesCase(_I8, 5, 96, 256, gate="gelu_tanh", tile=replace(_TILE, split=1)),
+    *(BytesCase(code, 5, 64, 256, experts=3, tile=_TILE) for code in (_I8, _F8)),
     BytesCase(_F8, 5, 64, 256, blocks=True, experts=3, tile=_TILE),
 ]
 _SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096))
 _LARGE = [
     *(
-        BytesCase(code, rows, n, k, blocks, rows <= 16, _B)
+        BytesCase(code, rows, n, k, blocks, _B)
         for code in _CODES
         for blocks in (False, True)
         for n, k in _SHAPES
         for rows in (1, 16, 300)
         if not (blocks and code == _I8)
     ),
-    *(BytesCase(code, rows, 28672, 4096, False, rows <= 16, _B, gate="silu") for code in _CODES for rows in (3, 300)),
-    BytesCase(_F8, 40, 2048, 4096, fused=False, experts=8),
+    *(BytesCase(code, rows, 28672, 4096, False, _B, gate="silu") for code in _CODES for rows in (3, 300)),
+    BytesCase(_F8, 40, 2048, 4096, experts=8),
 ]
 _BUILDS = [
-    *(BytesCase(code, rows, 4096, 4096, False, rows <= 16, _B) for code in _CODES for rows in (1, 512)),
-    *(BytesCase(code, rows, 4096, 4096, True, rows <= 16, _B) for code in (_F8, _Z8) for rows in (1, 512)),
-    *(BytesCase(code, 1, 28672, 4096, False, True, _B, gate="silu") for code in _CODES),
-    BytesCase(_I8, 8, 2048, 4096, fused=False, dtype=_B, experts=8),
+    *(BytesCase(code, rows, 4096, 4096, False, _B) for code in _CODES for rows in (1, 512)),
+    *(BytesCase(code, rows, 4096, 4096, True, _B) for code in (_F8, _Z8) for rows in (1, 512)),
+    *(BytesCase(code, 1, 28672, 4096, False, _B, gate="silu") for code in _CODES),
+    BytesCase(_I8, 8, 2048, 4096, dtype=_B, experts=8),
 ]
 _RARE_BUILDS = [
-    *(BytesCase(code, rows, 4096, 4096, False, rows <= 16, _B) for code in _CODES for rows in (16, 64)),
-    *(BytesCase(code, 8, 2048, 4096, fused=False, dtype=_B, experts=8) for code in (_F8, _Z8)),
+    *(BytesCase(code, rows, 4096, 4096, False, _B) for code in _CODES for rows in (16, 64)),
+    *(BytesCase(code, 8, 2048, 4096, dtype=_B, experts=8) for code in (_F8, _Z8)),
     *(BytesCase(code, 1, 16384, 4096, dtype=_B, gate="alone_gelu", bias=True, residual=True) for code in _CODES),
-    *(BytesCase(code, rows, 4096, 4096, True, rows <= 16, _B) for code in (_F8, _Z8) for rows in (16, 64)),
-    *(BytesCase(code, 512, 28672, 4096, False, False, _B, gate="silu") for code in _CODES),
+    *(BytesCase(code, rows, 4096, 4096, True, _B) for code in (_F8, _Z8) for rows in (16, 64)),
+    *(BytesCase(code, 512, 28672, 4096, False, _B, gate="silu") for code in _CODES),
 ]
 KERNEL = Kernel(
     "linear_bytes",

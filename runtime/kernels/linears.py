@@ -34,8 +34,6 @@ from .routing import Routing
 from .tile import Shape, Tile, Tiles
 from .workspace import workspace
 
-# Up to here each program rounds a step's inputs itself; from there on that is a launch of its own.
-FUSED_ROWS = 16
 HALVES = (torch.float16, torch.bfloat16)
 DENSE_ROWS = 64
 
@@ -251,7 +249,7 @@ class PackedLinear:
 
 
 class BytesLinear:
-    """8-bit weights by inputs that are rounded to 8 bits as they come.
+    """8-bit weights by inputs that are rounded to 8 bits before.
 
     Args:
         weight: packed, on the device.
@@ -276,8 +274,7 @@ class BytesLinear:
         each = "128 of them" if weight.block_scales is not None else "token"
         gated = _told_of(weight.gate)
         self.kernel = (
-            f"Triton linear_bytes, {matrix.format} weights, {NAMES[weight.codes.dtype]} inputs by {each}{gated}; more than"
-            f" {FUSED_ROWS} rows are rounded by a launch of their own"
+            f"Triton linear_bytes, {matrix.format} weights, {NAMES[weight.codes.dtype]} inputs by {each}{gated}"
         )
         self._explanation = f"{self.kernel} (tiles for {tiles.told})"
 
@@ -297,14 +294,11 @@ class BytesLinear:
         rows = x.shape[0]
         if not rows:
             return x.new_empty(0, self.weight.outputs)
-        fused = rows <= FUSED_ROWS
-        return linear_bytes.linear_bytes(
-            x.contiguous(), self.weight, self.tile(rows), fused=fused, out=residual, residual=residual
-        )
+        return linear_bytes.linear_bytes(x.contiguous(), self.weight, self.tile(rows), out=residual, residual=residual)
 
     def wants(self, rows: int) -> tuple[torch.dtype, bool] | None:
-        """Its own type, for more rows than it rounds itself."""
-        return None if rows <= FUSED_ROWS else (self.weight.codes.dtype, self.weight.block_scales is not None)
+        """Its own type, however many there are."""
+        return self.weight.codes.dtype, self.weight.block_scales is not None
 
     def adds(self, rows: int) -> bool:
         """Always."""
@@ -326,7 +320,7 @@ class BytesLinear:
 
     def routed(self, x: Tensor, tile: Tile, routing: Routing) -> Tensor:
         """Each row by its expert's weight."""
-        return linear_bytes.linear_bytes(x, self.weight, tile, fused=x.shape[0] <= FUSED_ROWS, routing=routing)
+        return linear_bytes.linear_bytes(x, self.weight, tile, routing=routing)
 
     def explain(self) -> str:
         return self._explanation

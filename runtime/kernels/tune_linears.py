@@ -14,6 +14,7 @@ from .launch import Launch
 from .linear_bytes import BytesCase
 from .linear_codes import CodesCase
 from .linear_dense import DenseCase, linear_dense
+from .quantize_rows import quantize_rows
 from .restore_codes import restore_codes
 from .targets import Target
 from .tile import Tile, Tiles
@@ -87,16 +88,17 @@ class LinearTuning:
         draw = torch.Generator().manual_seed(0)
         x = torch.randn(case.rows, case.columns, generator=draw).to(case.dtype).to(device)
         if isinstance(case, CodesCase):
-            codes = case.packed(device)
-            copies = [codes.copied() for _ in range(copies_needed(codes.nbytes, device))]
+            packed = case.packed(device)
+            copies = [packed.copied() for _ in range(copies_needed(packed.nbytes, device))]
             return [lambda tile, w=w: linear_codes.linear_codes(x, w, tile) for w in copies]
         if isinstance(case, DenseCase):
             plain = case.packed(device)
             plains = [plain.copied() for _ in range(copies_needed(plain.nbytes, device))]
             return [lambda tile, w=w: linear_dense(x, w, tile) for w in plains]
-        fused, eight = case.fused, case.packed(device)
+        eight = case.packed(device)
         eights = [eight.copied() for _ in range(copies_needed(eight.nbytes, device))]
-        return [lambda tile, w=w: linear_bytes.linear_bytes(x, w, tile, fused=fused) for w in eights]
+        codes, scales = quantize_rows(x, case.code, by_block=case.blocks)
+        return [lambda tile, w=w: linear_bytes.multiply(codes, scales, w, tile, x.dtype) for w in eights]
 
     def kept(self, tiles: Tiles, tile: Tile) -> Tiles:
         """Tiles with this one for it; a format's first ones start from its kernel's."""
@@ -167,6 +169,6 @@ def _case(form: str, rows: int, outputs: int, columns: int) -> CodesCase | Bytes
     if form == "bf16":
         return DenseCase(rows, outputs, columns, torch.bfloat16)
     if form in BYTES:
-        return BytesCase(BYTES[form], rows, outputs, columns, False, rows <= 16, torch.bfloat16)
+        return BytesCase(BYTES[form], rows, outputs, columns, False, torch.bfloat16)
     group, scale = {"float4": (16, "e4m3"), "float8": (0, "half")}.get(form, (128, "half"))
     return CodesCase(form, rows, outputs, columns, group, torch.bfloat16, scale)

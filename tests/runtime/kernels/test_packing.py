@@ -63,7 +63,7 @@ def test_bytes_of_8_bit_weights() -> None:
     weight = linear_bytes.prepare(**case.weight(DRAW))
     assert weight.nbytes == 256 * 1024 + 256 * 4
     with traffic([weight.codes]) as read:
-        linear_bytes.linear_bytes(torch.randn(3, 1024).to(F), weight, Tile(64, 16, 128, 4, 4, 3, False), fused=True)
+        linear_bytes.linear_bytes(torch.randn(3, 1024).to(F), weight, Tile(64, 16, 128, 4, 4, 3, False))
     assert read == [weight.codes.nbytes]
 
 
