@@ -17,6 +17,10 @@ from .attention_tiles import PromptTile, TokenTile, prompt_tile, token_tile
 from .targets import Target, target_of
 
 _SHIPPED = Path(__file__).parent / "configs"
+# Of a weight's bytes, what partial sums may move.
+_SHARE = 1 / 8
+_MOST_PARTS = 16  # whoever comes last adds them one after another
+_WAVES = 8  # programs for each unit; more have too few iterations each to keep loads in flight
 
 
 @dataclass(frozen=True)
@@ -130,9 +134,8 @@ class Tiles:
             return tile
         row_tiles = row_tiles or -(-shape.rows // tile.rows)
         tiles = row_tiles * -(-shape.outputs // tile.outputs)
-        # Sums of many rows are large, so that fewer programs may leave theirs.
-        most = 4 * self.target.units * (2 if tile.rows <= 32 else 1)
-        return replace(tile, split=_split(tiles, -(-shape.columns // tile.step), self.target.units, most))
+        steps, units = -(-shape.columns // tile.step), self.target.units
+        return replace(tile, split=_split(tiles, steps, units, min(steps, most_parts(shape, tiles, units))))
 
 
 @cache
@@ -237,6 +240,20 @@ def _shared(tile: Tile, shape: Shape) -> int:
     return tile.stages * tile.step * (tile.outputs * shape.bits // 8 + 2 * tile.rows)
 
 
+def most_parts(shape: Shape, tiles: int, units: int) -> int:
+    """How many programs may share a tile's columns, so that partial sums move little beside the weight.
+
+    Each program leaves a float32 for each row and output, which is written and read again: 8 x rows x outputs x split bytes,
+    beside the weight's outputs x columns x bits / 8. So the share is 64 x rows x split / (columns x bits): for 4 bits and 4096
+    columns split / 256 of a row's, and a split of 16 moved as much as the weight at 16 rows, and four times as much at 64.
+
+    An eighth is allowed. Beyond that there are only as many programs as the device has units, rounded down: a unit without
+    one reads nothing, which costs more than the sums, most of which stay in the second-level cache.
+    """
+    by_bytes = int(_SHARE * shape.columns * shape.bits / (64 * shape.rows))
+    return max(1, min(_MOST_PARTS, _WAVES * units // tiles, max(by_bytes, units // tiles)))
+
+
 def _split(tiles: int, steps: int, units: int, most: int) -> int:
     """How many programs should share a tile, so that no unit waits long for others: the waves and steps that are full."""
     together = 4 * units  # programs on a unit at once, enough for the loads in flight that memory needs
@@ -246,6 +263,6 @@ def _split(tiles: int, steps: int, units: int, most: int) -> int:
         waves = programs / (-(-programs // together) * together)
         return waves * steps / (split * -(-steps // split))
 
-    all_filled = [filled(split) for split in range(1, max(1, min(steps, 16, most // tiles)) + 1)]
+    all_filled = [filled(split) for split in range(1, most + 1)]
     # Each part more is another sum to write and to read.
     return next(split for split, share in enumerate(all_filled, 1) if share >= 0.85 * max(all_filled))

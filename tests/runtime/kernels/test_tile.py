@@ -61,6 +61,29 @@ def test_small_products_are_split_until_the_device_is_full() -> None:
     assert wide.split == 1
 
 
+# Outputs and columns of Llama-3-8B as the engine multiplies them: queries with keys and values, out, gate with inputs, down, head.
+LLAMA = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
+
+
+@pytest.mark.parametrize("name", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize(
+    ("kernel", "form", "bits", "group"),
+    [("linear_codes", "int4", 4, 128), ("linear_bytes", "int8", 8, 0), ("linear_dense", "half", 16, 0)],
+)
+def test_partial_sums_move_little_beside_the_weight(name: str, kernel: str, form: str, bits: int, group: int) -> None:
+    """At most an eighth of its bytes; more only where otherwise units would have no program, and then one each at most."""
+    tiles = tiles_of_target(TARGETS[name])
+    units = tiles.target.units
+    for outputs, columns in LLAMA:
+        for rows in range(1, 65):
+            tile = tiles.find(kernel, form, Shape(rows, outputs, columns, group or columns, bits), 64)
+            programs = -(-outputs // tile.outputs) * -(-rows // tile.rows) * tile.split
+            # Each part is float32, written by one program and read by another.
+            moved = 0 if tile.split == 1 else tile.split * rows * outputs * 4 * 2
+            assert moved <= outputs * columns * bits / 8 / 8 or programs <= units
+            assert programs > units / 2
+
+
 def test_a_file_reads_back(tmp_path: Path) -> None:
     path = tmp_path / file_name("NVIDIA H100 80GB HBM3")
     assert path.name == "nvidia-h100-80gb-hbm3.json"
