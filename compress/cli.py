@@ -629,6 +629,7 @@ def tune(
     ] = None,
     minutes: Annotated[float, typer.Option(help="Begin no shape after so long.", min=0)] = 8,
     output: Annotated[Path | None, typer.Option(help="Where to, instead of this device's shipped file.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Begin shapes that are finished, too.")] = False,
 ) -> int:
     """Time tiles on this machine's GPU, and keep the fastest in its device's file, over those that it has.
 
@@ -640,7 +641,7 @@ def tune(
     """
     from .kernels_command import tune as tune_kernels
 
-    return tune_kernels(form or [], rows or [], minutes, output)
+    return tune_kernels(form or [], rows or [], minutes, output, again)
 
 
 if __name__ == "__main__":

@@ -46,14 +46,15 @@ def check(targets: Sequence[str], kernels: Sequence[str], quick: bool, as_json: 
     return 1 if faulty else 0
 
 
-def tune(forms: Sequence[str], rows: Sequence[int], minutes: float, output: Path | None) -> int:
-    """Time tiles on this machine's GPU and keep the fastest, after each shape.
+def tune(forms: Sequence[str], rows: Sequence[int], minutes: float, output: Path | None, again: bool = False) -> int:
+    """Time tiles on this machine's GPU and keep the fastest, after each turn of a shape; shapes that are finished are not begun.
 
     Args:
         forms: of weights, or ``attention``; the usual ones if there is none.
         rows: of inputs; all if there is none.
         minutes: no shape is begun after so long.
         output: where to, instead of this device's file.
+        again: begin finished shapes, too.
 
     Raises:
         SmeltError: a name is not known, there is no GPU, or nothing can be written.
@@ -61,17 +62,24 @@ def tune(forms: Sequence[str], rows: Sequence[int], minutes: float, output: Path
     _needs_triton()
     from ..runtime.kernels import tune as tuning
     from ..runtime.kernels.packing import FORMATS
+    from ..runtime.kernels.timing import device_lives
     from ..runtime.kernels.tune_linears import BYTES, restoring_pays_from
 
     _known("format", forms, [*FORMATS, *BYTES, "bf16", "attention"])
     try:
         tuning.require_gpu()
         path = output or tuning.destination()
-        found: list[tuning.Found] = []
-        for one in tuning.tune(_to_be_tuned(forms, rows), 60 * minutes, print):
-            found.append(one)
-            tuning.write(found, None, path)
-        if found:
+        done = set() if again else tuning.finished(path)
+        work = [one for one in _to_be_tuned(forms, rows) if one.name not in done]
+        if done and not work:
+            print(f"{path}: all is finished; --again begins anew")
+            return 0
+        best: dict[str, tuning.Found] = {}
+        for one in tuning.tune(work, 60 * minutes, print):
+            best[one.of.name] = one
+            tuning.write(list(best.values()), None, path)
+        found = list(best.values())
+        if found and device_lives():
             tuning.write(found, restoring_pays_from(found, print), path)
     except tuning.NotHere as error:
         raise SmeltError(str(error)) from None

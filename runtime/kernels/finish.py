@@ -17,6 +17,9 @@ _ACTIVATIONS = {
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
 }
 _GATED = ("silu", "gelu_tanh")
+# A tile of so few rows is likely the only one, so that its weights are read once and nothing else need leave the cache for
+# them. Triton's copies to shared memory (two stages and more) go past the first-level cache and drop this.
+ONE_TILE = tl.constexpr(16)
 GATES = ("none", *_GATED, *(f"alone_{name}" for name in _ACTIVATIONS))
 
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from .finish import activated, is_gated, store_outputs, sum_of_parts
+from .finish import ONE_TILE, activated, is_gated, store_outputs, sum_of_parts
 from .kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
 from .launch import GENERAL, Launch, interpreted
 from .packing import ROWS, interleaved
@@ -97,7 +97,10 @@ def _linear_bytes(
     each = tl.cdiv(chunks, split)
     acc = tl.zeros([BN, BM], tl.float32 if BLOCKS else SUM)
     for step in tl.range(part_id * each, tl.minimum(part_id * each + each, chunks), num_stages=STAGES):
-        weights = tl.load(weight + ((step * FILLED + n)[:, None] * 128 + inner[None, :]))
+        weights = tl.load(
+            weight + ((step * FILLED + n)[:, None] * 128 + inner[None, :]),
+            eviction_policy="evict_first" if BM <= ONE_TILE else "",
+        )
         columns = step * 128 + inner
         mask = valid[:, None] if EVEN else valid[:, None] & (columns < K)[None, :]
         codes = tl.load(x_rows + columns[None, :], mask=mask, other=0.0)

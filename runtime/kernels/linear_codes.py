@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import unpack
 from .codes_weight import CodesWeight, of_experts, prepare
-from .finish import activated, store_outputs, sum_of_parts
+from .finish import ONE_TILE, activated, store_outputs, sum_of_parts
 from .kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
 from .launch import GENERAL, Launch, multiplied_as, takes_ptx
 from .packing import FORMATS, SCALES
@@ -49,18 +49,27 @@ def _scale_of(word, part, KIND: tl.constexpr, SCALE_TYPE: tl.constexpr):
 
 @triton.jit
 def pieces_of(
-    codes, more, block, rows, n0, BN: tl.constexpr, FORMAT: tl.constexpr, HALF: tl.constexpr, ASM: tl.constexpr
+    codes,
+    more,
+    block,
+    rows,
+    n0,
+    BN: tl.constexpr,
+    FORMAT: tl.constexpr,
+    HALF: tl.constexpr,
+    ASM: tl.constexpr,
+    ONCE: tl.constexpr,
 ):
     """A block's weights, as a tuple of ``[BN, 16]``; ``rows`` are all that the matrix is filled up to."""
     if FORMAT == "int4":
-        return unpack.int4(unpack.load_words(codes, (block * rows + n0) * 16, BN), HALF, ASM)
+        return unpack.int4(unpack.load_words(codes, (block * rows + n0) * 16, BN, ONCE), HALF, ASM)
     elif FORMAT == "float4":
-        return unpack.float4(unpack.load_words(codes, (block * rows + n0) * 16, BN), HALF, ASM)
+        return unpack.float4(unpack.load_words(codes, (block * rows + n0) * 16, BN, ONCE), HALF, ASM)
     elif FORMAT == "int2":
-        return unpack.int2(unpack.load_words(codes, (block * rows + n0) * 16, BN), HALF, ASM)
+        return unpack.int2(unpack.load_words(codes, (block * rows + n0) * 16, BN, ONCE), HALF, ASM)
     else:
-        first = unpack.load_words(codes, (2 * block * rows + n0) * 16, BN)
-        second = unpack.load_words(codes, ((2 * block + 1) * rows + n0) * 16, BN)
+        first = unpack.load_words(codes, (2 * block * rows + n0) * 16, BN, ONCE)
+        second = unpack.load_words(codes, ((2 * block + 1) * rows + n0) * 16, BN, ONCE)
         if FORMAT == "int8":
             a = unpack.int8(first, HALF, ASM)
             b = unpack.int8(second, HALF, ASM)
@@ -70,7 +79,7 @@ def pieces_of(
             d = unpack.float8(second, HALF, ASM)
             return c[0], c[1], d[0], d[1]
         else:
-            other = unpack.load_words(more, (block * rows + n0) * 16, BN)
+            other = unpack.load_words(more, (block * rows + n0) * 16, BN, ONCE)
             if FORMAT == "int3":
                 e = unpack.int3(first, other, False, HALF, ASM)
                 f = unpack.int3(second, other, True, HALF, ASM)
@@ -183,7 +192,9 @@ def _linear_codes(
         word = tl.zeros([BN], tl.int32)
         part = tl.zeros([BN, BM], tl.float32)
         for b in tl.static_range(STEP // BLOCK):
-            pieces = pieces_of(codes, more, step * (STEP // BLOCK) + b, FILLED, n0, BN, FORMAT, HALF, ASM)
+            pieces = pieces_of(
+                codes, more, step * (STEP // BLOCK) + b, FILLED, n0, BN, FORMAT, HALF, ASM, BM <= ONE_TILE
+            )
             for s in tl.static_range(BLOCK // 64):
                 k = k0 + b * BLOCK + s * 64
                 columns = k + tl.arange(0, 64)

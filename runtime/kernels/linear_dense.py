@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .finish import activated, is_gated, store_outputs, sum_of_parts
+from .finish import ONE_TILE, activated, is_gated, store_outputs, sum_of_parts
 from .kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
 from .launch import GENERAL, Launch, multiplied_as
 from .packing import interleaved
@@ -86,7 +86,7 @@ def _linear_dense(
     for step in tl.range(part_id * each, tl.minimum(part_id * each + each, steps), num_stages=STAGES):
         columns = step * STEP + tl.arange(0, STEP)
         if EVEN:
-            weights = tl.load(w_rows + columns[None, :])
+            weights = tl.load(w_rows + columns[None, :], eviction_policy="evict_first" if BM <= ONE_TILE else "")
             inputs = tl.load(x_rows + columns[None, :], mask=valid[:, None], other=0.0)
         else:
             inside = (columns < K)[None, :]

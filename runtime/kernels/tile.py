@@ -130,12 +130,7 @@ class Tiles:
             tile = smaller
         if not self.target.splits:
             return replace(tile, split=1)
-        if tile.split:
-            return tile
-        row_tiles = row_tiles or -(-shape.rows // tile.rows)
-        tiles = row_tiles * -(-shape.outputs // tile.outputs)
-        steps, units = -(-shape.columns // tile.step), self.target.units
-        return replace(tile, split=_split(tiles, steps, units, min(steps, most_parts(shape, tiles, units))))
+        return tile if tile.split else filling(tile, shape, self.target.units, row_tiles)
 
 
 @cache
@@ -238,6 +233,14 @@ def _smaller(tile: Tile, block: int) -> Tile:
 def _shared(tile: Tile, shape: Shape) -> int:
     """About the shared memory that a program takes: what its stages load."""
     return tile.stages * tile.step * (tile.outputs * shape.bits // 8 + 2 * tile.rows)
+
+
+def filling(tile: Tile, shape: Shape, units: int, row_tiles: int = 0) -> Tile:
+    """The tile with as many programs to its columns as fill a device of so many units."""
+    row_tiles = row_tiles or -(-shape.rows // tile.rows)
+    tiles = row_tiles * -(-shape.outputs // tile.outputs)
+    steps = -(-shape.columns // tile.step)
+    return replace(tile, split=_split(tiles, steps, units, min(steps, most_parts(shape, tiles, units))))
 
 
 def most_parts(shape: Shape, tiles: int, units: int) -> int:

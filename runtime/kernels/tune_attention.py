@@ -58,6 +58,15 @@ class AttentionTuning:
         """The tile that it has now."""
         return (tiles.of_prompts if self.prompts else tiles.of_tokens)(self.heads, _DTYPE, self.kind)
 
+    @property
+    def turns(self) -> int:
+        """All candidates at once."""
+        return 1
+
+    def around(self, best: TokenTile | PromptTile, turn: int, target: Target) -> list[TokenTile | PromptTile]:
+        """All candidates."""
+        return self.candidates(target)
+
     def candidates(self, target: Target) -> list[TokenTile | PromptTile]:
         """Tiles that may be faster; what does not compile, or asks for too much, is left out when it is tried."""
         stages = (1, 2) if target.backend == "hip" else (2, 4, 6)

@@ -1,4 +1,8 @@
-"""Linears' tiles to be tuned: each format at the shapes of a Llama-3-8B."""
+"""Linears' tiles to be tuned: each format at the shapes of a Llama-3-8B.
+
+All combinations would take hours. So first come outputs and warps of a program, then iterations and how many are on their
+way, then splits, and at last the programs again, each time around the best so far: about 60 tiles of some 1500 for few rows.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,15 @@ from .linear_dense import DenseCase, linear_dense
 from .quantize_rows import quantize_rows
 from .restore_codes import restore_codes
 from .targets import Target
-from .tile import Tile, Tiles
+from .tile import Tile, Tiles, filling
 from .timing import copies_needed, seconds
 from .tune import Found
 
-SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096))  # outputs and columns
+# Outputs and columns of Llama-3-8B as the engine multiplies them: out, gate with inputs, down, queries with keys and values, head.
+SHAPES = ((4096, 4096), (28672, 4096), (4096, 14336), (6144, 4096), (128256, 4096))
+_GATED = (28672, 4096)
+_SPLITS = (1, 2, 3, 4, 5, 6, 8, 11, 16, 22, 32)
+_COPIES = 2  # of a weight that is larger than the device's cache
 ROWS = (1, 16, 512, 64, 4, 32, 2048, 128)  # the most telling first, should time run out
 FORMS = ("int4", "bytes-e4m3", "bf16", "bytes-int8", "int8")
 BYTES = {"bytes-int8": torch.int8, "bytes-e4m3": torch.float8_e4m3fn}
@@ -50,33 +58,66 @@ class LinearTuning:
         """The tile that it has now."""
         return self.case.tile_on(tiles)
 
-    def candidates(self, target: Target) -> list[Tile]:
-        """Tiles that may be faster; those that ask for too much memory are left out."""
-        case = self.case
-        rows, codes = case.rows, isinstance(case, CodesCase)
-        found: list[Tile] = []
-        if rows <= 16:
-            heights = [8, 16] if rows <= 8 else [16]
-            steps = (128,) if isinstance(case, BytesCase) else (256, 128) if codes else (256, 128, 64)
-            for height in heights:
-                for outputs, warps in ((64, 4), (128, 4), (128, 8)):
-                    for step in steps:
-                        for stages in (3, 4):
-                            found += [
-                                Tile(outputs, height, step, split, warps, stages, False) for split in (1, 2, 4, 8, 16)
-                            ]
+    @property
+    def turns(self) -> int:
+        """How often tiles around the best are tried."""
+        return 4
+
+    def around(self, best: Tile, turn: int, target: Target) -> list[Tile]:
+        """Tiles that may be faster than the best so far: other programs, iterations, splits, and programs once more."""
+        if turn in (0, 3):
+            found = self._programs(best)
+            if turn == 3:  # as many programs in all
+                found = [replace(tile, split=max(1, best.split * tile.outputs // best.outputs)) for tile in found]
         else:
-            height = min(128, 1 << (rows - 1).bit_length())
-            for tall in [height] if rows < 256 else [128, 256]:
-                for outputs, warps in ((128, 4), (128, 8), (64, 4)):
-                    for step in (128,) if isinstance(case, BytesCase) else (64, 128):
-                        for stages in (3, 4):
-                            for fold in (True, False) if codes and tall <= 64 else (codes,):
-                                found.append(Tile(outputs, tall, step, 0, warps, stages, fold))
-        fitting = [replace(tile, step=max(tile.step, case.block)) for tile in found]
-        limit = target.shared
-        fitting = [t for t in fitting if t.stages * t.step * (t.outputs * case.bits // 8 + 2 * t.rows) <= limit]
-        return list(dict.fromkeys(fitting))
+            found = self._iterations(best) if turn == 1 else self._splits(best, target)
+        return self._of(found, target)
+
+    def _programs(self, tile: Tile) -> list[Tile]:
+        rows = self.case.rows
+        if rows <= 16:
+            heights = (8, 16) if rows <= 8 else (16,)
+            sizes = ((64, 4), (32, 2), (16, 1), (128, 4), (128, 8), (64, 2))
+        elif rows <= 64:
+            heights, sizes = (1 << (rows - 1).bit_length(),), ((128, 8), (64, 4), (128, 4), (64, 8))
+        else:
+            heights = (128,) if rows < 256 else (128, 256)
+            sizes = ((128, 8), (128, 4), (64, 4), (256, 8))
+        found = [
+            replace(tile, outputs=outputs, rows=height, warps=warps, split=0)
+            for height in heights
+            for outputs, warps in sizes
+        ]
+        if isinstance(self.case, CodesCase) and rows > 16:
+            found = [replace(each, fold=fold) for each in found for fold in (tile.fold, not tile.fold)]
+        return found
+
+    def _iterations(self, tile: Tile) -> list[Tile]:
+        steps = (128,) if isinstance(self.case, BytesCase) else (128, 256, 64, 512) if tile.rows <= 16 else (64, 128)
+        # Long iterations are unrolled: with many of them on their way a program fills a unit alone.
+        return [
+            replace(tile, step=step, stages=stages, split=0)
+            for step in steps
+            for stages in ((1, 2) if step == 512 else (1, 2, 3, 4, 5, 6) if tile.rows <= 16 else (2, 3, 4, 5))
+        ]
+
+    def _splits(self, tile: Tile, target: Target) -> list[Tile]:
+        if not target.splits:
+            return []
+        steps = -(-self.case.columns // tile.step)
+        return [replace(tile, split=split) for split in _SPLITS if split <= steps]
+
+    def _of(self, tiles: list[Tile], target: Target) -> list[Tile]:
+        """Each once, with its split, and with an iteration of at least a block; what asks for too much memory is left out."""
+        case, found = self.case, list[Tile]()
+        for tile in tiles:
+            tile = replace(tile, step=max(tile.step, case.block))
+            if tile.stages * tile.step * (tile.outputs * case.bits // 8 + 2 * tile.rows) > target.shared:
+                continue
+            if not tile.split:
+                tile = filling(tile, case.shape, target.units) if target.splits else replace(tile, split=1)
+            found.append(tile)
+        return list(dict.fromkeys(found))
 
     def launches(self, tile: Tile, target: Target) -> list[Launch]:
         """What a call launches, on ``meta``."""
@@ -89,14 +130,14 @@ class LinearTuning:
         x = torch.randn(case.rows, case.columns, generator=draw).to(case.dtype).to(device)
         if isinstance(case, CodesCase):
             packed = case.packed(device)
-            copies = [packed.copied() for _ in range(copies_needed(packed.nbytes, device))]
+            copies = [packed.copied() for _ in range(copies_needed(packed.nbytes, device, _COPIES))]
             return [lambda tile, w=w: linear_codes.linear_codes(x, w, tile) for w in copies]
         if isinstance(case, DenseCase):
             plain = case.packed(device)
-            plains = [plain.copied() for _ in range(copies_needed(plain.nbytes, device))]
+            plains = [plain.copied() for _ in range(copies_needed(plain.nbytes, device, _COPIES))]
             return [lambda tile, w=w: linear_dense(x, w, tile) for w in plains]
         eight = case.packed(device)
-        eights = [eight.copied() for _ in range(copies_needed(eight.nbytes, device))]
+        eights = [eight.copied() for _ in range(copies_needed(eight.nbytes, device, _COPIES))]
         codes, scales = quantize_rows(x, case.code, by_block=case.blocks)
         return [lambda tile, w=w: linear_bytes.multiply(codes, scales, w, tile, x.dtype) for w in eights]
 
@@ -166,9 +207,10 @@ def pays_from(codes: dict[int, float], restored: dict[int, float]) -> int | None
 
 
 def _case(form: str, rows: int, outputs: int, columns: int) -> CodesCase | BytesCase | DenseCase:
+    gate = "silu" if (outputs, columns) == _GATED else "none"
     if form == "bf16":
-        return DenseCase(rows, outputs, columns, torch.bfloat16)
+        return DenseCase(rows, outputs, columns, torch.bfloat16, gate)
     if form in BYTES:
-        return BytesCase(BYTES[form], rows, outputs, columns, False, torch.bfloat16)
+        return BytesCase(BYTES[form], rows, outputs, columns, False, torch.bfloat16, gate)
     group, scale = {"float4": (16, "e4m3"), "float8": (0, "half")}.get(form, (128, "half"))
-    return CodesCase(form, rows, outputs, columns, group, torch.bfloat16, scale)
+    return CodesCase(form, rows, outputs, columns, group, torch.bfloat16, scale, gate=gate)

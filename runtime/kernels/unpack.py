@@ -36,10 +36,13 @@ _RESTS = tl.constexpr(tuple(rest for _, rest in ptx.FLOAT4_PLACES))
 
 
 @triton.jit
-def load_words(pointer, place, BN: tl.constexpr):
-    """``[BN, 16]`` words that lie together from ``place`` on, in the order of the threads."""
+def load_words(pointer, place, BN: tl.constexpr, ONCE: tl.constexpr):
+    """``[BN, 16]`` words that lie together from ``place`` on, in the order of the threads; ``ONCE`` if nobody else reads them."""
     lane = tl.arange(0, BN * 2)
-    words = tl.load(pointer + (place + lane[:, None] * 8 + tl.arange(0, 8)[None, :]))
+    words = tl.load(
+        pointer + (place + lane[:, None] * 8 + tl.arange(0, 8)[None, :]),
+        eviction_policy="evict_first" if ONCE else "",
+    )
     # For each 16 rows: row, pair of columns, half of the columns, half of the rows, column of the pair.
     words = tl.permute(tl.reshape(words, [BN // 16, 8, 4, 2, 2, 2]), [0, 4, 1, 3, 2, 5])
     return tl.reshape(words, [BN, 16])

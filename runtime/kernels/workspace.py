@@ -43,7 +43,13 @@ class Workspace:
 
 
 def parts_allowed(split: int, steps: int) -> int:
-    """How many programs may share a tile's columns: no more than there are iterations; on AMD's GPUs one (see targets.py)."""
+    """How many programs may share a tile's columns: no more than there are iterations; on AMD's GPUs one (see targets.py).
+
+    Raises:
+        ValueError: the split is still to be found, by :func:`tile.filling`.
+    """
+    if split < 1:
+        raise ValueError("a tile of no programs computes nothing")
     return 1 if torch.version.hip is not None else min(split, steps)
 
 
