@@ -79,7 +79,7 @@ class LinearTuning:
             heights = (8, 16) if rows <= 8 else (16,)
             sizes = ((64, 4), (32, 2), (16, 1), (128, 4), (128, 8), (64, 2))
         elif rows <= 64:
-            heights, sizes = (1 << (rows - 1).bit_length(),), ((128, 8), (64, 4), (128, 4), (64, 8))
+            heights, sizes = (1 << (rows - 1).bit_length(),), ((128, 8), (64, 4), (128, 4))
         else:
             heights = (128,) if rows < 256 else (128, 256)
             sizes = ((128, 8), (128, 4), (64, 4), (256, 8))
@@ -108,11 +108,18 @@ class LinearTuning:
         return [replace(tile, split=split) for split in _SPLITS if split <= steps]
 
     def _of(self, tiles: list[Tile], target: Target) -> list[Tile]:
-        """Each once, with its split, and with an iteration of at least a block; what asks for too much memory is left out."""
+        """Each once, with its split and an iteration of at least a block; left out is what asks for too much memory, or for registers.
+
+        Where parts of a sum are added up apart, groups before they are scaled and e4m3's, a thread has twice as many.
+        """
         case, found = self.case, list[Tile]()
+        twice = isinstance(case, CodesCase) or (isinstance(case, BytesCase) and case.code != torch.int8)
         for tile in tiles:
             tile = replace(tile, step=max(tile.step, case.block))
             if tile.stages * tile.step * (tile.outputs * case.bits // 8 + 2 * tile.rows) > target.shared:
+                continue
+            sums = tile.outputs * tile.rows // (32 * tile.warps)
+            if sums > (64 if twice and not tile.fold else 128):
                 continue
             if not tile.split:
                 tile = filling(tile, case.shape, target.units) if target.splits else replace(tile, split=1)
