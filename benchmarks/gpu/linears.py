@@ -119,7 +119,8 @@ def _of(rows: int, outputs: int, columns: int, gate: str) -> list[Planned]:
         found.append(_dense(*size, gate))
     if rows in (1, 16, 512, 2048):
         found.append(_bytes(EIGHT, F8, *size, gate))
-        found.append(_bytes("INT8 W8A8", torch.int8, *size, gate))
+        found.append(_bytes(EIGHT_BEFORE, F8, *size, gate, before=True))
+        found.append(_bytes("INT8 W8A8, inputs rounded", torch.int8, *size, gate, before=True))
     # The plain product is what others have; where a gate follows, that is all of it but the activation.
     found.append(_other(BF16, 16, peers.bf16, *size, gate))
     if rows <= 64:
@@ -132,9 +133,7 @@ def _of(rows: int, outputs: int, columns: int, gate: str) -> list[Planned]:
     if rows == 16:
         found.append(_other("torch 2:4 bf16", 9, peers.torch_sparse, *size))
     if rows >= 512:
-        found.append(_bytes(EIGHT_BEFORE, F8, *size, before=True))
         found.append(_other(TORCH8, 8, peers.torch_fp8, *size))
-        found.append(_bytes("INT8 W8A8, inputs rounded", torch.int8, *size, before=True))
         found.append(_other("torch _int_mm, inputs rounded", 8, peers.torch_int8, *size))
         found.append(_bytes("FP8 128x128", F8, *size, blocks=True))
     return found
@@ -190,13 +189,13 @@ def _bytes(
     blocks: bool = False,
     before: bool = False,
 ) -> Planned:
-    case = BytesCase(code, rows, outputs, columns, blocks, rows <= 16, B, gate or "none")
+    case = BytesCase(code, rows, outputs, columns, blocks, B, gate or "none")
 
     def make(x: Tensor, _: int, copies: int) -> peers.Calls:
         tile, first = case.tile_on(tiles_of(x.device)), case.packed(x.device)
         weights = [first, *(first.copied() for _ in range(copies - 1))]
         if not before:
-            return [lambda w=w: linear_bytes.linear_bytes(x, w, tile, fused=case.fused) for w in weights]
+            return [lambda w=w: linear_bytes.linear_bytes(x, w, tile) for w in weights]
         codes, scales = quantize_rows(x, code, by_block=blocks)
         return [lambda w=w: linear_bytes.multiply(codes, scales, w, tile, B) for w in weights]
 

@@ -30,15 +30,17 @@ class Place:
         rehearses: whether only the code is tried: on a CPU, with tiny shapes; times then mean nothing.
         quick: a tenth of the work.
         scratch: where random models are written meanwhile; None for where temporary files go.
+        output: where results go; None for nowhere.
     """
 
     device: torch.device
     rehearses: bool
     quick: bool
     scratch: Path | None
+    output: Path | None
 
     @classmethod
-    def here(cls, *, rehearses: bool, quick: bool, scratch: Path | None) -> Place:
+    def here(cls, *, rehearses: bool, quick: bool, scratch: Path | None, output: Path | None) -> Place:
         """This machine's.
 
         Raises:
@@ -48,12 +50,12 @@ class Place:
         if rehearses:
             if not interprets:
                 sys.exit("a rehearsal needs TRITON_INTERPRET=1")
-            return cls(torch.device("cpu"), True, quick, scratch)
+            return cls(torch.device("cpu"), True, quick, scratch, output)
         if not torch.cuda.is_available():
             sys.exit("benchmarks/gpu needs a GPU, and torch sees none here; --rehearse tries the code on a CPU")
         if interprets:
             sys.exit("TRITON_INTERPRET is set; unset it to run on the GPU")
-        return cls(torch.device("cuda"), False, quick, scratch)
+        return cls(torch.device("cuda"), False, quick, scratch, output)
 
     def facts(self) -> dict[str, Any]:
         """The device and the versions that results are taken with."""

@@ -23,6 +23,7 @@ from .results import SHIPPED, Entry, Results, source_hash
 STAGES = {
     "check": (("check", "compile_all"), ("check", "small_cases"), ("check", "end_to_end"), ("check", "large_cases")),
     "numbers": tuple(("numbers", part) for part in ("ceilings", "decode", "attention", "linears", "rows")),
+    "tune": (("tune", "tuning"), *(("numbers", part) for part in ("decode", "attention", "linears"))),
     "serve": (("serve", "serving"),),
 }
 LIMIT_S = 530.0
@@ -39,7 +40,9 @@ def main() -> None:
     log = given.output / f"gpu_{given.stage}.log"
     # Checkpoints go with the folder, whatever ends this.
     with tempfile.TemporaryDirectory(prefix="smelt-", dir=given.scratch) as scratch:
-        settings = Settings(log, (*_worker_options(given), "--scratch", scratch), only=given.only)
+        settings = Settings(
+            log, (*_worker_options(given), "--scratch", scratch, "--output", str(given.output)), only=given.only
+        )
         sys.exit(_sanitized(given, settings, deadline) if given.sanitizer else _staged(given, settings, deadline))
 
 

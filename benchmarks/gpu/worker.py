@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("--rehearse", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--scratch", type=Path)
+    parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     answers = os.fdopen(given.answers, "w", buffering=1)
 
@@ -39,7 +40,8 @@ def main() -> None:
             return
         from .place import Place
 
-        place = Place.here(rehearses=given.rehearse, quick=given.quick, scratch=given.scratch)
+        options = {name: getattr(given, name) for name in ("quick", "scratch", "output")}
+        place = Place.here(rehearses=given.rehearse, **options)
         jobs = {job.key: job for job in part.jobs(place)}
     except (Exception, SystemExit) as error:
         traceback.print_exc()
