@@ -31,7 +31,9 @@ from .tables import Layout, Part, Room
 _EDITS = 64  # of logits, that a request may ask of the device
 _ALWAYS = 2**31 - 1
 _FEW = (1, 2, 4, 8)
-_MIXED = 512  # tokens of the largest captured step with prompts; a longer one takes longer than its launches
+# Tokens of a step that is captured in one way only, as if all sequences that there may be were in it, some with one token:
+# what that costs for nothing is little beside a long step's products.
+_LONG = 512
 
 
 class Kind(NamedTuple):
@@ -154,23 +156,23 @@ class GpuExecutor(TorchExecutor):
         singles = [Kind(count, count, False, True) for count in buckets(room.sequences)]
         prompts = [
             Kind(tokens, sequences, True, too)
-            for tokens in buckets(min(room.tokens, _MIXED))
+            for tokens in buckets(room.tokens)
             if tokens > 1
-            for sequences in {min(_FEW[-1], room.sequences), room.sequences}
-            for too in ((False, True) if sequences > 1 else (False,))
+            for sequences in {room.sequences if tokens > _LONG else min(_FEW[-1], room.sequences), room.sequences}
+            for too in ((False,) if sequences == 1 else (True,) if tokens > _LONG else (False, True))
         ]
         return sorted([*singles, *prompts], reverse=True)
 
     def _kind(self, tokens: int, counts: list[int]) -> Kind:
-        """What a step is computed as; long prompts are as long as they are."""
+        """What a step is computed as: of the captured ones, the smallest that has room for it."""
         room, sequences = self._layout.room, len(counts)
         if max(counts) == 1:
             sequences = _bucket(sequences, room.sequences)
             return Kind(sequences, sequences, False, True)
-        few = min(_FEW[-1], room.sequences)
-        sequences = few if sequences <= few else room.sequences
-        most = min(room.tokens, _MIXED)
-        return Kind(_bucket(tokens, most) if tokens <= most else tokens, sequences, True, min(counts) == 1)
+        tokens, few = _bucket(tokens, room.tokens), min(_FEW[-1], room.sequences)
+        if tokens > _LONG:
+            return Kind(tokens, room.sequences, True, room.sequences > 1)
+        return Kind(tokens, few if sequences <= few else room.sequences, True, min(counts) == 1)
 
     def _run(self, kind: Kind) -> _Found:
         kept = self._graphs.get(kind)
@@ -395,12 +397,21 @@ def _flat(turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def buckets(most: int) -> list[int]:
-    """Sizes that steps come in: 1, 2, 4, 8, 16, 32, then by 32 to 128, then half as much again each time, and ``most``."""
+    """Sizes that steps come in, and ``most``: 1, 2, 4, 8, 16, 32, then by 32 to 128, by half as much again to 512, by an eighth.
+
+    What fills a step up is computed for nothing. Few tokens cost little more than reading the weights; beyond 512 each costs
+    its products, so that sizes lie closer together, at multiples of 64.
+    """
     found = [size for size in _FEW if size < most]
     size = 16
     while size < most:
         found.append(size)
-        size += min(size, 32) if size < 128 else size // 2
+        if size < 128:
+            size += min(size, 32)
+        elif size < 512:
+            size = min(size + size // 2, 512)
+        else:
+            size = -(-(size + size // 8) // 64) * 64
     return [*found, most]
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from smelt.runtime import Engine, RuntimeProblem, SamplingParams, loading
 from smelt.runtime.gpu import GpuOperators
+from smelt.runtime.gpu import executor as gpu_executor
 from smelt.runtime.gpu.counting import count
 from smelt.runtime.gpu.executor import GpuExecutor, Kind
 
@@ -166,7 +167,7 @@ def test_a_seed_gives_the_same_tokens_in_any_company(both: Callable[..., tuple[E
 
 
 @pytest.mark.parametrize("most", [4, 48, 100, 256])
-def test_every_step_of_single_tokens_has_been_captured(most: int, both: Callable[..., tuple[Engine, Engine]]) -> None:
+def test_every_step_has_been_captured(most: int, both: Callable[..., tuple[Engine, Engine]]) -> None:
     _, ahead = both(max_sequences=most, token_budget=700, max_length=32)
     executor = ahead.executor
     assert isinstance(executor, GpuExecutor)
@@ -175,14 +176,29 @@ def test_every_step_of_single_tokens_has_been_captured(most: int, both: Callable
         kind = executor._kind(sequences, [1] * sequences)
         assert kind in captured
         assert sequences <= kind.tokens == kind.sequences <= 2 * sequences
-    for tokens in (2, 17, 300, 512):
+    for tokens in (2, 17, 300, 512, 513, 613, 700):
         others = min(tokens - 2, most - 1)
         for counts in ([tokens], [tokens - others, *[1] * others]):
             kind = executor._kind(tokens, counts)
             assert kind in captured
             assert kind.prompts
-            assert kind.singles == (1 in counts)
-    assert executor._kind(613, [600, 12, 1]).tokens == 613
+            assert kind.singles == (1 in counts) or tokens > 512
+            # What fills a long step up costs its products.
+            assert (
+                tokens
+                <= kind.tokens
+                <= (2 * tokens if tokens < 32 else 1.5 * tokens if tokens <= 512 else 1.25 * tokens)
+            )
+
+
+@interpreted
+def test_a_long_step_is_computed_as_if_all_sequences_were_in_it(
+    both: Callable[..., tuple[Engine, Engine]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_executor, "_LONG", 8)
+    plain, ahead = both()
+    expected, found = (engine.generate(PROMPTS, _greedy()) for engine in (plain, ahead))
+    assert [o.completions[0].tokens for o in found] == [o.completions[0].tokens for o in expected]
 
 
 @interpreted
