@@ -40,7 +40,7 @@ def _job(name: str, work: Sequence[tune.Tunable], limit_s: float) -> Job:
 
 
 def _search(work: Sequence[tune.Tunable], limit_s: float, place: Place) -> Iterator[Row]:
-    if place.rehearses:
+    if place.device.type == "cpu":
         # What asks a GPU; the search itself is tried.
         tune.precompile = lambda *_: None
         tune.seconds = place.seconds

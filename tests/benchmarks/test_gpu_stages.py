@@ -154,6 +154,25 @@ def test_a_rehearsal_finds_no_mistake(stage: str, only: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    "parts",
+    [
+        ["ceilings", "rows"],
+        pytest.param(["attention", "linears", "tuning", "compile_all"], marks=pytest.mark.slow),
+        pytest.param(["decode", "serving", "end_to_end"], marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
+def test_what_only_a_gpu_is_asked_is_rehearsed_on_one_that_launches_nothing(parts: list[str]) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", f"{__package__}.on_mock_gpu", *parts]
+    done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    assert found["failures"] == []
+    assert found["done"]
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["numbers"], "torch sees none here; --rehearse tries the code on a CPU"),

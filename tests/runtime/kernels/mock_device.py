@@ -169,6 +169,16 @@ class _Nothing:
         return lambda *_, **__: None
 
 
+class _Event(_Nothing):
+    """One that comes after what was asked for, a millisecond after any other."""
+
+    def query(self) -> bool:
+        return False
+
+    def elapsed_time(self, _: object) -> float:
+        return 1.0
+
+
 def _let_torch_switch_devices() -> None:
     """A torch that was built without CUDA has nothing to switch the current GPU with; the CPU's, which does nothing, serves."""
     guards = (ctypes.c_void_p * 2).in_dll(
@@ -211,7 +221,8 @@ def mock_device(units: int = 132) -> Iterator[None]:
         "is_current_stream_capturing": lambda: False,
         "current_stream": _Nothing,
         "Stream": _Nothing,
-        "Event": _Nothing,
+        "Event": _Event,
+        "_sleep": lambda cycles: None,
         "CUDAGraph": _Graph,
         "graph": _Nothing,
         "device": _Nothing,

@@ -88,7 +88,7 @@ def rehearse_steps(driver: MockDriver, models: Sequence[tuple[str, str]], folder
         What failed.
     """
     failures = []
-    driver.seen = _choose
+    driver.seen = choose
     for architecture, scheme in models:
         path = _model(architecture, scheme, folder / f"{architecture} {scheme}".strip())
         for kept in ("auto", "int4") if not scheme else ("auto",):
@@ -137,7 +137,7 @@ def _generate(path: Path, kept: str) -> None:
             assert output.completions[0].tokens == [_TOKEN] * 5, output.completions[0].tokens
 
 
-def _choose(name: str, arguments: dict[str, Any]) -> None:
+def choose(name: str, arguments: dict[str, Any]) -> None:
     """Stands for the one kernel whose results the host looks at."""
     if name == "choose_tokens":
         arguments["tokens"].fill_(_TOKEN)
