@@ -2,10 +2,12 @@
 
 For decoding, a kernel can read weights only as fast as its instructions are issued. The prediction is
 arithmetic on the H100's published figures (132 units of 128 lanes at 1.755 GHz, 3.35 TB/s), no measurement.
+With ``--step`` a whole decode step is predicted, launch by launch (see the folder ``prediction``).
 """
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import asdict
 
 from smelt.runtime.kernels.check import check
@@ -14,12 +16,27 @@ from smelt.runtime.kernels.packing import FORMATS
 from smelt.runtime.kernels.targets import TARGETS
 
 from .common import save
+from .prediction import command
 
 LANES_PER_S = 132 * 128 * 1.755e9
 BYTES_PER_S = 3.35e12
 
 
 def main() -> None:
+    """Every kernel's code; or the time of a decode step."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--step", action="store_true", help="predict the time of a whole decode step; takes all that follows"
+    )
+    command.add_options(parser)
+    given = parser.parse_args()
+    if given.step:
+        command.run(given)
+    else:
+        every_kernel()
+
+
+def every_kernel() -> None:
     """Compile everything, print the decode kernels' predictions, save all."""
     found = list(check(list(TARGETS)))
     rows = [asdict(one) for one in found]

@@ -1,0 +1,249 @@
+"""A decode step's launches in order, from the engine's own code, and what each is predicted to take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from smelt.runtime.gpu.executor import GpuExecutor, Kind
+from smelt.runtime.kernels.launch import Launch, noted
+from smelt.runtime.kernels.precompile import identity
+from smelt.runtime.kernels.targets import TARGETS
+from smelt.runtime.kernels.workspace import set_apart
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..gpu.random_checkpoints import Size
+from .device import H100, Device
+from .machine_code import Costs, costs_of
+from .meta_model import Changes, meta_stands_for, model_on_meta
+from .timing_model import Ideas, Terms, mean, terms_of, with_norm
+from .work import Lengths, Work, name_of, of_torch, work_of
+
+TARGET = TARGETS["sm_90"]
+BLOCK = 16
+CACHES = {"plain": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8, "int4": torch.int4}  # pyright: ignore[reportAttributeAccessIssue]
+_GATHERS = ("index", "index_select", "embedding")  # which read no more than they give
+_MEMORY = (
+    "empty",
+    "empty_like",
+    "new_empty",
+    "empty_strided",
+    "zeros",
+)  # workspaces, which a captured step has already
+_NORM_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A step.
+
+    Attributes:
+        size: of the model.
+        stored: what its weights are stored as.
+        sequences: that each add one token.
+        context: positions that each has, this one included.
+        cache: what keys and values are kept as, one of :data:`CACHES`.
+    """
+
+    size: Size
+    stored: str
+    sequences: int
+    context: int
+    cache: str = "plain"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step's launches.
+
+    Attributes:
+        launches: in order: ours, or the name of one of torch's operators and the bytes that it moves.
+        lengths: what their tensors do not say.
+        resident: bytes of weights, keys and values.
+    """
+
+    launches: list[Launch | tuple[str, int]]
+    lengths: Lengths
+    resident: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """Launches that are alike.
+
+    Attributes:
+        label: for people.
+        kernel: its name.
+        count: how many.
+        programs: of one.
+        memory: bytes from memory, of one.
+        seconds: of one, on average.
+        terms: of one, on average.
+        costs: of its code; None for torch's operators.
+    """
+
+    label: str
+    kernel: str
+    count: int
+    programs: int
+    memory: int
+    seconds: float
+    terms: Terms
+    costs: Costs | None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A step's.
+
+    Attributes:
+        asked: the step.
+        rows: by kinds of launches, in the order of the first of each.
+        seconds: from one step to the next.
+        resident: bytes of weights, keys and values.
+    """
+
+    asked: Asked
+    rows: list[Row]
+    seconds: float
+    resident: int
+
+    @property
+    def launches(self) -> int:
+        """How many."""
+        return sum(row.count for row in self.rows)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that come from memory."""
+        return sum(row.count * row.memory for row in self.rows)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all sequences."""
+        return self.asked.sequences / self.seconds
+
+
+def step_of(asked: Asked, changes: Changes | None = None) -> Step:
+    """What the engine launches for a step; nothing is computed, and no weight has memory."""
+    sequences, context = asked.sequences, asked.context
+    heard = _Heard()
+    with meta_stands_for(TARGET), set_apart(), torch.inference_mode():
+        model = model_on_meta(asked.size, asked.stored, TARGET, changes)
+        store: Any = model.keys_values(sequences * -(-context // BLOCK), BLOCK, CACHES[asked.cache])
+        executor = GpuExecutor(
+            model,
+            store,
+            frozenset(),
+            0,
+            max_sequences=sequences,
+            token_budget=sequences,
+            max_length=context,
+            graphs=False,
+        )
+        with noted(heard.launches.append), heard:
+            executor._body(Kind(sequences, sequences, False, True))
+    cache = sum(part.nbytes for i in range(asked.size.layers) for part in store.layer(i).parts())
+    return Step(heard.launches, Lengths(sequences, context), model.nbytes() + cache)
+
+
+class _Heard(TorchDispatchMode):
+    """Notes torch's operators, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        inputs, outputs = _tensors(args), _tensors(given)
+        storages = {each.untyped_storage()._cdata for each in inputs}
+        is_view = not name.endswith("_") and any(each.untyped_storage()._cdata in storages for each in outputs)
+        if outputs and not is_view and name not in _MEMORY:
+            written = sum(each.nbytes for each in outputs)
+            read = written if name in _GATHERS else sum(each.nbytes for each in inputs)
+            self.launches.append((f"torch {name}", read + written))
+        return given
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [each for part in value for each in _tensors(part)] if isinstance(value, (list, tuple)) else []
+
+
+@dataclass
+class Predictor:
+    """Predicts steps; each compilation is made once for all of them.
+
+    Attributes:
+        device: where.
+        ideas: what is assumed besides.
+        known: what compiled launches cost.
+    """
+
+    device: Device = H100
+    ideas: Ideas = field(default_factory=Ideas)
+    known: dict[Any, Costs] = field(default_factory=dict)
+
+    def _costs(self, launch: Launch | None) -> Costs | None:
+        """Of a launch's code; None for torch's operators."""
+        if launch is None:
+            return None
+        kind = identity(launch)
+        if kind not in self.known:
+            self.known[kind] = costs_of(launch, TARGET, self.device)
+        return self.known[kind]
+
+    def predict(self, asked: Asked, changes: Changes | None = None) -> Prediction:
+        """A step's time, launch by launch."""
+        step = step_of(asked, changes)
+        alike: dict[Any, tuple[Work, Launch | None, list[Terms]]] = {}
+        idle = 0.0
+        for launch, work in self._works(step):
+            terms = terms_of(work, self._costs(launch), self.device, self.ideas, idle)
+            # A norm, say, leaves memory alone from its beginning to its end.
+            idle = terms.tail if work.memory else terms.total - terms.gap
+            kind = (work, None if launch is None else identity(launch))
+            alike.setdefault(kind, (work, launch, []))[2].append(terms)
+        rows = [self._row(*one) for one in alike.values()]
+        seconds = sum(row.count * row.seconds for row in rows) + self.device.between_steps
+        return Prediction(asked, rows, seconds, step.resident)
+
+    def _row(self, work: Work, launch: Launch | None, terms: list[Terms]) -> Row:
+        name = work.label if launch is None else name_of(launch)
+        seconds = sum(one.total for one in terms) / len(terms)
+        return Row(work.label, name, len(terms), work.programs, work.memory, seconds, mean(terms), self._costs(launch))
+
+    def _works(self, step: Step) -> Sequence[tuple[Launch | None, Work]]:
+        found: list[tuple[Launch | None, Work]] = []
+        norm: Launch | None = None
+        for one in step.launches:
+            if isinstance(one, tuple):
+                found.append((None, of_torch(*one)))
+                continue
+            if self._goes_inside(one):
+                norm = one
+                continue
+            work = work_of(one, step.lengths)
+            if norm is not None:
+                rows, columns = _shape(norm)
+                work, norm = with_norm(work, columns, rows, one.warps), None
+            found.append((one, work))
+        return found
+
+    def _goes_inside(self, launch: Launch) -> bool:
+        """Whether it is a norm that the linear after it would compute."""
+        given = launch.arguments
+        alone = name_of(launch) == "normalize_rows" and given["scales"] is None and given["sums"] is None
+        return self.ideas.norm_inside and alone and _shape(launch)[0] <= _NORM_ROWS
+
+
+def _shape(norm: Launch) -> tuple[int, int]:
+    x = norm.arguments["x"]
+    assert isinstance(x, Tensor)
+    return x.shape[0], x.shape[1]
