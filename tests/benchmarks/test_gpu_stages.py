@@ -63,14 +63,16 @@ def test_whatever_a_job_does_to_its_process_others_are_done_and_rows_are_kept(tm
     # The whole of it is in the log.
     assert "memory access" in (tmp_path / "log").read_text()
 
-    # What the file says is what is known, and another run does only what is left.
+    # What the file says is what is known; another run does only what is left, and with other sources or tiles nothing counts.
     kept = json.loads(results.path.read_text())
     assert [entry["key"] for entry in kept["entries"]] == list(states)
-    _run(tmp_path)
-    assert (tmp_path / "worked").read_text() == "once\n" * 2
-    # With other sources nothing counts.
-    _run(tmp_path, FACTS | {"source": "another"})
-    assert (tmp_path / "worked").read_text() == "once\n" * 4
+    again, others = (
+        Results(tmp_path, "test", facts, {}, lambda _: None) for facts in (FACTS, FACTS | {"source": "two"})
+    )
+    done = {entry.key: again.is_done(entry.part, entry.key, entry.about) for entry in results.entries.values()}
+    assert done == {key: state == "done" and key != "finds something wrong" for key, (state, _) in states.items()}
+    assert not again.is_done("jobs_that_fail", "works, too", {"tile": 16})
+    assert not others.entries
 
 
 def test_a_stage_that_is_cut_says_what_it_lacks(tmp_path: Path) -> None:
@@ -139,7 +141,7 @@ def test_the_wheels_need_nothing_that_is_not_there() -> None:
 
 @pytest.mark.parametrize(
     ("stage", "only"),
-    [("numbers", "2 rows"), *(pytest.param(stage, "", marks=pytest.mark.slow) for stage in STAGES)],
+    [("serve", "engine, tiny"), *(pytest.param(stage, "", marks=pytest.mark.slow) for stage in STAGES)],
     ids=lambda value: value or "all",
 )
 def test_a_rehearsal_finds_no_mistake(stage: str, only: str, tmp_path: Path) -> None:
@@ -175,7 +177,7 @@ def test_what_only_a_gpu_is_asked_is_rehearsed_on_one_that_launches_nothing(part
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["numbers"], "torch sees none here; --rehearse tries the code on a CPU"),
+        (["serve"], "torch sees none here; --rehearse tries the code on a CPU"),
         (["numbers", "--rehearse"], "a rehearsal's results are none: give --output another folder"),
         (["serve", "--sanitizer", "memcheck"], "--sanitizer is for the stage check"),
         (["serving"], "invalid choice: 'serving'"),
