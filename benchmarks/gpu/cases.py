@@ -12,10 +12,6 @@ from smelt.runtime.kernels.targets import target_of
 from .job import Job, Row
 from .place import Place
 
-# Programs of a split product, of one sequence's attention and of a row that the last one rounds meet in another order each
-# time; two runs that agree prove little.
-RUNS = 50
-
 
 def listed(place: Place, *, large: bool | None = None) -> list[tuple[Kernel, Case]]:
     """The cases that are for this device; a rehearsal tries the first small one of each kernel."""
@@ -43,4 +39,6 @@ def cases_of(place: Place, *, large: bool) -> list[Job]:
 
 
 def _check(case: Case, place: Place) -> Iterator[Row]:
-    yield {"problem": problem(case, place.device, 1234, runs=2 if place.rehearses else RUNS)}
+    # Programs of a split product, of one sequence's attention and of a row that the last one rounds meet in another order each
+    # time; two runs that agree prove little.
+    yield {"problem": problem(case, place.device, 1234, place.runs)}

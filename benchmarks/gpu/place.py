@@ -29,6 +29,7 @@ class Place:
         device: where tensors are.
         rehearses: whether only the code is tried: on a CPU, with tiny shapes; times then mean nothing.
         quick: a tenth of the work.
+        runs: how often a case must give the same bits.
         scratch: where random models are written meanwhile; None for where temporary files go.
         output: where results go; None for nowhere.
     """
@@ -36,11 +37,12 @@ class Place:
     device: torch.device
     rehearses: bool
     quick: bool
+    runs: int
     scratch: Path | None
     output: Path | None
 
     @classmethod
-    def here(cls, *, rehearses: bool, quick: bool, scratch: Path | None, output: Path | None) -> Place:
+    def here(cls, *, rehearses: bool, quick: bool, runs: int, scratch: Path | None, output: Path | None) -> Place:
         """This machine's.
 
         Raises:
@@ -50,12 +52,12 @@ class Place:
         if rehearses:
             if not interprets:
                 sys.exit("a rehearsal needs TRITON_INTERPRET=1")
-            return cls(torch.device("cpu"), True, quick, scratch, output)
+            return cls(torch.device("cpu"), True, quick, 2, scratch, output)
         if not torch.cuda.is_available():
             sys.exit("benchmarks/gpu needs a GPU, and torch sees none here; --rehearse tries the code on a CPU")
         if interprets:
             sys.exit("TRITON_INTERPRET is set; unset it to run on the GPU")
-        return cls(torch.device("cuda"), False, quick, scratch, output)
+        return cls(torch.device("cuda"), False, quick, runs, scratch, output)
 
     def facts(self) -> dict[str, Any]:
         """The device and the versions that results are taken with."""

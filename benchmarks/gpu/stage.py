@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -104,32 +106,40 @@ def _short(value: Any) -> str:
 
 
 def _sanitized(given: argparse.Namespace, settings: Settings, deadline: float) -> int:
-    """Small cases under compute-sanitizer, each kernel in a process of its own, so that what it finds has a name."""
+    """Small cases under compute-sanitizer, each kernel in processes of its own, so that what it finds has a name."""
     from smelt.runtime.kernels.registry import KERNELS
 
+    report = given.output / f"gpu_{given.sanitizer}.txt"
+    report.write_text("")
     bad = 0
-    for kernel in KERNELS:
-        found = given.output / f"sanitizer_{given.sanitizer}_{kernel.name}.txt"
-        prefix = ("compute-sanitizer", "--tool", given.sanitizer, "--log-file", str(found), "--error-exitcode", "9")
-        its = Settings(
-            settings.log,
-            settings.options,
-            prefix,
-            # Memory that torch keeps for later would hide what is read behind a tensor's end.
-            (("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),),
-            only=f"{kernel.name}: {given.only}",
-        )
-        folder = given.output / "sanitizer"
+    with tempfile.TemporaryDirectory() as folder:
+        for kernel in KERNELS:
+            logs = Path(folder) / kernel.name
+            command = ("compute-sanitizer", "--tool", given.sanitizer, "--error-exitcode", "9")
+            its = Settings(
+                settings.log,
+                # Each launch is many times as slow, and two that race are found by the tool.
+                (*settings.options, "--runs", "2"),
+                (*command, "--log-file", f"{logs}.%p"),
+                # Memory that torch keeps for later would hide what is read behind a tensor's end.
+                (("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),),
+                only=f"{kernel.name}: {given.only}",
+            )
 
-        def open_results(facts: dict[str, Any], folder: Path = folder) -> Results:
-            return Results(folder, f"sanitizer_{given.sanitizer}", {**facts, "source": source_hash()}, {}, str)
+            def open_results(facts: dict[str, Any], kernel: str = kernel.name) -> Results:
+                return Results(Path(folder), kernel, facts, {}, str)
 
-        outcome = Part("benchmarks.gpu.small_cases", its, deadline, _say).run(open_results)
-        summary = [line for line in found.read_text().splitlines() if "SUMMARY" in line] if found.exists() else []
-        clean = bool(summary) and all(" 0 errors" in line or " 0 hazards" in line for line in summary)
-        bad += not clean or bool(outcome.lacking)
-        said = "; ".join(summary) or "no summary was written"
-        print(f"{kernel.name}: {outcome.reached} of {outcome.of or '?'} cases {outcome.lacking}; {said}", flush=True)
+            outcome = Part("benchmarks.gpu.small_cases", its, deadline, _say).run(open_results)
+            found = "".join(path.read_text() for path in sorted(Path(folder).glob(f"{kernel.name}.*")))
+            with report.open("a") as file:
+                file.write(f"--- {kernel.name}\n{found}\n")
+            summaries = [line.strip("= ") for line in found.splitlines() if "SUMMARY" in line]
+            clean = bool(summaries) and all(re.search(r"\b0 (errors|hazards)", line) for line in summaries)
+            bad += not clean or bool(outcome.lacking)
+            said = "clean" if clean else "; ".join(dict.fromkeys(summaries)) or "it told no summary"
+            lacking = f", {outcome.lacking}" if outcome.lacking else ""
+            print(f"{kernel.name}: {said}; {outcome.reached} of {outcome.of or '?'} cases{lacking}", flush=True)
+    print(f"\n{report}")
     return 1 if bad else 0
 
 
@@ -154,6 +164,8 @@ def _parsed() -> argparse.Namespace:
     given = parser.parse_args()
     if given.sanitizer and given.stage != "check":
         parser.error(f"--sanitizer is for the stage check, not for {given.stage}")
+    if given.sanitizer and not shutil.which("compute-sanitizer"):
+        parser.error("compute-sanitizer is not on the PATH; it comes with CUDA's toolkit")
     if given.rehearse and given.output == SHIPPED:
         parser.error("a rehearsal's results are none: give --output another folder")
     given.output = given.output.resolve()  # workers run in the repository's folder

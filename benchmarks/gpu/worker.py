@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--answers", type=int, required=True)
     parser.add_argument("--rehearse", action="store_true")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--scratch", type=Path)
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
@@ -40,7 +41,7 @@ def main() -> None:
             return
         from .place import Place
 
-        options = {name: getattr(given, name) for name in ("quick", "scratch", "output")}
+        options = {name: getattr(given, name) for name in ("quick", "runs", "scratch", "output")}
         place = Place.here(rehearses=given.rehearse, **options)
         jobs = {job.key: job for job in part.jobs(place)}
     except (Exception, SystemExit) as error:

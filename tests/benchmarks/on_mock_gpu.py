@@ -37,7 +37,7 @@ def rehearse(parts: list[str], folder: Path) -> tuple[list[str], list[str]]:
         folder: for what they write.
     """
     done, failures = [], []
-    place = Place(CUDA, rehearses=True, quick=False, scratch=folder, output=folder / "output")
+    place = Place(CUDA, rehearses=True, quick=False, runs=2, scratch=folder, output=folder / "output")
     (folder / "output").mkdir()
     json.dumps(place.facts())
     for name in parts:
