@@ -50,7 +50,7 @@ def every_kernel() -> None:
         constants = launch.constants
         scale = {"none": 0, "half": 16, "zero": 32, "full": 32, "e8m0": 8, "e4m3": 8}[constants["KIND"]]
         bits = FORMATS[constants["FORMAT"]].bits + scale / constants["G"]
-        each = row["loop"] * launch.warps * 32 / (constants["BN"] * constants["STEP"])
+        each = row["loop"] * launch.warps * 32 / (constants["BN"] * constants["STEP"] * constants["SLICES"])
         share = BYTES_PER_S / (bits / 8) * each / LANES_PER_S
         row["bits_per_weight"], row["instructions_per_weight"], row["issue_share"] = bits, each, share
         print(f"{row['build']:<56}{bits:>7.3f}{each:>24.2f}{share:>27.0%}")

@@ -48,6 +48,20 @@ def _scale_of(word, part, KIND: tl.constexpr, SCALE_TYPE: tl.constexpr):
 
 
 @triton.jit
+def _words(pointer, place, BN: tl.constexpr, ONCE: tl.constexpr, SLICES: tl.constexpr):
+    if SLICES > 1:
+        return unpack.load_slices(pointer, place, SLICES, BN)
+    else:
+        return unpack.load_words(pointer, place, BN, ONCE)
+
+
+@triton.jit
+def _across(values):
+    """Values of rows, to be spread over columns."""
+    return tl.expand_dims(values, len(values.shape))
+
+
+@triton.jit
 def pieces_of(
     codes,
     more,
@@ -59,17 +73,21 @@ def pieces_of(
     HALF: tl.constexpr,
     ASM: tl.constexpr,
     ONCE: tl.constexpr,
+    SLICES: tl.constexpr,
 ):
-    """A block's weights, as a tuple of ``[BN, 16]``; ``rows`` are all that the matrix is filled up to."""
+    """A block's weights, as a tuple of ``[BN, 16]``; ``rows`` are all that the matrix is filled up to.
+
+    With slices ``block`` has one of each, ``[SLICES, 1]``, and so have the weights.
+    """
     if FORMAT == "int4":
-        return unpack.int4(unpack.load_words(codes, (block * rows + n0) * 16, BN, ONCE), HALF, ASM)
+        return unpack.int4(_words(codes, (block * rows + n0) * 16, BN, ONCE, SLICES), HALF, ASM)
     elif FORMAT == "float4":
-        return unpack.float4(unpack.load_words(codes, (block * rows + n0) * 16, BN, ONCE), HALF, ASM)
+        return unpack.float4(_words(codes, (block * rows + n0) * 16, BN, ONCE, SLICES), HALF, ASM)
     elif FORMAT == "int2":
-        return unpack.int2(unpack.load_words(codes, (block * rows + n0) * 16, BN, ONCE), HALF, ASM)
+        return unpack.int2(_words(codes, (block * rows + n0) * 16, BN, ONCE, SLICES), HALF, ASM)
     else:
-        first = unpack.load_words(codes, (2 * block * rows + n0) * 16, BN, ONCE)
-        second = unpack.load_words(codes, ((2 * block + 1) * rows + n0) * 16, BN, ONCE)
+        first = _words(codes, (2 * block * rows + n0) * 16, BN, ONCE, SLICES)
+        second = _words(codes, ((2 * block + 1) * rows + n0) * 16, BN, ONCE, SLICES)
         if FORMAT == "int8":
             a = unpack.int8(first, HALF, ASM)
             b = unpack.int8(second, HALF, ASM)
@@ -79,7 +97,7 @@ def pieces_of(
             d = unpack.float8(second, HALF, ASM)
             return c[0], c[1], d[0], d[1]
         else:
-            other = unpack.load_words(more, (block * rows + n0) * 16, BN, ONCE)
+            other = _words(more, (block * rows + n0) * 16, BN, ONCE, SLICES)
             if FORMAT == "int3":
                 e = unpack.int3(first, other, False, HALF, ASM)
                 f = unpack.int3(second, other, True, HALF, ASM)
@@ -102,9 +120,9 @@ def scaled(
 ):
     """A piece less its group's zero-points, and times its scales if they are folded into the weights."""
     if KIND == "zero":
-        piece = unpack.minus(piece, (word >> 16).to(tl.float32).to(HALF)[:, None], HALF, ASM)
+        piece = unpack.minus(piece, _across((word >> 16).to(tl.float32).to(HALF)), HALF, ASM)
     if FOLD:
-        piece = unpack.times(piece, _scale_of(word, part, KIND, SCALE_TYPE).to(HALF)[:, None], HALF, ASM)
+        piece = unpack.times(piece, _across(_scale_of(word, part, KIND, SCALE_TYPE).to(HALF)), HALF, ASM)
     return piece
 
 
@@ -148,6 +166,7 @@ def _linear_codes(
     BM: tl.constexpr,
     STEP: tl.constexpr,
     PARTED: tl.constexpr,
+    SLICES: tl.constexpr,
     STAGES: tl.constexpr,
     HALF: tl.constexpr,
     ASM: tl.constexpr,
@@ -179,27 +198,35 @@ def _linear_codes(
         valid = slot < M
         x_row = slot
     x_rows = x + x_row.to(tl.int64)[:, None] * x_stride
-    steps = tl.cdiv(K, STEP)
+    steps = tl.cdiv(K, STEP * SLICES)
     each = tl.cdiv(steps, split)
-    acc = tl.zeros([BN, BM], tl.float32)
+    if SLICES > 1:
+        # Each warp has columns of its own, as if it were a program; sums are added up at the end.
+        slices = tl.arange(0, SLICES)[:, None]
+        wanted = valid[None, :, None]
+    else:
+        slices = 0
+        wanted = valid[:, None]
+    acc = tl.zeros([SLICES, BN, BM] if SLICES > 1 else [BN, BM], tl.float32)
     # Columns whose scales share a word; of those, what an iteration has; and whether that is all.
     COVERS: tl.constexpr = G * SHARE if SHARE > 0 else STEP
     WITHIN: tl.constexpr = COVERS if COVERS < STEP else STEP
     WHOLE: tl.constexpr = STEP % COVERS == 0
     WIDE: tl.constexpr = G if G < STEP else STEP
     for step in tl.range(part_id * each, tl.minimum(part_id * each + each, steps), num_stages=STAGES):
-        k0 = step * STEP
-        word = tl.zeros([BN], tl.int32)
-        part = tl.zeros([BN, BM], tl.float32)
+        slice_step = step * SLICES + slices
+        k0 = slice_step * STEP
+        word = tl.zeros([SLICES, BN] if SLICES > 1 else [BN], tl.int32)
+        part = tl.zeros_like(acc)
         for b in tl.static_range(STEP // BLOCK):
-            pieces = pieces_of(
-                codes, more, step * (STEP // BLOCK) + b, FILLED, n0, BN, FORMAT, HALF, ASM, BM <= ONE_TILE
-            )
+            block = slice_step * (STEP // BLOCK) + b
+            pieces = pieces_of(codes, more, block, FILLED, n0, BN, FORMAT, HALF, ASM, BM <= ONE_TILE, SLICES)
             for s in tl.static_range(BLOCK // 64):
                 k = k0 + b * BLOCK + s * 64
                 columns = k + tl.arange(0, 64)
-                mask = valid[:, None] if EVEN else valid[:, None] & (columns < K)[None, :]
-                inputs = tl.load(x_rows + columns[None, :], mask=mask, other=0.0).to(HALF)
+                columns = tl.expand_dims(columns, len(columns.shape) - 1)
+                mask = wanted if EVEN else wanted & (columns < K)
+                inputs = tl.load(x_rows + columns, mask=mask, other=0.0).to(HALF)
                 if FORMAT == "sparse4":
                     # Of four neighbours each is in another piece.
                     inputs = tl.reshape(tl.permute(tl.reshape(inputs, [BM, 16, 4]), [0, 2, 1]), [BM, 64])
@@ -232,7 +259,9 @@ def _linear_codes(
                         else:
                             part = tl.dot(weights, tl.trans(inputs), part)
                         if (first + 64) % WIDE == 0:
-                            acc += part * _scale_of(word, at, KIND, SCALE_TYPE)[:, None]
+                            acc += part * _across(_scale_of(word, at, KIND, SCALE_TYPE))
+    if SLICES > 1:
+        acc = tl.sum(acc, 0)
     if PARTED:
         acc, last = sum_of_parts(acc, parts, arrived, pid, part_id, slot, valid, n, M, FILLED, split)
         if not last:
@@ -261,7 +290,9 @@ def launch(
     rows = x.shape[0] if routing is None else routing.total
     row_tiles = -(-rows // tile.rows) if routing is None else routing.block_expert.shape[0]
     tiles = row_tiles * (weight.filled // tile.outputs)
-    split = parts_allowed(tile.split, -(-weight.columns // step))
+    if tile.slices > 1 and (weight.columns % (step * tile.slices) or weight.form == "sparse4"):
+        raise ValueError(f"{weight.columns} columns of {weight.form} do not divide into {tile.slices} slices of {step}")
+    split = parts_allowed(tile.split, -(-weight.columns // (step * tile.slices)))
     parts, arrived = (None, None)
     if split > 1:
         parts, arrived = space.reserve(split * rows * weight.filled, tiles)
@@ -280,6 +311,7 @@ def launch(
         "BN": tile.outputs,
         "BM": tile.rows,
         "STEP": step,
+        "SLICES": tile.slices,
         "PARTED": split > 1,
         "STAGES": tile.stages,
         "HALF": multiplied_as(x.dtype),
@@ -565,6 +597,7 @@ def _repeated(part: Tensor, rows: int) -> Tensor:
 _E2M1 = [s * v for s in (1.0, -1.0) for v in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)]
 _F, _B = torch.float16, torch.bfloat16
 _DECODE, _PREFILL = Tile(64, 16, 256, 2, 4, 3, False), Tile(128, 32, 64, 3, 4, 3, True)
+_SLICED = Tile(16, 8, 256, 1, 4, 3, False, slices=4)
 
 # Small and awkward: one row, odd ones, widths that no tile divides, every format and option.
 _SMALL = [
@@ -610,6 +643,18 @@ _SMALL = [
     CodesCase("sparse4", 3, 72, 320, 64, _B, tile=_DECODE),
     CodesCase("sparse4", 18, 64, 512, 0, tile=replace(_PREFILL, step=256)),
     CodesCase("sparse4", 4, 64, 256, 64, experts=3, tile=_DECODE),
+    CodesCase("int4", 1, 96, 1024, 128, tile=_SLICED),
+    CodesCase("int4", 3, 96, 2048, 128, _B, gate="silu", bias=True, residual=True, tile=replace(_SLICED, split=2)),
+    CodesCase("int4", 9, 80, 512, 128, zero=True, tile=replace(_SLICED, step=128)),
+    CodesCase("int4", 3, 80, 512, 32, zero=True, tile=replace(_SLICED, step=64, slices=8, warps=8)),
+    CodesCase("int4", 5, 80, 1024, 0, tile=replace(_SLICED, outputs=32, slices=2, warps=2)),
+    CodesCase("int4", 5, 64, 512, 128, experts=3, tile=replace(_SLICED, step=128)),
+    CodesCase("int8", 3, 64, 1024, 128, tile=_SLICED),
+    CodesCase("int3", 3, 64, 1024, 64, tile=_SLICED),
+    CodesCase("int2", 3, 64, 1024, 128, zero=True, tile=_SLICED),
+    CodesCase("float4", 3, 64, 512, 16, scale="e4m3", tile=replace(_SLICED, step=128)),
+    CodesCase("float4", 3, 64, 512, 32, _B, scale="e8m0", tile=replace(_SLICED, step=64, slices=8)),
+    CodesCase("float8", 3, 64, 512, 128, _B, scale="full", tile=replace(_SLICED, step=128)),
 ]
 # Of Llama-3-8B, with the shipped tiles.
 _SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096))

@@ -48,7 +48,7 @@ def _restore_codes(
     if row_scales is not None:
         by_row = tl.load(row_scales + n)
     for b in tl.static_range(256 // BLOCK):  # pyright: ignore[reportGeneralTypeIssues]
-        found = pieces_of(codes, more, step * (256 // BLOCK) + b, FILLED, n0, BN, FORMAT, HALF, ASM, True)
+        found = pieces_of(codes, more, step * (256 // BLOCK) + b, FILLED, n0, BN, FORMAT, HALF, ASM, True, 1)
         for i in tl.static_range(BLOCK // 16):
             k = step * 256 + b * BLOCK + i * 16
             piece = found[i]

@@ -35,6 +35,7 @@ class Tile:
         warps: of a program.
         stages: iterations whose loads are in flight, and the one that is computed.
         fold: multiply weights by their scales, instead of each group's sum.
+        slices: warps, or groups of them, that share out an iteration's columns (sliced-K in CUTLASS's terms): each reads ``step``.
     """
 
     outputs: int
@@ -44,6 +45,7 @@ class Tile:
     warps: int
     stages: int
     fold: bool
+    slices: int = 1
 
 
 @dataclass(frozen=True)
@@ -124,9 +126,10 @@ class Tiles:
             KeyError: there is none for this kernel.
         """
         known = self.entries.get(f"{kernel}/{form}") or self.entries[kernel]
+        known = [entry for entry in known if divides(entry[1], shape.columns, block)]
         tile = min(known, key=lambda entry: _distance(entry[0], shape))[1]
         tile = replace(tile, step=max(tile.step, block))
-        while _shared(tile, shape) > self.target.shared and (smaller := _smaller(tile, block)) != tile:
+        while shared(tile, shape) > self.target.shared and (smaller := _smaller(tile, block)) != tile:
             tile = smaller
         if not self.target.splits:
             return replace(tile, split=1)
@@ -180,7 +183,10 @@ def text(tiles: Tiles, facts: dict[str, Any] | None = None) -> str:
     """A file's text; ``facts`` says how they were measured."""
 
     def listed(entries: Iterable[tuple[Any, Any]]) -> list[dict[str, Any]]:
-        return [{"shape": vars(shape), "tile": vars(tile)} for shape, tile in entries]
+        def told(tile: Any) -> dict[str, Any]:
+            return {name: value for name, value in vars(tile).items() if (name, value) != ("slices", 1)}
+
+        return [{"shape": vars(shape), "tile": told(tile)} for shape, tile in entries]
 
     data: dict[str, Any] = {"told": tiles.told, "measured": facts, "restore_rows": tiles.restore_rows}
     data["tiles"] = {kernel: listed(entries) for kernel, entries in tiles.entries.items()}
@@ -230,16 +236,21 @@ def _smaller(tile: Tile, block: int) -> Tile:
     return replace(tile, step=max(tile.step // 2, block))
 
 
-def _shared(tile: Tile, shape: Shape) -> int:
+def shared(tile: Tile, shape: Shape) -> int:
     """About the shared memory that a program takes: what its stages load."""
-    return tile.stages * tile.step * (tile.outputs * shape.bits // 8 + 2 * tile.rows)
+    return tile.stages * tile.step * tile.slices * (tile.outputs * shape.bits // 8 + 2 * tile.rows)
+
+
+def divides(tile: Tile, columns: int, block: int) -> bool:
+    """Whether slices, if there are several, all end where the columns do."""
+    return tile.slices == 1 or columns % (max(tile.step, block) * tile.slices) == 0
 
 
 def filling(tile: Tile, shape: Shape, units: int, row_tiles: int = 0) -> Tile:
     """The tile with as many programs to its columns as fill a device of so many units."""
     row_tiles = row_tiles or -(-shape.rows // tile.rows)
     tiles = row_tiles * -(-shape.outputs // tile.outputs)
-    steps = -(-shape.columns // tile.step)
+    steps = -(-shape.columns // (tile.step * tile.slices))
     return replace(tile, split=_split(tiles, steps, units, min(steps, most_parts(shape, tiles, units))))
 
 

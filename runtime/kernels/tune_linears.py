@@ -21,7 +21,7 @@ from .linear_dense import DenseCase, linear_dense
 from .quantize_rows import quantize_rows
 from .restore_codes import restore_codes
 from .targets import Target
-from .tile import Tile, Tiles, filling
+from .tile import Tile, Tiles, divides, filling, shared
 from .timing import copies_needed, seconds
 from .tune import Found
 
@@ -74,19 +74,22 @@ class LinearTuning:
         return self._of(found, target)
 
     def _programs(self, tile: Tile) -> list[Tile]:
+        """Sizes of programs; warps that share out the columns already are tried without splits first."""
         rows = self.case.rows
         if rows <= 16:
             heights = (8, 16) if rows <= 8 else (16,)
-            sizes = ((64, 4), (32, 2), (16, 1), (128, 4), (128, 8), (64, 2))
+            sizes = ((64, 4, 1), (32, 2, 1), (16, 1, 1), (128, 4, 1), (128, 8, 1), (64, 2, 1))
+            if rows <= 8 and isinstance(self.case, CodesCase) and self.case.form != "sparse4":
+                sizes = (*sizes, (16, 8, 8), (16, 4, 4), (32, 8, 8), (32, 4, 4))
         elif rows <= 64:
-            heights, sizes = (1 << (rows - 1).bit_length(),), ((128, 8), (64, 4), (128, 4))
+            heights, sizes = (1 << (rows - 1).bit_length(),), ((128, 8, 1), (64, 4, 1), (128, 4, 1))
         else:
             heights = (128,) if rows < 256 else (128, 256)
-            sizes = ((128, 8), (128, 4), (64, 4), (256, 8))
+            sizes = ((128, 8, 1), (128, 4, 1), (64, 4, 1), (256, 8, 1))
         found = [
-            replace(tile, outputs=outputs, rows=height, warps=warps, split=0)
+            replace(tile, outputs=outputs, rows=height, warps=warps, slices=slices, split=int(slices > 1))
             for height in heights
-            for outputs, warps in sizes
+            for outputs, warps, slices in sizes
         ]
         if isinstance(self.case, CodesCase) and rows > 16:
             found = [replace(each, fold=fold) for each in found for fold in (tile.fold, not tile.fold)]
@@ -104,7 +107,7 @@ class LinearTuning:
     def _splits(self, tile: Tile, target: Target) -> list[Tile]:
         if not target.splits:
             return []
-        steps = -(-self.case.columns // tile.step)
+        steps = -(-self.case.columns // (tile.step * tile.slices))
         return [replace(tile, split=split) for split in _SPLITS if split <= steps]
 
     def _of(self, tiles: list[Tile], target: Target) -> list[Tile]:
@@ -116,9 +119,9 @@ class LinearTuning:
         twice = isinstance(case, CodesCase) or (isinstance(case, BytesCase) and case.code != torch.int8)
         for tile in tiles:
             tile = replace(tile, step=max(tile.step, case.block))
-            if tile.stages * tile.step * (tile.outputs * case.bits // 8 + 2 * tile.rows) > target.shared:
+            if not divides(tile, case.columns, case.block) or shared(tile, case.shape) > target.shared:
                 continue
-            sums = tile.outputs * tile.rows // (32 * tile.warps)
+            sums = tile.slices * tile.outputs * tile.rows // (32 * tile.warps)
             if sums > (64 if twice and not tile.fold else 128):
                 continue
             if not tile.split:

@@ -54,7 +54,7 @@ def test_shipped_tiles_serve_every_format_at_any_size(target: object, rows: int)
 
 def test_small_products_are_split_until_the_device_is_full() -> None:
     tiles = tiles_of_target(TARGETS["sm_90"])
-    tile = tiles.find("linear_codes", "int4", SHAPE, 64)
+    tile = tiles.find("linear_codes", "int4", replace(SHAPE, rows=4), 64)
     programs = 4096 // tile.outputs * tile.split
     assert 0.75 * 4 * 132 <= programs <= 4 * 132
     wide = tiles.find("linear_codes", "int4", replace(SHAPE, outputs=128256), 64)
@@ -84,11 +84,26 @@ def test_partial_sums_move_little_beside_the_weight(name: str, kernel: str, form
             assert programs > units / 2
 
 
+@pytest.mark.parametrize("name", ["sm_80", "sm_90"])
+def test_one_row_shares_columns_among_warps_where_they_divide(name: str) -> None:
+    """Then programs exchange no sums."""
+    tiles = tiles_of_target(TARGETS[name])
+    for outputs, columns in ((6144, 4096), (4096, 4096), (4096, 14336)):
+        tile = tiles.find("linear_codes", "int4", Shape(1, outputs, columns, 128, 4), 64)
+        assert tile.slices == tile.warps == 8
+        assert tile.split == 1
+        assert outputs // tile.outputs >= 256  # one for each unit at least
+    for outputs, columns in ((28672, 4096), (4096, 11008)):  # many outputs; 43 times 256 columns
+        assert tiles.find("linear_codes", "int4", Shape(1, outputs, columns, 128, 4), 64).slices == 1
+
+
 def test_a_file_reads_back(tmp_path: Path) -> None:
     path = tmp_path / file_name("NVIDIA H100 80GB HBM3")
     assert path.name == "nvidia-h100-80gb-hbm3.json"
-    path.write_text(text(replace(TILES, told="told", restore_rows=700), {"device": "x"}))
-    assert read(path, TARGETS["sm_90"]) == replace(TILES, told="told", restore_rows=700)
+    kept = replace(TILES, told="told", restore_rows=700)
+    kept = replace(kept, entries={**TILES.entries, "sliced": [(SHAPE, replace(FEW, slices=8))]})
+    path.write_text(text(kept, {"device": "x"}))
+    assert read(path, TARGETS["sm_90"]) == kept
     assert json.loads(path.read_text())["measured"] == {"device": "x"}
 
 

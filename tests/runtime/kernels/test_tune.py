@@ -131,7 +131,9 @@ def test_every_candidate_fits_and_has_a_program(form: str, rows: int) -> None:
     for outputs in (4096, 128256):
         for tile in _space(rows, form, outputs):
             assert tile.split >= 1
-            assert tile.stages * tile.step * (tile.outputs * bits // 8 + 2 * tile.rows) <= TARGETS["sm_90"].shared
+            taken = tile.stages * tile.step * tile.slices * (tile.outputs * bits // 8 + 2 * tile.rows)
+            assert taken <= TARGETS["sm_90"].shared
+            assert 4096 % (tile.step * tile.slices) == 0
             assert outputs % tile.outputs == 0
 
 
@@ -142,6 +144,7 @@ def test_few_rows_are_tried_with_small_programs_and_many() -> None:
     assert {128, 256, 512} <= {tile.step for tile in space}
     assert max(tile.split for tile in space) == 16  # an iteration each
     assert {tile.rows for tile in space} == {8, 16}
+    assert {(tile.outputs, tile.slices) for tile in space} >= {(16, 8), (16, 4), (32, 4)}
     # The last turn keeps as many programs as the best has.
     again = linears(["int4"], [(4096, 4096)], [1])[0].around(Tile(64, 8, 256, 8, 4, 3, False), 3, TARGETS["sm_90"])
     assert {tile.outputs / tile.split for tile in again} == {64 / 8}
