@@ -676,6 +676,7 @@ _LARGE = [
     CodesCase("int4", 1, 28672, 4096, 128, _B, gate="silu"),
     CodesCase("int4", 300, 28672, 4096, 128, _B, gate="silu", bias=True, residual=True),
     CodesCase("int4", 9, 4096, 14336, 32, _B, zero=True),
+    CodesCase("int4", 1030, 4096, 4096, 128, _B),
     CodesCase("int4", 40, 2048, 4096, 128, _B, gate="silu", experts=8),
 ]
 _BUILDS = [
@@ -693,12 +694,14 @@ _BUILDS = [
 _RARE_BUILDS = [
     *(CodesCase("int4", rows, 4096, 4096, 128, _B) for rows in (16, 64)),
     CodesCase("int4", 1, 4096, 4096, 32, _B),
-    CodesCase("int4", 512, 28672, 4096, 128, _B, gate="silu"),
+    *(CodesCase("int4", rows, 28672, 4096, 128, _B, gate="silu") for rows in (512, 1024)),
     *(
         CodesCase("int4", 1, 16384, 4096, 128, _B, gate=gate, bias=True, residual=True)
         for gate in ("alone_gelu", "alone_gelu_tanh")
     ),
     CodesCase("int4", 512, 4096, 4096, 128, _F),
+    CodesCase("int4", 1024, 4096, 4096, 128, _B, residual=True),
+    CodesCase("int8", 1024, 4096, 4096, 128, _B, zero=True),
     CodesCase("int4", 512, 4096, 4096, 128, _B, zero=True),
     CodesCase("int4", 1, 4096, 4096, 64, _B),
     *(CodesCase(form, 512, 4096, 4096, 128, _B) for form in ("int2", "int3", "int8")),

@@ -97,6 +97,12 @@ def test_one_row_shares_columns_among_warps_where_they_divide(name: str) -> None
         assert tiles.find("linear_codes", "int4", Shape(1, outputs, columns, 128, 4), 64).slices == 1
 
 
+def test_many_rows_share_what_is_unpacked() -> None:
+    tiles = tiles_of_target(TARGETS["sm_90"])
+    assert tiles.find("linear_codes", "int4", replace(SHAPE, rows=512), 64).rows == 128
+    assert tiles.find("linear_codes", "int4", replace(SHAPE, rows=1024), 64).rows == 256
+
+
 def test_a_file_reads_back(tmp_path: Path) -> None:
     path = tmp_path / file_name("NVIDIA H100 80GB HBM3")
     assert path.name == "nvidia-h100-80gb-hbm3.json"
