@@ -55,6 +55,7 @@ def _linear_dense(
     BN: tl.constexpr,
     BM: tl.constexpr,
     STEP: tl.constexpr,
+    SLICES: tl.constexpr,
     PARTED: tl.constexpr,
     STAGES: tl.constexpr,
     HALF: tl.constexpr,
@@ -80,12 +81,17 @@ def _linear_dense(
     # Behind the last row it is read again, which needs no mask; nobody stores what comes of it.
     w_rows = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K
     x_rows = x + x_row.to(tl.int64)[:, None] * x_stride
-    steps = tl.cdiv(K, STEP)
+    steps = tl.cdiv(K, STEP * SLICES)
     each = tl.cdiv(steps, split)
-    acc = tl.zeros([BN, BM], tl.float32)
+    # With slices each warp has columns of its own, as if it were a program; sums are added up at the end.
+    acc = tl.zeros([SLICES, BN, BM] if SLICES > 1 else [BN, BM], tl.float32)
     for step in tl.range(part_id * each, tl.minimum(part_id * each + each, steps), num_stages=STAGES):
         columns = step * STEP + tl.arange(0, STEP)
-        if EVEN:
+        if SLICES > 1:
+            columns = (step * SLICES + tl.arange(0, SLICES)[:, None, None]) * STEP + tl.arange(0, STEP)[None, None, :]
+            weights = tl.load(w_rows[None, :, :] + columns, eviction_policy="evict_first")
+            inputs = tl.load(x_rows[None, :, :] + columns, mask=valid[None, :, None], other=0.0)
+        elif EVEN:
             weights = tl.load(w_rows + columns[None, :], eviction_policy="evict_first" if BM <= ONE_TILE else "")
             inputs = tl.load(x_rows + columns[None, :], mask=valid[:, None], other=0.0)
         else:
@@ -93,6 +99,8 @@ def _linear_dense(
             weights = tl.load(w_rows + columns[None, :], mask=inside, other=0.0)
             inputs = tl.load(x_rows + columns[None, :], mask=valid[:, None] & inside, other=0.0)
         acc = tl.dot(weights.to(HALF), tl.trans(inputs.to(HALF)), acc)
+    if SLICES > 1:
+        acc = tl.sum(acc, 0)
     if PARTED:
         acc, last = sum_of_parts(acc, parts, arrived, pid, part_id, slot, valid, n, M, FILLED, split)
         if not last:
@@ -187,7 +195,9 @@ def launch(
     rows = x.shape[0] if routing is None else routing.total
     row_tiles = -(-rows // tile.rows) if routing is None else routing.block_expert.shape[0]
     across = -(-weight.rows // tile.outputs)
-    split = parts_allowed(tile.split, -(-weight.columns // tile.step))
+    if tile.slices > 1 and weight.columns % (tile.step * tile.slices):
+        raise ValueError(f"{weight.columns} columns do not divide into {tile.slices} slices of {tile.step}")
+    split = parts_allowed(tile.split, -(-weight.columns // (tile.step * tile.slices)))
     parts, arrived = (None, None)
     if split > 1:
         parts, arrived = space.reserve(split * rows * across * tile.outputs, row_tiles * across)
@@ -199,6 +209,7 @@ def launch(
         "BN": tile.outputs,
         "BM": tile.rows,
         "STEP": tile.step,
+        "SLICES": tile.slices,
         "PARTED": split > 1,
         "STAGES": tile.stages,
         "HALF": multiplied_as(x.dtype),
@@ -406,7 +417,12 @@ class DenseCase:
 
 _F, _B, _FULL = torch.float16, torch.bfloat16, torch.float32
 _TILE = Tile(64, 16, 64, 2, 4, 3, False)
+_SLICED = Tile(16, 8, 64, 1, 4, 3, False, slices=4)
 _SMALL = [
+    DenseCase(1, 80, 512, tile=_SLICED),
+    DenseCase(3, 70, 1024, _B, bias=True, residual=True, in_place=True, tile=replace(_SLICED, split=2)),
+    DenseCase(9, 48, 512, gate="silu", bias=True, tile=replace(_SLICED, outputs=32, slices=8, warps=8)),
+    DenseCase(5, 48, 256, gate="silu", experts=3, tile=_SLICED),
     DenseCase(1, 80, 320, tile=replace(_TILE, rows=8, step=128)),
     DenseCase(3, 70, 300, _B, bias=True, tile=replace(_TILE, split=3)),
     DenseCase(3, 200, 75, tile=replace(_TILE, outputs=128, split=1)),
