@@ -60,6 +60,7 @@ def _linear_bytes(
     EVEN: tl.constexpr,
     BN: tl.constexpr,
     BM: tl.constexpr,
+    SLICES: tl.constexpr,
     PARTED: tl.constexpr,
     STAGES: tl.constexpr,
     SOFT: tl.constexpr,
@@ -94,16 +95,27 @@ def _linear_bytes(
     scale = tl.full([BM], 1.0, tl.float32)
     if not BLOCKS:
         scale = tl.load(x_scales + x_row, mask=valid, other=0.0)
-    each = tl.cdiv(chunks, split)
-    acc = tl.zeros([BN, BM], tl.float32 if BLOCKS else SUM)
-    for step in tl.range(part_id * each, tl.minimum(part_id * each + each, chunks), num_stages=STAGES):
-        weights = tl.load(
-            weight + ((step * FILLED + n)[:, None] * 128 + inner[None, :]),
-            eviction_policy="evict_first" if BM <= ONE_TILE else "",
-        )
-        columns = step * 128 + inner
-        mask = valid[:, None] if EVEN else valid[:, None] & (columns < K)[None, :]
-        codes = tl.load(x_rows + columns[None, :], mask=mask, other=0.0)
+    steps = tl.cdiv(chunks, SLICES)
+    each = tl.cdiv(steps, split)
+    # With slices each warp has columns of its own, as if it were a program; sums are added up at the end.
+    acc = tl.zeros([SLICES, BN, BM] if SLICES > 1 else [BN, BM], tl.float32 if BLOCKS else SUM)
+    for step in tl.range(part_id * each, tl.minimum(part_id * each + each, steps), num_stages=STAGES):
+        if SLICES > 1:
+            chunk = step * SLICES + tl.arange(0, SLICES)[:, None, None]
+            weights = tl.load(
+                weight + ((chunk * FILLED + n[None, :, None]) * 128 + inner[None, None, :]),
+                eviction_policy="evict_first",
+            )
+            columns = chunk * 128 + inner[None, None, :]
+            codes = tl.load(x_rows[None, :, :] + columns, mask=valid[None, :, None], other=0.0)
+        else:
+            weights = tl.load(
+                weight + ((step * FILLED + n)[:, None] * 128 + inner[None, :]),
+                eviction_policy="evict_first" if BM <= ONE_TILE else "",
+            )
+            columns = step * 128 + inner
+            mask = valid[:, None] if EVEN else valid[:, None] & (columns < K)[None, :]
+            codes = tl.load(x_rows + columns[None, :], mask=mask, other=0.0)
         if BLOCKS:
             scale = tl.load(x_scales + x_row * chunks + step, mask=valid, other=0.0)
         if SOFT and CODE != tl.int8:
@@ -118,6 +130,8 @@ def _linear_bytes(
         else:
             # Hopper's sums of e4m3 products have few bits; they are added up in float32 every 128 columns.
             acc = tl.dot(weights, tl.trans(codes), acc, max_num_imprecise_acc=128)
+    if SLICES > 1:
+        acc = tl.sum(acc, 0)
     sums = acc.to(tl.float32)
     if PARTED:
         sums, last = sum_of_parts(sums, parts, arrived, pid, part_id, slot, valid, n, M, FILLED, split)
@@ -260,7 +274,9 @@ def launch(
     row_tiles = -(-rows // tile.rows) if routing is None else routing.block_expert.shape[0]
     tiles = row_tiles * (weight.filled // tile.outputs)
     chunks = -(-weight.columns // CHUNK)
-    split = parts_allowed(tile.split, chunks)
+    if tile.slices > 1 and (weight.columns % (CHUNK * tile.slices) or weight.block_scales is not None):
+        raise ValueError(f"{weight.columns} columns do not divide into {tile.slices} slices of {CHUNK}, scaled alike")
+    split = parts_allowed(tile.split, -(-chunks // tile.slices))
     parts, arrived = (None, None)
     if split > 1:
         parts, arrived = space.reserve(split * rows * weight.filled, tiles)
@@ -272,6 +288,7 @@ def launch(
         "EVEN": weight.columns % CHUNK == 0,
         "BN": tile.outputs,
         "BM": tile.rows,
+        "SLICES": tile.slices,
         "PARTED": split > 1,
         "STAGES": tile.stages,
         "SOFT": interpreted(),
@@ -528,7 +545,15 @@ class BytesCase:
 _I8, _F8, _Z8, _B = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.bfloat16
 _CODES = (_I8, _F8, _Z8)
 _TILE = Tile(64, 16, 128, 2, 4, 3, False)
+_SLICED = Tile(16, 8, 128, 1, 4, 3, False, slices=4)
 _SMALL = [
+    *(BytesCase(code, 1, 80, 512, tile=_SLICED) for code in _CODES),
+    *(
+        BytesCase(code, 5, 96, 2048, False, _B, "silu", bias=True, residual=True, tile=replace(_SLICED, split=2))
+        for code in _CODES
+    ),
+    BytesCase(_I8, 9, 80, 1024, tile=replace(_SLICED, outputs=32, slices=8, warps=8)),
+    BytesCase(_F8, 5, 64, 512, experts=3, tile=_SLICED),
     *(BytesCase(code, 1, 80, 320, blocks, tile=_TILE) for code in _CODES for blocks in (False, True)),
     *(
         BytesCase(code, 19, 200, 256, blocks, _B, tile=replace(_TILE, outputs=128))

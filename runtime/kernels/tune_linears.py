@@ -79,7 +79,7 @@ class LinearTuning:
         if rows <= 16:
             heights = (8, 16) if rows <= 8 else (16,)
             sizes = ((64, 4, 1), (32, 2, 1), (16, 1, 1), (128, 4, 1), (128, 8, 1), (64, 2, 1))
-            if rows <= 8 and not isinstance(self.case, BytesCase) and self.case.key != "linear_codes/sparse4":
+            if rows <= 8 and self.case.key != "linear_codes/sparse4":
                 sizes = (*sizes, (16, 8, 8), (16, 4, 4), (32, 8, 8), (32, 4, 4))
         elif rows <= 64:
             heights, sizes = (1 << (rows - 1).bit_length(),), ((128, 8, 1), (64, 4, 1), (128, 4, 1))

@@ -85,17 +85,22 @@ def test_partial_sums_move_little_beside_the_weight(name: str, kernel: str, form
 
 
 @pytest.mark.parametrize("name", ["sm_80", "sm_90"])
-@pytest.mark.parametrize(("kernel", "form", "bits"), [("linear_codes", "int4", 4), ("linear_dense", "half", 16)])
+@pytest.mark.parametrize(
+    ("kernel", "form", "bits"), [("linear_codes", "int4", 4), ("linear_bytes", "int8", 8), ("linear_dense", "half", 16)]
+)
 def test_one_row_shares_columns_among_warps_where_they_divide(name: str, kernel: str, form: str, bits: int) -> None:
     """Then programs exchange no sums."""
     tiles = tiles_of_target(TARGETS[name])
     for outputs, columns in ((6144, 4096), (4096, 4096), (4096, 14336)):
-        tile = tiles.find(kernel, form, Shape(1, outputs, columns, 128, bits), 64)
+        tile = tiles.find(kernel, form, Shape(1, outputs, columns, 128 if bits == 4 else columns, bits), 64)
         assert tile.slices == tile.warps == 8
         assert tile.split == 1
         assert outputs // tile.outputs >= 256  # one for each unit at least
     for outputs, columns in ((28672, 4096), (4096, 11008)):  # many outputs; 43 times 256 columns
-        assert tiles.find(kernel, form, Shape(1, outputs, columns, 128, bits), 64).slices == 1
+        shape = Shape(1, outputs, columns, 128 if bits == 4 else columns, bits)
+        assert tiles.find(kernel, form, shape, 64).slices == 1
+    if kernel == "linear_bytes":  # blocks of the weight have scales of their own
+        assert tiles.find(kernel, form, Shape(1, 4096, 4096, 128, 8), 128).slices == 1
 
 
 def test_many_rows_share_what_is_unpacked() -> None:
