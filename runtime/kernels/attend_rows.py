@@ -23,7 +23,7 @@ from .attend_prompts import attention_constants, tile_of_queries, work_of
 from .attention_case import AttentionCase, attention_cases
 from .attention_tiles import PromptTile, prompt_tile
 from .cached import LayerCache, padded, rows_of
-from .flash import CHANGING, Runs, attended, scores_of
+from .flash import CHANGING, Runs, attended, log2_factor, scores_of
 from .kernel import Build, Kernel
 from .launch import Launch
 from .targets import Target, target_of
@@ -93,11 +93,12 @@ def _attend_rows(
             tl.debug_barrier()
             total = tl.zeros([BM], tl.float32)
             acc = tl.zeros([BM, DP], tl.float32)
-            highest = tl.where(highest == float("-inf"), 0.0, highest)
+            FACTOR: tl.constexpr = log2_factor(SCALE, CAP)
+            highest = tl.where(highest == float("-inf"), 0.0, highest * FACTOR)
             for start in tl.range(first, last, BN, num_stages=STAGES):
                 at = rows_of(table, start, stop, head, SHARED, BLOCK, BN)
                 scores = tl.load(mine + row[:, None] * scratch_stride + (start + inner)[None, :])
-                shares = tl.exp2(scores - highest[:, None])
+                shares = tl.exp2(scores * FACTOR - highest[:, None])
                 total += tl.sum(shares, 1)
                 acc += attended(shares, start, stop, at, values, value_scales, True, KIND, D, DP, DOT, ASM, BN)
             tl.debug_barrier()

@@ -54,6 +54,12 @@ def dot_types(dtype: torch.dtype, kind: str) -> dict[str, tl.dtype]:
     return {"DOT": tl.bfloat16 if dtype == torch.bfloat16 else tl.float16}
 
 
+@triton.constexpr_function
+def log2_factor(scale: float, cap: float) -> float:
+    """What scores are multiplied by to be exponents of two: in the multiply-add that subtracts the highest one."""
+    return (2.0 * cap if cap > 0 else scale) * 1.4426950408889634
+
+
 @triton.jit
 def scores_of(
     query,
@@ -74,12 +80,11 @@ def scores_of(
     CAP: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Scores ``[queries, BN]`` in units of a factor of two; minus infinity for what a query does not see."""
+    """Scores ``[queries, BN]``, not yet times :func:`log2_factor`; minus infinity for what a query does not see."""
     seen = start + tl.arange(0, BN)
     valid = seen < stop
     keys = numbers_of(head_keys, rows, valid, MASKED, KIND, D, DP, DOT, ASM)
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
-    LOG2E: tl.constexpr = 1.4426950408889634
     if KIND != "plain":
         # A key's scale multiplies its scores instead of all its numbers.
         if MASKED:
@@ -88,10 +93,8 @@ def scores_of(
             scale = tl.load(key_scales + rows)
         scores *= scale[None, :]
     if CAP > 0:
-        # tanh(z) is 2 sigmoid(2z) - 1.
-        scores = (2.0 * tl.sigmoid(scores * (2.0 * SCALE / CAP)) - 1.0) * (CAP * LOG2E)
-    else:
-        scores *= SCALE * LOG2E
+        # tanh(z) is 2 sigmoid(2z) - 1; softmax does not see the 1.
+        scores = tl.sigmoid(scores * (2.0 * SCALE / CAP))
     if MASKED:
         mask = (seen[None, :] <= position[:, None]) & valid[None, :]
         if WINDOW > 0:
@@ -165,20 +168,21 @@ def over_positions(
     """Go on with softmax over positions from ``first``, a multiple of ``BN``, to ``last``.
 
     Returns:
-        Sums of values by shares, the highest score, and the sum of shares, relative to it.
+        Sums of values by shares, the highest score as an exponent of two, and the sum of shares, relative to it.
     """
+    FACTOR: tl.constexpr = log2_factor(SCALE, CAP)
     for start in tl.range(first, last, BN, num_stages=STAGES):
         rows = rows_of(table, start, stop, head, SHARED, BLOCK, BN)
         scores = scores_of(
             query, position, start, stop, rows, keys, key_scales, MASKED, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW
         )
-        higher = tl.maximum(highest, tl.max(scores, 1))
+        higher = tl.maximum(highest, tl.max(scores, 1) * FACTOR)
         if MASKED:
             # A query that has seen nothing yet keeps zeros instead of what infinities make.
             base = tl.where(higher == float("-inf"), 0.0, higher)
         else:
             base = higher
-        shares = tl.exp2(scores - base[:, None])
+        shares = tl.exp2(scores * FACTOR - base[:, None])
         shrink = tl.exp2(highest - base)
         total = total * shrink + tl.sum(shares, 1)
         acc = acc * shrink[:, None]
