@@ -123,15 +123,21 @@ def restored(codes: Tensor, scales: Tensor | None, kind: str) -> Tensor:
 
 @triton.jit
 def rows_of(table, start, stop, head, SHARED: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr):
-    """Where ``BN`` positions from ``start`` on, a multiple of ``BN``, are kept."""
+    """Where ``BN`` positions from ``start`` on, a multiple of ``BN``, are kept; a layer's rows are numbered in 32 bits."""
     inner = tl.arange(0, BN)
     if BLOCK % BN == 0:
         # One block has them all.
-        block = tl.load(table + start // BLOCK).to(tl.int64)
+        block = tl.load(table + start // BLOCK)
         return (block * SHARED + head) * BLOCK + start % BLOCK + inner
+    elif BN % BLOCK == 0:
+        # A few whole blocks: their numbers are read once, not by each position.
+        number = start // BLOCK + tl.arange(0, BN // BLOCK)
+        blocks = tl.load(table + number, mask=number * BLOCK < stop, other=0)
+        rows = ((blocks * SHARED + head) * BLOCK)[:, None] + tl.arange(0, BLOCK)[None, :]
+        return tl.max_contiguous(tl.multiple_of(tl.reshape(rows, [BN]), BLOCK), BLOCK)
     else:
         positions = start + inner
-        blocks = tl.load(table + positions // BLOCK, mask=positions < stop, other=0).to(tl.int64)
+        blocks = tl.load(table + positions // BLOCK, mask=positions < stop, other=0)
         return (blocks * SHARED + head) * BLOCK + positions % BLOCK
 
 
@@ -218,7 +224,7 @@ def numbers_of(
         words = codes
     else:
         words = codes.to(tl.pointer_type(tl.int16), bitcast=True)
-    pointers = words + rows[:, None] * WIDTH + columns[None, :]
+    pointers = words + rows[:, None].to(tl.int64) * WIDTH + columns[None, :]
     if MASKED:
         found = tl.load(pointers, mask=valid[:, None] & (columns < WIDTH)[None, :], other=0.0)
     elif WIDTH != FILLED:

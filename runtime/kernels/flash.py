@@ -56,8 +56,30 @@ def dot_types(dtype: torch.dtype, kind: str) -> dict[str, tl.dtype]:
 
 @triton.constexpr_function
 def log2_factor(scale: float, cap: float) -> float:
-    """What scores are multiplied by to be exponents of two: in the multiply-add that subtracts the highest one."""
+    """What makes scores exponents of two."""
     return (2.0 * cap if cap > 0 else scale) * 1.4426950408889634
+
+
+@triton.constexpr_function
+def factor_of(kind: str, scale: float, cap: float) -> float:
+    """What :func:`scores_of` leaves to the multiply-add that subtracts the highest score."""
+    return log2_factor(scale, cap) if kind == "plain" else 1.0
+
+
+@triton.jit
+def log2_of_value_scales(value_scales, rows, valid, MASKED: tl.constexpr, ASM: tl.constexpr):
+    """Logarithms of the scales of a tile's values; a row of zeros has some, too."""
+    if MASKED:
+        scale = tl.load(value_scales + rows, mask=valid, other=0.0)
+    else:
+        scale = tl.load(value_scales + rows)
+    scale = tl.maximum(scale, 1e-30)
+    if ASM:
+        return tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [scale], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        return tl.log2(scale)
 
 
 @triton.jit
@@ -69,6 +91,7 @@ def scores_of(
     rows,
     head_keys,
     key_scales,
+    log2_scale,
     MASKED: tl.constexpr,
     KIND: tl.constexpr,
     D: tl.constexpr,
@@ -80,59 +103,35 @@ def scores_of(
     CAP: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Scores ``[queries, BN]``, not yet times :func:`log2_factor`; minus infinity for what a query does not see."""
+    """Scores ``[queries, BN]`` to be multiplied by :func:`factor_of`; minus infinity for what a query does not see.
+
+    Of codes they are exponents of two already, and the values' scales are in them.
+    """
+    FACTOR: tl.constexpr = log2_factor(SCALE, CAP)
     seen = start + tl.arange(0, BN)
     valid = seen < stop
     keys = numbers_of(head_keys, rows, valid, MASKED, KIND, D, DP, DOT, ASM)
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
-    if KIND != "plain":
+    if KIND == "plain":
+        if CAP > 0:
+            # tanh(z) is 2 sigmoid(2z) - 1; softmax does not see the 1.
+            scores = tl.sigmoid(scores * (2.0 * SCALE / CAP))
+    else:
         # A key's scale multiplies its scores instead of all its numbers.
         if MASKED:
             scale = tl.load(key_scales + rows, mask=valid, other=0.0)
         else:
             scale = tl.load(key_scales + rows)
-        scores *= scale[None, :]
-    if CAP > 0:
-        # tanh(z) is 2 sigmoid(2z) - 1; softmax does not see the 1.
-        scores = tl.sigmoid(scores * (2.0 * SCALE / CAP))
+        if CAP > 0:
+            scores = tl.sigmoid(scores * (scale * (2.0 * SCALE / CAP))[None, :]) * FACTOR + log2_scale[None, :]
+        else:
+            scores = scores * (scale * FACTOR)[None, :] + log2_scale[None, :]
     if MASKED:
         mask = (seen[None, :] <= position[:, None]) & valid[None, :]
         if WINDOW > 0:
             mask &= seen[None, :] > position[:, None] - WINDOW
         scores = tl.where(mask, scores, float("-inf"))
     return scores
-
-
-@triton.jit
-def attended(
-    shares,
-    start,
-    stop,
-    rows,
-    head_values,
-    value_scales,
-    MASKED: tl.constexpr,
-    KIND: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    DOT: tl.constexpr,
-    ASM: tl.constexpr,
-    BN: tl.constexpr,
-):
-    """``shares [queries, BN]`` of values."""
-    valid = start + tl.arange(0, BN) < stop
-    values = numbers_of(head_values, rows, valid, MASKED, KIND, D, DP, DOT, ASM)
-    if KIND != "plain":
-        if MASKED:
-            scale = tl.load(value_scales + rows, mask=valid, other=0.0)
-        else:
-            scale = tl.load(value_scales + rows)
-        # Shares over the tile's largest scale, so that small scales do not leave float16's range.
-        largest = tl.maximum(tl.max(scale, 0), 1e-30)
-        shares = shares * (scale / largest)[None, :]
-        return tl.dot(shares.to(DOT), values, input_precision="ieee") * largest
-    else:
-        return tl.dot(shares.to(DOT), values, input_precision="ieee")
 
 
 @triton.jit
@@ -167,15 +166,23 @@ def over_positions(
 ):
     """Go on with softmax over positions from ``first``, a multiple of ``BN``, to ``last``.
 
+    A value's scale is a part of its share's exponent: then no product leaves float16's range, and sums are divided by
+    it again.
+
     Returns:
-        Sums of values by shares, the highest score as an exponent of two, and the sum of shares, relative to it.
+        Sums of values by shares, the highest exponent, and the sum of shares, relative to it.
     """
-    FACTOR: tl.constexpr = log2_factor(SCALE, CAP)
+    FACTOR: tl.constexpr = factor_of(KIND, SCALE, CAP)
     for start in tl.range(first, last, BN, num_stages=STAGES):
         rows = rows_of(table, start, stop, head, SHARED, BLOCK, BN)
+        valid = start + tl.arange(0, BN) < stop
+        log2_scale = 0.0
+        if KIND != "plain":
+            log2_scale = log2_of_value_scales(value_scales, rows, valid, MASKED, ASM)
         scores = scores_of(
-            query, position, start, stop, rows, keys, key_scales, MASKED, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW
-        )
+            query, position, start, stop, rows, keys, key_scales, log2_scale, MASKED, KIND, D, DP, DOT, ASM, BN, SCALE,
+            CAP, WINDOW,
+        )  # fmt: skip
         higher = tl.maximum(highest, tl.max(scores, 1) * FACTOR)
         if MASKED:
             # A query that has seen nothing yet keeps zeros instead of what infinities make.
@@ -184,8 +191,11 @@ def over_positions(
             base = higher
         shares = tl.exp2(scores * FACTOR - base[:, None])
         shrink = tl.exp2(highest - base)
-        total = total * shrink + tl.sum(shares, 1)
-        acc = acc * shrink[:, None]
-        acc += attended(shares, start, stop, rows, values, value_scales, MASKED, KIND, D, DP, DOT, ASM, BN)
+        if KIND == "plain":
+            total = total * shrink + tl.sum(shares, 1)
+        else:
+            total = total * shrink + tl.sum(shares * tl.exp2(-log2_scale)[None, :], 1)
+        found = numbers_of(values, rows, valid, MASKED, KIND, D, DP, DOT, ASM)
+        acc = tl.dot(shares.to(DOT), found, acc * shrink[:, None], input_precision="ieee")
         highest = higher
     return acc, highest, total
