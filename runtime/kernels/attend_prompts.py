@@ -244,7 +244,16 @@ def launch(
 
 
 def attention_constants(dtype: torch.dtype, heads: Heads, cache: LayerCache) -> dict[str, object]:
-    """What all attention kernels must know of a layer."""
+    """What all attention kernels must know of a layer.
+
+    Raises:
+        ValueError: scores' factor is not positive, or the cache has too many rows to number them in 32 bits.
+    """
+    if heads.scale <= 0:
+        # The highest score is looked for before the factor.
+        raise ValueError(f"attention needs a positive factor of its scores, not {heads.scale}")
+    if cache.keys[..., 0].numel() >= 1 << 31:
+        raise ValueError("a layer's cache has more than 2 billion rows")
     return {
         "QUERIES": heads.queries,
         "GROUP": heads.group,

@@ -23,7 +23,7 @@ from .attend_prompts import attention_constants, tile_of_queries, work_of
 from .attention_case import AttentionCase, attention_cases
 from .attention_tiles import PromptTile, prompt_tile
 from .cached import LayerCache, numbers_of, padded, rows_of
-from .flash import CHANGING, Runs, factor_of, log2_of_value_scales, scores_of
+from .flash import CHANGING, Runs, factor_of, scores_of, unscaled
 from .kernel import Build, Kernel
 from .launch import Launch
 from .targets import Target, target_of
@@ -84,11 +84,8 @@ def _attend_rows(
             highest = tl.full([BM], float("-inf"), tl.float32)
             for start in tl.range(first, last, BN, num_stages=STAGES):
                 at = rows_of(table, start, stop, head, SHARED, BLOCK, BN)
-                log2_scale = 0.0
-                if KIND != "plain":
-                    log2_scale = log2_of_value_scales(value_scales, at, start + inner < stop, True, ASM)
                 scores = scores_of(
-                    query, position, start, stop, at, keys, key_scales, log2_scale, True, KIND, D, DP, DOT, ASM, BN,
+                    query, position, start, stop, at, keys, key_scales, value_scales, True, KIND, D, DP, DOT, ASM, BN,
                     SCALE, CAP, WINDOW,
                 )  # fmt: skip
                 highest = tl.maximum(highest, tl.max(scores, 1))
@@ -104,11 +101,7 @@ def _attend_rows(
                 scores = tl.load(mine + row[:, None] * scratch_stride + (start + inner)[None, :])
                 shares = tl.exp2(scores * FACTOR - highest[:, None])
                 valid = start + inner < stop
-                if KIND == "plain":
-                    total += tl.sum(shares, 1)
-                else:
-                    log2_scale = log2_of_value_scales(value_scales, at, valid, True, ASM)
-                    total += tl.sum(shares * tl.exp2(-log2_scale)[None, :], 1)
+                total += tl.sum(unscaled(shares, at, valid, value_scales, 0, True, KIND, ASM), 1)
                 found = numbers_of(values, at, valid, True, KIND, D, DP, DOT, ASM)
                 acc = tl.dot(shares.to(DOT), found, acc, input_precision="ieee")
             tl.debug_barrier()

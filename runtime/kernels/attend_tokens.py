@@ -22,8 +22,8 @@ from ..heads import Heads
 from .attend_prompts import attention_constants
 from .attention_case import AttentionCase, attention_cases, reference
 from .attention_tiles import TokenTile, rows_of_group, token_tile
-from .cached import LayerCache, padded, store_key_and_value, storing
-from .flash import CHANGING, Runs, over_positions
+from .cached import LayerCache, numbers_of, padded, rows_of, store_key_and_value, storing
+from .flash import CHANGING, Runs, exponents, factor_of, unscaled
 from .kernel import Build, Case, Kernel, Trial, poisoned
 from .launch import Launch
 from .rotate_and_store import HeadNorms, StoreCase, Turns, prepared, preparing, rotate_and_store
@@ -33,7 +33,7 @@ from .workspace import Workspace, workspace
 
 def may_store(heads: Heads, target: Target) -> bool:
     """Whether storing on the way in costs no more rows, and what is stored can be seen."""
-    return target.splits and rows_of_group(heads.group + 2) == rows_of_group(heads.group)
+    return target.splits and rows_of_group(heads.group + 2, target) == rows_of_group(heads.group, target)
 
 
 @triton.jit
@@ -74,6 +74,70 @@ def _my_part(
     first = (tl.sum(tl.where(mine, begin, 0), 0) + part * size) * BN
     last = tl.minimum(first + size * BN, my_stop)
     return my_parts > 0, sequence, my_stop, first, last, part, my_parts, first_part
+
+
+@triton.jit
+def _over_positions(
+    query,
+    acc,
+    highest,
+    total,
+    first,
+    last,
+    stop,
+    table,
+    head,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    MASKED: tl.constexpr,
+    SHARED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    DOT: tl.constexpr,
+    ASM: tl.constexpr,
+    BN: tl.constexpr,
+    SCALE: tl.constexpr,
+    CAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """What :func:`flash.over_positions` does, turned over: few queries are the narrow right operand of both products.
+
+    Args:
+        query: ``[DP, ROWS]``.
+        acc: ``[DP, ROWS]``.
+        total: ``[BN, ROWS]``: what each place in a tile adds up is added once, at the end.
+    """
+    FACTOR: tl.constexpr = factor_of(KIND, SCALE, CAP)
+    for start in tl.range(first, last, BN, num_stages=STAGES):
+        rows = rows_of(table, start, stop, head, SHARED, BLOCK, BN)
+        seen = start + tl.arange(0, BN)
+        valid = seen < stop
+        found = numbers_of(keys, rows, valid, MASKED, KIND, D, DP, DOT, ASM)
+        scores = tl.dot(found, query, input_precision="ieee")
+        scores = exponents(scores, rows, valid, key_scales, value_scales, 1, MASKED, KIND, ASM, SCALE, CAP)
+        if MASKED:
+            mask = valid
+            if WINDOW > 0:
+                mask &= seen >= stop - WINDOW
+            scores = tl.where(mask[:, None], scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, 0) * FACTOR)
+        if MASKED:
+            # Queries that have seen nothing yet keep zeros instead of what infinities make.
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+        else:
+            base = higher
+        shares = tl.exp2(scores * FACTOR - base[None, :])
+        shrink = tl.exp2(highest - base)
+        total = total * shrink[None, :] + unscaled(shares, rows, valid, value_scales, 1, MASKED, KIND, ASM)
+        found = numbers_of(values, rows, valid, MASKED, KIND, D, DP, DOT, ASM, True)
+        acc = tl.dot(found, shares.to(DOT), acc * shrink[None, :], input_precision="ieee")
+        highest = higher
+    return acc, highest, total
 
 
 @triton.jit
@@ -171,14 +235,14 @@ def _attend_tokens(
         row = tl.arange(0, ROWS)
         column = tl.arange(0, DP)
         real = (row < GROUP)[:, None] & (column < D)[None, :]
-        token = tl.load(rows + sequence).to(tl.int64)
+        token = tl.load(rows + sequence)
         table = tables + sequence.to(tl.int64) * tables_stride
         if STORES:
             turn = 0
             if HALF > 0:
                 turn = tl.load(turn_rows + token)
             tile = prepared(
-                x + token * x_stride,
+                x + token.to(tl.int64) * x_stride,
                 head,
                 query_weight,
                 key_weight,
@@ -206,33 +270,33 @@ def _attend_tokens(
                 )
                 # Only this program reads them in this step, and from here on it may.
                 tl.debug_barrier()
-            query = tile.to(x.dtype.element_ty).to(DOT)
+            query = tl.trans(tile.to(x.dtype.element_ty).to(DOT))
         else:
-            at = x + token * x_stride + (head * GROUP + row)[:, None] * D + column[None, :]
-            query = tl.load(at, mask=real, other=0.0).to(DOT)
-        position = tl.full([ROWS], 0, tl.int32) + (stop - 1)
-        acc = tl.zeros([ROWS, DP], tl.float32)
+            at = x + token.to(tl.int64) * x_stride + (head * GROUP + row)[:, None] * D + column[None, :]
+            query = tl.trans(tl.load(at, mask=real, other=0.0).to(DOT))
+        acc = tl.zeros([DP, ROWS], tl.float32)
         highest = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
+        total = tl.zeros([BN, ROWS], tl.float32)
         whole = tl.maximum(last // BN * BN, first)
         if WINDOW > 0:
             # The window's first position is inside its first tile.
             inner = tl.minimum(tl.where(first < stop - WINDOW, first + BN, first), last)
             whole = tl.maximum(whole, inner)
-            acc, highest, total = over_positions(
-                query, position, acc, highest, total, first, inner, stop, table, head, keys, values, key_scales,
+            acc, highest, total = _over_positions(
+                query, acc, highest, total, first, inner, stop, table, head, keys, values, key_scales,
                 value_scales, True, SHARED, BLOCK, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW, STAGES,
             )  # fmt: skip
             first = inner
-        acc, highest, total = over_positions(
-            query, position, acc, highest, total, first, whole, stop, table, head, keys, values, key_scales,
+        acc, highest, total = _over_positions(
+            query, acc, highest, total, first, whole, stop, table, head, keys, values, key_scales,
             value_scales, False, SHARED, BLOCK, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW, STAGES,
         )  # fmt: skip
-        acc, highest, total = over_positions(
-            query, position, acc, highest, total, whole, last, stop, table, head, keys, values, key_scales,
+        acc, highest, total = _over_positions(
+            query, acc, highest, total, whole, last, stop, table, head, keys, values, key_scales,
             value_scales, True, SHARED, BLOCK, KIND, D, DP, DOT, ASM, BN, SCALE, CAP, WINDOW, STAGES,
         )  # fmt: skip
-        to = out + token * (QUERIES * D) + (head * GROUP + row)[:, None] * D + column[None, :]
+        acc, total = tl.trans(acc), tl.sum(total, 0)
+        to = out + token.to(tl.int64) * (QUERIES * D) + (head * GROUP + row)[:, None] * D + column[None, :]
         if parts == 1:
             tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=real)
         else:
@@ -320,7 +384,7 @@ def launches(
     sums, arrived = space.reserve(items * heads.queries * (padded(heads.size) + 2), sequences * heads.shared)
     constants = {
         **attention_constants(x.dtype, heads, cache),
-        "ROWS": rows_of_group(heads.group + (0 if storing_too is None else 2)),
+        "ROWS": rows_of_group(heads.group + (0 if storing_too is None else 2), target),
         "BATCH": triton.next_power_of_2(sequences),
         "BN": tile.positions,
         "LEAST": tile.least,

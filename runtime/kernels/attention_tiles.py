@@ -68,29 +68,31 @@ def prompt_tile(target: Target, heads: Heads, dtype: torch.dtype, kind: str) -> 
     elif target.name == "sm_80":
         found = PromptTile(64, 32, 8, 6) if codes else PromptTile(128, 64 if small else 32, 8, 6)
     else:
-        found = PromptTile(128, 64, 8, 6) if codes else PromptTile(128, 128, 8, 6 if small else 5)
+        positions = 32 if codes and target.name == "sm_100" else 64 if codes else 128
+        found = PromptTile(128, positions, 8, 6 if codes or small else 5)
     return replace(found, queries=max(found.queries, triton.next_power_of_2(heads.group)))
 
 
 def token_tile(target: Target, heads: Heads, dtype: torch.dtype, kind: str) -> TokenTile:
     """The largest tiles that leave no register in memory, by the compiler's word; never measured on a GPU."""
     large, small = padded(heads.size) > 128, padded(heads.size) <= 64
-    rows = rows_of_group(heads.group)
+    rows = rows_of_group(heads.group, target)
     if dtype == torch.float32:
         found = TokenTile(16 if large else 32, 8, 4, 1, 2)
     elif target.backend == "hip":
         found = TokenTile(32, 8, 4, 1, 2)
     else:
-        positions = 32 if large else 128 if small and kind == "plain" else 64
-        # A block's number is read before what it leads to; so twice as many stages are as many loads in flight.
-        if target.name == "sm_80" or (large and kind != "plain"):
+        codes = kind != "plain"
+        positions = (64 if codes else 32) if large else 128 if small or codes else 64
+        if (target.name == "sm_80" and (small or codes)) or (target.name == "sm_100" and kind == "int4" and not large):
             positions //= 2
+        # A block's number is read before what it leads to; so twice as many stages are as many loads in flight.
         found = TokenTile(positions, 4, 4, 6, 2)
     # Many heads of a group take the registers that positions would.
     fewer = max(16, found.positions * 32 // max(rows, 32))
     return replace(found, positions=fewer, warps=8 if rows > 32 else found.warps)
 
 
-def rows_of_group(group: int) -> int:
-    """Rows of a tile with so many heads: what tensor cores multiply."""
-    return max(16, 1 << (group - 1).bit_length())
+def rows_of_group(group: int, target: Target) -> int:
+    """Columns of a tile with so many heads: what tensor cores multiply."""
+    return max(16 if target.backend == "hip" else 8, 1 << (group - 1).bit_length())

@@ -142,34 +142,34 @@ def rows_of(table, start, stop, head, SHARED: tl.constexpr, BLOCK: tl.constexpr,
 
 
 # Bits of small integers in float16 differ from those of 1024 and more by the exponent only, so that four bytes, or eight
-# nibbles, become numbers by moving bits and one subtraction for two of them.
+# nibbles, become numbers by moving bits and one subtraction for two of them; two numbers of a word are neighbours already.
 _BYTES_PTX = tl.constexpr("""{
     .reg .b32 all, high, zero;
     xor.b32 all, $2, 0x80808080;
     mov.b32 high, 0x64646464;
     mov.b32 zero, 0x64806480;
-    prmt.b32 $0, all, high, 0x4240;
-    prmt.b32 $1, all, high, 0x4341;
+    prmt.b32 $0, all, high, 0x4140;
+    prmt.b32 $1, all, high, 0x4342;
     sub.f16x2 $0, $0, zero;
     sub.f16x2 $1, $1, zero;
 }""")
 _NIBBLES_PTX = tl.constexpr("""{
-    .reg .b32 all, part, zero;
-    prmt.b32 all, $4, $4, 0x3120;
+    .reg .b32 upper, zero;
+    shr.b32 upper, $4, 4;
     mov.b32 zero, 0x64086408;
-    lop3.b32 $0, all, 0x000F000F, 0x64006400, 0xEA;
-    shr.b32 part, all, 4;
-    lop3.b32 $2, part, 0x000F000F, 0x64006400, 0xEA;
-    shr.b32 part, all, 8;
-    lop3.b32 $1, part, 0x000F000F, 0x64006400, 0xEA;
-    shr.b32 part, all, 12;
-    lop3.b32 $3, part, 0x000F000F, 0x64006400, 0xEA;
+    prmt.b32 $0, $4, upper, 0x4400;
+    prmt.b32 $1, $4, upper, 0x5511;
+    prmt.b32 $2, $4, upper, 0x6622;
+    prmt.b32 $3, $4, upper, 0x7733;
+    lop3.b32 $0, $0, 0x000F000F, 0x64006400, 0xEA;
+    lop3.b32 $1, $1, 0x000F000F, 0x64006400, 0xEA;
+    lop3.b32 $2, $2, 0x000F000F, 0x64006400, 0xEA;
+    lop3.b32 $3, $3, 0x000F000F, 0x64006400, 0xEA;
     sub.f16x2 $0, $0, zero;
     sub.f16x2 $1, $1, zero;
     sub.f16x2 $2, $2, zero;
     sub.f16x2 $3, $3, zero;
 }""")
-_TWO_HALVES = tl.constexpr((tl.float16, tl.float16))
 
 
 @triton.jit
@@ -179,13 +179,20 @@ def _side_by_side(low, high, DP: tl.constexpr):
 
 
 @triton.jit
+def _halves_of_words(words, DP: tl.constexpr):
+    """The two float16 that each 32 bits hold; nothing is computed for that."""
+    low, high = words.to(tl.int16), (words >> 16).to(tl.int16)
+    return _side_by_side(low.to(tl.float16, bitcast=True), high.to(tl.float16, bitcast=True), DP)
+
+
+@triton.jit
 def _halves_of_nibbles(codes, DP: tl.constexpr, ASM: tl.constexpr):
     """float16 of bytes that hold two codes."""
     if ASM:
-        low, high = tl.inline_asm_elementwise(
-            _NIBBLES_PTX, "=r,=r,=r,=r,r", [codes], dtype=_TWO_HALVES, is_pure=True, pack=4
+        words = tl.inline_asm_elementwise(
+            _NIBBLES_PTX, "=&r,=&r,=&r,=&r,r", [codes], dtype=tl.int32, is_pure=True, pack=4
         )
-        return _side_by_side(low, high, DP)
+        return _halves_of_words(words, DP)
     else:
         both = _side_by_side(codes & 15, codes >> 4, DP)
         return (both.to(tl.int16) | 0x6400).to(tl.float16, bitcast=True) - 1032.0
@@ -195,8 +202,8 @@ def _halves_of_nibbles(codes, DP: tl.constexpr, ASM: tl.constexpr):
 def _halves_of_bytes(pairs, CODE: tl.constexpr, DP: tl.constexpr, ASM: tl.constexpr):
     """float16 of words that hold two codes of 8 bits."""
     if CODE == tl.int8 and ASM:
-        low, high = tl.inline_asm_elementwise(_BYTES_PTX, "=r,=r,r", [pairs], dtype=_TWO_HALVES, is_pure=True, pack=2)
-        return _side_by_side(low, high, DP)
+        words = tl.inline_asm_elementwise(_BYTES_PTX, "=&r,=&r,r", [pairs], dtype=tl.int32, is_pure=True, pack=2)
+        return _halves_of_words(words, DP)
     else:
         both = _side_by_side(pairs.to(tl.int8), (pairs >> 8).to(tl.int8), DP)
         return both.to(CODE, bitcast=True).to(tl.float16)
@@ -213,8 +220,9 @@ def numbers_of(
     DP: tl.constexpr,
     AS: tl.constexpr,
     ASM: tl.constexpr,
+    ACROSS: tl.constexpr = False,  # pyright: ignore[reportArgumentType]
 ):
-    """``[positions, DP]`` numbers, not yet scaled, of cached rows."""
+    """``[positions, DP]`` numbers, not yet scaled, of cached rows; or ``[DP, positions]``, where they go ``ACROSS``."""
     # Codes are read two together: numbers of one byte would be gathered byte by byte on their way to a product.
     WIDTH: tl.constexpr = D if KIND == "plain" else D // 2  # pyright: ignore[reportAssignmentType]
     FILLED: tl.constexpr = DP if KIND == "plain" else DP // 2  # pyright: ignore[reportAssignmentType]
@@ -224,19 +232,23 @@ def numbers_of(
         words = codes
     else:
         words = codes.to(tl.pointer_type(tl.int16), bitcast=True)
-    pointers = words + rows[:, None].to(tl.int64) * WIDTH + columns[None, :]
+    # Numbers that need no unpacking go from memory to a product in the shape they are loaded in.
+    POSITIONS: tl.constexpr = 0 if KIND == "plain" and ACROSS else 1  # pyright: ignore[reportAssignmentType]
+    columns = tl.expand_dims(columns, 1 - POSITIONS)
+    pointers = words + tl.expand_dims(rows.to(tl.int64), POSITIONS) * WIDTH + columns
     if MASKED:
-        found = tl.load(pointers, mask=valid[:, None] & (columns < WIDTH)[None, :], other=0.0)
+        found = tl.load(pointers, mask=tl.expand_dims(valid, POSITIONS) & (columns < WIDTH), other=0.0)
     elif WIDTH != FILLED:
-        found = tl.load(pointers, mask=(columns < WIDTH)[None, :], other=0.0)
+        found = tl.load(pointers, mask=columns < WIDTH, other=0.0)
     else:
         found = tl.load(pointers)
     if KIND == "int4":
-        return _halves_of_nibbles(found, DP, ASM).to(AS)
-    elif KIND == "plain":
-        return found.to(AS)
-    else:
-        return _halves_of_bytes(found, CODE, DP, ASM).to(AS)
+        found = _halves_of_nibbles(found, DP, ASM)
+    elif KIND != "plain":
+        found = _halves_of_bytes(found, CODE, DP, ASM)
+    if KIND != "plain" and ACROSS:
+        found = tl.trans(found)
+    return found.to(AS)
 
 
 @triton.jit

@@ -55,31 +55,82 @@ def dot_types(dtype: torch.dtype, kind: str) -> dict[str, tl.dtype]:
 
 
 @triton.constexpr_function
-def log2_factor(scale: float, cap: float) -> float:
-    """What makes scores exponents of two."""
-    return (2.0 * cap if cap > 0 else scale) * 1.4426950408889634
-
-
-@triton.constexpr_function
 def factor_of(kind: str, scale: float, cap: float) -> float:
-    """What :func:`scores_of` leaves to the multiply-add that subtracts the highest score."""
-    return log2_factor(scale, cap) if kind == "plain" else 1.0
+    """What makes scores exponents of two, in the multiply-add that subtracts the highest; those of codes are that already."""
+    return 1.0 if kind != "plain" else (2.0 * cap if cap > 0 else scale) * 1.4426950408889634
 
 
 @triton.jit
-def log2_of_value_scales(value_scales, rows, valid, MASKED: tl.constexpr, ASM: tl.constexpr):
-    """Logarithms of the scales of a tile's values; a row of zeros has some, too."""
+def _scales(scales, rows, valid, AXIS: tl.constexpr, MASKED: tl.constexpr):
+    """A tile's scales, along all but an axis of its scores."""
     if MASKED:
-        scale = tl.load(value_scales + rows, mask=valid, other=0.0)
+        found = tl.load(scales + rows, mask=valid, other=0.0)
     else:
-        scale = tl.load(value_scales + rows)
-    scale = tl.maximum(scale, 1e-30)
+        found = tl.load(scales + rows)
+    return tl.expand_dims(found, AXIS)
+
+
+@triton.jit
+def _log2_scales(scales, rows, valid, AXIS: tl.constexpr, MASKED: tl.constexpr, ASM: tl.constexpr):
+    """Logarithms of scales; that of a row of zeros has one, too."""
+    found = tl.maximum(_scales(scales, rows, valid, AXIS, MASKED), 1e-30)
     if ASM:
         return tl.inline_asm_elementwise(
-            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [scale], dtype=tl.float32, is_pure=True, pack=1
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [found], dtype=tl.float32, is_pure=True, pack=1
         )
     else:
-        return tl.log2(scale)
+        return tl.log2(found)
+
+
+@triton.jit
+def exponents(
+    scores,
+    rows,
+    valid,
+    key_scales,
+    value_scales,
+    AXIS: tl.constexpr,
+    MASKED: tl.constexpr,
+    KIND: tl.constexpr,
+    ASM: tl.constexpr,
+    SCALE: tl.constexpr,
+    CAP: tl.constexpr,
+):
+    """Exponents of two of scores whose ``AXIS`` is the queries', but for :func:`factor_of`.
+
+    Of codes a key's scale multiplies its scores instead of all its numbers, and a value's scale is a part of its share's
+    exponent: then shares stay in float16's range whatever scales are. :func:`unscaled` takes them out again.
+    """
+    FACTOR: tl.constexpr = factor_of("plain", SCALE, CAP)
+    if KIND == "plain":
+        if CAP > 0:
+            # tanh(z) is 2 sigmoid(2z) - 1; softmax does not see the 1.
+            scores = tl.sigmoid(scores * (2.0 * SCALE / CAP))
+    else:
+        scale = _scales(key_scales, rows, valid, AXIS, MASKED)
+        more = _log2_scales(value_scales, rows, valid, AXIS, MASKED, ASM)
+        if CAP > 0:
+            scores = tl.sigmoid(scores * (scale * (2.0 * SCALE / CAP))) * FACTOR + more
+        else:
+            scores = scores * (scale * FACTOR) + more
+    return scores
+
+
+@triton.jit
+def unscaled(
+    shares,
+    rows,
+    valid,
+    value_scales,
+    AXIS: tl.constexpr,
+    MASKED: tl.constexpr,
+    KIND: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """Shares without values' scales, for their sum."""
+    if KIND != "plain":
+        shares = shares * tl.exp2(-_log2_scales(value_scales, rows, valid, AXIS, MASKED, ASM))
+    return shares
 
 
 @triton.jit
@@ -91,7 +142,7 @@ def scores_of(
     rows,
     head_keys,
     key_scales,
-    log2_scale,
+    value_scales,
     MASKED: tl.constexpr,
     KIND: tl.constexpr,
     D: tl.constexpr,
@@ -103,29 +154,12 @@ def scores_of(
     CAP: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Scores ``[queries, BN]`` to be multiplied by :func:`factor_of`; minus infinity for what a query does not see.
-
-    Of codes they are exponents of two already, and the values' scales are in them.
-    """
-    FACTOR: tl.constexpr = log2_factor(SCALE, CAP)
+    """:func:`exponents` ``[queries, BN]``; minus infinity for what a query does not see."""
     seen = start + tl.arange(0, BN)
     valid = seen < stop
     keys = numbers_of(head_keys, rows, valid, MASKED, KIND, D, DP, DOT, ASM)
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
-    if KIND == "plain":
-        if CAP > 0:
-            # tanh(z) is 2 sigmoid(2z) - 1; softmax does not see the 1.
-            scores = tl.sigmoid(scores * (2.0 * SCALE / CAP))
-    else:
-        # A key's scale multiplies its scores instead of all its numbers.
-        if MASKED:
-            scale = tl.load(key_scales + rows, mask=valid, other=0.0)
-        else:
-            scale = tl.load(key_scales + rows)
-        if CAP > 0:
-            scores = tl.sigmoid(scores * (scale * (2.0 * SCALE / CAP))[None, :]) * FACTOR + log2_scale[None, :]
-        else:
-            scores = scores * (scale * FACTOR)[None, :] + log2_scale[None, :]
+    scores = exponents(scores, rows, valid, key_scales, value_scales, 0, MASKED, KIND, ASM, SCALE, CAP)
     if MASKED:
         mask = (seen[None, :] <= position[:, None]) & valid[None, :]
         if WINDOW > 0:
@@ -166,9 +200,6 @@ def over_positions(
 ):
     """Go on with softmax over positions from ``first``, a multiple of ``BN``, to ``last``.
 
-    A value's scale is a part of its share's exponent: then no product leaves float16's range, and sums are divided by
-    it again.
-
     Returns:
         Sums of values by shares, the highest exponent, and the sum of shares, relative to it.
     """
@@ -176,11 +207,8 @@ def over_positions(
     for start in tl.range(first, last, BN, num_stages=STAGES):
         rows = rows_of(table, start, stop, head, SHARED, BLOCK, BN)
         valid = start + tl.arange(0, BN) < stop
-        log2_scale = 0.0
-        if KIND != "plain":
-            log2_scale = log2_of_value_scales(value_scales, rows, valid, MASKED, ASM)
         scores = scores_of(
-            query, position, start, stop, rows, keys, key_scales, log2_scale, MASKED, KIND, D, DP, DOT, ASM, BN, SCALE,
+            query, position, start, stop, rows, keys, key_scales, value_scales, MASKED, KIND, D, DP, DOT, ASM, BN, SCALE,
             CAP, WINDOW,
         )  # fmt: skip
         higher = tl.maximum(highest, tl.max(scores, 1) * FACTOR)
@@ -191,10 +219,7 @@ def over_positions(
             base = higher
         shares = tl.exp2(scores * FACTOR - base[:, None])
         shrink = tl.exp2(highest - base)
-        if KIND == "plain":
-            total = total * shrink + tl.sum(shares, 1)
-        else:
-            total = total * shrink + tl.sum(shares * tl.exp2(-log2_scale)[None, :], 1)
+        total = total * shrink + tl.sum(unscaled(shares, rows, valid, value_scales, 0, MASKED, KIND, ASM), 1)
         found = numbers_of(values, rows, valid, MASKED, KIND, D, DP, DOT, ASM)
         acc = tl.dot(shares.to(DOT), found, acc * shrink[:, None], input_precision="ieee")
         highest = higher

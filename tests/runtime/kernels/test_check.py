@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,13 @@ ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "TRITON
 ENVIRONMENT["CUDA_VISIBLE_DEVICES"] = ""
 
 
-def smelt(*arguments: str) -> subprocess.CompletedProcess[str]:
+# A folder with another version of Triton than the installed one, docs/kernels.md says how to get it.
+OTHER_TRITON = os.environ.get("SMELT_OTHER_TRITON", "")
+
+
+def smelt(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "smelt.compress.cli", "kernels", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT | more, check=False)
 
 
 @pytest.mark.parametrize("options", [["--quick"], pytest.param([], marks=pytest.mark.slow)], ids=["quick", "all"])
@@ -33,6 +38,19 @@ def test_all_shipped_kernels_compile_clean_for_all_targets(options: list[str]) -
         if one["kernel"].startswith("linear"):
             assert one["wide_loads"] > 0, one
             assert one["matrix"] > 0, one
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not OTHER_TRITON, reason="SMELT_OTHER_TRITON names no folder")
+def test_all_shipped_kernels_compile_clean_with_another_triton(tmp_path: Path) -> None:
+    path = os.pathsep.join([OTHER_TRITON, ENVIRONMENT.get("PYTHONPATH", "")]).strip(os.pathsep)
+    there = {"PYTHONPATH": path, "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", "import triton; print(triton.__file__)"]
+    found = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT | there, check=True).stdout
+    assert Path(found.strip()).is_relative_to(Path(OTHER_TRITON).resolve())
+    done = smelt("check", "--json", **there)
+    faults = [one for one in json.loads(done.stdout) if one["faults"]]
+    assert faults == [], done.stderr
 
 
 BAD = """
