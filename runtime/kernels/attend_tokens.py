@@ -30,10 +30,43 @@ from .rotate_and_store import HeadNorms, StoreCase, Turns, prepared, preparing, 
 from .targets import Target, target_of
 from .workspace import Workspace, workspace
 
+_FEW = tl.constexpr(8)  # parts that are merged at once
+_MERGED = tl.constexpr(16384)  # numbers of parts that a program merges at once
+
 
 def may_store(heads: Heads, target: Target) -> bool:
     """Whether storing on the way in costs no more rows, and what is stored can be seen."""
     return target.splits and rows_of_group(heads.group + 2, target) == rows_of_group(heads.group, target)
+
+
+@triton.jit
+def _plan(
+    counts,
+    stops,
+    sequences,
+    programs,
+    BATCH: tl.constexpr,
+    BN: tl.constexpr,
+    LEAST: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """How sequences are cut; each program finds it by itself, so that no host needs to be asked.
+
+    Returns:
+        For each sequence its positions, the first tile that is seen, the tiles of a part, and how many parts there are.
+    """
+    each = tl.arange(0, BATCH)
+    there = each < sequences
+    single = tl.load(counts + each, mask=there, other=0) == 1
+    stop = tl.where(single, tl.load(stops + each, mask=there, other=0), 0)
+    begin = tl.zeros([BATCH], tl.int32)
+    if WINDOW > 0:
+        begin = tl.maximum(stop - WINDOW, 0) // BN
+    tiles = tl.cdiv(stop, BN) - begin
+    # A few parts are merged in the time of one: a short sequence need not wait for long ones.
+    few = tl.minimum(tl.maximum(tl.cdiv(tiles, _FEW), 1), LEAST)
+    size = tl.maximum(tl.cdiv(tl.sum(tiles, 0), programs), few)
+    return stop, begin, size, tl.cdiv(tiles, size)
 
 
 @triton.jit
@@ -48,31 +81,23 @@ def _my_part(
     LEAST: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Which sequence's positions a program has; each finds it by itself, so that no host needs to be asked.
+    """Which sequence's positions a program has.
 
     Returns:
         Whether there is a part, the sequence, its positions, the first and last of the part, which of its parts it is, how many it
         has, and the number of its first part among all.
     """
-    each = tl.arange(0, BATCH)
-    there = each < sequences
-    single = tl.load(counts + each, mask=there, other=0) == 1
-    stop = tl.where(single, tl.load(stops + each, mask=there, other=0), 0)
-    begin = tl.zeros([BATCH], tl.int32)
-    if WINDOW > 0:
-        begin = tl.maximum(stop - WINDOW, 0) // BN
-    tiles = tl.cdiv(stop, BN) - begin
-    size = tl.maximum(tl.cdiv(tl.sum(tiles, 0), programs), LEAST)
-    parts = tl.cdiv(tiles, size)
+    stop, begin, size, parts = _plan(counts, stops, sequences, programs, BATCH, BN, LEAST, WINDOW)
     ends = tl.cumsum(parts, 0)
     sequence = tl.sum((ends <= item).to(tl.int32), 0)
-    mine = each == sequence
+    mine = tl.arange(0, BATCH) == sequence
     first_part = tl.sum(tl.where(mine, ends - parts, 0), 0)
     my_parts = tl.sum(tl.where(mine, parts, 0), 0)
     my_stop = tl.sum(tl.where(mine, stop, 0), 0)
+    my_size = tl.sum(tl.where(mine, size, 0), 0)
     part = item - first_part
-    first = (tl.sum(tl.where(mine, begin, 0), 0) + part * size) * BN
-    last = tl.minimum(first + size * BN, my_stop)
+    first = (tl.sum(tl.where(mine, begin, 0), 0) + part * my_size) * BN
+    last = tl.minimum(first + my_size * BN, my_stop)
     return my_parts > 0, sequence, my_stop, first, last, part, my_parts, first_part
 
 
@@ -159,7 +184,9 @@ def _merged(
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     SIZE: tl.constexpr = GROUP * (DP + 2)
-    for i in tl.range(0, parts, loop_unroll_factor=4):
+    # As many parts are read at once as registers hold.
+    AT_ONCE: tl.constexpr = max(1, min(_FEW, _MERGED // (ROWS * DP)))  # pyright: ignore[reportOperatorIssue]
+    for i in tl.range(0, parts, loop_unroll_factor=AT_ONCE):
         base = sums + ((first_part + i).to(tl.int64) * SHARED + head) * SIZE
         theirs = tl.load(
             base + row[:, None] * DP + column[None, :], mask=real[:, None], other=0.0, cache_modifier=".cg"
@@ -338,15 +365,7 @@ def _merge(
     head = tl.program_id(0)
     wanted = tl.program_id(1)
     each = tl.arange(0, BATCH)
-    there = each < sequences
-    single = tl.load(counts + each, mask=there, other=0) == 1
-    stop = tl.where(single, tl.load(stops + each, mask=there, other=0), 0)
-    begin = tl.zeros([BATCH], tl.int32)
-    if WINDOW > 0:
-        begin = tl.maximum(stop - WINDOW, 0) // BN
-    tiles = tl.cdiv(stop, BN) - begin
-    size = tl.maximum(tl.cdiv(tl.sum(tiles, 0), programs), LEAST)
-    parts = tl.cdiv(tiles, size)
+    _, _, _, parts = _plan(counts, stops, sequences, programs, BATCH, BN, LEAST, WINDOW)
     first_part = tl.sum(tl.where(each < wanted, parts, 0), 0)
     my_parts = tl.sum(tl.where(each == wanted, parts, 0), 0)
     if my_parts > 1:
@@ -461,9 +480,9 @@ def attend_tokens(
 
 
 def _cases() -> list[AttentionCase]:
-    def with_parts(programs: int, splits: bool) -> Callable[..., None]:
+    def with_parts(programs: int, splits: bool, least: int) -> Callable[..., None]:
         def compute(case: AttentionCase, queries: Tensor, cache: LayerCache, runs: Runs, out: Tensor) -> None:
-            tile = TokenTile(16, 1, 4, 1, 1)
+            tile = TokenTile(16, least, 4, 1, 1)
             target = replace(target_of(queries.device), units=programs * case.heads.shared)
             if not splits:
                 target = replace(target, splits=False)
@@ -475,7 +494,7 @@ def _cases() -> list[AttentionCase]:
     for i, case in enumerate(attention_cases(singles=True)):
         programs, splits = (1, 3, 9)[i % 3], i % 5 != 4
         note = f", {programs} programs{'' if splits else ', merged apart'}"
-        compute = with_parts(programs, splits)
+        compute = with_parts(programs, splits, least=1 + i % 2)
         found.append(
             replace(case, note=note).computed_by(lambda *inputs, case=case, compute=compute: compute(case, *inputs))
         )

@@ -77,7 +77,7 @@ class AttentionTuning:
                 for warps in (4, 8)
                 for deep in stages
                 for waves in (1, 2, 4)
-                for least in (4, 8)
+                for least in (1, 2, 4, 8)
             ]
         return [
             PromptTile(queries, positions, warps, deep)
