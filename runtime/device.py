@@ -30,9 +30,14 @@ def device_named(name: str) -> torch.device:
     return device
 
 
-def on(device: torch.device) -> AbstractContextManager[object]:
-    """Tensors are made, and kernels launched, there; a CPU is where that happens anyway. May be entered again and again."""
-    return nullcontext() if device.type == "cpu" else _On(device)
+def on(device: torch.device, *, overlap: bool = True) -> AbstractContextManager[object]:
+    """Tensors are made, and kernels launched, there; a CPU is where that happens anyway. May be entered again and again.
+
+    Args:
+        device: where.
+        overlap: whether launches may begin before the one before them has ended (see kernels/launch.py).
+    """
+    return nullcontext() if device.type == "cpu" else _On(device, overlap)
 
 
 def free_memory(device: torch.device) -> int:
@@ -51,12 +56,15 @@ def give_back(device: torch.device) -> None:
 
 
 class _On:
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, overlap: bool) -> None:
+        self._device, self._overlap = device, overlap
         self._entered: list[ExitStack] = []
 
     def __enter__(self) -> None:
         stack = ExitStack()
+        from .kernels.launch import overlapping
+
+        stack.enter_context(overlapping(self._overlap))
         stack.enter_context(torch.cuda.device(self._device))
         stack.enter_context(self._device)
         self._entered.append(stack)

@@ -108,7 +108,8 @@ class TorchExecutor:
     def __init__(self, model: Model, store: KeysValues, ends: frozenset[int], seed: int) -> None:
         self.model: RunsBatches = model
         self._store = store
-        self._device = on(model.device)
+        fusions = getattr(model.operators, "fusions", None)
+        self._device = on(model.device, overlap=fusions is None or fusions.overlap)
         self._ends = ends
         self._seed = seed
 

@@ -19,6 +19,7 @@ class Fusions:
         attention: flash attention, instead of scores, softmax and products one after another.
         sampling: tokens are chosen on the device, in two launches.
         graphs: steps are replayed as one CUDA graph.
+        overlap: from sm_90 on, a launch begins before the one before it has ended (programmatic dependent launch).
     """
 
     norm: bool = True
@@ -30,6 +31,7 @@ class Fusions:
     attention: bool = True
     sampling: bool = True
     graphs: bool = True
+    overlap: bool = True
 
     def without(self, *names: str) -> Fusions:
         """The same with some switched off."""

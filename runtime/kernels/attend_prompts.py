@@ -23,6 +23,7 @@ from .cached import LayerCache
 from .flash import CHANGING, Runs, dot_types, over_positions
 from .kernel import Build, Case, Kernel, Trial
 from .launch import Launch, interpreted, takes_ptx
+from .overlap import launch_and_wait
 from .quantize_rows import CODES, LARGEST, NAMES, TARGETS_OF, code_room, larger, quantize_rows, rounded, scale_of
 from .targets import Target, target_of
 from .workspace import Workspace, workspace
@@ -150,7 +151,9 @@ def _attend_prompts(
     SOFT: tl.constexpr,
     TOKENS: tl.constexpr,
     STEP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    launch_and_wait(PDL)
     head = tl.program_id(0)
     item = tl.program_id(1)
     if tl.load(work + 2 * item) >= 0:

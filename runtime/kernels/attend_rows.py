@@ -26,6 +26,7 @@ from .cached import LayerCache, numbers_of, padded, rows_of
 from .flash import CHANGING, Runs, factor_of, scores_of, unscaled
 from .kernel import Build, Kernel
 from .launch import Launch
+from .overlap import launch_and_wait
 from .targets import Target, target_of
 from .workspace import Workspace, workspace
 
@@ -64,7 +65,9 @@ def _attend_rows(
     CAP: tl.constexpr,
     WINDOW: tl.constexpr,
     STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    launch_and_wait(PDL)
     row = tl.arange(0, BM)
     inner = tl.arange(0, BN)
     scratch_stride = tl.multiple_of(scratch_stride, 16)

@@ -26,6 +26,7 @@ from .cached import LayerCache, numbers_of, padded, rows_of, store_key_and_value
 from .flash import CHANGING, Runs, exponents, factor_of, unscaled
 from .kernel import Build, Case, Kernel, Trial, poisoned
 from .launch import Launch
+from .overlap import launch_and_wait
 from .rotate_and_store import HeadNorms, StoreCase, Turns, prepared, preparing, rotate_and_store
 from .targets import Target, target_of
 from .workspace import Workspace, workspace
@@ -252,7 +253,9 @@ def _attend_tokens(
     CAP: tl.constexpr,
     WINDOW: tl.constexpr,
     STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    launch_and_wait(PDL)
     head = tl.program_id(0)
     item = tl.program_id(1)
     there, sequence, stop, first, last, part, parts, first_part = _my_part(
@@ -360,8 +363,10 @@ def _merge(
     BN: tl.constexpr,
     LEAST: tl.constexpr,
     WINDOW: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """What the last program of a sequence does, as a launch of its own."""
+    launch_and_wait(PDL)
     head = tl.program_id(0)
     wanted = tl.program_id(1)
     each = tl.arange(0, BATCH)

@@ -19,16 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from .kernel import Build
-from .launch import Launch
+from .launch import Launch, overlaps_on
 from .registry import KERNELS
 from .targets import TARGETS, Target
 
-_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,6}\*/\s+(?:@!?U?P\d+ )?([A-Z][A-Z0-9_.]*)", re.MULTILINE)
+_INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(?:@!?U?P\d+ )?([A-Z][A-Z0-9_.]*)", re.MULTILINE)
 _JUMP = re.compile(
     r"^\s+/\*([0-9a-f]{4,6})\*/\s+(?:@!?U?P\d+ )?BRA(?:\.\w+)* (?:!?U?P\d+, )?`?\(?(?:0x)?([0-9a-f]+)\b", re.MULTILINE
 )
 _LOADS = re.compile(r"(?:tt\.load|async_copy_global_to_local|buffer_load\w*)\b[^\n]*")
 _LAYOUT = re.compile(r"^(#\w+) = #ttg\.blocked<\{sizePerThread = \[([\d, ]+)\]", re.MULTILINE)
+# What reads or writes memory that other launches see, and what leaves a program. Subroutines are ptxas's own, and return.
+_TOUCHES = frozenset(["LD", "LDG", "LDGSTS", "ST", "STG", "ATOM", "ATOMG", "RED", "REDG", "UBLKCP", "UTMALDG"])
+_LEAVES = frozenset(["BRX", "JMP", "EXIT"])
 _FEW_BYTES = 16  # that are not numbers: what barriers keep
 _BYTES = {"i8": 1, "f8E4M3FN": 1, "f8E4M3FNUZ": 1, "i16": 2, "f16": 2, "bf16": 2, "i32": 4, "f32": 4}
 
@@ -107,7 +110,8 @@ def compile_build(kernel: str, build: Build, target: Target) -> Compiled:
             cause = cause.__cause__
         first = (str(cause).strip() or type(cause).__name__).splitlines()[-1][:200]
         return Compiled(kernel, build.name, target.name, 0, 0, 0, 0.0, 0, 0, (), 0, (f"does not compile: {first}",))
-    registers, spills, counts, loop = _amd(found) if target.backend == "hip" else _nvidia(found)
+    code = "" if target.backend == "hip" else _machine_code(found)
+    registers, spills, counts, loop = _amd(found) if target.backend == "hip" else _nvidia(code)
     shared = found.metadata.shared
     claimed = target.matrix if build.wide else target.matrix + target.narrow
     matrix = sum(n for name, n in counts.items() if name.startswith(claimed))
@@ -125,6 +129,8 @@ def compile_build(kernel: str, build: Build, target: Target) -> Compiled:
     faults += _narrow(found.asm["ttgir"], launch, build.streamed)
     if build.overlapped and target.backend == "cuda":
         faults += _waiting(found.asm["ttgir"])
+    if overlaps_on(target.backend, target.arch):
+        faults += unordered(code)
     bytewise = sum(n for name, n in counts.items() if name in ("LDS.U8", "LDS.S8"))
     if build.overlapped and bytewise > _FEW_BYTES:
         faults.append(f"{bytewise} reads of single bytes from shared memory")
@@ -138,8 +144,8 @@ def compiled(launch: Launch, target: Target) -> Any:
     """Triton's own result for a target."""
     import triton
 
-    options = {"num_warps": launch.warps, "num_stages": launch.stages}
-    return triton.compile(launch.source(target.backend), target=target.of_triton(), options=options)
+    options = launch.options(overlaps_on(target.backend, target.arch))
+    return triton.compile(launch.source(target), target=target.of_triton(), options=options)
 
 
 def _compile_named(which: tuple[str, str, str]) -> Compiled:
@@ -148,18 +154,45 @@ def _compile_named(which: tuple[str, str, str]) -> Compiled:
     return compile_build(name, next(b for b in kernel.builds if b.name == build_name), TARGETS[target])
 
 
-def _nvidia(found: Any) -> tuple[int, int, Counter[str], int]:
-    """Registers, spills, instructions and those of the longest loop, from the machine code itself."""
+def unordered(code: str) -> list[str]:
+    """What a kernel does before it has waited for the launches before it (see launch.py); prefetching is no harm."""
+    places = [(int(at, 16), name) for at, name in _INSTRUCTION.findall(code)]
+    waits = [at for at, name in places if name == "ACQBULK"]
+    begins = [at for at, name in places if name == "PREEXIT"]
+    if not waits or not begins:
+        return ["does not wait for earlier launches, or lets none begin early"]
+    if any(at > begins[0] for at, name in places if name.startswith("UTCATOMSWS.FIND")):
+        return ["lets others begin before it has its tensor memory, which they may take and then wait for its end"]
+    before = {name.split(".")[0] for at, name in places if at < waits[0]}
+    # What jumps to somewhere before the wait comes to it: Blackwell's tensor memory is given out in loops.
+    past = any(int(at, 16) < waits[0] < int(to, 16) for at, to in _JUMP.findall(code))
+    faults = []
+    if touching := sorted(_TOUCHES & before):
+        faults.append(f"reads or writes ({', '.join(touching)}) before it has waited for earlier launches")
+    if leaving := sorted(_LEAVES & before) + ["BRA"] * past:
+        faults.append(f"may end ({', '.join(leaving)}) without waiting for earlier launches")
+    return faults
+
+
+def _machine_code(found: Any) -> str:
+    """What cuobjdump says of a kernel: what it uses, then its instructions."""
     from triton import knobs
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(found.asm["cubin"])
         tool = knobs.nvidia.cuobjdump.path
-        usage = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
-        code = subprocess.run([tool, "-sass", path], capture_output=True, text=True, check=True).stdout
-    counts = Counter(_INSTRUCTION.findall(code))
-    registers = int(re.search(r"REG:(\d+)", usage)[1])  # pyright: ignore[reportOptionalSubscript]
+        told = (
+            subprocess.run([tool, option, path], capture_output=True, text=True, check=True).stdout
+            for option in ("-res-usage", "-sass")
+        )
+        return "\n".join(told)
+
+
+def _nvidia(code: str) -> tuple[int, int, Counter[str], int]:
+    """Registers, spills, instructions and those of the longest loop, from the machine code itself."""
+    counts = Counter(name for _, name in _INSTRUCTION.findall(code))
+    registers = int(re.search(r"REG:(\d+)", code)[1])  # pyright: ignore[reportOptionalSubscript]
     spills = sum(n for name, n in counts.items() if name.split(".")[0] in ("LDL", "STL"))
     # A branch to before itself closes a loop; an instruction takes 16 bytes.
     jumps = ((int(at, 16), int(to, 16)) for at, to in _JUMP.findall(code))

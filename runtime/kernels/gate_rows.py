@@ -12,6 +12,7 @@ from torch import Tensor
 from .finish import activated, activation, is_gated
 from .kernel import TOLERANCE, Build, Case, Kernel, Trial, poisoned
 from .launch import Launch
+from .overlap import launch_and_wait
 from .packing import interleaved
 from .targets import Target
 
@@ -19,7 +20,10 @@ _TILE = 2048  # outputs of a program: twice 16 bytes for each thread of four war
 
 
 @triton.jit
-def _gate_rows(x, out, OUTPUTS, x_stride, GATE: tl.constexpr, GATED: tl.constexpr, TILE: tl.constexpr):
+def _gate_rows(
+    x, out, OUTPUTS, x_stride, GATE: tl.constexpr, GATED: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr
+):
+    launch_and_wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = columns < OUTPUTS

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 import triton.language as tl
 from torch import Tensor
+
+from .targets import Target
 
 TYPES = {
     torch.float16: "fp16",
@@ -57,7 +60,8 @@ class Launch:
         if heard is not None:
             heard(self)
             return
-        self.function[self.grid](**self.arguments, **self.constants, num_warps=self.warps, num_stages=self.stages)
+        overlapped = overlaps()
+        self.function[self.grid](**self.arguments, **self._constants(overlapped), **self.options(overlapped))
 
     def warm(self) -> None:
         """Compile it for the current device, without tensors; others' launches then find it in Triton's cache."""
@@ -67,17 +71,25 @@ class Launch:
             name: MockTensor(value.dtype) if isinstance(value, Tensor) else value
             for name, value in self.arguments.items()
         }
-        options = {"num_warps": self.warps, "num_stages": self.stages}
-        self.function.warmup(**shapes, **self.constants, grid=self.grid, **options)
+        overlapped = overlaps()
+        self.function.warmup(**shapes, **self._constants(overlapped), grid=self.grid, **self.options(overlapped))
 
-    def source(self, backend: str) -> Any:
+    def options(self, overlapped: bool) -> dict[str, Any]:
+        """What Triton is told beside the arguments; part of what it looks compiled kernels up by."""
+        options: dict[str, Any] = {"num_warps": self.warps, "num_stages": self.stages}
+        return {**options, "launch_pdl": True} if overlapped else options
+
+    def _constants(self, overlapped: bool) -> dict[str, Any]:
+        return {**self.constants, "PDL": overlapped}
+
+    def source(self, target: Target) -> Any:
         """What Triton compiles ahead of time, specialized as a launch would be: integers that are one, or multiples of 16."""
         from triton.compiler import ASTSource
 
         signature: dict[str, str] = {}
-        constants = dict(self.constants)
+        constants = self._constants(overlaps_on(target.backend, target.arch))
         if "ASM" in constants:
-            constants["ASM"] = backend == "cuda"
+            constants["ASM"] = target.backend == "cuda"
         attributes: dict[tuple[int, ...], list[list[Any]]] = {}
         for place, parameter in enumerate(self.function.params):
             name = parameter.name
@@ -109,6 +121,62 @@ def noted(heard: Callable[[Launch], object]) -> Iterator[None]:
         yield
     finally:
         _HEARD.reset(before)
+
+
+# Programmatic dependent launch
+# -----------------------------
+# A launch ends with programs that leave units idle, and the next one begins with programs that find their place, read
+# their arguments and wait for memory: a few microseconds, 200 times a token. From sm_90 on all launches here carry the
+# attribute that lets them begin as soon as every program of the launch before is running. The price is a rule that each
+# kernel keeps (check.py reads it in the machine code):
+#
+#   Every program, on every path, waits (`wait_for_earlier` of overlap.py) before it reads what an earlier launch of the
+#   step wrote, and before it writes what an earlier launch may still read (outputs, workspaces, the cache). Also a program
+#   that has nothing to do and returns.
+#
+# The wait ends when the launch just before has completed. That this one's predecessors have, too, follows only because
+# none of its programs completes before it has waited itself: a single path without the wait, and launch C would begin to
+# work when B has ended while A still writes. What nobody writes during a step, weights, may be asked for before; no value may
+# be read then. And what programs of other launches could use up must be taken before these may begin: Triton takes
+# Blackwell's tensor memory first of all.
+#
+# torch's own operators in between have no such attribute: they wait for everything before them, and what follows waits
+# for their end. A captured graph keeps these edges (CUDA 12.3 and later). A kernel compiled with the wait does no harm
+# where it is launched without the attribute.
+_OVERLAPPED: ContextVar[bool] = ContextVar("overlapped", default=True)
+
+
+@contextmanager
+def overlapping(allowed: bool) -> Iterator[None]:
+    """Let launches inside begin before the one before them has ended, or not: to see what that buys."""
+    before = _OVERLAPPED.set(allowed)
+    try:
+        yield
+    finally:
+        _OVERLAPPED.reset(before)
+
+
+def overlaps() -> bool:
+    """Whether launches on the current device begin before the one before them has ended."""
+    if interpreted() or not _OVERLAPPED.get():
+        return False
+    from triton.runtime.driver import driver
+
+    active: Any = driver.active
+    return _overlaps_on_device(active.get_current_device())
+
+
+@cache
+def _overlaps_on_device(_: int) -> bool:
+    from triton.runtime.driver import driver
+
+    target: Any = driver.active.get_current_target()
+    return overlaps_on(target.backend, target.arch)
+
+
+def overlaps_on(backend: str, arch: int | str) -> bool:
+    """Whether launches on such a device can."""
+    return backend == "cuda" and int(arch) >= 90
 
 
 def interpreted() -> bool:

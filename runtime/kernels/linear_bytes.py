@@ -19,6 +19,7 @@ from torch.nn import functional
 from .finish import ONE_TILE, activated, is_gated, store_outputs, sum_of_parts
 from .kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
 from .launch import GENERAL, Launch, interpreted
+from .overlap import launch_dependents, prefetch_runs, wait_for_earlier
 from .packing import ROWS, interleaved
 from .quantize_rows import LARGEST, NAMES, TARGETS_OF, divided_by, quantize_rows
 from .routing import Routing, route
@@ -64,9 +65,11 @@ def _linear_bytes(
     PARTED: tl.constexpr,
     STAGES: tl.constexpr,
     SOFT: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     CODE: tl.constexpr = weight.dtype.element_ty
     SUM: tl.constexpr = tl.int32 if CODE == tl.int8 else tl.float32  # pyright: ignore[reportAssignmentType]
+    launch_dependents(PDL)
     pid = tl.program_id(0)
     part_id = tl.program_id(1)
     # Tiles of rows that share weights run together, so that the weights are read from memory once.
@@ -74,6 +77,12 @@ def _linear_bytes(
     pn = pid // row_tiles
     n = pn * BN + tl.arange(0, BN)
     place = pm * BM + tl.arange(0, BM)
+    if PDL and not GROUPED:
+        # Which weights an expert's program reads, an earlier launch says.
+        mine = tl.cdiv(chunks, split)
+        end = tl.minimum(part_id * mine + mine, chunks) - 1
+        prefetch_runs(weight, part_id * mine, end, FILLED * 128, pn.to(tl.int64) * BN * 128, BN * 128)
+    wait_for_earlier(PDL)
     if GROUPED:
         expert = tl.load(block_expert + pm).to(tl.int64)
         if expert < 0:

@@ -22,6 +22,7 @@ from .codes_weight import CodesWeight, of_experts, prepare
 from .finish import ONE_TILE, activated, store_outputs, sum_of_parts
 from .kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
 from .launch import GENERAL, Launch, multiplied_as, takes_ptx
+from .overlap import launch_dependents, prefetch_runs, wait_for_earlier
 from .packing import FORMATS, SCALES
 from .routing import Routing, route
 from .targets import Target
@@ -170,7 +171,9 @@ def _linear_codes(
     STAGES: tl.constexpr,
     HALF: tl.constexpr,
     ASM: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    launch_dependents(PDL)
     pid = tl.program_id(0)
     part_id = tl.program_id(1)
     # Tiles of rows that share weights run together, so that the weights are read from memory once.
@@ -179,6 +182,13 @@ def _linear_codes(
     n0 = pn * BN
     n = n0 + tl.arange(0, BN)
     place = pm * BM + tl.arange(0, BM)
+    if PDL and not GROUPED:
+        # Which weights an expert's program reads, an earlier launch says.
+        PLANES: tl.constexpr = (1 if FORMAT == "int4" or FORMAT == "float4" or FORMAT == "int2" else 2) * STEP // BLOCK
+        mine = tl.cdiv(tl.cdiv(K, STEP), split)
+        end = tl.minimum(part_id * mine + mine, tl.cdiv(K, STEP)) * PLANES - 1
+        prefetch_runs(codes, part_id * mine * PLANES, end, FILLED * 32, n0.to(tl.int64) * 32, BN * 32)
+    wait_for_earlier(PDL)
     if GROUPED:
         expert = tl.load(block_expert + pm).to(tl.int64)
         if expert < 0:

@@ -19,6 +19,7 @@ from torch import Tensor
 from .finish import ONE_TILE, activated, is_gated, store_outputs, sum_of_parts
 from .kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
 from .launch import GENERAL, Launch, multiplied_as
+from .overlap import launch_dependents, prefetch_rows, wait_for_earlier
 from .packing import interleaved
 from .routing import Routing, most_blocks, route
 from .targets import Target
@@ -59,7 +60,9 @@ def _linear_dense(
     PARTED: tl.constexpr,
     STAGES: tl.constexpr,
     HALF: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    launch_dependents(PDL)
     pid = tl.program_id(0)
     part_id = tl.program_id(1)
     # Tiles of rows that share weights run together, so that the weights are read from memory once.
@@ -67,6 +70,12 @@ def _linear_dense(
     pn = pid // row_tiles
     n = pn * BN + tl.arange(0, BN)
     place = pm * BM + tl.arange(0, BM)
+    if PDL and not GROUPED:
+        # Which weights an expert's program reads, an earlier launch says.
+        mine = tl.cdiv(tl.cdiv(K, STEP), split) * STEP
+        end = tl.minimum(part_id * mine + mine, K) * 2 - 1
+        prefetch_rows(weight, tl.minimum(n, N - 1), part_id * mine * 2, end, K * 2)
+    wait_for_earlier(PDL)
     if GROUPED:
         expert = tl.load(block_expert + pm).to(tl.int64)
         if expert < 0:

@@ -17,6 +17,7 @@ from torch import Tensor
 from .finish import store_outputs, sum_of_parts
 from .kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
 from .launch import GENERAL, Launch, interpreted
+from .overlap import launch_dependents, prefetch_runs, wait_for_earlier
 from .packing import ROWS
 from .quantize_rows import rounded
 from .targets import Target
@@ -74,7 +75,9 @@ def _linear_scaled(
     BM: tl.constexpr,
     STAGES: tl.constexpr,
     SOFT: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    launch_dependents(PDL)
     pid = tl.program_id(0)
     part_id = tl.program_id(1)
     pm = pid % row_tiles
@@ -84,6 +87,10 @@ def _linear_scaled(
     valid = slot < M
     x_rows = x + slot.to(tl.int64)[:, None] * x_stride
     each = tl.cdiv(steps, split)
+    if PDL:
+        end = tl.minimum(part_id * each + each, steps) - 1
+        prefetch_runs(weight, part_id * each, end, FILLED * 64, pn.to(tl.int64) * BN * 64, BN * 64)
+    wait_for_earlier(PDL)
     acc = tl.zeros([BN, BM], tl.float32)
     for step in tl.range(part_id * each, tl.minimum(part_id * each + each, steps), num_stages=STAGES):
         weights = tl.load(weight + ((step * FILLED + n)[:, None] * 64 + tl.arange(0, 64)[None, :]))

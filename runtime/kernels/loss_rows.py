@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .kernel import TOLERANCE, Build, Case, Kernel, Trial, poisoned
 from .launch import Launch
+from .overlap import launch_and_wait
 from .targets import Target
 
 KINDS = ("forward_kl", "reverse_kl", "jsd", "total_variation", "cross_entropy", "top_kl")
@@ -70,7 +71,9 @@ def _loss_rows(
     LEAST: tl.constexpr,
     KEPT: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    launch_and_wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     student += row * student_stride
     slopes += row * V

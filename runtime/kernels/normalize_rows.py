@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .kernel import TOLERANCE, Build, Case, Kernel, Trial, poisoned
 from .launch import Launch, interpreted
+from .overlap import launch_and_wait
 from .quantize_rows import LARGEST, NAMES, TARGETS_OF, rounded, scale_of
 from .quantize_rows import reference as codes_and_scales
 from .targets import Target
@@ -128,7 +129,9 @@ def _normalize_rows(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
     SOFT: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    launch_and_wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < K

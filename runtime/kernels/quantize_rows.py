@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .kernel import TOLERANCE, Build, Case, Kernel, Trial
 from .launch import Launch, interpreted
+from .overlap import launch_and_wait
 from .targets import Target
 
 # What a row's largest number becomes: int8's is between its two ends, as compressed-tensors has it.
@@ -100,7 +101,9 @@ def _quantize_rows(
     TILE: tl.constexpr,
     SOFT: tl.constexpr,
     BACK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    launch_and_wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     inner = tl.arange(0, TILE)
     if BY_BLOCK:

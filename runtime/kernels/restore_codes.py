@@ -14,6 +14,7 @@ from .codes_weight import CodesWeight, prepare
 from .kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
 from .launch import Launch, multiplied_as, takes_ptx
 from .linear_codes import CodesCase, pieces_of, scaled
+from .overlap import launch_and_wait
 from .packing import FORMATS, SCALES
 from .targets import Target
 
@@ -39,7 +40,9 @@ def _restore_codes(
     BN: tl.constexpr,
     HALF: tl.constexpr,
     ASM: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    launch_and_wait(PDL)
     n0 = tl.program_id(0) * BN
     step = tl.program_id(1)
     n = n0 + tl.arange(0, BN)

@@ -17,6 +17,7 @@ from ..heads import Heads
 from .cached import LayerCache, layer_cache, padded, restored, rotation, store_key_and_value, storing
 from .kernel import Build, Case, Kernel, Trial
 from .launch import Launch, interpreted
+from .overlap import launch_and_wait
 from .quantize_rows import TARGETS_OF
 from .targets import Target
 
@@ -179,7 +180,9 @@ def _rotate_and_store(
     KIND: tl.constexpr,
     LIMIT: tl.constexpr,
     SOFT: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    launch_and_wait(PDL)
     token = tl.program_id(0)
     head = tl.program_id(1)
     slot = tl.load(slots + token)

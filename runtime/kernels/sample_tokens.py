@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .kernel import Build, Case, Kernel, Trial, poisoned
 from .launch import Launch
+from .overlap import launch_and_wait
 from .targets import Target
 
 # Of a row, for a program of the first launch. A top-k no larger than the number of chunks has a good lower bound at once.
@@ -191,7 +192,9 @@ def _survey_chunks(
     edits,
     chunks,
     CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    launch_and_wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     first = chunk * CHUNK
@@ -406,7 +409,9 @@ def _choose_tokens(
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     TILE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    launch_and_wait(PDL)
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row).to(tl.int64)
     if slot < 0:

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from smelt.compress import Recipe, run
 from smelt.runtime import Engine, SamplingParams
+from smelt.runtime.gpu.fusions import Fusions
 from smelt.runtime.kernels.kernel import Case
 from smelt.runtime.kernels.precompile import precompile
 from smelt.runtime.kernels.registry import KERNELS
@@ -54,7 +55,9 @@ def rehearse_cases(driver: MockDriver, every: int) -> list[str]:
     for kernel in KERNELS:
         mine = [case for case in kernel.cases if not case.targets or TARGET.name in case.targets]
         chosen = [case for large in (False, True) for case in [c for c in mine if c.large == large][::every]]
-        precompile([case.launch(TARGET) for case in chosen if case.launch], failures.append)
+        told: list[str] = []
+        precompile([case.launch(TARGET) for case in chosen if case.launch], told.append)
+        failures += [f"{kernel.name}: {line}" for line in told if "did not compile" in line]
         for case in chosen:
             before = len(driver.launched)
             wrong = _failure(lambda case=case: _carry_out(case))
@@ -98,6 +101,15 @@ def rehearse_steps(driver: MockDriver, models: Sequence[tuple[str, str]], folder
     return failures
 
 
+def _rehearse_alone(driver: MockDriver, path: Path) -> list[str]:
+    """The engine's switch must reach every launch."""
+    driver.overlapped.clear()
+    wrong = _failure(lambda: _generate(path, "auto", Fusions().without("overlap")))
+    if wrong is None and any(driver.overlapped):
+        wrong = f"{sum(driver.overlapped)} of {len(driver.overlapped)} launches overlap"
+    return [f"llama without overlap: {wrong}"] if wrong else []
+
+
 def _model(architecture: str, scheme: str, folder: Path) -> Path:
     folder.mkdir()
     sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2}
@@ -114,7 +126,7 @@ def _model(architecture: str, scheme: str, folder: Path) -> Path:
     return Path(run(Recipe.model_validate(recipe), progress=False).checkpoint)
 
 
-def _generate(path: Path, kept: str) -> None:
+def _generate(path: Path, kept: str, fusions: Fusions | None = None) -> None:
     """A prompt alone, prompts in pieces beside single tokens, single tokens; greedy and drawn."""
     prompts = [[5, 6, 7, 8, 9], [5] * 40, [6], [7] * 17]
     params = [
@@ -130,6 +142,7 @@ def _generate(path: Path, kept: str) -> None:
             max_sequences=2,
             token_budget=24,
             max_length=64,
+            fusions=fusions,
             quiet=True,
         )
         for output in engine.generate(prompts, params):
@@ -163,10 +176,14 @@ def main() -> None:
     if asked.what == "cases":
         with mock_device():
             failures = rehearse_cases(driver, 1 if asked.all else 8)
+        alone = driver.overlapped.count(False)
     else:
         with tempfile.TemporaryDirectory() as folder:
             failures = rehearse_steps(driver, _MODELS if asked.all else [("qwen3", "W4A16")], Path(folder))
-    print(json.dumps({"launched": Counter(driver.launched), "failures": failures}))
+            alone = driver.overlapped.count(False)
+            if asked.all:
+                failures += _rehearse_alone(driver, Path(folder) / "llama" / "model")
+    print(json.dumps({"launched": Counter(driver.launched), "alone": alone, "failures": failures}))
 
 
 if __name__ == "__main__":

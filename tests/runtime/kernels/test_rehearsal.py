@@ -29,6 +29,7 @@ def rehearsed(*arguments: str) -> dict[str, Any]:
 def test_no_case_leaves_a_python_error_for_a_gpu_to_find(options: list[str]) -> None:
     found = rehearsed("cases", *options)
     assert found["failures"] == []
+    assert found["alone"] == 0  # all launches overlap
     assert set(found["launched"]) == FUNCTIONS
 
 
@@ -36,6 +37,7 @@ def test_no_case_leaves_a_python_error_for_a_gpu_to_find(options: list[str]) -> 
 def test_no_engine_leaves_a_python_error_for_a_gpu_to_find(options: list[str]) -> None:
     found = rehearsed("steps", *options)
     assert found["failures"] == []
+    assert found["alone"] == 0  # all launches overlap
     assert {"linear_codes", "attend_tokens", "attend_prompts", "choose_tokens"} <= set(found["launched"])
 
 

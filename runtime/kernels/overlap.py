@@ -1,0 +1,75 @@
+"""What kernels say to let the next launch begin early, and before they read what an earlier one wrote (see launch.py)."""
+
+# Triton takes constants where its types say that it takes what they hold.
+# pyright: reportArgumentType=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+# Bytes of its weight that a program asks for before it waits. Of programs with four warps about eight fit on a unit, so that
+# on 132 units they ask for 17 MB, a third of an H100's second-level cache: nothing that is needed before is driven out.
+AHEAD = tl.constexpr(16384)
+_LINE = tl.constexpr(128)
+
+
+@triton.jit
+def launch_dependents(PDL: tl.constexpr):
+    """The next launch may begin when every program of this one is running: it takes what room they leave."""
+    if PDL:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_earlier(PDL: tl.constexpr):
+    """From here on everything is there that earlier launches wrote, and nobody reads any more what this one overwrites."""
+    if PDL:
+        gdc_wait()
+
+
+@triton.jit
+def launch_and_wait(PDL: tl.constexpr):
+    """Both, first of all: for kernels that have nothing to do before."""
+    launch_dependents(PDL)
+    wait_for_earlier(PDL)
+
+
+@triton.jit
+def prefetch(addresses):
+    """Lines of 128 bytes to the second-level cache."""
+    # What comes out is not used; without an output Triton takes no assembly.
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; // $0", "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def prefetch_runs(pointer, first, last, stride, offset, RUN: tl.constexpr):
+    """The beginning of a program's share of a packed weight.
+
+    Args:
+        pointer: the weight.
+        first, last: the share's runs of ``RUN`` bytes, numbered through the weight.
+        stride, offset: bytes from one run to the next, and to this program's place in one.
+    """
+    line = tl.arange(0, AHEAD // _LINE)
+    OF_RUN: tl.constexpr = RUN // _LINE
+    run = tl.minimum(first + line // OF_RUN, last).to(tl.int64)
+    prefetch(pointer.to(tl.int64) + run * stride + offset + line % OF_RUN * _LINE)
+
+
+@triton.jit
+def prefetch_rows(pointer, row, first, last, width):
+    """The beginning of a program's share of rows that lie one after another.
+
+    Args:
+        pointer: the weight.
+        row: which rows.
+        first, last: bytes of each.
+        width: bytes from one row to the next.
+    """
+    EACH: tl.constexpr = AHEAD // (row.shape[0] * _LINE)
+    at = tl.minimum(first + tl.arange(0, EACH) * _LINE, last)
+    prefetch(pointer.to(tl.int64) + row.to(tl.int64)[:, None] * width + at[None, :])
