@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..batch import Batch, Run
+from ..device import on
 from ..kernels.precompile import precompile_work
 from ..model import Model
 
@@ -21,7 +22,8 @@ def measured_activations(model: Model, token_budget: int, max_sequences: int, bl
     device = model.device
     longest = min(token_budget, model.spec.max_length)
     each = -(-longest // block_size)
-    with torch.cuda.device(device), device:
+    fusions = getattr(model.operators, "fusions", None)
+    with on(device, overlap=fusions is None or fusions.overlap):
         store = model.keys_values(-(-token_budget // longest) * each, block_size, model.dtype)
         runs, wanted = list[Run](), min(max_sequences, token_budget)
         for i, begin in enumerate(range(0, token_budget, longest)):
