@@ -29,6 +29,8 @@ from .tune import Found
 SHAPES = ((4096, 4096), (28672, 4096), (4096, 14336), (6144, 4096), (128256, 4096))
 _GATED = (28672, 4096)
 _SPLITS = (1, 2, 3, 4, 5, 6, 8, 11, 16, 22, 32)
+# Thousands of programs of one or two warps that load all before they compute: far from the others, so tried as they are.
+_TINY = (Tile(16, 8, 128, 32, 1, 1, False), Tile(16, 8, 512, 8, 1, 1, False), Tile(32, 8, 512, 8, 2, 1, False))
 _COPIES = 2  # of a weight that is larger than the device's cache
 ROWS = (1, 16, 512, 64, 4, 32, 2048, 128)  # the most telling first, should time run out
 FORMS = ("int4", "bytes-e4m3", "bf16", "bytes-int8", "int8")
@@ -67,6 +69,8 @@ class LinearTuning:
         """Tiles that may be faster than the best so far: other programs, iterations, splits, and programs once more."""
         if turn in (0, 3):
             found = self._programs(best)
+            if turn == 0 and self.case.rows <= 8:
+                found += [replace(tile, step=128) if isinstance(self.case, BytesCase) else tile for tile in _TINY]
             if turn == 3:  # as many programs in all
                 found = [replace(tile, split=max(1, best.split * tile.outputs // best.outputs)) for tile in found]
         else:
@@ -80,7 +84,7 @@ class LinearTuning:
             heights = (8, 16) if rows <= 8 else (16,)
             sizes = ((64, 4, 1), (32, 2, 1), (16, 1, 1), (128, 4, 1), (128, 8, 1), (64, 2, 1))
             if rows <= 8 and self.case.key != "linear_codes/sparse4":
-                sizes = (*sizes, (16, 8, 8), (16, 4, 4), (32, 8, 8), (32, 4, 4))
+                sizes = (*sizes, (16, 8, 8), (16, 4, 4), (32, 4, 4))
         elif rows <= 64:
             heights, sizes = (1 << (rows - 1).bit_length(),), ((128, 8, 1), (64, 4, 1), (128, 4, 1))
         else:
@@ -97,10 +101,10 @@ class LinearTuning:
 
     def _iterations(self, tile: Tile) -> list[Tile]:
         steps = (128,) if isinstance(self.case, BytesCase) else (128, 256, 64, 512) if tile.rows <= 16 else (64, 128)
-        # Long iterations are unrolled: with many of them on their way a program fills a unit alone.
+        # Long iterations are unrolled: with many of them on their way a program fills a unit alone, and with slices registers spill.
         return [
-            replace(tile, step=step, stages=stages, split=0)
-            for step in steps
+            replace(tile, step=step, stages=stages, split=tile.split if tile.slices > 1 else 0)
+            for step in (steps if tile.slices == 1 else steps[:3])
             for stages in ((1, 2) if step == 512 else (1, 2, 3, 4, 5, 6) if tile.rows <= 16 else (2, 3, 4, 5))
         ]
 

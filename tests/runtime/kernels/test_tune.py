@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from smelt.runtime.heads import Heads
-from smelt.runtime.kernels import tune, tune_attention
+from smelt.runtime.kernels import tune, tune_attention, tune_linears
 from smelt.runtime.kernels.attention_tiles import PromptTile, TokenTile
 from smelt.runtime.kernels.launch import Launch, noted
 from smelt.runtime.kernels.linear_codes import CodesCase
@@ -142,12 +142,26 @@ def test_few_rows_are_tried_with_small_programs_and_many() -> None:
     assert {(64, 4), (32, 2), (16, 1), (128, 8)} <= {(tile.outputs, tile.warps) for tile in space}
     assert {1, 2, 3, 4, 5, 6} <= {tile.stages for tile in space}
     assert {128, 256, 512} <= {tile.step for tile in space}
-    assert max(tile.split for tile in space) == 16  # an iteration each
+    assert (16, 1, 1, 32) in {(tile.outputs, tile.warps, tile.stages, tile.split) for tile in space}
     assert {tile.rows for tile in space} == {8, 16}
     assert {(tile.outputs, tile.slices) for tile in space} >= {(16, 8), (16, 4), (32, 4)}
     # The last turn keeps as many programs as the best has.
     again = linears(["int4"], [(4096, 4096)], [1])[0].around(Tile(64, 8, 256, 8, 4, 3, False), 3, TARGETS["sm_90"])
     assert {tile.outputs / tile.split for tile in again} == {64 / 8}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("form", ["int4", "bytes-int8", "bytes-e4m3", "bf16"])
+@pytest.mark.parametrize("tile", [Tile(64, 16, 128, 2, 4, 3, False), Tile(16, 8, 128, 1, 4, 3, False, 4)], ids=str)
+def test_linears_compile_ahead_what_they_time(form: str, tile: Tile, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_linears, "copies_needed", lambda *_: 1)
+    device = torch.device("cpu")
+    one = linears([form], [(80, 1024)], [3])[0]
+    launched = list[Launch]()
+    calls = one.calls(device)  # rounds the inputs of 8-bit weights, which is not timed
+    with noted(launched.append):
+        calls[0](tile)
+    assert [identity(x) for x in launched] == [identity(x) for x in one.launches(tile, TARGETS["sm_90"])]
 
 
 @dataclass(frozen=True)
