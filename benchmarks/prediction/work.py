@@ -74,7 +74,7 @@ def _linear(launch: Launch, lengths: Lengths) -> Work:
     name = name_of(launch)
     rows, outputs, columns = (_number(arguments[key]) for key in "MNK")
     weight = _bytes(arguments, ("codes", "more", "scales", "row_scales", "weight", "block_scales", "bias"))
-    step = constants.get("STEP", 128)
+    step = constants.get("STEP", 128) * constants.get("SLICES", 1)
     iterations = -(-columns // step)
     tiles, split = launch.grid
     across = tiles // _number(arguments["row_tiles"])
@@ -114,7 +114,8 @@ def _attend_tokens(launch: Launch, lengths: Lengths) -> Work:
     window = constants["WINDOW"] or lengths.context
     seen = min(window, lengths.context)
     tiles = -(-seen // width)
-    size = max(-(-tiles * lengths.sequences // _number(arguments["programs"])), constants["LEAST"])
+    # A short sequence has four parts, too (_plan of attend_tokens.py).
+    size = max(-(-tiles * lengths.sequences // _number(arguments["programs"])), min(-(-tiles // 4), constants["LEAST"]))
     parts = -(-tiles // size)
     programs = shared * parts * lengths.sequences
     memory = lengths.sequences * shared * seen * position

@@ -116,7 +116,8 @@ def row_tile(target: Target, heads: Heads, dtype: torch.dtype, kind: str) -> Pro
     found = prompt_tile(target, heads, dtype, kind)
     small = min(found.queries, 64 if padded(heads.size) <= 128 else 32)
     queries = max(small, 1 << (heads.group - 1).bit_length())
-    positions = min(found.positions, 64 if kind == "plain" else 32)
+    most = {"sm_80": (64, 16), "sm_100": (32, 32)}.get(target.name, (64, 32))[kind != "plain"]
+    positions = min(found.positions, most)
     return replace(
         found,
         queries=queries,

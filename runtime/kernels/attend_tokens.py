@@ -31,8 +31,8 @@ from .rotate_and_store import HeadNorms, StoreCase, Turns, prepared, preparing, 
 from .targets import Target, target_of
 from .workspace import Workspace, workspace
 
-_FEW = tl.constexpr(8)  # parts that are merged at once
-_MERGED = tl.constexpr(16384)  # numbers of parts that a program merges at once
+_FEW = tl.constexpr(4)  # parts that even a short sequence has
+_MERGED = tl.constexpr(4096)  # numbers of parts that a program reads at once to merge them: as many as registers hold
 
 
 def may_store(heads: Heads, target: Target) -> bool:
@@ -64,7 +64,7 @@ def _plan(
     if WINDOW > 0:
         begin = tl.maximum(stop - WINDOW, 0) // BN
     tiles = tl.cdiv(stop, BN) - begin
-    # A few parts are merged in the time of one: a short sequence need not wait for long ones.
+    # A few parts are read together when they are merged, so that a short sequence may have them, too.
     few = tl.minimum(tl.maximum(tl.cdiv(tiles, _FEW), 1), LEAST)
     size = tl.maximum(tl.cdiv(tl.sum(tiles, 0), programs), few)
     return stop, begin, size, tl.cdiv(tiles, size)
@@ -185,8 +185,7 @@ def _merged(
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     SIZE: tl.constexpr = GROUP * (DP + 2)
-    # As many parts are read at once as registers hold.
-    AT_ONCE: tl.constexpr = max(1, min(_FEW, _MERGED // (ROWS * DP)))  # pyright: ignore[reportOperatorIssue]
+    AT_ONCE: tl.constexpr = max(1, min(8, _MERGED // (ROWS * DP)))  # pyright: ignore[reportOperatorIssue]
     for i in tl.range(0, parts, loop_unroll_factor=AT_ONCE):
         base = sums + ((first_part + i).to(tl.int64) * SHARED + head) * SIZE
         theirs = tl.load(

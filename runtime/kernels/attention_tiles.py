@@ -68,7 +68,9 @@ def prompt_tile(target: Target, heads: Heads, dtype: torch.dtype, kind: str) -> 
     elif target.name == "sm_80":
         found = PromptTile(64, 32, 8, 6) if codes else PromptTile(128, 64 if small else 32, 8, 6)
     else:
-        positions = 32 if codes and target.name == "sm_100" else 64 if codes else 128
+        positions = 64 if codes else 128
+        if target.name == "sm_100" and (codes or heads.window):
+            positions //= 2
         found = PromptTile(128, positions, 8, 6 if codes or small else 5)
     return replace(found, queries=max(found.queries, triton.next_power_of_2(heads.group)))
 
@@ -86,10 +88,14 @@ def token_tile(target: Target, heads: Heads, dtype: torch.dtype, kind: str) -> T
         positions = (64 if codes else 32) if large else 128 if small or codes else 64
         if (target.name == "sm_80" and (small or codes)) or (target.name == "sm_100" and kind == "int4" and not large):
             positions //= 2
-        # A block's number is read before what it leads to; so twice as many stages are as many loads in flight.
-        found = TokenTile(positions, 4, 4, 6, 2)
-    # Many heads of a group take the registers that positions would.
-    fewer = max(16, found.positions * 32 // max(rows, 32))
+        # A block's number is read before what it leads to; so twice as many stages are as many loads in flight. Those of int4
+        # are half as long.
+        stages = 8 if kind == "int4" and positions == 128 else 6
+        warps = 8 if target.name == "sm_100" and large and codes else 4
+        found = TokenTile(positions, 4, warps, stages, 2)
+    # Many heads of a group take the registers that positions would; sums of Blackwell's products are not in registers.
+    few = 64 if target.name == "sm_100" and rows <= 64 else 32
+    fewer = max(16, found.positions * few // max(rows, few))
     return replace(found, positions=fewer, warps=8 if rows > 32 else found.warps)
 
 

@@ -79,7 +79,7 @@ def _linear_bytes(
     place = pm * BM + tl.arange(0, BM)
     if PDL and not GROUPED:
         # Which weights an expert's program reads, an earlier launch says.
-        mine = tl.cdiv(chunks, split)
+        mine = tl.cdiv(tl.cdiv(chunks, SLICES), split) * SLICES
         end = tl.minimum(part_id * mine + mine, chunks) - 1
         prefetch_runs(weight, part_id * mine, end, FILLED * 128, pn.to(tl.int64) * BN * 128, BN * 128)
     wait_for_earlier(PDL)

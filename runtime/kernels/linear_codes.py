@@ -184,9 +184,10 @@ def _linear_codes(
     place = pm * BM + tl.arange(0, BM)
     if PDL and not GROUPED:
         # Which weights an expert's program reads, an earlier launch says.
-        PLANES: tl.constexpr = (1 if FORMAT == "int4" or FORMAT == "float4" or FORMAT == "int2" else 2) * STEP // BLOCK
-        mine = tl.cdiv(tl.cdiv(K, STEP), split)
-        end = tl.minimum(part_id * mine + mine, tl.cdiv(K, STEP)) * PLANES - 1
+        OF_BLOCK: tl.constexpr = 1 if FORMAT == "int4" or FORMAT == "float4" or FORMAT == "int2" else 2
+        PLANES: tl.constexpr = OF_BLOCK * SLICES * STEP // BLOCK
+        mine = tl.cdiv(tl.cdiv(K, STEP * SLICES), split)
+        end = tl.minimum(part_id * mine + mine, tl.cdiv(K, STEP * SLICES)) * PLANES - 1
         prefetch_runs(codes, part_id * mine * PLANES, end, FILLED * 32, n0.to(tl.int64) * 32, BN * 32)
     wait_for_earlier(PDL)
     if GROUPED:

@@ -72,7 +72,7 @@ def _linear_dense(
     place = pm * BM + tl.arange(0, BM)
     if PDL and not GROUPED:
         # Which weights an expert's program reads, an earlier launch says.
-        mine = tl.cdiv(tl.cdiv(K, STEP), split) * STEP
+        mine = tl.cdiv(tl.cdiv(K, STEP * SLICES), split) * STEP * SLICES
         end = tl.minimum(part_id * mine + mine, K) * 2 - 1
         prefetch_rows(weight, tl.minimum(n, N - 1), part_id * mine * 2, end, K * 2)
     wait_for_earlier(PDL)

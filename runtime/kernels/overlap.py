@@ -70,6 +70,6 @@ def prefetch_rows(pointer, row, first, last, width):
         first, last: bytes of each.
         width: bytes from one row to the next.
     """
-    EACH: tl.constexpr = AHEAD // (row.shape[0] * _LINE)
+    EACH: tl.constexpr = max(1, AHEAD // (row.shape[0] * _LINE))  # pyright: ignore[reportAssignmentType]
     at = tl.minimum(first + tl.arange(0, EACH) * _LINE, last)
     prefetch(pointer.to(tl.int64) + row.to(tl.int64)[:, None] * width + at[None, :])

@@ -188,8 +188,8 @@ def test_bytes_are_those_of_the_formats() -> None:
     assert memory["linear_codes 1x4096 by 128256"] == 128256 * (4096 + 4)
     assert memory["attend_tokens 1x512 float8"] == 512 * 8 * 2 * (128 + 4)
     assert len(works) == 2 * 7 + 4
-    # 512 positions in tiles of 64, at least 4 a part: two parts for each of 8 heads.
-    assert {one.programs for one in works if one.label.startswith("attend")} == {16}
+    # 512 positions are cut into four parts for each of 8 heads.
+    assert {one.programs for one in works if one.label.startswith("attend")} == {32}
 
 
 def test_tiles_are_changed_by_hand() -> None:
