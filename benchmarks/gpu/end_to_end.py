@@ -26,15 +26,16 @@ IMPORTS = ("transformers", "compressed_tensors", "pydantic", "loguru", "psutil",
 # codes, what those codes add that differ because the ways do.
 _CACHES = {"auto": (0.0, 0.0), "int8": (0.03, 0.01), "fp8": (0.06, 0.02), "int4": (0.35, 0.05)}
 _BLOCK = 16
+WORKERS = 3  # nothing is timed; most of a job is reading and writing weights
 
 
 def jobs(place: Place) -> list[Job]:
     """Logits first, then the engine's own loop."""
     # A few blocks of Llama's widths say as much of its kernels as all.
-    sizes = (TINY, TINY_LLAMA) if place.rehearses else (QWEN, replace(LLAMA, name="Llama-3-8B, 4 layers", layers=4))
+    sizes = (TINY, TINY_LLAMA) if place.rehearses else (QWEN, replace(LLAMA, name="Llama-3-8B, 2 layers", layers=2))
     stored = ("bf16", "w4a16", "fp8")
     found = [
-        Job(f"logits of {size.name}, {form}", partial(_logits, size, form), limit_s=120, fresh=True)
+        Job(f"logits of {size.name}, {form}", partial(_logits, size, form), limit_s=150, fresh=True)
         for form in stored
         for size in (sizes[:1] if place.rehearses and form != "bf16" else sizes)
     ]
@@ -61,11 +62,10 @@ def _logits(size: Size, stored: str, place: Place) -> Iterator[Row]:
     caches = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.int4}  # pyright: ignore[reportAttributeAccessIssue]
     draw = torch.Generator().manual_seed(5)
     batches = (1, 2) if place.rehearses else (1, 8, 64)
-    longest = 12 if place.rehearses else 300
-    prompts = [
-        torch.randint(size.vocabulary, (int(length),), generator=draw).tolist()
-        for length in torch.randint(longest // 2, longest + 1, (batches[-1],), generator=draw)
-    ]
+    # A few long ones: logits of 64 would take as much memory as the model.
+    longest = [12] * 2 if place.rehearses else [300] * 8 + [40] * 56
+    lengths = [int(torch.randint(most // 2, most + 1, (), generator=draw)) for most in longest]
+    prompts = [torch.randint(size.vocabulary, (length,), generator=draw).tolist() for length in lengths]
     with written(place, size, stored) as path:
         exact, own = _by_transformers(path, stored, prompts, place)
         model = Model(Checkpoint(path), GpuOperators(torch.bfloat16, place.device))
@@ -103,12 +103,13 @@ def _apart(found: list[Tensor], expected: list[Tensor]) -> float:
 def _by_transformers(
     path: Path, stored: str, prompts: list[list[int]], place: Place
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Logits in float32 and in bfloat16, on the host."""
+    """Logits in float32 and in bfloat16."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config: Any = AutoConfig.from_pretrained(path)
     config.__dict__.pop("quantization_config", None)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    with place.device:  # random weights, which come first, are drawn there in no time
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     missing, unexpected = model.load_state_dict(dense(path), strict=False)
     assert not unexpected, unexpected
     assert all("lm_head" in name for name in missing), missing  # which is tied
@@ -120,7 +121,7 @@ def _by_transformers(
                 linear.register_forward_pre_hook(lambda _, given: (_as_e4m3(given[0]),))
 
     def logits() -> list[Tensor]:
-        return [model(torch.tensor([prompt], device=place.device)).logits[0].cpu() for prompt in prompts]
+        return [model(torch.tensor([prompt], device=place.device)).logits[0] for prompt in prompts]
 
     model.to(place.device)
     exact = logits()
@@ -138,6 +139,7 @@ def _as_e4m3(x: Tensor) -> Tensor:
 def _in_pieces(model: Any, prompts: list[list[int]], kept: torch.dtype, place: Place) -> list[Tensor]:
     """Each prompt's logits: its first half in one step, most of the rest in another, then single tokens, side by side."""
     from smelt.runtime.batch import Batch, Run
+    from smelt.runtime.kernels.precompile import precompile_work
 
     needed = [-(-len(prompt) // _BLOCK) for prompt in prompts]
     order = torch.randperm(sum(needed), generator=torch.Generator().manual_seed(0)).tolist()
@@ -146,12 +148,17 @@ def _in_pieces(model: Any, prompts: list[list[int]], kept: torch.dtype, place: P
     with place.device:
         store = model.keys_values(sum(needed), _BLOCK, kept)
         cuts = [(0, len(p) // 2, len(p) - 3, len(p) - 2, len(p) - 1, len(p)) for p in prompts]
-        for first, last in ((i, i + 1) for i in range(5)):
-            runs = [
-                Run(prompt[cut[first] : cut[last]], cut[first], mine, len(prompt), cut[last] - cut[first])
+        steps = [
+            [
+                Run(prompt[cut[i] : cut[i + 1]], cut[i], mine, len(prompt), cut[i + 1] - cut[i])
                 for prompt, cut, mine in zip(prompts, cuts, blocks, strict=True)
             ]
-            logits = model(Batch(runs, _BLOCK), store).float().cpu()
+            for i in range(5)
+        ]
+        if not place.rehearses:  # on all processors, as an engine does when it starts
+            precompile_work([partial(model, Batch(runs, _BLOCK), store) for runs in steps], print)
+        for runs in steps:
+            logits = model(Batch(runs, _BLOCK), store)
             for which, part in enumerate(logits.split([len(run.tokens) for run in runs])):
                 found[which].append(part)
     return [torch.cat(parts) for parts in found]

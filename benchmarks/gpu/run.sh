@@ -15,4 +15,4 @@ trap 'rm -rf "$link"' EXIT
 ln -s "$root" "$link/smelt"
 export PYTHONPATH="$link:$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 # The stage keeps to its time by itself; this is for one that hangs, and does not hear that it should stop.
-timeout -k 10 560 "${PYTHON:-python3}" -m benchmarks.gpu.stage "$@"
+timeout -k 10 535 "${PYTHON:-python3}" -m benchmarks.gpu.stage "$@"

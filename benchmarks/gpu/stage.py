@@ -28,7 +28,7 @@ STAGES = {
     "tune": (("tune", "tuning"), *(("numbers", part) for part in ("decode", "attention", "linears"))),
     "serve": (("serve", "serving"),),
 }
-LIMIT_S = 530.0
+LIMIT_S = 510.0
 _SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
