@@ -6,7 +6,7 @@ import hashlib
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -34,9 +34,13 @@ RUNS = (
 
 
 def jobs(place: Place) -> list[Job]:
-    """One each: a checkpoint is written, loaded, measured and removed."""
+    """The goals' formats: for each a checkpoint is written, loaded, measured and removed."""
+    return of(place, RUNS[:1] if place.rehearses or place.quick else RUNS[:2])
+
+
+def of(place: Place, runs: Sequence[tuple[str, str, tuple[int, ...]]]) -> list[Job]:
+    """Jobs of some of :data:`RUNS`."""
     tiles = hashlib.sha256(text(tiles_of(place.device)).encode()).hexdigest()[:12]
-    runs = RUNS[:1] if place.rehearses or place.quick else RUNS
     return [
         Job(
             f"{stored}, {cache} cache",

@@ -31,7 +31,8 @@ class Rows:
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._of: dict[str, list[Row]] = {}
         for entry in entries:
-            self._of.setdefault(entry.part, []).extend({**entry.about, **row} for row in entry.rows)
+            rows = ({**entry.about, **row} for row in entry.rows if "not_measured" not in row)
+            self._of.setdefault(entry.part, []).extend(rows)
         limits: Row = {}
         for row in self._of.get("ceilings", []):
             limits |= row

@@ -121,9 +121,13 @@ class Worker:
         self._log.close()
         return self._process.returncode
 
+    def end(self) -> None:
+        """Let it end now, without waiting for that."""
+        self._process.kill()
+
     def kill(self) -> None:
         """End it now."""
-        self._process.kill()
+        self.end()
         self.stop()
 
     def _ended(self) -> str:
@@ -166,9 +170,10 @@ class Part:
         self, module: str, settings: Settings, deadline: float, told: Callable[[Entry], object] = lambda _: None
     ) -> None:
         self._module, self._settings, self._deadline, self._told = module, settings, deadline, told
-        self._name = module.rpartition(".")[2]
+        self._name = ""
         self._lock = threading.Lock()
         self._waiting: deque[tuple[str, dict[str, Any], float, bool]] = deque()
+        self._workers: set[Worker] = set()
         self._outcome = Outcome()
 
     def run(self, open_results: Callable[[dict[str, Any]], Results]) -> Outcome:
@@ -189,6 +194,7 @@ class Part:
             first.stop()
             self._outcome.lacking = first.hello["refused"]
             return self._outcome
+        self._name = first.hello["name"]
         self._outcome.facts = first.hello["facts"]
         self._results = open_results(first.hello["facts"])
         jobs = [job for job in first.hello["jobs"] if self._settings.only in job[0]]
@@ -199,11 +205,18 @@ class Part:
             first.stop()
             return self._outcome
         count = min(first.hello["workers"], len(self._waiting))
-        threads = [threading.Thread(target=self._work, args=(first if i == 0 else None,)) for i in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        threads = [
+            threading.Thread(target=self._work, args=(first if i == 0 else None,), daemon=True) for i in range(count)
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        except BaseException:  # somebody wants all to end now; rows are on the disk
+            for worker in list(self._workers):
+                worker.end()
+            raise
         if self._outcome.reached < len(jobs) and not self._outcome.lacking:
             self._outcome.lacking = "out of time"
         return self._outcome
@@ -221,6 +234,7 @@ class Part:
                     worker = None
                 try:
                     worker = worker or Worker(self._module, self._settings)
+                    self._workers.add(worker)
                 except Gone as error:
                     self._outcome.lacking = f"no worker started again: {error}; see {self._settings.log}"
                     break

@@ -24,8 +24,10 @@ from .results import SHIPPED, Entry, Results, source_hash
 # The most telling first. What tuning changes is measured again where tiles are others now.
 STAGES = {
     "check": (("check", "compile_all"), ("check", "small_cases"), ("check", "end_to_end"), ("check", "large_cases")),
-    "numbers": tuple(("numbers", part) for part in ("ceilings", "decode", "attention", "linears", "rows")),
-    "tune": (("tune", "tuning"), *(("numbers", part) for part in ("decode", "attention", "linears"))),
+    "numbers": tuple(
+        ("numbers", part) for part in ("ceilings", "decode", "attention", "linears", "rows", "decode_others")
+    ),
+    "tune": (("tune", "tuning"), *(("numbers", part) for part in ("decode", "attention", "linears", "decode_others"))),
     "serve": (("serve", "serving"),),
 }
 LIMIT_S = 510.0
@@ -40,7 +42,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     given.output.mkdir(parents=True, exist_ok=True)
     log = given.output / f"gpu_{given.stage}.log"
-    # Checkpoints go with the folder, whatever ends this.
+    # Checkpoints go with the folder, whatever ends this but SIGKILL.
     with tempfile.TemporaryDirectory(prefix="smelt-", dir=given.scratch) as scratch:
         settings = Settings(
             log, (*_worker_options(given), "--scratch", scratch, "--output", str(given.output)), only=given.only

@@ -49,7 +49,8 @@ def main() -> None:
         answer(refused=one_line(error) if isinstance(error, Exception) else str(error))
         return
     listed = [[job.key, job.about, job.limit_s, job.fresh] for job in jobs.values()]
-    answer(facts=place.facts(), jobs=listed, workers=getattr(part, "WORKERS", 1))
+    name = getattr(part, "NAME", given.part.rpartition(".")[2])
+    answer(name=name, facts=place.facts(), jobs=listed, workers=getattr(part, "WORKERS", 1))
     for line in sys.stdin:
         key = json.loads(line)
         print(f"\n--- {given.part}: {key}", flush=True)

@@ -175,7 +175,7 @@ def main() -> None:
     driver = MockDriver().install()
     if asked.what == "cases":
         with mock_device():
-            failures = rehearse_cases(driver, 1 if asked.all else 8)
+            failures = rehearse_cases(driver, 1 if asked.all else 16)
         alone = driver.overlapped.count(False)
     else:
         with tempfile.TemporaryDirectory() as folder:
