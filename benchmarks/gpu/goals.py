@@ -15,13 +15,20 @@ PROMPTS = (4096, 8192, 16384)
 
 def of(entries: list[Entry]) -> list[dict[str, Any]]:
     """Each goal with what is wanted and what was reached, None if that was not measured; ``at_most`` says which way."""
-    rows = Rows(entries)
-    listed = [*_linears(rows), *_decode(rows), *_attention(rows), *_serving(rows)]
     parts = {entry.part for entry in entries}
+    return [goal for part, goal in _all(Rows(entries)) if part in parts]
+
+
+def wanted() -> list[dict[str, Any]]:
+    """All of them, none reached."""
+    return [goal for _, goal in _all(Rows([]))]
+
+
+def _all(rows: Rows) -> list[tuple[str, dict[str, Any]]]:
+    listed = [*_decode(rows), *_linears(rows), *_attention(rows), *_serving(rows)]
     return [
-        {"goal": goal + (" (at most)" if most else ""), "wanted": wanted, "reached": reached, "at_most": most}
-        for part, goal, wanted, reached, most in listed
-        if part in parts
+        (part, {"goal": goal + (" (at most)" if most else ""), "wanted": aim, "reached": reached, "at_most": most})
+        for part, goal, aim, reached, most in listed
     ]
 
 

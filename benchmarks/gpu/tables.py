@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from . import goals
 from .goals import Rows
 from .results import REPOSITORY, SHIPPED, Entry
 
@@ -32,6 +33,7 @@ class Measured:
     """
 
     def __init__(self, folder: Path, stage: str) -> None:
+        self.folder = folder
         files = [json.loads(path.read_text()) for path in sorted(folder.glob(f"gpu_{stage}_*.json"))]
         whole = [each for each in files if not each.get("quick")]
         found: dict[str, Any] | None = max(whole, key=lambda each: each["date"], default=None)
@@ -59,7 +61,8 @@ def text_of(name: str, folder: Path) -> str:
     stage, table = TABLES[name]
     measured = Measured(folder, stage)
     if not measured.entries:
-        return f"Not measured yet: no GPU has run `benchmarks/gpu/run.sh {stage}`.\n"
+        said = f"Not measured yet: no GPU has run `benchmarks/gpu/run.sh {stage}`.\n"
+        return f"{said}\n{_goals(measured)}" if name == "goals" else said
     return f"{measured.caption()}\n{table(measured)}"
 
 
@@ -75,7 +78,10 @@ def _goals(measured: Measured) -> str:
         met = goal["reached"] <= goal["wanted"] if goal["at_most"] else goal["reached"] >= goal["wanted"]
         return f"{goal['reached']:.3g}", "yes" if met else "no"
 
-    rows = [(goal["goal"], f"{goal['wanted']:.3g}", *reached(goal)) for goal in measured.facts.get("goals", [])]
+    serving = Measured(measured.folder, "serve")
+    known = {goal["goal"]: goal for one in (measured, serving) for goal in one.facts.get("goals", [])}
+    found = [known.get(goal["goal"], goal) for goal in goals.wanted()]
+    rows = [(goal["goal"], f"{goal['wanted']:.3g}", *reached(goal)) for goal in found]
     return _table(("goal", "wanted", "reached", "met"), rows)
 
 

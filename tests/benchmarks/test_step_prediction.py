@@ -226,6 +226,7 @@ def test_a_measured_profile_stands_beside(tmp_path: Path) -> None:
         measured_rows(path, replace(one, asked=Asked(LLAMA, "fp8", 1, 512)))
 
 
+@pytest.mark.slow
 def test_a_step_is_predicted_from_its_machine_code(tmp_path: Path) -> None:
     """Of a tiny model, from the command to the file; Triton in the interpreter compiles nothing, so in a process of its own."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}

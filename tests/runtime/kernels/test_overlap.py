@@ -56,6 +56,7 @@ def test_what_was_compiled_ahead_is_found_by_launches_of_another_process(tmp_pat
     assert _waits(tmp_path) == [True]  # nothing was compiled again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "allowed"), [("80", "overlapping"), ("90", "not overlapping")])
 def test_neither_older_gpus_nor_who_does_not_want_it_get_the_attribute(arch: str, allowed: str, tmp_path: Path) -> None:
     assert _launched(tmp_path, "launch", arch, allowed) == "[False]"
