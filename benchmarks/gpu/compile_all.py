@@ -27,20 +27,20 @@ def jobs(_: Place) -> list[Job]:
 
 def _compile(place: Place, *, large: bool) -> Iterator[Row]:
     target, found = target_of(place.device), [case for _, case in listed(place, large=large)]
-    told = list[str]()
+    messages = list[str]()
 
     def launches() -> Iterator[Launch]:
         for case in found:
             if case.launch is not None:
-                with suppress(Exception):  # which the case's own job tells
+                with suppress(Exception):  # which the case's own job reports
                     yield case.launch(target)
 
     # Those without a launch of their own are attention's, which are small: drawing their inputs costs little.
     works = [partial(_compute, case, place.device) for case in found if case.launch is None and not case.large]
     if not place.rehearses:  # an interpreter compiles nothing
-        precompile(launches(), told.append)
-        precompile_work(works, told.append)
-    yield {"cases": len(found), "told": told[-1] if told else ""}
+        precompile(launches(), messages.append)
+        precompile_work(works, messages.append)
+    yield {"cases": len(found), "message": messages[-1] if messages else ""}
 
 
 def _compute(case: Case, device: torch.device) -> None:

@@ -191,7 +191,7 @@ def _graphs(size: Size, stored: str, kept: str, place: Place) -> Iterator[Row]:
             )
             for batch in batches:
                 outputs = engine.generate(prompts[:batch], params)
-                found[batch].append([_told(output) for output in outputs])
+                found[batch].append([_outcome(output) for output in outputs])
             del engine
     for batch, (replayed, launched) in found.items():
         differing = sum(one != other for one, other in zip(replayed, launched, strict=True))
@@ -200,6 +200,6 @@ def _graphs(size: Size, stored: str, kept: str, place: Place) -> Iterator[Row]:
         yield {"sequences": batch, "problem": f"{errors} requests failed" if errors else problem}
 
 
-def _told(output: Any) -> tuple[Any, ...]:
+def _outcome(output: Any) -> tuple[Any, ...]:
     done = output.completions[0]
     return output.error, done.tokens, done.total_logprob

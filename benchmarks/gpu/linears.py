@@ -80,10 +80,10 @@ def jobs(place: Place) -> list[Job]:
 
 def _compiled(planned: list[Planned], place: Place) -> Iterator[Row]:
     target = target_of(place.device)
-    told = list[str]()
+    messages = list[str]()
     if not place.rehearses:
-        precompile([one.case.launch(target) for one in planned if one.case is not None], told.append)
-    yield {"told": told[-1] if told else ""}
+        precompile([one.case.launch(target) for one in planned if one.case is not None], messages.append)
+    yield {"message": messages[-1] if messages else ""}
 
 
 def _measured(one: Planned, place: Place) -> Iterator[Row]:

@@ -93,7 +93,7 @@ class Worker:
             raise Gone(self._ended()) from None
 
     def answer(self, until: float) -> dict[str, Any]:
-        """What it tells next.
+        """Its next message.
 
         Raises:
             Gone: the process has ended, or said nothing until then.
@@ -101,10 +101,10 @@ class Worker:
         while b"\n" not in self._unread:
             if not select.select([self._answers], [], [], max(0.0, until - time.monotonic()))[0]:
                 raise Gone("it took too long")
-            told = os.read(self._answers, 1 << 16)
-            if not told:
+            received = os.read(self._answers, 1 << 16)
+            if not received:
                 raise Gone(self._ended())
-            self._unread += told
+            self._unread += received
         line, _, self._unread = self._unread.partition(b"\n")
         return json.loads(line)
 
@@ -163,13 +163,13 @@ class Part:
         module: its jobs.
         settings: how workers are started.
         deadline: :func:`time.monotonic` at which everything stops.
-        told: hears each job's end.
+        report: gets each job's entry at its end.
     """
 
     def __init__(
-        self, module: str, settings: Settings, deadline: float, told: Callable[[Entry], object] = lambda _: None
+        self, module: str, settings: Settings, deadline: float, report: Callable[[Entry], object] = lambda _: None
     ) -> None:
-        self._module, self._settings, self._deadline, self._told = module, settings, deadline, told
+        self._module, self._settings, self._deadline, self._report = module, settings, deadline, report
         self._name = ""
         self._lock = threading.Lock()
         self._waiting: deque[tuple[str, dict[str, Any], float, bool]] = deque()
@@ -253,13 +253,13 @@ class Part:
         try:
             worker.ask(key)
             while entry.state == "cut":
-                told = worker.answer(until)
+                message = worker.answer(until)
                 with self._lock:
-                    if "row" in told:
-                        entry.rows.append(told["row"])
+                    if "row" in message:
+                        entry.rows.append(message["row"])
                     else:
-                        entry.state, entry.why = ("failed", told["failed"]) if told["failed"] else ("done", "")
-                        lives = told["alive"]
+                        entry.state, entry.why = ("failed", message["failed"]) if message["failed"] else ("done", "")
+                        lives = message["alive"]
                     self._results.write()
             if not lives:
                 worker.stop()
@@ -276,5 +276,5 @@ class Part:
                 self._results.write()
         with self._lock:
             self._outcome.reached += entry.state != "cut"
-            self._told(entry)
+            self._report(entry)
         return lives

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,11 +59,16 @@ class Results:
         stage: whose.
         facts: the device, versions, sources and options, all of which an earlier file must share to be gone on with.
         noted: what else the file says: the command, the commit.
-        told: hears whether an earlier file is gone on with.
+        log: gets a message if there is an earlier file.
     """
 
     def __init__(
-        self, folder: Path, stage: str, facts: dict[str, Any], noted: dict[str, Any], told: Any = print
+        self,
+        folder: Path,
+        stage: str,
+        facts: dict[str, Any],
+        noted: dict[str, Any],
+        log: Callable[[str], object] = print,
     ) -> None:
         self.path = folder / f"gpu_{stage}_{_file_name(str(facts['device']))}.json"
         self._head = {**noted, "stage": stage, **facts}
@@ -75,11 +81,11 @@ class Results:
             known = json.loads(earlier.read_text())
             differing = [name for name in facts if known.get(name) != facts[name]]
             if differing:
-                told(f"{earlier.name}: begun anew, as {', '.join(differing)} changed since it was taken")
+                log(f"{earlier.name}: begun anew, as {', '.join(differing)} changed since it was taken")
                 continue
             entries = [Entry(**entry) for entry in known["entries"]]
             self.entries = {entry.identity: entry for entry in entries}
-            told(f"{earlier.name}: gone on with; {sum(e.state == 'done' for e in entries)} jobs are done")
+            log(f"{earlier.name}: gone on with; {sum(e.state == 'done' for e in entries)} jobs are done")
             break
 
     def is_done(self, part: str, key: str, about: dict[str, Any]) -> bool:

@@ -133,8 +133,8 @@ def by_transformers(path: Path, arrivals: list[Arrival], device: torch.device) -
         attention = loaded.config._attn_implementation
     assert tokens == sum(arrival.output for arrival in arrivals), f"{tokens} tokens came"
     # Without flash attention transformers uses neither graphs nor steps ahead.
-    told = f"transformers {transformers.__version__}, attention: {attention}"
-    return {"seconds": seconds, "tokens_per_s": tokens / seconds, "told": told}
+    note = f"transformers {transformers.__version__}, attention: {attention}"
+    return {"seconds": seconds, "tokens_per_s": tokens / seconds, "note": note}
 
 
 def _finished(manager: Any, count: int) -> int:

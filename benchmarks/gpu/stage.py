@@ -138,7 +138,7 @@ def _sanitized(given: argparse.Namespace, settings: Settings, deadline: float) -
             summaries = [line.strip("= ") for line in found.splitlines() if "SUMMARY" in line]
             clean = bool(summaries) and all(re.search(r"\b0 (errors|hazards)", line) for line in summaries)
             bad += not clean or bool(outcome.lacking)
-            said = "clean" if clean else "; ".join(dict.fromkeys(summaries)) or "it told no summary"
+            said = "clean" if clean else "; ".join(dict.fromkeys(summaries)) or "no summary"
             lacking = f", {outcome.lacking}" if outcome.lacking else ""
             print(f"{kernel.name}: {said}; {outcome.reached} of {outcome.of or '?'} cases{lacking}", flush=True)
     print(f"\n{report}")

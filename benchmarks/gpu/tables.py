@@ -145,7 +145,7 @@ def _attention(measured: Measured) -> str:
 
 def _serving(measured: Measured) -> str:
     rows = [
-        (row["model"], row["method"], f"{row['tokens_per_s']:.0f}", f"{row['seconds']:.1f}", str(row.get("told", "")))
+        (row["model"], row["method"], f"{row['tokens_per_s']:.0f}", f"{row['seconds']:.1f}", str(row.get("note", "")))
         for row in measured.rows.of("serving")
         if row.get("tokens_per_s")
     ]

@@ -30,8 +30,8 @@ def main() -> None:
     given = parser.parse_args()
     answers = os.fdopen(given.answers, "w", buffering=1)
 
-    def answer(**told: Any) -> None:
-        answers.write(json.dumps(told) + "\n")
+    def answer(**message: Any) -> None:
+        answers.write(json.dumps(message) + "\n")
 
     try:
         part = importlib.import_module(given.part)

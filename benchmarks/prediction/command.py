@@ -13,7 +13,7 @@ from ..gpu.random_checkpoints import LLAMA, QWEN, TINY
 from .device import H100
 from .meta_model import FORMATS, changes_of
 from .step import CACHES, Asked, Prediction, Predictor
-from .table import as_json, beside, headline, measured_rows, told
+from .table import as_json, beside, headline, measured_rows, report
 from .timing_model import Ideas
 
 _ONE_BILLION = replace(
@@ -85,7 +85,7 @@ def run(given: argparse.Namespace) -> None:
             except (OSError, ValueError) as error:
                 print(error, file=sys.stderr)
         else:
-            print(told(one, device) if len(steps) <= len(_USUAL) else headline(one), flush=True)
+            print(report(one, device) if len(steps) <= len(_USUAL) else headline(one), flush=True)
     took = f"{len(predictor.known)} compilations, {time.monotonic() - begun:.0f} s, predicted and not measured"
     # What was asked for besides must not take the place of the whole.
     name = given.save_as or ("step_prediction" if sys.argv[1:] == ["--step"] else None)

@@ -92,7 +92,7 @@ class Code:
 
         Args:
             first: where it begins.
-            end: tells for an instruction's number whether it is the last; it counts, too.
+            end: whether the instruction of a number is the last; it counts, too.
             by: of which it must come by at least one; any way will do for none.
             last: the last instruction that it may use; None for all.
 

@@ -16,7 +16,7 @@ _TERMS = ("gap", "start", "memory", "l2", "issue", "chain", "tensor", "tail")
 _US = 1e6
 
 
-def told(one: Prediction, device: Device) -> str:
+def report(one: Prediction, device: Device) -> str:
     """A step, launch by launch: microseconds of one, and of all alike."""
     lines = [
         f"\n{headline(one)}",

@@ -52,7 +52,7 @@ def rehearse(parts: list[str], folder: Path) -> tuple[list[str], list[str]]:
             try:
                 rows = list(job.run(place))
                 json.dumps([rows, job.about])
-                assert rows, "nothing was told"
+                assert rows, "no row came"
             except Exception as error:
                 traceback.print_exc()
                 failures.append(f"{name}, {job.key}: {type(error).__name__}: {error}")
