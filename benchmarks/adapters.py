@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from peft import LoraConfig, get_peft_model
 from smelt.compress import Recipe, for_training, merge, run
-from smelt.compress.adapter import Adapter, adapted
-from smelt.compress.compressed import open_dense
-from smelt.compress.find_model import find_checkpoint
-from smelt.compress.open_model import OpenModel
+from smelt.models.directory.find import find_checkpoint
+from smelt.models.structure.lora import Adapter, adapted
+from smelt.models.structure.open_model import OpenModel
+from smelt.quant.stored.compressed import open_dense
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 

@@ -39,8 +39,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from smelt.compress.corpus import calibration_windows, evaluation_windows
-from smelt.compress.text_source import TextSource
+from smelt.models.text.source import TextSource
+from smelt.models.text.windows import calibration_windows, evaluation_windows
 from torch.nn.functional import cross_entropy, kl_div
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -49,7 +49,7 @@ from .random_model import BIG, build
 
 NAME = "against_peers"
 COMMAND = "python -m benchmarks.against_peers --llm-compressor PEER --gptqmodel PEER --auto-round PEER"
-MODEL = REPOSITORY / "compress" / "builtin" / "smelt-6m"
+MODEL = REPOSITORY / "models" / "builtin" / "smelt-6m"
 CALIBRATION = SHARED / "data/calib/c4.utf8"
 EVALUATION = SHARED / "data/text/wikitext2_test_unk.txt"
 LENGTH, SAMPLES, LARGE_SAMPLES, HELD_OUT = 256, 128, 8, 64

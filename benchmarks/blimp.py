@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from smelt.compress import Recipe, run
-from smelt.compress.find_model import find_model
+from smelt.models.directory.find import find_model
 from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 from smelt.compress import Recipe, run
-from smelt.runtime.batch import Batch, Run
-from smelt.runtime.checkpoint import Checkpoint
-from smelt.runtime.model import Model
+from smelt.runtime.decoder.batch import Batch, Run
+from smelt.runtime.decoder.model import Model
+from smelt.runtime.decoder.operators import Operators
 from smelt.runtime.native import library
 from smelt.runtime.native.operators import NativeOperators
-from smelt.runtime.operators import Operators
+from smelt.runtime.weights.checkpoint import Checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -52,7 +52,7 @@ def main() -> None:
     kernels = library.kernels(print)
     if kernels is None:
         raise SystemExit("this machine cannot run the compiled kernels")
-    tokenizer = AutoTokenizer.from_pretrained(REPOSITORY / "compress" / "builtin" / "smelt-6m")
+    tokenizer = AutoTokenizer.from_pretrained(REPOSITORY / "models" / "builtin" / "smelt-6m")
     text = TEXT.read_text(encoding="utf-8")[:60000]
     tokens = torch.tensor(tokenizer(text).input_ids[: WINDOWS * LENGTH]).view(WINDOWS, LENGTH)
     results = {}

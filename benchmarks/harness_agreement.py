@@ -17,13 +17,13 @@ from lm_eval import evaluator
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from smelt.compress import Recipe, run
-from smelt.compress.evaluation.harness_model import SmeltLM
 from smelt.compress.evaluation.task_code import BUILTIN
+from smelt.compress.integrations.lm_eval import SmeltLM
 
 from .common import REPOSITORY, save
 
 NAME = "harness_agreement"
-MODEL = REPOSITORY / "compress" / "builtin" / "smelt-6m"
+MODEL = REPOSITORY / "models" / "builtin" / "smelt-6m"
 TASKS = [
     "shared_lambada",
     "shared_blimp_anaphor_gender_agreement",

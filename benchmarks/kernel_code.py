@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from smelt.runtime.kernels.check import check
-from smelt.runtime.kernels.linear_codes import KERNEL
-from smelt.runtime.kernels.packing import FORMATS
-from smelt.runtime.kernels.targets import TARGETS
+from smelt.runtime.kernels.base.targets import TARGETS
+from smelt.runtime.kernels.linear.linear_codes import KERNEL
+from smelt.runtime.kernels.linear.packing import FORMATS
+from smelt.runtime.kernels.tools.check import check
 
 from .common import save
 from .prediction import command

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from smelt.compress import Recipe, run
-from smelt.runtime.step_time import step_seconds
+from smelt.runtime.measure.step_time import step_seconds
 
 from .common import RESULTS, save
 from .random_model import SMALL, build

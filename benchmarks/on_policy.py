@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from smelt.compress import Recipe, run
-from smelt.compress.find_model import find_model
+from smelt.models.directory.find import find_model
 from smelt.runtime import Engine, SamplingParams
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from smelt.compress import Recipe, run
-from smelt.compress.corpus import calibration_windows, evaluation_windows
-from smelt.compress.text_source import TextSource
+from smelt.models.text.source import TextSource
+from smelt.models.text.windows import calibration_windows, evaluation_windows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from .common import REPOSITORY, RESULTS, SHARED, save
 
 NAME = "pruning_peer"
-MODEL = REPOSITORY / "compress" / "builtin" / "smelt-6m"
+MODEL = REPOSITORY / "models" / "builtin" / "smelt-6m"
 CALIBRATION = str(SHARED / "data/calib/c4.utf8")
 SEEDS = (0, 1, 2)
 

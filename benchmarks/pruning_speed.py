@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from smelt.compress.axes import feed_forward, heads, hidden
-from smelt.compress.find_model import find_model
-from smelt.compress.narrower import narrower
-from smelt.compress.open_model import OpenModel
-from smelt.compress.shallower import shallower
-from smelt.models.directory import ModelDirectory
-from smelt.runtime.shape_time import Shape, decode_seconds, prompt_seconds
+from smelt.models.directory.directory import ModelDirectory
+from smelt.models.directory.find import find_model
+from smelt.models.structure.open_model import OpenModel
+from smelt.prune.structure.axes import feed_forward, heads, hidden
+from smelt.prune.structure.drop_blocks import shallower
+from smelt.prune.structure.slice_width import narrower
+from smelt.runtime.measure.shape_time import Shape, decode_seconds, prompt_seconds
 
 from .common import save
 from .random_model import Shape as RandomShape

@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 from smelt.compress import Recipe, run
-from smelt.compress.corpus import evaluation_windows
-from smelt.compress.text_source import TextSource
+from smelt.models.text.source import TextSource
+from smelt.models.text.windows import evaluation_windows
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from .common import REPOSITORY, RESULTS, SHARED, save
 
 NAME = "pruning_texts"
-MODEL = REPOSITORY / "compress" / "builtin" / "smelt-6m"
+MODEL = REPOSITORY / "models" / "builtin" / "smelt-6m"
 CALIBRATION = SHARED / "data/calib/c4.utf8"
 SEEDS = (0, 1, 2)
 AMOUNTS = {"50%": {"structure": "weights", "sparsity": 0.5}, "2:4": {"structure": "2:4"}}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from smelt.compress.checkpoint import write_checkpoint
+from smelt.models.checkpoint.writer import write_checkpoint
 from smelt.system.tensor_files import TensorInfo
 
 from .common import REPOSITORY
@@ -38,7 +38,7 @@ BIG = Shape(hidden=2048, wide=8192, heads=32, key_value_heads=8, vocabulary=3200
 
 def build(directory: Path, blocks: int, shape: Shape = SMALL) -> int:
     """Write a model of ``blocks`` random blocks, with smelt-6m's tokenizer; returns its bytes."""
-    tokenizer = REPOSITORY / "compress" / "builtin" / "smelt-6m"
+    tokenizer = REPOSITORY / "models" / "builtin" / "smelt-6m"
     config = json.loads((tokenizer / "config.json").read_text()) | {
         "hidden_size": shape.hidden,
         "intermediate_size": shape.wide,

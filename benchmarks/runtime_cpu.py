@@ -52,7 +52,7 @@ TURNS = {
     "decode_1024": ("decode", 1024, GENERATED - 1),
     "concurrent_32": ("concurrent", 32, 32 * GENERATED),
 }
-SMALL = REPOSITORY / "compress" / "builtin" / "smelt-6m"
+SMALL = REPOSITORY / "models" / "builtin" / "smelt-6m"
 
 
 def prepare(scratch: Path) -> dict[str, Path]:

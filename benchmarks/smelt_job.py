@@ -20,8 +20,8 @@ def peak() -> float:
 def main() -> None:
     begun = time.perf_counter()
     from smelt.compress import Recipe
-    from smelt.compress.pipeline import run
-    from smelt.compress.skeleton import Skeleton  # noqa: F401 - the modelling code, imported here to be counted as import
+    from smelt.compress.pipeline.pipeline import run
+    from smelt.models.structure.skeleton import Skeleton  # noqa: F401 - the modelling code, imported here to be counted as import
 
     imported, after_import = time.perf_counter(), peak()
     recipe = Recipe.load(Path(sys.argv[1]))

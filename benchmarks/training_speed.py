@@ -15,15 +15,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from smelt.compress.find_model import find_model
-from smelt.compress.open_model import OpenModel
-from smelt.compress.student import WholeModel
-from smelt.distill.batches import Batch
-from smelt.distill.distilling import Distilling
-from smelt.distill.losses import LossOptions, most_likely
-from smelt.distill.optimizer import MasterAdamW
-from smelt.distill.teachers import Comparison, ReadingTeacher, StoredTeacher
-from smelt.distill.trainer import Trainer, TrainerSettings
+from smelt.distill.losses.losses import LossOptions, most_likely
+from smelt.distill.run.student import WholeModel
+from smelt.distill.training.batches import Batch
+from smelt.distill.training.objective import Distilling
+from smelt.distill.training.optimizer import MasterAdamW
+from smelt.distill.training.teachers import Comparison, ReadingTeacher, StoredTeacher
+from smelt.distill.training.trainer import Trainer, TrainerSettings
+from smelt.models.directory.find import find_model
+from smelt.models.structure.open_model import OpenModel
 from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM
 from .common import REPOSITORY, save
 
 ROUNDS, STEPS, BATCH, LENGTH, KEPT = 5, 8, 16, 256, 32
-MODEL = REPOSITORY / "compress/builtin/smelt-6m"
+MODEL = REPOSITORY / "models/builtin/smelt-6m"
 TOKENS = torch.randint(2, 4096, (BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from smelt.compress import Recipe, run
-from smelt.compress.corpus import evaluation_windows
-from smelt.compress.text_source import TextSource
+from smelt.models.text.source import TextSource
+from smelt.models.text.windows import evaluation_windows
 from torch import Tensor
 from transformers import AutoTokenizer
 

@@ -11,16 +11,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..models.directory.inspection import inspect
     from ..system.errors import SmeltError
+    from .commands.merge import merge
     from .evaluation.evaluate import evaluate
-    from .evaluation.result import ReportData
-    from .in_memory import quantize
-    from .inspection import inspect
-    from .merging import merge
-    from .pipeline import RunResult, run
-    from .recipe import Evaluate, Recipe
-    from .training import for_training
-    from .transformers_plugin import config_for
+    from .evaluation.settings import Evaluate
+    from .integrations.peft import for_training
+    from .integrations.transformers import config_for
+    from .pipeline.in_memory import quantize
+    from .pipeline.pipeline import RunResult, run
+    from .recipe.recipe import Recipe
+    from .reporting.report import ReportData
 
 __all__ = [
     "Evaluate",
@@ -38,18 +39,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Evaluate": ".recipe",
-    "Recipe": ".recipe",
-    "ReportData": ".evaluation.result",
-    "RunResult": ".pipeline",
+    "Evaluate": ".evaluation.settings",
+    "Recipe": ".recipe.recipe",
+    "ReportData": ".reporting.report",
+    "RunResult": ".pipeline.pipeline",
     "SmeltError": "..system.errors",
-    "config_for": ".transformers_plugin",
+    "config_for": ".integrations.transformers",
     "evaluate": ".evaluation.evaluate",
-    "for_training": ".training",
-    "inspect": ".inspection",
-    "merge": ".merging",
-    "quantize": ".in_memory",
-    "run": ".pipeline",
+    "for_training": ".integrations.peft",
+    "inspect": "..models.directory.inspection",
+    "merge": ".commands.merge",
+    "quantize": ".pipeline.in_memory",
+    "run": ".pipeline.pipeline",
 }
 
 

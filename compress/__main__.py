@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .interrupts import end_when_interrupted
+from ..system.interrupts import end_when_interrupted
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ from typing import Annotated, Any, ParamSpec
 import typer
 
 from ..system.errors import SmeltError
-from .interrupts import SENTENCE, STATUS, remembered_interrupts
-from .progress import Progress
+from ..system.interrupts import SENTENCE, STATUS, remembered_interrupts
+from ..system.progress import Progress
 
 app = typer.Typer(
     name="smelt",
@@ -119,14 +119,14 @@ def run(
 
         smelt run recipes/quickstart.yaml --dry-run --json
     """
-    from .recipe import Recipe
+    from .recipe.recipe import Recipe
 
     overrides = [*(set_ or []), *([f"output={json.dumps(str(output), ensure_ascii=False)}"] if output else [])]
     loaded = Recipe.load(recipe, overrides)
     if dry_run:
         return _print_plan(loaded, fresh, as_json)
-    from .pipeline import run as run_recipe
-    from .processes import is_first
+    from ..system.processes import is_first
+    from .pipeline.pipeline import run as run_recipe
 
     result = run_recipe(loaded, fresh=fresh)
     if not is_first():
@@ -140,8 +140,8 @@ def run(
 
 
 def _print_plan(recipe: Any, fresh: bool, as_json: bool) -> int:
-    from .plan import Plan
-    from .processes import is_first
+    from ..system.processes import is_first
+    from .pipeline.plan import Plan
 
     plan = Plan.make(recipe, fresh=fresh)
     if not is_first():
@@ -355,8 +355,8 @@ def inspect(
 
         smelt inspect runs/quickstart/checkpoint
     """
-    from .inspection import inspect as look
-    from .inspection import terminal
+    from ..models.directory.inspection import inspect as look
+    from ..models.directory.inspection import terminal
 
     found = look(checkpoint)
     if as_json:
@@ -412,7 +412,7 @@ def merge(
 
         smelt merge runs/quickstart --adapter ./my-adapter --output runs/tuned
     """
-    from .merging import merge as merged
+    from .commands.merge import merge as merged
 
     found = merged(checkpoint, adapter, output, fresh=fresh, trust_remote_code=trust_remote_code)
     print(json.dumps(found.as_data(), indent=2) if as_json else found.summary())
@@ -442,7 +442,7 @@ def chat(
         smelt chat runs/quickstart/checkpoint --temperature 0.8
     """
     from ..runtime import Engine, SamplingParams
-    from ..runtime.chat import Chat, converse
+    from ..runtime.engine.chat import Chat, converse
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     engine = Engine(
@@ -515,8 +515,8 @@ def bench(
     if ablate:
         return _ablate(checkpoint, prompt, output, dtype, kv_dtype, as_json)
     from ..runtime import Engine
-    from ..runtime.bench import measure, table
-    from ..runtime.workload import read_trace
+    from ..runtime.measure.bench import measure, table
+    from ..runtime.measure.workload import read_trace
 
     loads = concurrency or ([] if trace else [1, 4, 16])
     engine = Engine(
@@ -546,7 +546,7 @@ def bench(
 
 
 def _ablate(checkpoint: str, prompt: int, output: int, dtype: str, kv_dtype: str, as_json: bool) -> int:
-    from ..runtime.ablation import ablate, table
+    from ..runtime.measure.ablation import ablate, table
 
     found = ablate(
         _directory_of(checkpoint), prompt=prompt, output=output, dtype=dtype, kv_dtype=kv_dtype, told=Progress(True).say
@@ -556,7 +556,7 @@ def _ablate(checkpoint: str, prompt: int, output: int, dtype: str, kv_dtype: str
 
 
 def _directory_of(name: str) -> Path:
-    from .find_model import find_checkpoint
+    from ..models.directory.find import find_checkpoint
 
     return find_checkpoint(name).path
 
@@ -574,8 +574,8 @@ def schema(
 
         smelt schema --report > docs/report.schema.json
     """
-    from .evaluation.result import report_schema
-    from .recipe_schema import recipe_schema
+    from .commands.schema import recipe_schema
+    from .reporting.report import report_schema
 
     print(json.dumps(report_schema() if report else recipe_schema(), indent=2))
     return 0
@@ -610,7 +610,7 @@ def check(
 
         smelt kernels check --target sm_90 --kernel linear_codes
     """
-    from .kernels_command import check as check_kernels
+    from .commands.kernels import check as check_kernels
 
     return check_kernels(target or [], kernel or [], quick, as_json)
 
@@ -639,7 +639,7 @@ def tune(
 
         smelt kernels tune --form attention
     """
-    from .kernels_command import tune as tune_kernels
+    from .commands.kernels import tune as tune_kernels
 
     return tune_kernels(form or [], rows or [], minutes, output, again)
 

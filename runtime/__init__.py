@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import RuntimeProblem
-from .params import SamplingParams
+from ..system.errors import RuntimeProblem
+from .engine.params import SamplingParams
 
 if TYPE_CHECKING:
-    from .engine import Engine
-    from .output import Completion, RequestOutput
+    from .engine.engine import Engine
+    from .engine.output import Completion, RequestOutput
 
 __all__ = ["Completion", "Engine", "RequestOutput", "RuntimeProblem", "SamplingParams"]
 
-_HOMES = {"Completion": ".output", "Engine": ".engine", "RequestOutput": ".output"}
+_HOMES = {"Completion": ".engine.output", "Engine": ".engine.engine", "RequestOutput": ".engine.output"}
 
 
 def __getattr__(name: str) -> Any:

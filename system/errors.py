@@ -37,3 +37,7 @@ def nearest_name(value: str, known: list[str]) -> str:
     lowered = {name.lower(): name for name in known}
     close = difflib.get_close_matches(value.lower(), list(lowered), n=1, cutoff=0.5)
     return f"; did you mean {lowered[close[0]]}?" if close else ""
+
+
+class RuntimeProblem(SmeltError, ValueError):  # noqa: N818 - public, and a sentence for a person
+    """A checkpoint, an option or a request that cannot be served; the message says what, where and what to do."""

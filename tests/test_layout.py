@@ -1,4 +1,4 @@
-"""The arrows between the rooms of the house, and what every file must have."""
+"""The house: which room may import which, no circles, no crowded folders, and what every file must have."""
 
 from __future__ import annotations
 
@@ -7,35 +7,55 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[1]
-ROOMS = ("compress", "quant", "prune", "distill", "runtime", "models", "system")
-ALLOWED = {
-    "compress": {"distill", "quant", "prune", "runtime", "models", "system"},
-    "distill": {"quant", "prune", "models", "system"},
-    "runtime": {"quant", "models", "system"},
-    "quant": {"models", "system"},
-    "prune": {"quant", "models", "system"},
-    "models": {"system"},
-    "system": set(),
-}
-FILES = [path for room in ROOMS for path in sorted((REPOSITORY / room).rglob("*.py"))]
+from tests.house import FILES, REPOSITORY, ROOMS, Import, circles, imports_of
+
+MOST_FILES = 21
+FLOORS = {"compress": 5, "prune": 4, "distill": 4, "runtime": 3, "quant": 2, "models": 1, "system": 0}
+IMPORTS = [each for path in FILES for each in imports_of(path)]
 
 
-def _rooms_used(path: Path) -> set[str]:
-    used = set()
-    depth = len(path.relative_to(REPOSITORY).parts)
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level == depth and node.module:
-            used.add(node.module.split(".")[0])
-        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("smelt."):
-            pytest.fail(f"{path} imports {node.module} by its full name; imports between rooms are relative")
-    return used
+def _room(path: Path) -> str:
+    return path.parts[0]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(REPOSITORY)))
-def test_arrows_point_one_way(path: Path) -> None:
-    room = path.relative_to(REPOSITORY).parts[0]
-    assert _rooms_used(path) - {room} <= ALLOWED[room]
+@pytest.mark.parametrize("room", ROOMS)
+def test_arrows_point_down(room: str) -> None:
+    """Floors may be skipped, never climbed; neighbours on a floor do not know each other."""
+    wrong = [
+        str(each)
+        for each in IMPORTS
+        if _room(each.source) == room != _room(each.target) and FLOORS[_room(each.target)] >= FLOORS[room]
+    ]
+    assert not wrong
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert not circles((str(each.source), str(each.target)) for each in IMPORTS)
+
+
+def test_no_folders_import_each_other_in_a_circle() -> None:
+    """A package's ``__init__.py`` is its front door: it may know all folders within."""
+
+    def is_front_door(each: Import) -> bool:
+        return each.source.name == "__init__.py"
+
+    assert not circles(
+        (str(each.source.parent), str(each.target.parent)) for each in IMPORTS if not is_front_door(each)
+    )
+
+
+def test_circles_are_found() -> None:
+    assert circles([("a", "b"), ("b", "c"), ("c", "a"), ("c", "d"), ("d", "d")]) == [["a", "b", "c"]]
+    assert circles([("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")]) == []
+
+
+def test_no_folder_is_crowded() -> None:
+    counts: dict[str, int] = {}
+    for path in FILES:
+        if path.name != "__init__.py":
+            folder = str(path.parent.relative_to(REPOSITORY))
+            counts[folder] = counts.get(folder, 0) + 1
+    assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(REPOSITORY)))
@@ -60,3 +80,5 @@ def test_every_package_is_listed_for_installation() -> None:
         for init in (REPOSITORY / room).rglob("__init__.py"):
             name = "smelt." + ".".join(init.parent.relative_to(REPOSITORY).parts)
             assert f'"{name}"' in text, name
+        folders = {path.parent for path in (REPOSITORY / room).rglob("*.py")}
+        assert all((folder / "__init__.py").is_file() for folder in folders if folder.name != "builtin_tasks")

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, CompressedTensorsConfig, PreTrainedModel
 
 REPOSITORY = Path(__file__).parents[1]
-SMELT_6M = REPOSITORY / "compress" / "builtin" / "smelt-6m"
+SMELT_6M = REPOSITORY / "models" / "builtin" / "smelt-6m"
 SHARED = REPOSITORY.parent / "shared"
 
 _LLAMA: dict[str, Any] = {

@@ -8,13 +8,13 @@ from functools import partial
 
 import torch
 from smelt.runtime.heads import Heads
-from smelt.runtime.kernels.attend_prompts import attend_prompts, work_of
-from smelt.runtime.kernels.attend_rows import attend_rows, row_tile
-from smelt.runtime.kernels.attend_tokens import attend_tokens
-from smelt.runtime.kernels.cached import LayerCache, layer_cache
-from smelt.runtime.kernels.flash import Runs
-from smelt.runtime.kernels.targets import target_of
-from smelt.runtime.kernels.tile import tiles_of
+from smelt.runtime.kernels.attention.attend_prompts import attend_prompts, work_of
+from smelt.runtime.kernels.attention.attend_rows import attend_rows, row_tile
+from smelt.runtime.kernels.attention.attend_tokens import attend_tokens
+from smelt.runtime.kernels.attention.flash import Runs
+from smelt.runtime.kernels.base.targets import target_of
+from smelt.runtime.kernels.rows.cached import LayerCache, layer_cache
+from smelt.runtime.kernels.tiles.tile import tiles_of
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel

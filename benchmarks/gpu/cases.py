@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from smelt.runtime.kernels.kernel import Case, Kernel, problem
-from smelt.runtime.kernels.registry import KERNELS
-from smelt.runtime.kernels.targets import target_of
+from smelt.runtime.kernels.base.kernel import Case, Kernel, problem
+from smelt.runtime.kernels.base.targets import target_of
+from smelt.runtime.kernels.tools.registry import KERNELS
 
 from .job import Job, Row
 from .place import Place

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 import triton
 import triton.language as tl
-from smelt.runtime.kernels import timing
+from smelt.runtime.kernels.tools import timing
 from torch import Tensor
 
 from .job import Job, Row

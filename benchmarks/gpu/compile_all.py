@@ -7,10 +7,10 @@ from contextlib import suppress
 from functools import partial
 
 import torch
-from smelt.runtime.kernels.kernel import Case
-from smelt.runtime.kernels.launch import Launch
-from smelt.runtime.kernels.precompile import precompile, precompile_work
-from smelt.runtime.kernels.targets import target_of
+from smelt.runtime.kernels.base.kernel import Case
+from smelt.runtime.kernels.base.launch import Launch
+from smelt.runtime.kernels.base.precompile import precompile, precompile_work
+from smelt.runtime.kernels.base.targets import target_of
 
 from .cases import listed
 from .job import Job, Row

@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
-from smelt.runtime.kernels.tile import text, tiles_of
+from smelt.runtime.kernels.tiles.tile import text, tiles_of
 
 from .job import Job, Row
 from .place import Place
@@ -91,7 +91,7 @@ class _Asked:
 
     def _add(self) -> str:
         from smelt.runtime import SamplingParams
-        from smelt.runtime.workload import random_prompt
+        from smelt.runtime.measure.workload import random_prompt
 
         prompt = random_prompt(self._context, self._engine.model.spec.vocabulary, next(self._seeds))
         params = SamplingParams(max_tokens=self._generated, temperature=0, ignore_eos=True)

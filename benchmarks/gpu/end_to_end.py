@@ -54,10 +54,10 @@ def written(place: Place, size: Size, stored: str) -> Iterator[Path]:
 
 
 def _logits(size: Size, stored: str, place: Place) -> Iterator[Row]:
-    from smelt.runtime.checkpoint import Checkpoint
+    from smelt.runtime.decoder.model import Model
     from smelt.runtime.gpu import GpuOperators
     from smelt.runtime.gpu.fusions import Fusions
-    from smelt.runtime.model import Model
+    from smelt.runtime.weights.checkpoint import Checkpoint
 
     caches = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.int4}  # pyright: ignore[reportAttributeAccessIssue]
     draw = torch.Generator().manual_seed(5)
@@ -138,8 +138,8 @@ def _as_e4m3(x: Tensor) -> Tensor:
 @torch.inference_mode()
 def _in_pieces(model: Any, prompts: list[list[int]], kept: torch.dtype, place: Place) -> list[Tensor]:
     """Each prompt's logits: its first half in one step, most of the rest in another, then single tokens, side by side."""
-    from smelt.runtime.batch import Batch, Run
-    from smelt.runtime.kernels.precompile import precompile_work
+    from smelt.runtime.decoder.batch import Batch, Run
+    from smelt.runtime.kernels.base.precompile import precompile_work
 
     needed = [-(-len(prompt) // _BLOCK) for prompt in prompts]
     order = torch.randperm(sum(needed), generator=torch.Generator().manual_seed(0)).tolist()

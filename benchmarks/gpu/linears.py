@@ -8,14 +8,14 @@ from functools import partial
 from importlib.util import find_spec
 
 import torch
-from smelt.runtime.kernels import linear_bytes, linear_codes
-from smelt.runtime.kernels.linear_bytes import BytesCase
-from smelt.runtime.kernels.linear_codes import CodesCase
-from smelt.runtime.kernels.linear_dense import DenseCase, linear_dense
-from smelt.runtime.kernels.precompile import precompile
-from smelt.runtime.kernels.quantize_rows import quantize_rows
-from smelt.runtime.kernels.targets import target_of
-from smelt.runtime.kernels.tile import Tile, tiles_of
+from smelt.runtime.kernels.base.precompile import precompile
+from smelt.runtime.kernels.base.targets import target_of
+from smelt.runtime.kernels.linear import linear_bytes, linear_codes
+from smelt.runtime.kernels.linear.linear_bytes import BytesCase
+from smelt.runtime.kernels.linear.linear_codes import CodesCase
+from smelt.runtime.kernels.linear.linear_dense import DenseCase, linear_dense
+from smelt.runtime.kernels.rows.quantize_rows import quantize_rows
+from smelt.runtime.kernels.tiles.tile import Tile, tiles_of
 from torch import Tensor
 
 from . import peers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from smelt.runtime.kernels.quantize_rows import divided_by
+from smelt.runtime.kernels.rows.quantize_rows import divided_by
 from torch import Tensor
 from torch.nn import functional
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
-from smelt.runtime.kernels import timing
+from smelt.runtime.kernels.tools import timing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,7 +98,7 @@ class Place:
     @contextmanager
     def kernels(self) -> Iterator[None]:
         """Engines that are made inside compute on the GPU's kernels, also where they are interpreted."""
-        from smelt.runtime import loading
+        from smelt.runtime.engine import loading
         from smelt.runtime.gpu import GpuOperators
 
         before = loading._operators  # pyright: ignore[reportPrivateUsage]

@@ -7,12 +7,12 @@ from functools import partial
 
 import torch
 from smelt.runtime.heads import Heads
-from smelt.runtime.kernels.cached import layer_cache
-from smelt.runtime.kernels.gate_rows import gate_rows
-from smelt.runtime.kernels.normalize_rows import Norm, normalize_rows
-from smelt.runtime.kernels.quantize_rows import quantize_rows
-from smelt.runtime.kernels.rotate_and_store import Turns, rotate_and_store
-from smelt.runtime.kernels.sample_tokens import choices, sample_tokens
+from smelt.runtime.kernels.linear.gate_rows import gate_rows
+from smelt.runtime.kernels.rows.cached import layer_cache
+from smelt.runtime.kernels.rows.normalize_rows import Norm, normalize_rows
+from smelt.runtime.kernels.rows.quantize_rows import quantize_rows
+from smelt.runtime.kernels.rows.rotate_and_store import Turns, rotate_and_store
+from smelt.runtime.kernels.rows.sample_tokens import choices, sample_tokens
 
 from .job import Job, Row
 from .place import Place

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from smelt.runtime.workload import Arrival, random_prompt
+from smelt.runtime.measure.workload import Arrival, random_prompt
 
 from .job import Job, Row
 from .place import Place
@@ -76,7 +76,7 @@ def _served(size: Size, method: str, arrivals: list[Arrival], place: Place) -> I
 
 def by_engine(path: Path, method: str, arrivals: list[Arrival], place: Place) -> Row:
     """All requests on an engine that is warm."""
-    from smelt.runtime.bench import run_load
+    from smelt.runtime.measure.bench import run_load
 
     longest = max(arrival.prompt + arrival.output for arrival in arrivals)
     options: dict[str, Any] = {"kv_cache_bytes": 64 << 20} if place.rehearses else {}

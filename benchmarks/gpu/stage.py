@@ -109,7 +109,7 @@ def _short(value: Any) -> str:
 
 def _sanitized(given: argparse.Namespace, settings: Settings, deadline: float) -> int:
     """Small cases under compute-sanitizer, each kernel in processes of its own, so that what it finds has a name."""
-    from smelt.runtime.kernels.registry import KERNELS
+    from smelt.runtime.kernels.tools.registry import KERNELS
 
     report = given.output / f"gpu_{given.sanitizer}.txt"
     report.write_text("")

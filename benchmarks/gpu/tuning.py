@@ -6,10 +6,10 @@ import shutil
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from smelt.runtime.kernels import tune, tune_linears
-from smelt.runtime.kernels.targets import target_of
-from smelt.runtime.kernels.tune_attention import attention
-from smelt.runtime.kernels.tune_linears import FORMS, ROWS, linears, restoring_pays_from
+from smelt.runtime.kernels.base.targets import target_of
+from smelt.runtime.kernels.tools import tune, tune_linears
+from smelt.runtime.kernels.tools.tune_attention import attention
+from smelt.runtime.kernels.tools.tune_linears import FORMS, ROWS, linears, restoring_pays_from
 
 from .job import Job, Row
 from .place import Place

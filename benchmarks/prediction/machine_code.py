@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from smelt.runtime.kernels.check import compiled
-from smelt.runtime.kernels.launch import Launch
-from smelt.runtime.kernels.targets import Target
+from smelt.runtime.kernels.base.launch import Launch
+from smelt.runtime.kernels.base.targets import Target
+from smelt.runtime.kernels.tools.check import compiled
 
 from .device import Device
 

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from compressed_tensors.quantization import QuantizationArgs
 from smelt.quant.activations import ActivationRounding
+from smelt.runtime.decoder.model import Model
+from smelt.runtime.gpu import linears
 from smelt.runtime.gpu.operators import GpuOperators
 from smelt.runtime.heads import Heads
-from smelt.runtime.kernels import linears
-from smelt.runtime.kernels.attention_tiles import TokenTile
-from smelt.runtime.kernels.targets import Target, target_of
-from smelt.runtime.kernels.tile import Shape, Tile, Tiles, tiles_of_target
-from smelt.runtime.matrix import FloatCodes, Matrix
-from smelt.runtime.model import Model
+from smelt.runtime.kernels.base.targets import Target, target_of
+from smelt.runtime.kernels.tiles.attention_tiles import TokenTile
+from smelt.runtime.kernels.tiles.tile import Shape, Tile, Tiles, tiles_of_target
+from smelt.runtime.weights.matrix import FloatCodes, Matrix
 from torch import Tensor
 from transformers import AutoConfig
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from smelt.runtime.gpu.executor import GpuExecutor, Kind
-from smelt.runtime.kernels.launch import Launch, noted
-from smelt.runtime.kernels.precompile import identity
-from smelt.runtime.kernels.targets import TARGETS
-from smelt.runtime.kernels.workspace import set_apart
+from smelt.runtime.engine.gpu_executor import GpuExecutor, Kind
+from smelt.runtime.kernels.base.launch import Launch, noted
+from smelt.runtime.kernels.base.precompile import identity
+from smelt.runtime.kernels.base.targets import TARGETS
+from smelt.runtime.kernels.base.workspace import set_apart
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

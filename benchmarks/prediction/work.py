@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from smelt.runtime.kernels.launch import Launch
+from smelt.runtime.kernels.base.launch import Launch
 from torch import Tensor
 
 

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from .reasons import reasons
-from .result import Against, Change, Machine, ModelResult, Speed, Spread, TaskChange, TaskResult, Text
-from .statistics import Interval, excludes, mean_interval, median_interval, resampled_interval, sign_test
+from ..results.reasons import reasons
+from ..results.result import Against, Change, Machine, ModelResult, Speed, Spread, TaskChange, TaskResult, Text
+from ..results.statistics import Interval, excludes, mean_interval, median_interval, resampled_interval, sign_test
 from .tasks import Aggregate, aggregation, is_right_or_wrong
 from .text import Divergence, exp
 
@@ -63,28 +63,6 @@ def incomparable(baseline: ModelResult, model: ModelResult, beside: Against) -> 
 
 def _read(text: Text) -> str:
     return f"{text.windows} x {text.length} tokens of {text.source}"
-
-
-def primary_tasks(model: ModelResult, *, with_members: bool = False) -> list[tuple[TaskResult, TaskChange | None]]:
-    """Of each task the metric by which it is usually known, and how it changed.
-
-    That is the first of which more is better; where there is none, the first. Tasks of a group are left to the group,
-    unless ``with_members``.
-    """
-    chosen: dict[str, TaskResult] = {}
-    for result in model.tasks:
-        if result.group is not None and not with_members:
-            continue
-        present = chosen.setdefault(result.task, result)
-        if result.higher_is_better and not present.higher_is_better:
-            chosen[result.task] = result
-    changes = {(c.task, c.metric, c.filter): c for c in (model.against.tasks if model.against else [])}
-    return [(result, changes.get((result.task, result.metric, result.filter))) for result in chosen.values()]
-
-
-def is_worse(result: TaskResult, change: TaskChange) -> bool:
-    """Whether a task's metric went the wrong way, beyond noise."""
-    return bool(change.significant) and (change.difference < 0) == result.higher_is_better
 
 
 def _text_changes(baseline: Text, model: Text) -> dict[str, Any]:

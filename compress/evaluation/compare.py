@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from ...system.errors import SmeltError
+from ..reporting.report import ReportData
+from ..results.result import ModelResult
+from ..results.this_machine import differences
 from .against import against, incomparable
-from .result import ModelResult, ReportData
-from .this_machine import differences
 
 
 def compare(before: ReportData, after: ReportData, *, allow_foreign_baseline: bool = False) -> list[ReportData]:

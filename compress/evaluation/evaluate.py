@@ -6,17 +6,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...system.errors import SmeltError, raise_problems
-from ..output import Output
-from ..paths import named_path
-from ..progress import Progress
-from ..recipe import Evaluate
+from ...system.paths import named_path
+from ...system.progress import Progress
+from ...system.run_directory import Output
 from ..reporting.files import load, save
+from ..reporting.report import ReportData
+from ..results.result import ModelResult
+from ..results.this_machine import differences, this_machine
 from .measure import Evaluation
 from .problems import device_problems, fewest_positions, length_problems, task_problems, text_problems
-from .result import ModelResult, ReportData
+from .settings import Evaluate
 from .subject import Subject, subjects
 from .tasks import Tasks
-from .this_machine import differences, this_machine
 
 
 def evaluate(

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from ...system.errors import SmeltError, nearest_name
-from ..recipe import Evaluate, SpeedSettings
+from .settings import Evaluate, SpeedSettings
 
 
 def evaluation_settings(*, tasks: str | None, speed: str, **fields: Any) -> Evaluate:

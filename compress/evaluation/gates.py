@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...system.errors import SmeltError, nearest_name
-from .result import ModelResult, ReportData
+from ..reporting.report import ReportData
+from ..results.result import ModelResult
 
 # From a model beside its baseline to a number; a relative one is a ratio, of which gates name the change in percent.
 _RATIOS: dict[str, Callable[[ModelResult], float | None]] = {
@@ -108,7 +109,7 @@ class Gate:
 
     def _value(self, model: ModelResult) -> float | None:
         if self.metric.startswith("task:"):
-            from .against import primary_tasks  # which imports torch, and a gate may be mistaken
+            from ..results.tasks import primary_tasks
 
             name = self.metric.removeprefix("task:")
             found = next((pair for pair in primary_tasks(model, with_members=True) if pair[0].task == name), None)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...system.files import write_text
-from ..output import digest
+from ...system.run_directory import digest
 
 
 class Journal:

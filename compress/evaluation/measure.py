@@ -9,23 +9,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ...models.text.source import TextSource
 from ...runtime import Engine
-from ...runtime.device import device_named, give_back
+from ...system.device import device_named, give_back
 from ...system.errors import SmeltError
-from ..progress import Progress
-from ..recipe import Evaluate
-from ..runtime_reader import RuntimeReader
-from ..text_source import TextSource
-from ..versions import versions
+from ...system.progress import Progress
+from ...system.versions import versions
+from ..reporting.report import ReportData
+from ..results.result import Against, Machine, ModelResult, Sample, Speed, TaskResult, Text
+from ..results.this_machine import this_machine
 from .against import against, incomparable
 from .journal import Journal
-from .result import Against, Machine, ModelResult, ReportData, Sample, Speed, TaskResult, Text
+from .runtime_reader import RuntimeReader
 from .samples import continuations, prompts
+from .settings import Evaluate
 from .speed import MachineRates, Served, measure_speed
 from .subject import Subject
 from .tasks import Tasks
 from .text import Divergence, Excerpt, Reading, divergence, likelihood, read
-from .this_machine import this_machine
 
 _SEQUENCES = 32
 
@@ -380,7 +381,7 @@ class _Served:
     @property
     def harness(self) -> Any:
         if self._harness is None:
-            from .harness_model import SmeltLM
+            from ..integrations.lm_eval import SmeltLM
 
             self._harness = SmeltLM(engine=self.engine, disable_tqdm=not self._progress.enabled)
         return self._harness

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...models.directory import ModelDirectory
+from ...models.directory.directory import ModelDirectory
 from ...runtime import RuntimeProblem
-from ...runtime.device import device_named
+from ...system.device import device_named
 from ...system.errors import Problem
-from ..recipe import Evaluate
+from .settings import Evaluate
 from .tasks import Tasks
 
 

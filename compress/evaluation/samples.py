@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import islice
 
+from ...models.text.source import TextSource
 from ...runtime import Engine, RuntimeProblem, SamplingParams
 from ...system.errors import SmeltError
-from ..text_source import TextSource
-from .result import Sample
+from ..results.result import Sample
 
 _WORDS = 24
 _TOKENS = 48

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...runtime.device import device_named, free_memory
-from ..progress import Progress
-from ..recipe import SpeedSettings
-from .result import Load, Speed, Spread, TimePart
+from ...system.device import device_named, free_memory
+from ...system.progress import Progress
+from ..results.result import Load, Speed, Spread, TimePart
+from .settings import SpeedSettings
 from .workers import Worker
 
 # A process that serves needs its libraries, and weights may be kept wider than they are stored.

@@ -52,14 +52,14 @@ class _Worker:
     def machine(self, dtype: str, device: str) -> dict[str, Any]:
         import torch
 
-        from ...runtime.bench import machine_rates
+        from ...runtime.measure.bench import machine_rates
 
         found = machine_rates(torch.device(device), getattr(torch, dtype))
         return {"read": found.read_bytes, "operations": found.operations}
 
     def load_of(self, prompt: int, generate: int, concurrency: int, seed: int) -> dict[str, Any]:
-        from ...runtime.bench import run_load
-        from ...runtime.workload import Arrival
+        from ...runtime.measure.bench import run_load
+        from ...runtime.measure.workload import Arrival
 
         # The turn before was another process's: this one's threads sleep, caches hold the other's weights, and a processor
         # that was idle takes a while to be as fast as before.
@@ -70,7 +70,7 @@ class _Worker:
         return dataclasses.asdict(run_load(self._engine, "", arrivals, concurrency, seed))
 
     def time(self, prompt: int, generate: int) -> dict[str, Any]:
-        from ...runtime.profile import time_of_decoding, time_of_prompt
+        from ...runtime.measure.profile import time_of_decoding, time_of_prompt
 
         if self._engine.model.device.type != "cpu":
             return {"decode": {}, "prefill": {}}  # the host's clock does not see what a GPU does
@@ -80,7 +80,7 @@ class _Worker:
         }
 
     def memory(self) -> dict[str, Any]:
-        from ...runtime.bench import peak_memory
+        from ...runtime.measure.bench import peak_memory
 
         return {"peak": peak_memory(self._engine.model.device)}
 

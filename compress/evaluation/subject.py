@@ -10,16 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from ...models.directory import ModelDirectory
-from ...models.weights import CheckpointWeights
-from ...runtime.errors import RuntimeProblem
-from ...system.errors import SmeltError
-from ..find_model import find_checkpoint
-from ..inspection import inspect
+from ...models.checkpoint.weights import CheckpointWeights
+from ...models.directory.directory import ModelDirectory
+from ...models.directory.find import find_checkpoint
+from ...models.directory.inspection import inspect
+from ...system.errors import RuntimeProblem, SmeltError
+from ...system.run_directory import digest
 from ..loaders.facts import facts_of_checkpoint
 from ..loaders.rules import loaders
-from ..output import digest
-from .result import Layer, Loader, ModelResult, Size, Training
+from ..results.result import Layer, Loader, ModelResult, Size, Training
 from .text import Reader
 
 _COMPANIONS = (".json", ".model", ".txt", ".jinja", ".tiktoken", ".py")

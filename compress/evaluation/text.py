@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
+from ...models.streaming.streamed import LOGIT_TOKENS
+from ...models.text.source import TextSource
+from ...models.text.windows import Windows, evaluation_windows
+from ...system.activation_store import ActivationStore
 from ...system.errors import SmeltError
-from ..activations import ActivationStore
-from ..corpus import Windows, evaluation_windows
-from ..progress import Progress
-from ..text_source import TextSource
-from .result import Text
-from .statistics import mean_interval
+from ...system.progress import Progress
+from ..results.result import Text
+from ..results.statistics import mean_interval
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-LOGIT_TOKENS = 512
 
 
 class HeadFunction(Protocol):

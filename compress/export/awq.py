@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...models.checkpoint.writer import Entry
 from ...system.errors import Problem
 from ...system.tensor_files import TensorInfo
-from ..checkpoint import Entry
 from .dynamic import patterns
 from .source import Source, StoredLinear, for_each, in_block, scale_problems
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ...models.checkpoint.writer import Entry
 from ...system.tensor_files import TensorInfo
-from ..checkpoint import Entry
 from .source import Source, StoredLinear
 
 

@@ -8,17 +8,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...models.directory import ModelDirectory
-from ...models.layer_sizes import LAYER_SIZES
-from ...runtime.machine import human_bytes
+from ...models.checkpoint.writer import Entry, write_checkpoint
+from ...models.directory.directory import ModelDirectory
+from ...models.directory.find import find_checkpoint
+from ...models.directory.layer_sizes import LAYER_SIZES
+from ...quant.stored.dense_weights import CACHE_SCALES
 from ...system.errors import SmeltError, nearest_name, raise_problems
 from ...system.files import write_text
-from ..checkpoint import Entry, write_checkpoint
-from ..dense_weights import CACHE_SCALES
-from ..find_model import find_checkpoint
-from ..new_directory import RECORD, appearing, check_output
-from ..paths import named_path
-from ..progress import Progress
+from ...system.machine import human_bytes
+from ...system.new_directory import RECORD, appearing, check_output
+from ...system.paths import named_path
+from ...system.progress import Progress
 from .dense import dense_entries
 from .source import Source
 from .targets import TARGETS, Target

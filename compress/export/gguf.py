@@ -15,12 +15,12 @@ import torch
 from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType
 from torch import Tensor
 
-from ...models.layer_sizes import LAYER_SIZES
-from ...runtime.architectures import DecoderSpec, spec_of
-from ...runtime.checkpoint import Checkpoint
-from ...runtime.machine import human_bytes
+from ...models.directory.layer_sizes import LAYER_SIZES
+from ...runtime.decoder.architectures import DecoderSpec, spec_of
+from ...runtime.weights.checkpoint import Checkpoint
 from ...system.errors import Problem, SmeltError, raise_problems
-from ..progress import Progress
+from ...system.machine import human_bytes
+from ...system.progress import Progress
 from .gguf_architectures import ARCHITECTURES, Architecture, differences, shortcomings
 from .gguf_fields import fields_of
 from .gguf_file import WRITTEN_BY, GgufFile

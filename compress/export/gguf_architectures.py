@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gguf import MODEL_ARCH
 
-from ...runtime.architectures import DecoderSpec
+from ...runtime.decoder.architectures import DecoderSpec
 
 Limit = Callable[[DecoderSpec], str | None]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...runtime.architectures import DecoderSpec
+from ...runtime.decoder.architectures import DecoderSpec
 from .gguf_architectures import Architecture
 
 

@@ -10,8 +10,8 @@ import torch
 from gguf import MODEL_TENSOR, MODEL_TENSORS, TENSOR_NAMES
 from torch import Tensor
 
-from ...runtime.architectures import DecoderSpec
-from ...runtime.rope import Rope
+from ...runtime.decoder.architectures import DecoderSpec
+from ...runtime.decoder.rope import Rope
 from .gguf_architectures import Architecture
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"

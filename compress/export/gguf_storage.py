@@ -10,7 +10,7 @@ import torch
 from gguf import GGMLQuantizationType, quants
 from torch import Tensor
 
-from ...runtime.matrix import Matrix
+from ...runtime.weights.matrix import Matrix
 from .gguf_layouts import BY_NAME, LAYOUTS, Blocks, Layout, joined
 from .gguf_rounding import rounded
 

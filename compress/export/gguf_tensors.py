@@ -9,10 +9,10 @@ import torch
 from gguf import MODEL_TENSOR, TENSOR_NAMES
 from torch import Tensor
 
-from ...runtime.architectures import DecoderSpec
-from ...runtime.checkpoint import Checkpoint
-from ...runtime.errors import RuntimeProblem
-from ...runtime.matrix import Matrix
+from ...runtime.decoder.architectures import DecoderSpec
+from ...runtime.weights.checkpoint import Checkpoint
+from ...runtime.weights.matrix import Matrix
+from ...system.errors import RuntimeProblem
 from .gguf_architectures import Architecture
 
 _NORMS = {

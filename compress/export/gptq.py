@@ -15,10 +15,10 @@ import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from torch import Tensor
 
+from ...models.checkpoint.writer import Entry
 from ...system.errors import Problem
 from ...system.tensor_files import TensorInfo
-from ..checkpoint import Entry
-from ..versions import versions
+from ...system.versions import versions
 from .dynamic import any_number, patterns
 from .source import Source, StoredLinear, for_each, in_block, scale_problems
 

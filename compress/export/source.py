@@ -11,12 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...runtime.architectures import spec_of
-from ...runtime.checkpoint import Checkpoint
-from ...runtime.errors import RuntimeProblem
-from ...runtime.matrix import Matrix
-from ...system.errors import Problem
-from ..progress import Progress
+from ...runtime.decoder.architectures import spec_of
+from ...runtime.weights.checkpoint import Checkpoint
+from ...runtime.weights.matrix import Matrix
+from ...system.errors import Problem, RuntimeProblem
+from ...system.progress import Progress
 
 # What stands for a quantized linear's weight, by local name; all else, such as its bias, is carried over as it is.
 _PARTS = {

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ...models.checkpoint.writer import Entry
 from ...system.errors import Problem
-from ..checkpoint import Entry
 from .awq import awq_config, awq_entries, awq_problems
 from .dense import dense_entries, dense_notes
 from .gptq import gptq_config, gptq_entries, gptq_notes, gptq_problems

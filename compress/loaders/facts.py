@@ -8,14 +8,15 @@ from typing import Any
 
 from compressed_tensors.quantization import QuantizationArgs
 
-from ...models.directory import ModelDirectory
-from ...models.weights import CheckpointWeights
+from ...models.checkpoint.weights import CheckpointWeights
+from ...models.directory.directory import ModelDirectory
+from ...models.steps.step import Step
+from ...models.structure.open_model import OpenModel
 from ...quant.scheme import Scheme
-from ...runtime.architectures import spec_of
-from ...runtime.errors import RuntimeProblem
-from ..checkpoint import StoredSchemes
-from ..open_model import OpenModel
-from ..steps import QuantizeStep, Step
+from ...quant.stored.config import StoredSchemes
+from ...runtime.decoder.architectures import spec_of
+from ...system.errors import RuntimeProblem
+from ..steps.quantize import QuantizeStep
 
 
 @dataclass(frozen=True)

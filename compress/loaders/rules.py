@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ...models.layer_sizes import LAYER_SIZES
+from ...models.directory.layer_sizes import LAYER_SIZES
 from ...quant.scheme import Scheme
-from ..checkpoint import needs
-from ..evaluation.result import Loader
+from ...quant.stored.config import needs
+from ..results.result import Loader
 from .facts import Facts, StoredLinear
 
 TRANSFORMERS, VLLM, LLAMA_CPP = "transformers", "vLLM 0.32 on a CPU", "llama.cpp"

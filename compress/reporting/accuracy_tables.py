@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ..evaluation.result import Change, ModelResult, ReportData, TaskChange, TaskResult
+from ..results.result import Change, ModelResult, TaskChange, TaskResult
 from . import wording
 from .markup import Cell, Row, beside, esc, name, table
+from .report import ReportData
 
 _TEXT_HEADS = ["model", "perplexity", "change", "bits per byte", "change of bits", "KL, nats", "same first choice"]
 _TASK_HEADS = ["model", "task", "metric", "value", "difference", "gained / lost", "McNemar"]

@@ -8,15 +8,16 @@ from typing import Any
 
 import yaml
 
-from ...models.directory import ModelDirectory
-from ...models.layer_sizes import LAYER_SIZES
-from ...models.weights import CheckpointWeights
+from ...models.checkpoint.weights import CheckpointWeights
+from ...models.directory.directory import ModelDirectory
+from ...models.directory.layer_sizes import LAYER_SIZES
+from ...quant.stored.config import StoredSchemes
 from ...system.files import write_text
-from ..checkpoint import StoredSchemes
-from ..evaluation.against import primary_tasks
-from ..evaluation.result import ModelResult, ReportData
 from ..loaders.rules import VLLM
+from ..results.result import ModelResult
+from ..results.tasks import primary_tasks
 from .markdown import plain, table
+from .report import ReportData
 from .wording import bytes_, interval, noise, number, percent_change, perplexity, speedup
 
 

@@ -9,11 +9,11 @@ from pydantic import ValidationError
 
 from ...system.errors import SmeltError
 from ...system.files import write_text
-from ..evaluation.result import SCHEMA, ReportData
-from ..paths import irregular, named_path
+from ...system.paths import irregular, named_path
 from .markdown import markdown
 from .page import page
 from .pareto import pareto_svg
+from .report import SCHEMA, ReportData
 
 PLOT = "pareto.svg"
 

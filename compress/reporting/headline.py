@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..evaluation.result import Against, Change, ModelResult, ReportData
+from ..results.result import Against, Change, ModelResult
 from . import wording
 from .markup import Cell, beside, bullets, esc, fold, name, table
+from .report import ReportData
 
 _MOST_IN_ROWS = 4
 

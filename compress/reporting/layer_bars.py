@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 
-from ..evaluation.result import Layer, ModelResult, ReportData
+from ..results.result import Layer, ModelResult
 from . import wording
 from .markup import esc, fold, name
+from .report import ReportData
 
 _SHOWN = 20
 _OPEN = 3

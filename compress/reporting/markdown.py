@@ -6,7 +6,8 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 
-from ..evaluation.result import ModelResult, ReportData, Speed
+from ..results.result import ModelResult, Speed
+from .report import ReportData
 from .wording import (
     bytes_,
     interval,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..evaluation.result import Interval, ModelResult, ReportData, TaskResult, Text
+from ..results.result import Interval, ModelResult, TaskResult, Text
 from . import wording
+from .report import ReportData
 
 
 @dataclass(frozen=True)

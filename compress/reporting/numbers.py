@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..evaluation.result import Against, Change, Interval, ModelResult, ReportData, Spread
+from ..results.result import Against, Change, Interval, ModelResult, Spread
 from . import wording
 from .markup import Cell, Row, beside, esc, name, table
+from .report import ReportData
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ..evaluation.result import ModelResult, ReportData
+from ..results.result import ModelResult
 from . import wording
 from .accuracy_tables import accuracy_tables, named
 from .headline import headline
@@ -20,6 +20,7 @@ from .markup import Cell, Row, bullets, esc, facts, fold, name, section, table
 from .measures import accuracy
 from .numbers import every_number
 from .pareto import drawn_models, pareto_svg
+from .report import ReportData
 from .samples import samples
 from .speed_tables import kernel_tables, speed_tables
 from .time_bars import time_bars

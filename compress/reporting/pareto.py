@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 
-from ..evaluation.result import ReportData
 from . import wording
 from .axes import Axis, nice_step, tick_text
 from .labels import Box, Disc, place, text_width
 from .markup import esc
 from .measures import Measure, accuracy, cost
+from .report import ReportData
 
 _LONGEST_NAME = 30
 # Attributes, which any rule of the page's style sheet overrides: outside the page they are all the style there is.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..evaluation.result import ReportData
 from .markup import esc, name
+from .report import ReportData
 
 
 def samples(report: ReportData) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..evaluation.result import Change, ReportData, Speed, Spread
+from ..results.result import Change, Speed, Spread
 from . import wording
 from .accuracy_tables import named
 from .markup import Cell, Row, beside, esc, fold, name, table
+from .report import ReportData
 
 _ALONE = ["model", "first token", "prefill, tokens/s", "of limit", "decode, tokens/s", "of its limit"]
 _ALONE += ["peak memory", "load time"]

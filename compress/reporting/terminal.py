@@ -1,9 +1,9 @@
-"""A report as a few lines on a terminal."""
+"""Models' measurements as a few lines on a terminal."""
 
 from __future__ import annotations
 
-from ..evaluation.against import is_worse, primary_tasks
-from ..evaluation.result import ModelResult, ReportData
+from ..results.result import ModelResult
+from ..results.tasks import is_worse, primary_tasks
 from .wording import (
     bytes_,
     interval,
@@ -21,25 +21,8 @@ from .wording import (
 _RED, _PLAIN = "\x1b[31m", "\x1b[0m"
 
 
-def summary(report: ReportData, *, colour: bool = False) -> str:
-    """The verdict, then for each model what was measured; a slowdown in red with its reason."""
-    lines = [report.verdict]
-    if report.status == "partial":
-        lines.append(f"partial; not measured: {', '.join(report.missing)}")
-    baseline = report.baseline
-    if baseline is not None and len(report.models) > 2:
-        lines += ["", f"{baseline.name} (baseline)", *(f"  {line}" for line in _alone(baseline))]
-    for model in report.candidates:
-        if len(report.models) > 2:
-            lines += ["", model.name]
-        indent = "  " if len(report.models) > 2 else ""
-        body = _alone(model) if model.against is None or baseline is None else _beside(baseline, model, colour)
-        lines += [indent + line for line in body]
-    lines += [f"note: {sentence}" for sentence in (*report.warnings, *(w for m in report.models for w in m.warnings))]
-    return "\n".join(lines)
-
-
-def _alone(model: ModelResult) -> list[str]:
+def alone(model: ModelResult) -> list[str]:
+    """What was measured of a model that is compared with nothing."""
     lines = [f"size:     {bytes_(model.size.bytes)}, {model.size.bits_per_weight:.2f} bits per weight"]
     if model.text is not None:
         lines.append(
@@ -56,7 +39,8 @@ def _alone(model: ModelResult) -> list[str]:
     return lines
 
 
-def _beside(baseline: ModelResult, model: ModelResult, colour: bool) -> list[str]:
+def beside(baseline: ModelResult, model: ModelResult, colour: bool) -> list[str]:
+    """What was measured of a model, beside the baseline."""
     against = model.against
     assert against is not None
     lines = []

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from ..evaluation.result import ReportData, TimePart
+from ..results.result import TimePart
 from . import wording
 from .markup import Cell, Row, esc, name, table
+from .report import ReportData
 
 _HUES = 8
 _ROOM_FOR_KEY = 4.5  # percent of the width below which a segment's number would not fit

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
-from ..evaluation.result import ModelResult, ReportData, Training, TrainingPoint
+from ..results.result import ModelResult, Training, TrainingPoint
 from . import wording
 from .axes import Axis, tick_text
 from .markup import Cell, Row, esc, fold, name, table
+from .report import ReportData
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 760, 300, 52, 40, 30
 # What loses by name, as the report calls it.

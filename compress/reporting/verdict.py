@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..evaluation.against import is_worse, primary_tasks
-from ..evaluation.result import Against, Change, ModelResult, ReportData
+from ..results.result import Against, Change, ModelResult
+from ..results.tasks import is_worse, primary_tasks
 from .measures import accuracy, cost
 from .pareto import drawn_models, front
+from .report import ReportData
 from .wording import bytes_, noise, percent_change, perplexity, rate, shrinkage, signed, speedup
 
 _NAMED = 3

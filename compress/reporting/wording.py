@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ...runtime.machine import human_bytes
-from ..evaluation.result import Change, Interval, Spread, TaskChange
+from ...system.machine import human_bytes
+from ..results.result import Change, Interval, Spread, TaskChange
 
 WITHIN_NOISE = "within noise"
 _SAME = 1.005  # a ratio nearer to 1 than this would be printed as 1.00

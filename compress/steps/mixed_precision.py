@@ -8,26 +8,27 @@ from typing import Any
 
 import torch
 
+from ...models.steps.step import RunContext
+from ...models.structure.open_model import OpenModel
+from ...models.text.windows import fingerprint
+from ...quant.blockwise.assignment import Assignment, Treatment
+from ...quant.blockwise.embedding import embedding_saving
+from ...quant.mixed.choose import best_choice
+from ...quant.mixed.costs import bytes_of, header_bytes, other_header_bytes, unit_bytes
+from ...quant.mixed.sensitivity import Measured, Roundings, fisher_losses, kl_losses
+from ...quant.mixed.units import Unit, find_units
 from ...quant.scheme import Scheme, resolve
-from ...runtime.machine import human_bytes
+from ...quant.settings.methods import TransformChoice
+from ...quant.settings.quantize import Quantize
+from ...system.activation_store import BATCH_TOKENS
 from ...system.errors import Problem, SmeltError
 from ...system.files import write_text
-from ..activations import BATCH_TOKENS
-from ..corpus import fingerprint
-from ..mixed.cache import Kept
-from ..mixed.choose import best_choice
-from ..mixed.costs import bytes_of, header_bytes, other_header_bytes, unit_bytes
-from ..mixed.sensitivity import Measured, Roundings, fisher_losses, kl_losses
-from ..mixed.speed import StepTimes, step_times
-from ..mixed.units import Unit, find_units
-from ..open_model import OpenModel
-from ..output import digest
-from ..recipe import Quantize, TransformChoice
-from ..resources import Cost, compute_dtype
-from ..versions import versions
-from .assignment import Assignment, Treatment
-from .embedding import embedding_saving
-from .step import RunContext
+from ...system.machine import human_bytes
+from ...system.measurement_cache import Kept
+from ...system.resources import Cost, compute_dtype
+from ...system.run_directory import digest
+from ...system.versions import versions
+from .format_speed import StepTimes, step_times
 
 AS_IT_IS = "as it is"
 # Scales of cached keys and values, a block: four tensors of a number a head, and their names.

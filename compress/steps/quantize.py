@@ -10,32 +10,35 @@ from typing import Any
 import torch
 from compressed_tensors.quantization import QuantizationArgs
 
+from ...distill.run.checks import teacher_of, training_problems
+from ...distill.run.costs import training_cost
+from ...models.checkpoint.writer import Entry, write_checkpoint
+from ...models.steps.parts import layers_of
+from ...models.steps.step import RunContext, StepRecord
+from ...models.structure.anatomy import is_linear
+from ...models.structure.attention import head_width
+from ...models.structure.block_calls import block_calls
+from ...models.structure.open_model import LinearFacts, OpenModel
+from ...models.structure.untied_head import untied, with_own_head
+from ...quant.blockwise.apply_transforms import Transforms
+from ...quant.blockwise.assignment import Assignment, Treatment
+from ...quant.blockwise.embedding import EMBEDDING, SLICE, embedding_key
+from ...quant.blockwise.guard import LayerGuard
+from ...quant.blockwise.quantize_blocks import BlockQuantizer
+from ...quant.blockwise.quantize_weights import WeightQuantizer
 from ...quant.scheme import Scheme, cache_args, resolve
-from ...runtime.machine import human_bytes
+from ...quant.settings.methods import AUTO
+from ...quant.stored.config import quantization_config
+from ...quant.stored.dense_weights import CACHE_SCALES
+from ...quant.stored.kv_cache import takes_cache
+from ...system.activation_store import BATCH_TOKENS
 from ...system.errors import Problem, SmeltError
+from ...system.machine import human_bytes
+from ...system.resources import Cost, compute_dtype
 from ...system.tensor_files import SafetensorsFile
-from ..activations import BATCH_TOKENS
-from ..anatomy import is_linear
-from ..checkpoint import Entry, quantization_config, write_checkpoint
-from ..dense_weights import CACHE_SCALES
-from ..keys_values import head_width, takes_cache
-from ..open_model import LinearFacts, OpenModel
-from ..own_head import untied, with_own_head
-from ..recipe import AUTO, Quantize
-from ..resources import Cost, compute_dtype
-from ..stubs import block_calls
-from ..training_checks import teacher_of, training_problems
-from .assignment import Assignment, Treatment
-from .embedding import EMBEDDING, SLICE, embedding_key
-from .guard import LayerGuard
 from .mixed_precision import MixedPrecision
-from .parts import layers_of
-from .quantize_blocks import BlockQuantizer
-from .quantize_weights import WeightQuantizer
-from .step import RunContext, StepRecord
+from .settings import Quantize
 from .train_quantized import QuantizedTraining
-from .training import training_cost
-from .transforms import Transforms
 
 # Where there are several schemes, transformers takes that for the experts' whose targets have a pattern that names them.
 _EXPERTS = r"re:.*\.experts\.\d+\..*"

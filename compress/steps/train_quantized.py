@@ -11,24 +11,24 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor, nn
 
-from ...distill.optimizer import Trained
-from ...models.weights import Weights
+from ...distill.run.checks import teacher_of
+from ...distill.run.costs import training_place
+from ...distill.run.student import WholeModel
+from ...distill.run.training_run import Outcome, train
+from ...distill.settings import TrainQuantized
+from ...distill.training.optimizer import Trained
+from ...models.checkpoint.weights import Weights
+from ...models.steps.parts import save_part
+from ...models.steps.step import RunContext
+from ...models.structure.open_model import LinearFacts, OpenModel
 from ...quant.activations import ActivationRounding, quantize_inputs
-from ...quant.qat import QatLinear, latent_start, stored_grid
+from ...quant.blockwise.assignment import Treatment
+from ...quant.blockwise.embedding import embedding_key, restored_embedding
+from ...quant.stored.kv_cache import KeysValues, RoundedCache, caches_of
+from ...quant.training.qat import QatLinear, latent_start, stored_grid
+from ...quant.transforms.links import as_rows
 from ...quant.zeros import not_pruned
 from ...system.tensor_files import SafetensorsFile, TensorInfo
-from ..keys_values import KeysValues, RoundedCache, caches_of
-from ..links import as_rows
-from ..open_model import LinearFacts, OpenModel
-from ..recipe_training import TrainQuantized
-from ..student import WholeModel
-from ..training_checks import teacher_of
-from ..training_run import Outcome, train
-from .assignment import Treatment
-from .embedding import embedding_key, restored_embedding
-from .parts import save_part
-from .step import RunContext
-from .training import training_place
 
 
 class QuantizedTraining:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...system.errors import SmeltError
+from .trial_run import run_trial
 from .trials import Resources, Trial
 
 _CONNECT_SECONDS = 15
@@ -74,8 +75,6 @@ def run_on_ray(
 
 
 def _run(trial: Trial, shared: Path, fresh: bool) -> str | None:
-    from .run import run_trial
-
     return run_trial(trial, shared, fresh, False)
 
 

@@ -6,21 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...models.directory import ModelDirectory
+from ...models.directory.directory import ModelDirectory
+from ...models.directory.find import find_model
 from ...system.errors import SmeltError
+from ...system.progress import Progress
+from ...system.run_directory import Output
 from ..evaluation.evaluate import measured
 from ..evaluation.measure import Evaluation
-from ..evaluation.result import ReportData
 from ..evaluation.subject import Subject
 from ..evaluation.tasks import Tasks
-from ..find_model import find_model
-from ..output import Output
-from ..pipeline import run
-from ..plan import Plan
-from ..progress import Progress
+from ..pipeline.plan import Plan
+from ..pipeline.self_text import written_once
 from ..reporting.card import write_card
+from ..reporting.report import ReportData
 from ..reporting.verdict import verdict
-from ..self_text import written_once
+from .on_ray import run_on_ray
+from .trial_run import run_trial
 from .trials import Sweep, Trial
 
 
@@ -78,24 +79,11 @@ def run_sweep(sweep: Sweep, *, fresh: bool = False, progress: bool = True, ray: 
         if ray is None:
             _in_order(sweep.trials, told, shared, fresh, progress)
         else:
-            from .on_ray import run_on_ray
-
             run_on_ray(sweep.trials, told, shared, fresh, ray, sweep.settings.resources)
         if not checkpoints:
             raise SmeltError("\n".join(["every trial failed", *(f"{name}: {why}" for name, why in failed.items())]))
         report = _measure(sweep, checkpoints, failed, tasks, output, show) if sweep.base.evaluate else None
     return SweepResult(report, checkpoints, failed)
-
-
-def run_trial(trial: Trial, shared: Path, fresh: bool, progress: bool) -> str | None:
-    """Make one checkpoint; the sentence why not, if so."""
-    try:
-        run(trial.recipe, fresh=fresh, progress=progress, calibration_cache=shared)
-    except SmeltError as error:
-        return str(error)
-    except Exception as error:  # memory that ran out, a library's own; the other trials may do better
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    return None
 
 
 def _in_order(

@@ -13,11 +13,11 @@ from typing import Any
 from pydantic import Field, ValidationError, model_validator
 
 from ...system.errors import SmeltError
-from ..paths import named_path
-from ..recipe import Recipe
-from ..recipe_file import read_document, set_value, validated
-from ..recipe_model import RecipeModel
-from ..yaml_document import Document
+from ...system.paths import named_path
+from ...system.settings import RecipeModel
+from ..recipe.file import read_document, set_value, validated
+from ..recipe.recipe import Recipe
+from ..recipe.yaml_document import Document
 
 _MOST_TRIALS = 1_000
 _SHARED = ("model", "revision", "trust_remote_code", "output", "evaluate", "extends", "sweep")
@@ -105,7 +105,7 @@ class Sweep:
         count = math.prod(len(values) for values in settings.grid.values()) + len(settings.trials)
         if count > _MOST_TRIALS:
             raise SmeltError(f"{file}: sweep describes {count} trials, more than {_MOST_TRIALS}; vary less")
-        base = validated(document, file)
+        base = validated(Recipe, document, file)
         varied = (
             [
                 chosen
@@ -121,7 +121,7 @@ class Sweep:
         twice = next((each for i, each in enumerate(all_changes) if each in all_changes[:i]), None)
         if twice is not None:
             raise SmeltError(f"{file}: two trials set the same, {_name(twice)}; keep one")
-        from ..output import digest  # which imports torch, and a sweep may be mistaken
+        from ...system.run_directory import digest  # which imports torch, and a sweep may be mistaken
 
         names = [_name(changes) for changes in all_changes]
         for changes, short in zip(all_changes, names, strict=True):
@@ -131,7 +131,7 @@ class Sweep:
                 again = Document(copy.deepcopy(unvaried.data), dict(unvaried.origin))
                 for key, value in {**changes, **fixed}.items():
                     set_value(again, key, copy.deepcopy(value), f"{file}: sweep sets {key}")
-                trials[name] = Trial(name, _placed(validated(again, file)))
+                trials[name] = Trial(name, _placed(validated(Recipe, again, file)))
             except SmeltError as error:
                 problems += [f"trial {name}: {line}" for line in str(error).split("\n")]
         if problems:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..later import later
+from ...system.lazy import later
 from .method import Method
 from .options import GptqOptions, HqqOptions, NearestOptions, RoundingOptions, SignroundOptions
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from ..grid import Grid, round_to
 from ..layer_stats import LayerStats
 from ..pattern import Pattern
-from ..quantized_weight import QuantizedWeight
 from ..scale_search import fit_scales
 from ..sparsity import keep_share
+from ..stored.quantized_weight import QuantizedWeight
 from ..zeros import not_pruned
 from .columns import Final, by_now, column_factor, settle_block, settle_columns
 from .nearest import nearest

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..grid import Grid, round_codes
 from ..layer_stats import LayerStats
-from ..quantized_weight import QuantizedWeight
 from ..scale_search import signed_step
+from ..stored.quantized_weight import QuantizedWeight
 from .nearest import nearest
 from .options import HqqOptions
 

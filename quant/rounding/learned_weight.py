@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ..activations import ActivationRounding
 from ..grid import Grid, extremes, largest_code, round_codes, shared_scale, spacing
-from ..quantized_weight import QuantizedWeight
 from ..scale_search import fit_scales
+from ..stored.quantized_weight import QuantizedWeight
 from ..zeros import not_pruned
 
 # Rows are worked on in chunks that stay in the processor's cache.

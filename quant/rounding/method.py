@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .options import RoundingOptions
 
 if TYPE_CHECKING:
-    from ..quantized_weight import QuantizedWeight
+    from ..stored.quantized_weight import QuantizedWeight
 
 
 @dataclass(frozen=True)

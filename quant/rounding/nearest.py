@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ..grid import Grid
 from ..layer_stats import LayerStats
-from ..quantized_weight import QuantizedWeight
 from ..scale_search import fit_scales
+from ..stored.quantized_weight import QuantizedWeight
 from .options import NearestOptions, RoundingOptions
 
 

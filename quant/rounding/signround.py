@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...models.causal_attention import StripedAttention
 from ..activations import quantize_inputs
-from ..causal_attention import StripedAttention
-from ..quantized_weight import QuantizedWeight
+from ..stored.quantized_weight import QuantizedWeight
 from .learned_weight import Learned, LearnedWeight
 from .options import SignroundOptions
 

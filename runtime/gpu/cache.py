@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.cached import LIMITS, STORED, LayerCache, layer_cache, restored, rotation
-from ..keys_values import Rules
+from ..decoder.kv_cache import Rules
+from ..kernels.rows.cached import LIMITS, STORED, LayerCache, layer_cache, restored, rotation
 
 _KINDS = {torch.int8: "int8", torch.float8_e4m3fn: "float8", torch.float8_e4m3fnuz: "float8 fnuz", torch.int4: "int4"}  # pyright: ignore[reportAttributeAccessIssue]
 

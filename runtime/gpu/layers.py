@@ -7,20 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention import attend
-from ..batch import Batch
-from ..feed_forward import GatedFeedForward, PlainFeedForward, RoutedFeedForward
-from ..kernels.attend_prompts import attend_prompts
-from ..kernels.attend_tokens import Storing, attend_tokens, may_store
-from ..kernels.linears import GpuLinear, Rounded
-from ..kernels.normalize_rows import Norm, normalize_rows
-from ..kernels.quantize_rows import code_room, quantize_rows
-from ..kernels.rotate_and_store import HeadNorms, Turns, rotate_and_store
-from ..kernels.tile import Tiles
-from ..operators import LayerParts, Rotation
-from ..rope import rotate
+from ..decoder.attention import attend
+from ..decoder.batch import Batch
+from ..decoder.feed_forward import GatedFeedForward, PlainFeedForward, RoutedFeedForward
+from ..decoder.operators import LayerParts, Rotation
+from ..decoder.rope import rotate
+from ..kernels.attention.attend_prompts import attend_prompts
+from ..kernels.attention.attend_tokens import Storing, attend_tokens, may_store
+from ..kernels.rows.normalize_rows import Norm, normalize_rows
+from ..kernels.rows.quantize_rows import code_room, quantize_rows
+from ..kernels.rows.rotate_and_store import HeadNorms, Turns, rotate_and_store
+from ..kernels.tiles.tile import Tiles
 from .cache import GpuKeysValues
 from .fusions import Fusions
+from .linears import GpuLinear, Rounded
 from .norms import GpuNorm
 from .step import GpuStep, step_of
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from ..batch import Batch, Run
-from ..device import on
-from ..kernels.precompile import precompile_work
-from ..model import Model
+from ...system.device import on
+from ..decoder.batch import Batch, Run
+from ..decoder.model import Model
+from ..kernels.base.launch import overlapping
+from ..kernels.base.precompile import precompile_work
 
 
 def measured_activations(model: Model, token_budget: int, max_sequences: int, block_size: int) -> int:
@@ -23,7 +26,7 @@ def measured_activations(model: Model, token_budget: int, max_sequences: int, bl
     longest = min(token_budget, model.spec.max_length)
     each = -(-longest // block_size)
     fusions = getattr(model.operators, "fusions", None)
-    with on(device, overlap=fusions is None or fusions.overlap):
+    with on(device, partial(overlapping, fusions is None or fusions.overlap)):
         store = model.keys_values(-(-token_budget // longest) * each, block_size, model.dtype)
         runs, wanted = list[Run](), min(max_sequences, token_budget)
         for i, begin in enumerate(range(0, token_budget, longest)):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..kernels.normalize_rows import Norm, normalize_rows
-from ..operators import Rowwise
+from ..decoder.operators import Rowwise
+from ..kernels.rows.normalize_rows import Norm, normalize_rows
 
 
 class GpuNorm:

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..errors import RuntimeProblem
-from ..kernels.linears import HALVES, BytesLinear, DenseGpuLinear, PackedLinear, on_kernels
-from ..kernels.normalize_rows import Norm
-from ..kernels.routing import most_blocks, route
-from ..kernels.tile import tiles_of
-from ..keys_values import KeysValues, Rules
-from ..linear import Linear
-from ..matrix import Matrix, see_the_same
-from ..operators import Experts, LayerParts, Operators, Rowwise, Stack
+from ...system.errors import RuntimeProblem
+from ..decoder.kv_cache import KeysValues, Rules
+from ..decoder.linear import Linear
+from ..decoder.operators import Experts, LayerParts, Operators, Rowwise, Stack
+from ..kernels.linear.routing import most_blocks, route
+from ..kernels.rows.normalize_rows import Norm
+from ..kernels.tiles.tile import tiles_of
+from ..weights.matrix import Matrix, see_the_same
 from .cache import GpuKeysValues
 from .fusions import Fusions
 from .layers import GpuLayers
+from .linears import HALVES, BytesLinear, DenseGpuLinear, PackedLinear, on_kernels
 from .norms import GpuNorm
 
 # As models name them, and as kernels do: gates, and activations on their own.

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..batch import Batch
-from ..kernels.attend_prompts import work_of
-from ..kernels.flash import Runs
-from ..kernels.rotate_and_store import Turns
+from ..decoder.batch import Batch
+from ..kernels.attention.attend_prompts import work_of
+from ..kernels.attention.flash import Runs
+from ..kernels.rows.rotate_and_store import Turns
 
 
 @dataclass(frozen=True)

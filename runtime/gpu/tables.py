@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.attend_prompts import work_of
-from ..kernels.flash import Runs
+from ..kernels.attention.attend_prompts import work_of
+from ..kernels.attention.flash import Runs
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ...quant.row_rounding import code_range
+from ..decoder.kv_cache import KeysValues
 from ..heads import Heads
-from ..keys_values import KeysValues
 
 LARGEST_HEAD = 512  # attention_runs.cpp packs 16 positions of a head at a time in its own memory
 _KINDS = {torch.bfloat16: 0, torch.int8: 1, torch.float8_e4m3fn: 2}

@@ -21,7 +21,7 @@ from types import ModuleType
 
 import torch
 
-from ..machine import cache_directory
+from ...system.machine import cache_directory
 
 _NAME = "smelt_native"
 _HERE = Path(__file__).parent

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from ...quant.activations import is_int8_by_token
 from ...system.pages import in_large_pages
-from ..matrix import Matrix
-from ..rounding import inputs_told, is_fixed_int8
+from ..weights.matrix import Matrix
+from ..weights.rounding import inputs_told, is_fixed_int8
 from .library import processor_features
 
 _TILE = 32  # outputs that a tile of codes holds

@@ -7,13 +7,13 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ..batch import Batch
+from ..decoder.batch import Batch
+from ..decoder.kv_cache import KeysValues
+from ..decoder.linear import Linear, restored_from
+from ..decoder.logit_statistics import Survey
+from ..decoder.operators import Attention, LayerParts, Operators, Rotation, Rowwise, Stack, stored_by_torch
 from ..heads import Heads
-from ..keys_values import KeysValues
-from ..linear import Linear, restored_from
-from ..matrix import Matrix
-from ..operators import Attention, LayerParts, Operators, Rotation, Rowwise, Stack, stored_by_torch
-from ..sampling import Survey
+from ..weights.matrix import Matrix
 from .cache import LARGEST_HEAD, layer_handle, stores
 from .library import processor_features
 from .linears import CodesLinear, NativeDenseLinear

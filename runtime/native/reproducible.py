@@ -15,12 +15,12 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ..errors import RuntimeProblem
+from ...system.errors import RuntimeProblem
+from ..decoder.linear import Linear, restored_from
+from ..decoder.operators import Attention, Rowwise
 from ..heads import Heads
-from ..linear import Linear, restored_from
-from ..matrix import Matrix
-from ..operators import Attention, Rowwise
-from ..rounding import inputs_told, rounder
+from ..weights.matrix import Matrix
+from ..weights.rounding import inputs_told, rounder
 from .cache import LARGEST_HEAD
 from .linears import CodesLinear, NativeDenseLinear
 from .operators import NativeAttention, NativeOperators

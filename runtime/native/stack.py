@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batch import Batch
-from ..feed_forward import GatedFeedForward
-from ..keys_values import KeysValues
-from ..operators import LayerParts, Rotation
+from ..decoder.batch import Batch
+from ..decoder.feed_forward import GatedFeedForward
+from ..decoder.kv_cache import KeysValues
+from ..decoder.operators import LayerParts, Rotation
 from .cache import LARGEST_HEAD, layer_handle, stores
 from .linears import DENSE_ROWS, CodesLinear, NativeDenseLinear
 from .rows import ACTIVATIONS, NativeRmsNorm

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import torch
 
-from ..matrix import Matrix
+from ..weights.matrix import Matrix
 from .library import Verdict, imported
 from .linears import CodesLinear
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed.tensor  # asks what a Generator is, which is another one below
-from smelt.runtime.kernels import tune, tune_linears
+from smelt.runtime.kernels.tools import tune, tune_linears
 
 from benchmarks.gpu.place import Place
 

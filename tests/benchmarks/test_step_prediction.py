@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from smelt.runtime import loading
+from smelt.runtime.engine import loading
+from smelt.runtime.engine.gpu_executor import GpuExecutor, Kind
 from smelt.runtime.gpu import GpuOperators
-from smelt.runtime.gpu.executor import GpuExecutor, Kind
-from smelt.runtime.kernels.launch import Launch, noted
-from smelt.runtime.kernels.workspace import set_apart
+from smelt.runtime.kernels.base.launch import Launch, noted
+from smelt.runtime.kernels.base.workspace import set_apart
 
 from benchmarks.gpu import random_checkpoints
 from benchmarks.gpu.random_checkpoints import LLAMA, QWEN, TINY

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from safetensors.torch import load_file, save_file
-from smelt.compress.checkpoint import quantization_config
 from smelt.quant.activations import ActivationRounding
 from smelt.quant.rounding.nearest import nearest
 from smelt.quant.scheme import Scheme, resolve
+from smelt.quant.stored.config import quantization_config
 from torch import Tensor
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from smelt.compress.steps import quantize_blocks
+from smelt.quant.blockwise import quantize_blocks
 
 
 def interrupt_after(parts: int, monkeypatch: pytest.MonkeyPatch, start: Callable[[], object]) -> None:

@@ -14,11 +14,24 @@ from typing import Any
 
 import torch
 from smelt.compress import Recipe
-from smelt.compress.plan import Plan
-from smelt.compress.processes import Processes
-from smelt.compress.progress import Progress
-from smelt.compress.steps import RunContext, prune_experts, prune_hidden, prune_units, prune_weights, quantize_blocks
-from smelt.compress.steps.parts import layers_of, load_part
+from smelt.compress.pipeline.plan import Plan
+from smelt.models.steps.parts import layers_of, load_part
+from smelt.models.steps.step import RunContext
+from smelt.prune.steps import (
+    experts as prune_experts,
+)
+from smelt.prune.steps import (
+    hidden as prune_hidden,
+)
+from smelt.prune.steps import (
+    units as prune_units,
+)
+from smelt.prune.steps import (
+    weights as prune_weights,
+)
+from smelt.quant.blockwise import quantize_blocks
+from smelt.system.processes import Processes
+from smelt.system.progress import Progress
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from smelt.compress.evaluation.result import (
+from smelt.compress.reporting.report import ReportData
+from smelt.compress.results.result import (
     Against,
     Change,
     Layer,
     Load,
     Machine,
     ModelResult,
-    ReportData,
     Sample,
     Size,
     Speed,

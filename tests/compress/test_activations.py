@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from smelt.compress.activations import BATCH_TOKENS, ActivationStore
+from smelt.system.activation_store import BATCH_TOKENS, ActivationStore
 from smelt.system.errors import SmeltError
 
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, SmeltError, for_training, inspect, merge, run
-from smelt.compress.adapter import Adapter, adapted
 from smelt.compress.cli import app
-from smelt.compress.compressed import open_dense
 from smelt.compress.evaluation.subject import Subject
 from smelt.compress.export import export
-from smelt.compress.find_model import find_checkpoint
-from smelt.models.directory import ModelDirectory
+from smelt.models.directory.directory import ModelDirectory
+from smelt.models.directory.find import find_checkpoint
+from smelt.models.structure.lora import Adapter, adapted
 from smelt.quant.scheme import resolve
 from smelt.quant.scheme_names import SUPPORTED
+from smelt.quant.stored.compressed import open_dense
 from smelt.runtime import Engine, SamplingParams
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from smelt.compress import SmeltError
-from smelt.compress.anatomy import study
-from smelt.compress.feeders import Feeder, find_feeders
-from smelt.compress.skeleton import Skeleton
+from smelt.models.structure.anatomy import study
+from smelt.models.structure.feeders import Feeder, find_feeders
+from smelt.models.structure.skeleton import Skeleton
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 

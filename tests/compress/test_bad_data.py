@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from smelt.compress import Recipe, SmeltError, run
-from smelt.compress.corpus import TextSource, calibration_windows
+from smelt.models.text.windows import TextSource, calibration_windows
 from transformers import AutoTokenizer
 
 from ..tiny import SMELT_6M

@@ -32,7 +32,7 @@ def calibration(recipe: Callable[..., Recipe], tiny: Callable[..., Path], tmp_pa
     """A model, and the tokens that every run of ``recipe`` on it calibrates with."""
     path = tiny("llama")
     kept = recipe(path, {"evaluate": False, "output": str(tmp_path / "first")}, diagnostics=8)
-    from smelt.compress import pipeline
+    from smelt.compress.pipeline import pipeline
 
     plan = pipeline.Plan.make(kept)
     assert plan.calibration is not None

@@ -12,7 +12,7 @@ from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from smelt.compress import Recipe, run
 from smelt.compress.reporting.card import card
-from smelt.models.directory import ModelDirectory
+from smelt.models.directory.directory import ModelDirectory
 
 from ..tiny import SMELT_6M
 from . import report_samples

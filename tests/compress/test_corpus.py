@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from smelt.compress import Recipe, run
-from smelt.compress.corpus import calibration_windows, evaluation_windows
-from smelt.compress.text_source import TextSource
+from smelt.models.text.source import TextSource
+from smelt.models.text.windows import calibration_windows, evaluation_windows
 from transformers import AutoTokenizer
 
 from ..tiny import REPOSITORY, SMELT_6M
 
-CORPUS = REPOSITORY / "compress" / "builtin" / "corpus"
+CORPUS = REPOSITORY / "models" / "builtin" / "corpus"
 TOKENIZER = AutoTokenizer.from_pretrained(SMELT_6M)
 
 

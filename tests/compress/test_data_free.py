@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from smelt.compress import Recipe, run
-from smelt.compress.plan import Plan
-from smelt.compress.steps import quantize_weights
+from smelt.compress.pipeline.plan import Plan
+from smelt.quant.blockwise import quantize_weights
 from smelt.system.errors import SmeltError
 
 from ..tiny import from_transformers

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from smelt.compress import Recipe, run
-from smelt.compress.plan import Plan
+from smelt.compress.pipeline.plan import Plan
 
 from ..tiny import REPOSITORY
 from .test_processes import FAST, SLOW

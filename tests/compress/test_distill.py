@@ -16,12 +16,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, SmeltError, run
-from smelt.compress.plan import Plan
-from smelt.compress.progress import Progress
-from smelt.compress.recipe_file import read_document
-from smelt.compress.stored_teacher import StoredOpinions
-from smelt.distill.batches import Batch
-from smelt.distill.distilling import Distilling
+from smelt.compress.pipeline.plan import Plan
+from smelt.compress.recipe.file import read_document
+from smelt.distill.run.cached_teacher import StoredOpinions
+from smelt.distill.training.batches import Batch
+from smelt.distill.training.objective import Distilling
+from smelt.system.progress import Progress
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..tiny import SMELT_6M, make_model, save_model
@@ -309,7 +309,7 @@ def test_a_changed_recipe_is_not_continued(
 ) -> None:
     path = tiny()
     with monkeypatch.context() as patch:
-        patch.setattr("smelt.distill.trainer.Trainer._snapshot", _interrupted)
+        patch.setattr("smelt.distill.training.trainer.Trainer._snapshot", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(distilled(path), progress=False)
     changed = distilled(path, learning_rate=1e-3)

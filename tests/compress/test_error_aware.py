@@ -10,16 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from smelt.compress import Recipe, run
-from smelt.compress.activations import ActivationStore
-from smelt.compress.open_model import OpenModel
-from smelt.compress.plan import Plan
-from smelt.compress.processes import Processes
-from smelt.compress.steps.block_passes import BlockPasses
-from smelt.compress.steps.unrounded import UnroundedInputs
-from smelt.compress.streamed import StreamedModel
-from smelt.models.directory import ModelDirectory
+from smelt.compress.pipeline.plan import Plan
+from smelt.models.directory.directory import ModelDirectory
+from smelt.models.streaming.streamed import StreamedModel
+from smelt.models.structure.open_model import OpenModel
 from smelt.quant.activations import rounded_inputs
+from smelt.quant.blockwise.block_passes import BlockPasses
+from smelt.quant.blockwise.unrounded import UnroundedInputs
 from smelt.quant.scheme import resolve
+from smelt.system.activation_store import ActivationStore
+from smelt.system.processes import Processes
 
 from ..tiny import make_model, save_model
 from .interruption import interrupt_after

@@ -19,9 +19,9 @@ import pytest
 import torch
 from smelt.compress import Evaluate, Recipe, SmeltError, evaluate, run
 from smelt.compress.evaluation import measure
-from smelt.compress.evaluation.result import ReportData
-from smelt.compress.recipe import SpeedSettings
+from smelt.compress.evaluation.settings import SpeedSettings
 from smelt.compress.reporting.files import load, save
+from smelt.compress.reporting.report import ReportData
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -479,8 +479,8 @@ def _copy(path: Path, change: Callable[[Any], object]) -> Path:
 
 
 def _builtin_windows(count: int, length: int) -> torch.Tensor:
-    from smelt.compress.corpus import evaluation_windows
-    from smelt.compress.text_source import TextSource
+    from smelt.models.text.source import TextSource
+    from smelt.models.text.windows import evaluation_windows
 
     tokenizer = AutoTokenizer.from_pretrained(SMELT_6M)
     return evaluation_windows(TextSource("builtin", "evaluation"), tokenizer, count, length).tokens

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from smelt.compress import Recipe, run
-from smelt.compress.corpus import evaluation_windows
-from smelt.compress.text_source import TextSource
+from smelt.models.text.source import TextSource
+from smelt.models.text.windows import evaluation_windows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..tiny import SMELT_6M
@@ -23,7 +23,7 @@ def test_perplexity_kl_and_agreement_are_transformers(
 ) -> None:
     """Read by the runtime in bfloat16, its kernels where there are some; or block by block where memory is short."""
     if not fits:
-        monkeypatch.setattr("smelt.compress.pipeline.whole_model_bytes", lambda model: 1 << 60)
+        monkeypatch.setattr("smelt.compress.pipeline.pipeline.whole_model_bytes", lambda model: 1 << 60)
     group = {"group_size": 64} if scheme == "W4A16" else {}
     top = {"evaluate": {"windows": 6, "length": 96}}
     result = run(recipe("builtin:smelt-6m", top, scheme=scheme, rounding="nearest", **group))
@@ -100,7 +100,7 @@ def test_layer_errors_are_the_layers_errors(tiny: Callable[..., Path], recipe: C
 
 
 def _calibration_tokens(samples: int, length: int) -> torch.Tensor:
-    from smelt.compress.corpus import calibration_windows
+    from smelt.models.text.windows import calibration_windows
 
     tokenizer = AutoTokenizer.from_pretrained(SMELT_6M)
     return calibration_windows(TextSource("builtin", "calibration"), tokenizer, samples, length, 0).tokens

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.cli import app
 from smelt.compress.export import export
-from smelt.runtime.checkpoint import Checkpoint
+from smelt.runtime.weights.checkpoint import Checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner

@@ -21,10 +21,10 @@ from smelt.compress.export.gguf_file import GgufFile
 from smelt.compress.export.gguf_layouts import BY_NAME, LAYOUTS
 from smelt.compress.export.gguf_rounding import rounded
 from smelt.compress.export.gguf_storage import stored
-from smelt.compress.progress import Progress
-from smelt.runtime.checkpoint import Checkpoint
-from smelt.runtime.matrix import FloatCodes, Matrix
+from smelt.runtime.weights.checkpoint import Checkpoint
+from smelt.runtime.weights.matrix import FloatCodes, Matrix
 from smelt.system.errors import SmeltError
+from smelt.system.progress import Progress
 from torch import Tensor
 
 from ..tiny import SMELT_6M, make_model, save_model

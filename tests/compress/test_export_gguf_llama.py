@@ -18,7 +18,7 @@ import torch
 from smelt.compress import Recipe, run
 from smelt.compress.export.gguf import export_gguf
 from smelt.compress.export.gguf_pretokenizers import KNOWN, pre_tokenizer_of
-from smelt.compress.progress import Progress
+from smelt.system.progress import Progress
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -106,7 +106,7 @@ def test_four_bit_codes_generate_what_the_checkpoint_does(
         with torch.no_grad():
             logits = model(torch.tensor([prompt + ours[:at]])).logits[0, -1]
         assert logits[ours[at]] - logits[theirs[at]] < 0.25
-    text = (REPOSITORY / "compress" / "builtin" / "corpus" / "evaluation.jsonl").read_text(encoding="utf-8")
+    text = (REPOSITORY / "models" / "builtin" / "corpus" / "evaluation.jsonl").read_text(encoding="utf-8")
     tokens = torch.tensor([tokenizer.encode(json.loads(text.splitlines()[0])["text"])[:128]])
     with torch.no_grad():
         exact = model(tokens).logits.numpy()
@@ -147,7 +147,7 @@ def test_every_named_way_of_cutting_is_llama_cpps(known: Any, tmp_path: Path) ->
     trained = Tokenizer(models.BPE(ignore_merges=known.whole_words))
     trained.pre_tokenizer = pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(False, use_regex=False)])
     trained.decoder = decoders.ByteLevel()
-    corpus = (REPOSITORY / "compress" / "builtin" / "corpus" / "evaluation.jsonl").read_text(encoding="utf-8")
+    corpus = (REPOSITORY / "models" / "builtin" / "corpus" / "evaluation.jsonl").read_text(encoding="utf-8")
     texts = [json.loads(line)["text"] for line in corpus.splitlines()]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(

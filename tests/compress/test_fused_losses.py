@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from smelt.compress.fused_losses import FUSED, functions_for
-from smelt.distill.chunked_loss import chunked_loss
-from smelt.distill.losses import LOSSES, TORCH, LossFunctions, most_likely
-from smelt.distill.teachers import Comparison
+from smelt.distill.losses.chunked import chunked_loss
+from smelt.distill.losses.fused import FUSED, functions_for
+from smelt.distill.losses.losses import LOSSES, TORCH, LossFunctions, most_likely
+from smelt.distill.training.teachers import Comparison
 from torch import Tensor
 from torch.nn import functional
 

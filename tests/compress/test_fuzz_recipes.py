@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from smelt.compress import Recipe, SmeltError
 from smelt.compress.cli import main
-from smelt.compress.recipe_schema import recipe_schema
+from smelt.compress.commands.schema import recipe_schema
 from smelt.compress.sweep.trials import Sweep
 
 _SECONDS, _MORE_MEMORY = 5, 500_000_000

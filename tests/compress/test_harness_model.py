@@ -16,13 +16,13 @@ from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from smelt.compress import Recipe, run
-from smelt.compress.evaluation.harness_model import SmeltLM
+from smelt.compress.integrations.lm_eval import SmeltLM
 from smelt.runtime import RuntimeProblem
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..tiny import REPOSITORY, SMELT_6M, save_model
 
-BUILTIN_TASKS = REPOSITORY / "compress" / "builtin" / "tasks"
+BUILTIN_TASKS = REPOSITORY / "models" / "builtin" / "tasks"
 SHARED_TASKS = REPOSITORY / "tests" / "tasks"
 NEAR = 1e-3
 SHORT = 64
@@ -320,7 +320,7 @@ def test_processes_without_lm_eval_pay_nothing_for_that() -> None:
 
 def test_registering_keeps_lm_evals_own_models() -> None:
     script = (
-        "from smelt.compress.evaluation.registration import register; register(); register()\n"
+        "from smelt.compress.integrations.lm_eval_registration import register; register(); register()\n"
         "from lm_eval.api.registry import get_model; print(get_model('hf').__name__, get_model('smelt').__name__)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -56,11 +56,12 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from smelt.compress.recipe_file import read_document, validated
+from smelt.compress.recipe.file import read_document, validated
+from smelt.compress.recipe.recipe import Recipe
 for path in Path({str(REPOSITORY / "recipes")!r}).glob("*.yaml"):
     document = read_document(path, [])
     document.data.pop("sweep", None)
-    validated(document, path)
+    validated(Recipe, document, path)
 sys.exit("torch" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from smelt.compress import Recipe, SmeltError, quantize, run
-from smelt.runtime.checkpoint import Checkpoint
+from smelt.runtime.weights.checkpoint import Checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..tiny import SMELT_6M, make_model

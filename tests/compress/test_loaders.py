@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 from smelt.compress import Recipe, run
-from smelt.compress.evaluation.result import Loader
 from smelt.compress.export.export import export
 from smelt.compress.loaders.facts import facts_of_checkpoint
 from smelt.compress.loaders.rules import LLAMA_CPP, TRANSFORMERS, VLLM, loaders
-from smelt.compress.plan import Plan
-from smelt.models.directory import ModelDirectory
+from smelt.compress.pipeline.plan import Plan
+from smelt.compress.results.result import Loader
+from smelt.models.directory.directory import ModelDirectory
 from smelt.runtime import Engine, SamplingParams
 from smelt.system.errors import SmeltError
 

@@ -16,21 +16,23 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from scipy.stats import spearmanr
 from smelt.compress import Recipe, SmeltError, run
-from smelt.compress.corpus import calibration_windows
-from smelt.compress.find_model import find_model
-from smelt.compress.mixed import cache, sensitivity, speed
-from smelt.compress.mixed.choose import best_choice
-from smelt.compress.mixed.sensitivity import Measured, Roundings, fisher_losses, kl_losses
-from smelt.compress.mixed.units import find_units
-from smelt.compress.open_model import OpenModel
-from smelt.compress.plan import Plan
-from smelt.compress.progress import Progress
-from smelt.compress.recipe import Quantize
-from smelt.compress.steps.assignment import Assignment
-from smelt.compress.text_source import TextSource
-from smelt.quant.quantized_weight import restore
+from smelt.compress.pipeline.plan import Plan
+from smelt.compress.steps import format_speed as speed
+from smelt.models.directory.find import find_model
+from smelt.models.structure.open_model import OpenModel
+from smelt.models.text.source import TextSource
+from smelt.models.text.windows import calibration_windows
+from smelt.quant.blockwise.assignment import Assignment
+from smelt.quant.mixed import sensitivity
+from smelt.quant.mixed.choose import best_choice
+from smelt.quant.mixed.sensitivity import Measured, Roundings, fisher_losses, kl_losses
+from smelt.quant.mixed.units import find_units
 from smelt.quant.rounding.nearest import nearest
 from smelt.quant.scheme import resolve
+from smelt.quant.settings.quantize import Quantize
+from smelt.quant.stored.quantized_weight import restore
+from smelt.system import measurement_cache as cache
+from smelt.system.progress import Progress
 from transformers import AutoModelForCausalLM
 
 from .interruption import interrupt_after

@@ -17,10 +17,10 @@ import psutil
 import pytest
 import torch
 from smelt.compress import Recipe, run
-from smelt.compress.mixed import cache
-from smelt.compress.plan import Plan
-from smelt.compress.processes import Processes
-from smelt.compress.verify import whole_model_bytes
+from smelt.compress.pipeline.plan import Plan
+from smelt.compress.pipeline.verify import whole_model_bytes
+from smelt.system import measurement_cache as cache
+from smelt.system.processes import Processes
 
 from ..tiny import make_model, save_model
 from .interruption import interrupt_after

@@ -11,18 +11,19 @@ from typing import Any
 
 import pytest
 import torch
-from smelt.compress import Recipe, axes, run, shapes
-from smelt.compress.find_model import find_model
-from smelt.compress.narrower import narrower
-from smelt.compress.open_model import OpenModel
-from smelt.compress.plan import Plan
-from smelt.compress.progress import Progress
-from smelt.compress.shallower import shallower
-from smelt.compress.shapes import Costs, Grid, Sizes, parameters_of, shape_of
-from smelt.compress.steps import prune_auto
+from smelt.compress import Recipe, run
+from smelt.compress.pipeline.plan import Plan
+from smelt.models.directory.find import find_model
+from smelt.models.structure.open_model import OpenModel
+from smelt.prune.steps import auto as prune_auto
+from smelt.prune.structure import axes, shapes
+from smelt.prune.structure.drop_blocks import shallower
+from smelt.prune.structure.shapes import Costs, Grid, Sizes, parameters_of, shape_of
+from smelt.prune.structure.slice_width import narrower
 from smelt.runtime import Engine, SamplingParams
-from smelt.runtime.shape_time import Shape
+from smelt.runtime.measure.shape_time import Shape
 from smelt.system.errors import SmeltError
+from smelt.system.progress import Progress
 from transformers import AutoConfig, AutoModelForCausalLM
 
 

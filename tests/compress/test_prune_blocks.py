@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from smelt.compress import Recipe, run
-from smelt.compress.find_model import find_model
-from smelt.compress.open_model import OpenModel
-from smelt.compress.plan import Plan
-from smelt.compress.shallower import shallower
-from smelt.compress.steps import prune_blocks
+from smelt.compress.pipeline.plan import Plan
+from smelt.models.directory.find import find_model
+from smelt.models.structure.open_model import OpenModel
+from smelt.prune.steps import blocks as prune_blocks
+from smelt.prune.structure.drop_blocks import shallower
 from smelt.runtime import Engine, SamplingParams
 from smelt.system.errors import SmeltError
 from torch import Tensor, nn
@@ -263,7 +263,7 @@ def test_a_model_that_computes_with_its_blocks_numbers_is_refused(
 ) -> None:
     model = tiny("gpt2", scale_attn_by_inverse_layer_idx=True)
     monkeypatch.setattr(prune_blocks._Scores, "least_influential", lambda *_: [0])
-    monkeypatch.setattr("smelt.compress.shallower._traits", lambda _: [])
+    monkeypatch.setattr("smelt.prune.structure.drop_blocks._traits", lambda _: [])
     with pytest.raises(SmeltError, match="computes with the number of a block"):
         run(_recipe(model, tmp_path / "out", _prune(count=1, update=update)))
     assert not (tmp_path / "out" / "checkpoint").exists()

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from smelt.compress import Recipe, run
-from smelt.compress.plan import Plan
-from smelt.compress.steps import prune_experts
+from smelt.compress.pipeline.plan import Plan
+from smelt.prune.steps import experts as prune_experts
 from smelt.runtime import Engine, SamplingParams
 from torch import Tensor
 from transformers import AutoModelForCausalLM

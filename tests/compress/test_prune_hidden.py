@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from smelt.compress import Recipe, run
-from smelt.compress.plan import Plan
-from smelt.compress.steps import prune_hidden
-from smelt.prune.directions import Directions
+from smelt.compress.pipeline.plan import Plan
+from smelt.prune.score.pca import Directions
+from smelt.prune.steps import hidden as prune_hidden
 from smelt.runtime import Engine, SamplingParams
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from smelt.compress import Recipe, run
-from smelt.compress.plan import Plan
+from smelt.compress.pipeline.plan import Plan
 from smelt.runtime import Engine, RuntimeProblem, SamplingParams
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, SmeltError, config_for, run
 from smelt.compress.export import export
-from smelt.compress.plan import Plan
+from smelt.compress.pipeline.plan import Plan
 from smelt.runtime import Engine, SamplingParams
 from torch import Tensor
 from transformers import AutoModelForCausalLM

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, run
-from smelt.compress.axes import Span
-from smelt.compress.plan import Plan
-from smelt.compress.steps import prune_units
+from smelt.compress.pipeline.plan import Plan
+from smelt.prune.steps import units as prune_units
+from smelt.prune.structure.axes import Span
 from smelt.runtime import Engine, SamplingParams
 from smelt.system.errors import SmeltError
 from torch import Tensor, nn

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from smelt.compress import Recipe, run
-from smelt.compress.corpus import recut
-from smelt.compress.plan import Plan
-from smelt.compress.vocabulary import Vocabulary
+from smelt.compress.pipeline.plan import Plan
+from smelt.models.text.windows import recut
+from smelt.prune.structure.vocabulary import Vocabulary
 from smelt.runtime import Engine, SamplingParams
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer

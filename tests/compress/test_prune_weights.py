@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from smelt.compress import Recipe, run
-from smelt.compress.plan import Plan
-from smelt.compress.steps import prune_weights
-from smelt.prune.sparsegpt import sparsegpt
-from smelt.runtime.checkpoint import Checkpoint
+from smelt.compress.pipeline.plan import Plan
+from smelt.prune.steps import weights as prune_weights
+from smelt.prune.update.sparsegpt import sparsegpt
+from smelt.runtime.decoder.model import Model
 from smelt.runtime.gpu import GpuOperators
-from smelt.runtime.model import Model
+from smelt.runtime.weights.checkpoint import Checkpoint
 from torch import Tensor
 from torch.sparse._semi_structured_conversions import (
     sparse_semi_structured_from_dense_cutlass,

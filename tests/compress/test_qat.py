@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from smelt.compress import Recipe, SmeltError, run
-from smelt.compress.plan import Plan
-from smelt.compress.progress import Progress
-from smelt.compress.runtime_reader import RuntimeReader
+from smelt.compress.evaluation.runtime_reader import RuntimeReader
+from smelt.compress.pipeline.plan import Plan
 from smelt.compress.steps import train_quantized
-from smelt.compress.student import WholeModel
+from smelt.distill.run.student import WholeModel
+from smelt.system.progress import Progress
 from torch import Tensor
 from transformers import CompressedTensorsConfig
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from smelt.compress.evaluation.reasons import reasons
-from smelt.compress.evaluation.result import Speed, Spread
+from smelt.compress.results.reasons import reasons
+from smelt.compress.results.result import Speed, Spread
 
 from .report_samples import machine, speed
 

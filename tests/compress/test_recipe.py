@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 import yaml
 from smelt.compress import Recipe, SmeltError
-from smelt.compress.evaluation.result import report_schema
-from smelt.compress.recipe_schema import recipe_schema
+from smelt.compress.commands.schema import recipe_schema
+from smelt.compress.reporting.report import report_schema
 from smelt.compress.sweep.trials import Sweep
 
 from ..tiny import REPOSITORY

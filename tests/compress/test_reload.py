@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from smelt.compress import Recipe, lockstep
-from smelt.compress.dense_weights import DenseWeights
-from smelt.compress.open_model import OpenModel
-from smelt.compress.pipeline import run
-from smelt.compress.verify import reload
-from smelt.models.directory import ModelDirectory
+from smelt.compress import Recipe
+from smelt.compress.pipeline import lockstep
+from smelt.compress.pipeline.pipeline import run
+from smelt.compress.pipeline.verify import reload
+from smelt.models.directory.directory import ModelDirectory
+from smelt.models.structure.open_model import OpenModel
 from smelt.quant.scheme import Scheme
+from smelt.quant.stored.dense_weights import DenseWeights
 from smelt.system.errors import SmeltError
 from torch import Tensor, nn
 

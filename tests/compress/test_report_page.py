@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from smelt.compress.evaluation.result import Against, Change, ReportData, Size, Spread
 from smelt.compress.reporting import wording
 from smelt.compress.reporting.axes import Axis
 from smelt.compress.reporting.page import page
 from smelt.compress.reporting.pareto import front, pareto_svg
+from smelt.compress.reporting.report import ReportData
+from smelt.compress.results.result import Against, Change, Size, Spread
 
 from . import report_samples as samples
 

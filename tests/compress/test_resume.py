@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 from smelt.compress import Recipe, run
-from smelt.compress.interrupts import remembered_interrupts
-from smelt.compress.pipeline import run as run_again
-from smelt.compress.progress import Progress
+from smelt.compress.pipeline.pipeline import run as run_again
+from smelt.system.interrupts import remembered_interrupts
+from smelt.system.progress import Progress
 
 FILES = ("checkpoint", "report.json", "report.md")
 
@@ -104,7 +104,7 @@ def test_finished_blocks_are_not_done_again(
 ) -> None:
     recipe_file = _recipe_file(tmp_path, tiny("llama", torch.bfloat16))
     recipe = Recipe.load(recipe_file, [f"output={tmp_path / 'out'}"])
-    from smelt.compress.steps import quantize_blocks as step
+    from smelt.quant.blockwise import quantize_blocks as step
 
     done: list[Path] = []
     save = step.save_part

@@ -10,7 +10,7 @@ import pytest
 import torch
 from compressed_tensors.quantization import QuantizationConfig
 from smelt.compress import Recipe, SmeltError, inspect, run
-from smelt.compress.plan import Plan
+from smelt.compress.pipeline.plan import Plan
 from smelt.quant.scheme import resolve
 from smelt.quant.scheme_names import SUPPORTED
 from transformers import AutoModelForCausalLM
@@ -137,7 +137,7 @@ def test_stories260k_divides_by_no_group_and_is_told_so(shared: Path, recipe: Ca
 def test_too_little_memory_or_disk_is_found_before_any_work(
     recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from smelt.compress import plan as plan_module
+    from smelt.compress.pipeline import plan as plan_module
 
     monkeypatch.setattr(plan_module, "available_memory", lambda: 1_000_000)
     monkeypatch.setattr(plan_module, "free_disk", lambda _: 1_000)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 from scipy import stats
-from smelt.compress.evaluation.statistics import (
+from smelt.compress.results.statistics import (
     excludes,
     mean_interval,
     median_interval,

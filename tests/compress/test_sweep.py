@@ -158,7 +158,7 @@ def test_a_failed_trial_does_not_stop_the_others_and_is_told(
 def test_the_text_that_the_model_writes_is_written_once(
     sweep_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from smelt.compress import self_text
+    from smelt.compress.pipeline import self_text
 
     original, count = self_text.self_written_windows, []
 

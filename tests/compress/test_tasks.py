@@ -9,10 +9,10 @@ import pytest
 from lm_eval import evaluator
 from lm_eval.tasks import TaskManager
 from smelt.compress import SmeltError
-from smelt.compress.evaluation.against import is_worse, primary_tasks
-from smelt.compress.evaluation.harness_model import SmeltLM
-from smelt.compress.evaluation.result import Against, ModelResult, TaskChange
 from smelt.compress.evaluation.tasks import Tasks
+from smelt.compress.integrations.lm_eval import SmeltLM
+from smelt.compress.results.result import Against, ModelResult, TaskChange
+from smelt.compress.results.tasks import is_worse, primary_tasks
 
 from ..tiny import SMELT_6M
 from . import report_samples

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from smelt.compress import Recipe, run
-from smelt.compress.find_model import find_model
-from smelt.compress.open_model import OpenModel
-from smelt.compress.progress import Progress
-from smelt.compress.streamed import StreamedModel
+from smelt.models.directory.find import find_model
+from smelt.models.streaming.streamed import StreamedModel
+from smelt.models.structure.open_model import OpenModel
+from smelt.system.progress import Progress
 from transformers import AutoTokenizer
 
 

@@ -17,9 +17,9 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 from smelt.compress import Recipe, SmeltError, run
-from smelt.compress.arrangement import Arrangement
-from smelt.compress.recipe_training import Training
-from smelt.compress.training_checks import sharing_problems
+from smelt.distill.run.arrangement import Arrangement
+from smelt.distill.run.checks import sharing_problems
+from smelt.distill.settings import Training
 
 from ..tiny import make_model, save_model
 from .train_recipes import train

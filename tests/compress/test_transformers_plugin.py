@@ -13,7 +13,7 @@ import torch
 from smelt.compress import Recipe, SmeltError, config_for, run
 from smelt.compress.export import export
 from smelt.quant.scheme_names import SUPPORTED
-from smelt.runtime.checkpoint import Checkpoint
+from smelt.runtime.weights.checkpoint import Checkpoint
 from torch import nn
 from transformers import AutoModelForCausalLM
 

@@ -12,16 +12,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from smelt.compress import Recipe, SmeltError, run
-from smelt.compress.links import find_links
-from smelt.compress.open_model import OpenModel
-from smelt.compress.plan import Plan
-from smelt.compress.processes import Processes
-from smelt.compress.progress import Progress
-from smelt.compress.steps import RunContext
-from smelt.compress.steps.learned_turn import learned_turn
-from smelt.compress.streamed import StreamedModel
-from smelt.compress.turned import Streams, Turn, turned
-from smelt.models.directory import ModelDirectory
+from smelt.compress.pipeline.plan import Plan
+from smelt.models.directory.directory import ModelDirectory
+from smelt.models.steps.step import RunContext
+from smelt.models.streaming.streamed import StreamedModel
+from smelt.models.structure.open_model import OpenModel
+from smelt.quant.blockwise.learned_rotation import learned_turn
+from smelt.quant.transforms.links import find_links
+from smelt.quant.transforms.rotated_model import Streams, Turn, turned
+from smelt.system.processes import Processes
+from smelt.system.progress import Progress
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 

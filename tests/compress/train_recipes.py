@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from smelt.compress import Recipe, run
-from smelt.distill import trainer
-from smelt.distill.trainer import Moment, Trainer
+from smelt.distill.training import trainer
+from smelt.distill.training.trainer import Moment, Trainer
 
 # Changes of what recipes/accelerate/one-node.yaml makes of the environment.
 ARRANGEMENTS: dict[str, dict[str, str]] = {

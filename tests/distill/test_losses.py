@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from smelt.distill import chunked_loss as chunked
-from smelt.distill.chunked_loss import chunked_loss
-from smelt.distill.losses import LOSSES, cross_entropy, forward_kl, most_likely, top_kl
+from smelt.distill.losses import chunked
+from smelt.distill.losses.chunked import chunked_loss
+from smelt.distill.losses.losses import LOSSES, cross_entropy, forward_kl, most_likely, top_kl
 from torch import Tensor
 from torch.nn import functional
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from smelt.distill.attention_matching import AttentionMatching
-from smelt.distill.matching import HiddenMatching, paired
+from smelt.distill.losses.attention_matching import AttentionMatching
+from smelt.distill.losses.hidden_matching import HiddenMatching, paired
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 

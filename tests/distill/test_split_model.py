@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from smelt.distill.split_model import SplitModel
+from smelt.distill.training.split_model import SplitModel
 
 from ..tiny import CONFIGS, make_model
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from smelt.distill.batches import Batch, ShuffledWindows
-from smelt.distill.optimizer import MasterAdamW, Rows, Saved, Trained
-from smelt.distill.schedule import SCHEDULES, rate_at
-from smelt.distill.small_states import SmallStatesAdamW
-from smelt.distill.trainer import Trainer, TrainerSettings, TrainingError, Watch
+from smelt.distill.training.batches import Batch, ShuffledWindows
+from smelt.distill.training.optimizer import MasterAdamW, Rows, Saved, Trained
+from smelt.distill.training.schedule import SCHEDULES, rate_at
+from smelt.distill.training.small_states import SmallStatesAdamW
+from smelt.distill.training.trainer import Trainer, TrainerSettings, TrainingError, Watch
 from torch import Tensor, nn
 from torch.nn import functional
 

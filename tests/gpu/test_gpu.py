@@ -10,8 +10,8 @@ import pytest
 import torch
 from smelt.compress import Recipe, run
 from smelt.runtime import Engine, SamplingParams
-from smelt.runtime.kernels.kernel import Case, problem
-from smelt.runtime.kernels.registry import KERNELS
+from smelt.runtime.kernels.base.kernel import Case, problem
+from smelt.runtime.kernels.tools.registry import KERNELS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -25,7 +25,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_case_agrees_with_float64_and_repeats_its_bits(case: Case) -> None:
-    from smelt.runtime.kernels.targets import target_of
+    from smelt.runtime.kernels.base.targets import target_of
 
     device = torch.device("cuda")
     if case.targets and target_of(device).name not in case.targets:

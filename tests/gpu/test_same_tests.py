@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from smelt.runtime import Engine, loading
+from smelt.runtime import Engine
+from smelt.runtime.engine import loading
+from smelt.runtime.engine.gpu_executor import GpuExecutor
 from smelt.runtime.gpu import GpuOperators
-from smelt.runtime.gpu.executor import GpuExecutor
 
 from ..runtime import test_engine, test_scoring, test_text
 from ..runtime.kernels.interpreter import DEVICE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from smelt.prune.channels import path_scores, refitted, unit_scores
+from smelt.prune.score.units import path_scores, refitted, unit_scores
 from torch import Tensor
 
 

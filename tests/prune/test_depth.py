@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from smelt.prune.influence import Influence
-from smelt.prune.merging import merged
+from smelt.prune.score.influence import Influence
+from smelt.prune.update.merge import merged
 
 
 def test_influence_is_one_minus_the_mean_cosine() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from smelt.prune.scores import magnitude, wanda
-from smelt.prune.sparsegpt import sparsegpt
+from smelt.prune.score.weights import magnitude, wanda
+from smelt.prune.update.sparsegpt import sparsegpt
 from smelt.quant.pattern import Pattern
 from smelt.quant.sparsity import keep_share
 from torch import Tensor

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import smelt.quant.causal_attention as module
+import smelt.models.causal_attention as module
 import torch
-from smelt.quant.causal_attention import StripedAttention, causal_attention
+from smelt.models.causal_attention import StripedAttention, causal_attention
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM

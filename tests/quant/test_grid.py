@@ -9,11 +9,11 @@ from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.quant_args import FP4_E2M1_DATA
 from smelt.quant.grid import Grid, round_codes
 from smelt.quant.layer_stats import StatsCollector
-from smelt.quant.quantized_weight import QuantizedWeight, restore
 from smelt.quant.rounding import METHODS
 from smelt.quant.rounding.nearest import nearest
 from smelt.quant.scheme import resolve
 from smelt.quant.scheme_names import SUPPORTED
+from smelt.quant.stored.quantized_weight import QuantizedWeight, restore
 
 
 def _weight(dtype: torch.dtype) -> torch.Tensor:

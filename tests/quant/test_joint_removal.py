@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from pydantic import ValidationError
-from smelt.prune.sparsegpt import sparsegpt
+from smelt.prune.update.sparsegpt import sparsegpt
 from smelt.quant.grid import Grid
 from smelt.quant.layer_stats import LayerStats
 from smelt.quant.rounding.gptq import GptqOptions, gptq

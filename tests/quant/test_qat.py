@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from smelt.quant.grid import Grid, largest_code
-from smelt.quant.qat import QatLinear, latent_start, stored_grid
-from smelt.quant.quantized_weight import restore
 from smelt.quant.rounding import METHODS
 from smelt.quant.scheme import Scheme, resolve
 from smelt.quant.scheme_names import SUPPORTED
+from smelt.quant.stored.quantized_weight import restore
+from smelt.quant.training.qat import QatLinear, latent_start, stored_grid
 from torch import Tensor
 
 ROWS, COLUMNS = 48, 256

@@ -7,7 +7,6 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from smelt.quant.grid import Grid
 from smelt.quant.layer_stats import LayerStats, StatsCollector, output_error
-from smelt.quant.quantized_weight import QuantizedWeight, restore
 from smelt.quant.rounding import METHODS
 from smelt.quant.rounding.gptq import GptqOptions, gptq
 from smelt.quant.rounding.hqq import HqqOptions, hqq, shrink
@@ -15,6 +14,7 @@ from smelt.quant.rounding.nearest import NearestOptions, nearest
 from smelt.quant.scale_search import fit_scales
 from smelt.quant.scheme import resolve
 from smelt.quant.scheme_names import SUPPORTED
+from smelt.quant.stored.quantized_weight import QuantizedWeight, restore
 from smelt.system.tensor_files import SafetensorsFile
 from torch import Tensor
 

@@ -9,12 +9,12 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from smelt.quant.activations import ActivationRounding, quantize_inputs, rounded_inputs
 from smelt.quant.grid import Grid, shared_scale
-from smelt.quant.quantized_weight import QuantizedWeight, restore
 from smelt.quant.rounding.learned_weight import Learned, LearnedWeight
 from smelt.quant.rounding.nearest import nearest
 from smelt.quant.rounding.signround import SignroundOptions, signround
 from smelt.quant.scheme import Scheme, resolve
 from smelt.quant.scheme_names import SUPPORTED
+from smelt.quant.stored.quantized_weight import QuantizedWeight, restore
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 

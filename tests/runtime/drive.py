@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from smelt.runtime import Engine
-from smelt.runtime.batch import Batch, Run
-from smelt.runtime.checkpoint import Checkpoint
-from smelt.runtime.model import Model
-from smelt.runtime.operators import Operators
+from smelt.runtime.decoder.batch import Batch, Run
+from smelt.runtime.decoder.model import Model
+from smelt.runtime.decoder.operators import Operators
+from smelt.runtime.weights.checkpoint import Checkpoint
 from torch import Tensor
 
 

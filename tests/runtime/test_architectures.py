@@ -9,10 +9,10 @@ import pytest
 import torch
 from smelt.compress import SmeltError
 from smelt.runtime import RuntimeProblem
-from smelt.runtime.architectures import ARCHITECTURES
-from smelt.runtime.checkpoint import Checkpoint
-from smelt.runtime.model import Model
-from smelt.runtime.operators import Operators
+from smelt.runtime.decoder.architectures import ARCHITECTURES
+from smelt.runtime.decoder.model import Model
+from smelt.runtime.decoder.operators import Operators
+from smelt.runtime.weights.checkpoint import Checkpoint
 
 from ..tiny import CONFIGS, make_model, save_model, sizes
 from .drive import logits_in_pieces

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from smelt.runtime import RuntimeProblem
-from smelt.runtime.bench import measure, table
-from smelt.runtime.workload import Arrival, read_trace
+from smelt.runtime.measure.bench import measure, table
+from smelt.runtime.measure.workload import Arrival, read_trace
 
 from ..tiny import SMELT_6M
 from .drive import engine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smelt.runtime import Engine, SamplingParams
-from smelt.runtime.chat import Chat, converse
+from smelt.runtime.engine.chat import Chat, converse
 
 from ..tiny import SMELT_6M
 from .drive import engine

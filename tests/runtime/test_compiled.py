@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from smelt.runtime import Engine, SamplingParams
-from smelt.runtime.compiled import CompiledOperators
+from smelt.runtime.decoder.compiled import CompiledOperators
 
 from ..tiny import make_model, save_model
 from .drive import logits_in_pieces

@@ -6,9 +6,9 @@ import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs
 from smelt.quant.activations import ActivationRounding
-from smelt.runtime.cpu import Int8Linear
-from smelt.runtime.matrix import Matrix
-from smelt.runtime.operators import Operators
+from smelt.runtime.decoder.cpu import Int8Linear
+from smelt.runtime.decoder.operators import Operators
+from smelt.runtime.weights.matrix import Matrix
 
 BY_TOKEN = ActivationRounding(QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True))
 FIXED = ActivationRounding(

@@ -14,18 +14,18 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from smelt.compress import config_for
 from smelt.quant.activations import ActivationRounding
-from smelt.runtime.attention import attend
-from smelt.runtime.batch import Batch, Run
-from smelt.runtime.cache_scheme import CacheScheme
-from smelt.runtime.checkpoint import Checkpoint
-from smelt.runtime.keys_values import PagedKeysValues
-from smelt.runtime.matrix import Matrix
-from smelt.runtime.model import Model
+from smelt.runtime.decoder.attention import attend
+from smelt.runtime.decoder.batch import Batch, Run
+from smelt.runtime.decoder.kv_cache import PagedKeysValues
+from smelt.runtime.decoder.model import Model
+from smelt.runtime.decoder.operators import Heads, Operators
 from smelt.runtime.native import library
 from smelt.runtime.native.linears import CodesLinear, NativeDenseLinear
 from smelt.runtime.native.operators import NativeOperators
 from smelt.runtime.native.try_tiles import tried
-from smelt.runtime.operators import Heads, Operators
+from smelt.runtime.weights.cache_scheme import CacheScheme
+from smelt.runtime.weights.checkpoint import Checkpoint
+from smelt.runtime.weights.matrix import Matrix
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from smelt.quant.activations import ActivationRounding
-from smelt.runtime.matrix import Matrix
 from smelt.runtime.native import library
 from smelt.runtime.native.linears import CodesLinear
+from smelt.runtime.weights.matrix import Matrix
 from torch import Tensor
 
 from .test_native import BY_TOKEN

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 from smelt.runtime import Engine, RequestOutput, RuntimeProblem, SamplingParams
-from smelt.runtime.beam import continuations
-from smelt.runtime.cache import BlockCache
-from smelt.runtime.executor import Flight, Landed, StepResult
-from smelt.runtime.sampling import Sampled
-from smelt.runtime.scheduler import Scheduler, StepPlan
-from smelt.runtime.sequence import Request, Sequence, TokenScore
+from smelt.runtime.engine.beam import continuations
+from smelt.runtime.engine.block_cache import BlockCache
+from smelt.runtime.engine.executor import Flight, Landed, StepResult
+from smelt.runtime.engine.sampling import Sampled
+from smelt.runtime.engine.scheduler import Scheduler, StepPlan
+from smelt.runtime.engine.sequence import Request, Sequence, TokenScore
 from torch import Tensor
 
 VOCABULARY = 50

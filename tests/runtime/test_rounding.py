@@ -9,7 +9,7 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from smelt.quant.activations import ActivationRounding
-from smelt.runtime.rounding import FixedRounding, alike, described
+from smelt.runtime.weights.rounding import FixedRounding, alike, described
 
 NUMBERS = {
     "int8": {"num_bits": 8, "type": "int", "symmetric": True},

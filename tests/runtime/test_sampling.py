@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from smelt.runtime import SamplingParams
-from smelt.runtime.sampling import changed_logits, narrowed, sample, survey
-from smelt.runtime.sequence import Request, Sequence
+from smelt.runtime.decoder.logit_statistics import survey
+from smelt.runtime.engine.sampling import changed_logits, narrowed, sample
+from smelt.runtime.engine.sequence import Request, Sequence
 from torch import Tensor
 from transformers.generation.logits_process import (
     LogitsProcessorList,

@@ -15,12 +15,12 @@ from smelt.compress import Recipe, SmeltError, config_for, run
 from smelt.quant.scheme import resolve
 from smelt.quant.scheme_names import SUPPORTED
 from smelt.runtime import RuntimeProblem
-from smelt.runtime.checkpoint import Checkpoint
+from smelt.runtime.decoder.model import Model
+from smelt.runtime.decoder.operators import Operators
 from smelt.runtime.gpu import GpuOperators
-from smelt.runtime.model import Model
 from smelt.runtime.native import library
 from smelt.runtime.native.operators import NativeOperators
-from smelt.runtime.operators import Operators
+from smelt.runtime.weights.checkpoint import Checkpoint
 from torch import Tensor
 
 from ..tiny import from_transformers, make_model, save_model

@@ -6,7 +6,7 @@ import random
 
 import pytest
 from smelt.runtime import SamplingParams
-from smelt.runtime.text import TextStream
+from smelt.runtime.engine.text_stream import TextStream
 from transformers import AutoTokenizer
 
 from ..tiny import SMELT_6M

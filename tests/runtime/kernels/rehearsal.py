@@ -27,10 +27,10 @@ import torch
 from smelt.compress import Recipe, run
 from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.gpu.fusions import Fusions
-from smelt.runtime.kernels.kernel import Case
-from smelt.runtime.kernels.precompile import precompile
-from smelt.runtime.kernels.registry import KERNELS
-from smelt.runtime.kernels.targets import TARGETS
+from smelt.runtime.kernels.base.kernel import Case
+from smelt.runtime.kernels.base.precompile import precompile
+from smelt.runtime.kernels.base.targets import TARGETS
+from smelt.runtime.kernels.tools.registry import KERNELS
 
 from ...tiny import make_model, save_model
 from .mock_device import CUDA, Drawing, mock_device

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from smelt.runtime import Engine, RuntimeProblem, SamplingParams, loading
+from smelt.runtime import Engine, RuntimeProblem, SamplingParams
+from smelt.runtime.engine import gpu_executor, loading
+from smelt.runtime.engine.gpu_executor import GpuExecutor, Kind
 from smelt.runtime.gpu import GpuOperators
-from smelt.runtime.gpu import executor as gpu_executor
-from smelt.runtime.gpu.counting import count
-from smelt.runtime.gpu.executor import GpuExecutor, Kind
+from smelt.runtime.measure.counting import count
 
 from .interpreter import DEVICE, interpreted
 

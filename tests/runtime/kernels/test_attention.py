@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 from smelt.runtime.heads import Heads
-from smelt.runtime.kernels import cached
-from smelt.runtime.kernels.attend_prompts import attend_prompts, attention_constants, work_of
-from smelt.runtime.kernels.attend_rows import attend_rows
-from smelt.runtime.kernels.attend_tokens import attend_tokens, launches
-from smelt.runtime.kernels.attention_case import AttentionCase, reference
-from smelt.runtime.kernels.attention_tiles import PromptTile, TokenTile, token_tile
-from smelt.runtime.kernels.flash import Runs
-from smelt.runtime.kernels.targets import TARGETS, target_of
-from smelt.runtime.kernels.workspace import Workspace
+from smelt.runtime.kernels.attention.attend_prompts import attend_prompts, attention_constants, work_of
+from smelt.runtime.kernels.attention.attend_rows import attend_rows
+from smelt.runtime.kernels.attention.attend_tokens import attend_tokens, launches
+from smelt.runtime.kernels.attention.case import AttentionCase, reference
+from smelt.runtime.kernels.attention.flash import Runs
+from smelt.runtime.kernels.base.targets import TARGETS, target_of
+from smelt.runtime.kernels.base.workspace import Workspace
+from smelt.runtime.kernels.rows import cached
+from smelt.runtime.kernels.tiles.attention_tiles import PromptTile, TokenTile, token_tile
 from torch import Tensor
 
 from .interpreter import interpreted

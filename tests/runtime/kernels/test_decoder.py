@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from smelt.compress import Recipe, run
-from smelt.runtime.checkpoint import Checkpoint
+from smelt.runtime.decoder.model import Model
 from smelt.runtime.gpu import GpuOperators
 from smelt.runtime.gpu.cache import GpuKeysValues
-from smelt.runtime.gpu.counting import count_decode, count_prompt
 from smelt.runtime.gpu.fusions import Fusions
-from smelt.runtime.model import Model
+from smelt.runtime.measure.counting import count_decode, count_prompt
+from smelt.runtime.weights.checkpoint import Checkpoint
 
 from ...tiny import make_model, save_model
 from ..drive import logits_in_pieces

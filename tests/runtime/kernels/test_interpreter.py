@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from smelt.runtime.kernels.kernel import Case, Trial, problem
-from smelt.runtime.kernels.linear_bytes import BytesCase, linear_bytes
-from smelt.runtime.kernels.registry import KERNELS
-from smelt.runtime.kernels.tile import Tile
+from smelt.runtime.kernels.base.kernel import Case, Trial, problem
+from smelt.runtime.kernels.linear.linear_bytes import BytesCase, linear_bytes
+from smelt.runtime.kernels.tiles.tile import Tile
+from smelt.runtime.kernels.tools.registry import KERNELS
 
 from .interpreter import interpreted
 

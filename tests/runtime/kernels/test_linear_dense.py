@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 from smelt.runtime.gpu import GpuOperators
-from smelt.runtime.kernels.finish import is_gated
-from smelt.runtime.kernels.gate_rows import gate_rows
-from smelt.runtime.kernels.linear_dense import BLOCK, linear_dense, of_experts, prepare
-from smelt.runtime.kernels.linears import DenseGpuLinear
-from smelt.runtime.kernels.targets import TARGETS, Target
-from smelt.runtime.kernels.tile import Shape, Tile, tiles_of, tiles_of_target
-from smelt.runtime.matrix import Matrix
+from smelt.runtime.gpu.linears import DenseGpuLinear
+from smelt.runtime.kernels.base.targets import TARGETS, Target
+from smelt.runtime.kernels.linear.finish import is_gated
+from smelt.runtime.kernels.linear.gate_rows import gate_rows
+from smelt.runtime.kernels.linear.linear_dense import BLOCK, linear_dense, of_experts, prepare
+from smelt.runtime.kernels.tiles.tile import Shape, Tile, tiles_of, tiles_of_target
+from smelt.runtime.weights.matrix import Matrix
 from torch.nn import functional
 
 from .interpreter import interpreted

@@ -12,13 +12,13 @@ from compressed_tensors.quantization import QuantizationArgs
 from smelt.compress import Recipe, run
 from smelt.quant.activations import ActivationRounding
 from smelt.quant.scheme_names import SUPPORTED
-from smelt.runtime.checkpoint import Checkpoint
+from smelt.runtime.decoder.model import Model
+from smelt.runtime.decoder.operators import Operators
 from smelt.runtime.gpu import GpuOperators
-from smelt.runtime.kernels.linears import BytesLinear, PackedLinear, on_kernels
-from smelt.runtime.kernels.tile import tiles_of
-from smelt.runtime.matrix import Matrix
-from smelt.runtime.model import Model
-from smelt.runtime.operators import Operators
+from smelt.runtime.gpu.linears import BytesLinear, PackedLinear, on_kernels
+from smelt.runtime.kernels.tiles.tile import tiles_of
+from smelt.runtime.weights.checkpoint import Checkpoint
+from smelt.runtime.weights.matrix import Matrix
 
 from ..drive import logits_in_pieces
 from .interpreter import interpreted
@@ -211,8 +211,8 @@ def test_what_no_kernel_takes_is_left_to_torch() -> None:
 
 
 def test_tensor_cores_without_8_bit_floats_multiply_them_as_16_bit_ones() -> None:
-    from smelt.runtime.kernels.targets import TARGETS
-    from smelt.runtime.matrix import FloatCodes
+    from smelt.runtime.kernels.base.targets import TARGETS
+    from smelt.runtime.weights.matrix import FloatCodes
 
     values = torch.randn(64, 256, generator=DRAW).to(torch.float8_e4m3fn)
     inputs = ActivationRounding(QuantizationArgs(num_bits=8, type="float", strategy="token", dynamic=True))

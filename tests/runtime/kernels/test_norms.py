@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from smelt.runtime.kernels.normalize_rows import Norm, normalize_rows
+from smelt.runtime.kernels.rows.normalize_rows import Norm, normalize_rows
 from torch import Tensor, nn
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm

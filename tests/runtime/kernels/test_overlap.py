@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from smelt.runtime.kernels.check import unordered
+from smelt.runtime.kernels.tools.check import unordered
 
 from .test_check import ENVIRONMENT
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from smelt.runtime.kernels import codes_weight, linear_bytes, linear_codes
-from smelt.runtime.kernels.linear_bytes import BytesCase
-from smelt.runtime.kernels.linear_codes import CodesCase
-from smelt.runtime.kernels.packing import FORMATS
-from smelt.runtime.kernels.tile import Tile
+from smelt.runtime.kernels.linear import codes_weight, linear_bytes, linear_codes
+from smelt.runtime.kernels.linear.linear_bytes import BytesCase
+from smelt.runtime.kernels.linear.linear_codes import CodesCase
+from smelt.runtime.kernels.linear.packing import FORMATS
+from smelt.runtime.kernels.tiles.tile import Tile
 
 from .interpreter import interpreted
 

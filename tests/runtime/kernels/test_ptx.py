@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from smelt.runtime.kernels import ptx
+from smelt.runtime.kernels.linear import ptx
 from torch import Tensor
 
 TYPES = {"f16": torch.float16, "bf16": torch.bfloat16}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from smelt.runtime.kernels.registry import KERNELS
+from smelt.runtime.kernels.tools.registry import KERNELS
 
 from .test_check import ENVIRONMENT
 

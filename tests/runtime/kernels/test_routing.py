@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from smelt.runtime.kernels.routing import route
+from smelt.runtime.kernels.linear.routing import route
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,16 @@ import torch
 import triton
 import triton.language as tl
 from smelt.runtime import SamplingParams
-from smelt.runtime.kernels.sample_tokens import Choices, choices, launches, lowest_that_stays, outputs, sample_tokens
-from smelt.runtime.sampling import changed_logits, narrowed
-from smelt.runtime.sequence import Request, Sequence
+from smelt.runtime.engine.sampling import changed_logits, narrowed
+from smelt.runtime.engine.sequence import Request, Sequence
+from smelt.runtime.kernels.rows.sample_tokens import (
+    Choices,
+    choices,
+    launches,
+    lowest_that_stays,
+    outputs,
+    sample_tokens,
+)
 from torch import Tensor
 
 from .interpreter import interpreted

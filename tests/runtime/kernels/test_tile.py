@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from smelt.runtime.kernels.packing import FORMATS
-from smelt.runtime.kernels.targets import TARGETS
-from smelt.runtime.kernels.tile import Shape, Tile, Tiles, file_name, read, text, tiles_of, tiles_of_target
+from smelt.runtime.kernels.base.targets import TARGETS
+from smelt.runtime.kernels.linear.packing import FORMATS
+from smelt.runtime.kernels.tiles.tile import Shape, Tile, Tiles, file_name, read, text, tiles_of, tiles_of_target
 
 FEW, MANY = Tile(64, 16, 256, 0, 4, 3, False), Tile(128, 128, 64, 1, 8, 4, True)
 WIDE = Tile(64, 16, 128, 3, 4, 3, False)

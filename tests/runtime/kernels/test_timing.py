@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from smelt.runtime.kernels.timing import seconds
+from smelt.runtime.kernels.tools.timing import seconds
 
 US = 1e-6
 CALL = 5 * US  # of the device

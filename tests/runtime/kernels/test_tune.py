@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import torch
 from smelt.runtime.heads import Heads
-from smelt.runtime.kernels import tune, tune_attention, tune_linears
-from smelt.runtime.kernels.attention_tiles import PromptTile, TokenTile
-from smelt.runtime.kernels.launch import Launch, noted
-from smelt.runtime.kernels.linear_codes import CodesCase
-from smelt.runtime.kernels.precompile import identity
-from smelt.runtime.kernels.targets import TARGETS, Target, target_of
-from smelt.runtime.kernels.tile import Shape, Tile, Tiles, read, text, tiles_of_target
-from smelt.runtime.kernels.tune import Found, overlaid
-from smelt.runtime.kernels.tune_attention import AttentionTuning
-from smelt.runtime.kernels.tune_linears import LinearTuning, linears, pays_from
-from smelt.runtime.kernels.workspace import Workspace
+from smelt.runtime.kernels.base.launch import Launch, noted
+from smelt.runtime.kernels.base.precompile import identity
+from smelt.runtime.kernels.base.targets import TARGETS, Target, target_of
+from smelt.runtime.kernels.base.workspace import Workspace
+from smelt.runtime.kernels.linear.linear_codes import CodesCase
+from smelt.runtime.kernels.tiles.attention_tiles import PromptTile, TokenTile
+from smelt.runtime.kernels.tiles.tile import Shape, Tile, Tiles, read, text, tiles_of_target
+from smelt.runtime.kernels.tools import tune, tune_attention, tune_linears
+from smelt.runtime.kernels.tools.tune import Found, overlaid
+from smelt.runtime.kernels.tools.tune_attention import AttentionTuning
+from smelt.runtime.kernels.tools.tune_linears import LinearTuning, linears, pays_from
 
 from .test_check import ENVIRONMENT
 

@@ -1,0 +1,136 @@
+"""``smelt kernels``: what the GPU kernels became for machines that are not here, and tiles for one that is."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...system.errors import SmeltError
+
+if TYPE_CHECKING:
+    from ...runtime.kernels.tools.tune import Tunable
+
+
+def check(targets: Sequence[str], kernels: Sequence[str], quick: bool, as_json: bool) -> int:
+    """Compile, print a table, and fail if anything shipped does not hold what it should.
+
+    Raises:
+        SmeltError: a name is not known, or Triton is not here.
+    """
+    _needs_triton()
+    from ...runtime.kernels.base.targets import TARGETS
+    from ...runtime.kernels.tools.check import Compiled
+    from ...runtime.kernels.tools.check import check as compile_all
+    from ...runtime.kernels.tools.registry import KERNELS
+
+    _known("target", targets, list(TARGETS))
+    _known("kernel", kernels, [kernel.name for kernel in KERNELS])
+    found: list[Compiled] = []
+    for one in compile_all(targets or list(TARGETS), kernels, rare=not quick):
+        found.append(one)
+        if not as_json:
+            if len(found) == 1 or found[-2].target != one.target:
+                print(_HEAD.format(one.target))
+            print(_line(one), flush=True)
+    faulty = [one for one in found if one.faults]
+    if as_json:
+        print(json.dumps([asdict(one) for one in found], indent=1))
+    else:
+        print(f"\n{len(found)} kernels compiled, {len(faulty)} with faults; nothing of this ran on a GPU")
+    for one in faulty:
+        print(f"smelt: {one.target}, {one.kernel}, {one.build}: {'; '.join(one.faults)}", file=sys.stderr)
+    return 1 if faulty else 0
+
+
+def tune(forms: Sequence[str], rows: Sequence[int], minutes: float, output: Path | None, again: bool = False) -> int:
+    """Time tiles on this machine's GPU and keep the fastest, after each turn of a shape; shapes that are finished are not begun.
+
+    Args:
+        forms: of weights, or ``attention``; the usual ones if there is none.
+        rows: of inputs; all if there is none.
+        minutes: no shape is begun after so long.
+        output: where to, instead of this device's file.
+        again: begin finished shapes, too.
+
+    Raises:
+        SmeltError: a name is not known, there is no GPU, or nothing can be written.
+    """
+    _needs_triton()
+    from ...runtime.kernels.linear.packing import FORMATS
+    from ...runtime.kernels.tools import tune as tuning
+    from ...runtime.kernels.tools.timing import device_lives
+    from ...runtime.kernels.tools.tune_linears import BYTES, restoring_pays_from
+
+    _known("format", forms, [*FORMATS, *BYTES, "bf16", "attention"])
+    try:
+        tuning.require_gpu()
+        path = output or tuning.destination()
+        done = set() if again else tuning.finished(path)
+        work = [one for one in _to_be_tuned(forms, rows) if one.name not in done]
+        if done and not work:
+            print(f"{path}: all is finished; --again begins anew")
+            return 0
+        best: dict[str, tuning.Found] = {}
+        for one in tuning.tune(work, 60 * minutes, print):
+            best[one.of.name] = one
+            tuning.write(list(best.values()), None, path)
+        found = list(best.values())
+        if found and device_lives():
+            tuning.write(found, restoring_pays_from(found, print), path)
+    except tuning.NotHere as error:
+        raise SmeltError(str(error)) from None
+    print(f"\n{path}: {len(found)} shapes" if found else "\nnothing was found in time")
+    return 0 if found else 1
+
+
+def _to_be_tuned(forms: Sequence[str], rows: Sequence[int]) -> list[Tunable]:
+    """The most telling first: few rows and single tokens, then prompts."""
+    import torch
+
+    from ...runtime.kernels.base.targets import target_of
+    from ...runtime.kernels.tools.tune_attention import attention
+    from ...runtime.kernels.tools.tune_linears import FORMS, ROWS, linears
+
+    asked = [form for form in forms if form != "attention"] or ([] if forms else list(FORMS))
+    products = linears(asked, rows=rows or ROWS)
+    first = [one for one in products if one.stage == products[0].stage]
+    if forms and "attention" not in forms:
+        return [*products]
+    target = target_of(torch.device("cuda"))
+    single, prompts = (attention(target, prompts=several) for several in (False, True))
+    return [*first, *single, *prompts, *products[len(first) :]]
+
+
+_HEAD = (
+    "\n{:<9}"
+    + f"{'':60}{'registers':>10}{'spills':>8}{'shared':>8}{'occupancy':>11}{'16-byte loads':>15}{'tensor cores':>34}{'loop':>7}"
+)
+
+
+def _line(one: object) -> str:
+    from ...runtime.kernels.tools.check import Compiled
+
+    assert isinstance(one, Compiled)
+    tensor_cores = f"{one.matrix} {'/'.join(one.kinds)}" if one.matrix else "none"
+    marks = "  <- " + "; ".join(one.faults) if one.faults else ""
+    return (
+        f"{one.kernel:<14} {one.build:<54}{one.registers:>10}{one.spills:>8}{one.shared:>8}{one.occupancy:>11.0%}"
+        f"{one.wide_loads:>15}{tensor_cores:>34}{one.loop or '-':>7}{marks}"
+    )
+
+
+def _known(what: str, given: Sequence[str], known: list[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise SmeltError(f"unknown {what} {name!r}; known: {', '.join(known)}")
+
+
+def _needs_triton() -> None:
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        raise SmeltError("the GPU kernels need triton, which is made for Linux alone; pip install triton") from None

@@ -1,0 +1,1 @@
+"""Smelt inside other libraries: transformers, peft and lm-eval."""

@@ -1,0 +1,239 @@
+"""The engine as a model of lm-eval: ``lm_eval --model smelt --model_args pretrained=runs/quickstart/checkpoint``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import (
+    handle_stop_sequences,
+    has_bos_prefix,
+    normalize_gen_kwargs,
+    postprocess_generated_text,
+)
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tqdm import tqdm
+from transformers import AutoTokenizer
+
+from ...models.directory.find import find_model
+from ...models.text.chat_template import conversation_text
+from ...runtime import Engine, RuntimeProblem, SamplingParams
+
+# Pairs handed to the engine at once: enough to share contexts among them, few enough to show progress.
+_TOGETHER = 1024
+_SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")
+
+Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
+
+
+class SmeltLM(TemplateLM):
+    """Scores and continues text with Smelt's engine.
+
+    Requests are batched continuously, and a context that several requests share (a question and its answers, few-shot
+    examples) is computed once. Text is cut into tokens as lm-eval's own ``hf`` model does it.
+
+    Args:
+        pretrained: a directory, a hub name or ``builtin:smelt-6m``.
+        engine: an engine to use, instead of loading ``pretrained``.
+        add_bos_token: whether texts begin with the beginning token; by default as the tokenizer has it.
+        prefix_token_id: what an empty context is replaced by; by default the beginning token, or else the end token.
+        max_gen_toks: the most tokens to generate, where a task does not say.
+        trust_remote_code: run the checkpoint's own Python.
+        disable_tqdm: show no progress.
+        batch_size, max_batch_size, device: lm-eval passes them; the engine batches by itself.
+        options: of :class:`Engine`: ``dtype``, ``max_length``, ``max_sequences``, ``kv_dtype``, ``native`` and so on.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | None = None,
+        *,
+        engine: Engine | None = None,
+        add_bos_token: bool | None = None,
+        prefix_token_id: int | None = None,
+        max_gen_toks: int = 256,
+        trust_remote_code: bool = False,
+        disable_tqdm: bool | None = None,
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+        device: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if engine is None:
+            if not pretrained:
+                raise RuntimeProblem("no checkpoint was named; pass --model_args pretrained=DIRECTORY")
+            found = find_model(str(pretrained), trust_remote_code=trust_remote_code)
+            engine = Engine(found.path, trust_remote_code=trust_remote_code, **options)
+        if engine.tokenizer is None:
+            raise RuntimeProblem(f"{pretrained or 'the checkpoint'}: has no tokenizer, which tasks of text need")
+        self.engine = engine
+        self.tokenizer = engine.tokenizer
+        if add_bos_token is not None:
+            # Only as it is loaded can a tokenizer be told to write a beginning token that its file does not.
+            self.tokenizer = AutoTokenizer.from_pretrained(
+                engine.tokenizer.name_or_path, add_bos_token=add_bos_token, trust_remote_code=trust_remote_code
+            )
+        self._name = str(pretrained or Path(str(engine.tokenizer.name_or_path)).name)
+        self._add_bos_token = add_bos_token
+        self._prefix_token_id = prefix_token_id
+        self.max_gen_toks = max_gen_toks
+        self._disable_tqdm = disable_tqdm
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a text."""
+        return self.tokenizer.eos_token_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands for an empty context."""
+        for token in (self._prefix_token_id, self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
+            if token is not None:
+                return token
+        raise RuntimeProblem(f"{self._name}: its tokenizer has no beginning and no end token; pass prefix_token_id")
+
+    @property
+    def max_length(self) -> int:
+        """The longest input."""
+        return self.engine.max_length
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Names the tokenizer in lm-eval's caches."""
+        return str(self.tokenizer.name_or_path).replace("/", "__")
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """A conversation as the model's template writes it."""
+        return conversation_text(self.tokenizer, chat_history, continue_last=not add_generation_prompt)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Text to tokens."""
+        if add_special_tokens is None:
+            add_special_tokens = self._add_bos_token
+            if has_bos_prefix(string, self.tokenizer.decode([self.prefix_token_id])):
+                add_special_tokens = False
+        special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+        return list(self.tokenizer(string, verbose=False, **special).input_ids)
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """The log probability of whole texts, in windows of the model's length."""
+        windows: list[Encoded] = []
+        owner: list[int] = []
+        for i, request in enumerate(requests):
+            (text,) = request.args
+            rolling = get_rolling_token_windows(
+                token_list=self.tok_encode(text),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
+            )
+            for context, continuation in map(make_disjoint_window, rolling):
+                windows.append((None, context, continuation))
+                owner.append(i)
+        sums = [0.0] * len(requests)
+        for i, (logprob, _) in zip(owner, self._loglikelihood_tokens(windows, disable_tqdm), strict=True):
+            sums[i] += logprob
+        for request, total in zip(requests, sums, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
+        return sums
+
+    def _loglikelihood_tokens(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        requests: list[Encoded],  # whole texts have no pair of strings
+        disable_tqdm: bool = False,
+        **kwargs: Any,
+    ) -> list[tuple[float, bool]]:
+        pairs = [self._fitting(context, continuation) for _, context, continuation in requests]
+        # Sorted, so that those with the same beginning meet in the engine.
+        order = sorted(range(len(pairs)), key=lambda i: pairs[i])
+        answers: dict[int, tuple[float, bool]] = {}
+        with self._bar(len(pairs), "loglikelihood", disable_tqdm) as bar:
+            for start in range(0, len(order), _TOGETHER):
+                part = order[start : start + _TOGETHER]
+                for i, scores in zip(part, self.engine.score([pairs[i] for i in part]), strict=True):
+                    answers[i] = sum(s.logprob for s in scores), all(s.is_best for s in scores)
+                    if (asked := requests[i][0]) is not None:
+                        self.cache_hook.add_partial("loglikelihood", asked, answers[i])
+                bar.update(len(part))
+        return [answers[i] for i in range(len(pairs))]
+
+    def _fitting(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
+        """What of a context the model's length leaves; the continuation's last token is not part of the input."""
+        if len(continuation) > self.max_length:
+            raise RuntimeProblem(
+                f"an answer has {len(continuation)} tokens, more than the model's {self.max_length}; leave the task out"
+            )
+        return context[-(self.max_length + 1 - len(continuation)) :], continuation
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Continuations up to a stop string."""
+        end = self.tokenizer.decode([self.eot_token_id]) if self.eot_token_id is not None else None
+        prompts: list[tuple[list[int], SamplingParams]] = []
+        stops: dict[int, list[str]] = {}
+        for i, request in enumerate(requests):
+            text, settings = request.args  # pyright: ignore[reportAssignmentType]
+            kwargs: dict[str, Any] = dict(normalize_gen_kwargs(settings, self.max_gen_toks))
+            stops[i] = handle_stop_sequences(kwargs.pop("until", None), eos=end)
+            params = self._params(kwargs, stops[i])
+            assert params.max_tokens is not None
+            room = self.max_length - params.max_tokens
+            if room < 1:
+                raise RuntimeProblem(
+                    f"the task generates {params.max_tokens} tokens, and the model's length is {self.max_length};"
+                    " set max_gen_toks in the task's generation_kwargs"
+                )
+            tokens = (self.tok_encode(text) if text else []) or [self.prefix_token_id]
+            prompts.append((tokens[-room:], params))
+        waiting: dict[str, int] = {}
+        found: dict[int, str] = {}
+        try:
+            for i, (tokens, params) in enumerate(prompts):
+                waiting[self.engine.add_request(tokens, params)] = i
+            with self._bar(len(requests), "generate_until", disable_tqdm) as bar:
+                while waiting:
+                    for output in self.engine.step():
+                        if not output.finished:
+                            continue
+                        if output.error is not None:
+                            raise RuntimeProblem(output.error)
+                        i = waiting.pop(output.id)
+                        # Decoded alone, as ``hf`` does: some tokenizers then leave out the first word's space.
+                        text = self.tokenizer.decode(output.completions[0].tokens, skip_special_tokens=True)
+                        found[i] = postprocess_generated_text(text, stops[i], None)
+                        self.cache_hook.add_partial("generate_until", requests[i].args, found[i])
+                        bar.update(1)
+        finally:
+            for name in waiting:
+                self.engine.abort(name)
+        return [found[i] for i in range(len(requests))]
+
+    def _params(self, kwargs: dict[str, Any], stop: list[str]) -> SamplingParams:
+        most = kwargs.pop("max_gen_toks")
+        samples = kwargs.pop("do_sample", False)
+        temperature = float(kwargs.pop("temperature", 1.0) or 0.0)
+        kwargs.pop("until", None)
+        chosen = {name: kwargs.pop(name) for name in _SAMPLING if kwargs.get(name) is not None}
+        strange = [name for name, value in kwargs.items() if value is not None]
+        if strange:
+            raise RuntimeProblem(
+                f"the task's generation_kwargs ask for {', '.join(strange)}, which the engine does not know; it knows"
+                f" until, max_gen_toks, do_sample, temperature, {', '.join(_SAMPLING)}"
+            )
+        # Special tokens are not in the text that stop strings are looked for in.
+        special = set(self.tokenizer.all_special_tokens)
+        return SamplingParams(
+            max_tokens=most,
+            temperature=temperature if samples else 0.0,
+            stop=tuple(filter(None, stop)),
+            stop_token_ids=tuple(self.tokenizer.convert_tokens_to_ids(s) for s in stop if s in special),
+            **chosen,
+        )
+
+    def _bar(self, total: int, description: str, disable: bool) -> tqdm:
+        # None is tqdm's own choice: shown on terminals only.
+        # Not the present standard error: who runs lm-eval quietly catches what it writes there.
+        return tqdm(total=total, desc=description, disable=True if disable else self._disable_tqdm, file=sys.__stderr__)

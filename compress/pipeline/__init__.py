@@ -1,0 +1,1 @@
+"""Running a recipe: the plan, the steps, the reload check."""

@@ -1,0 +1,342 @@
+"""Running a recipe: check, calibrate, do the steps, reload, publish, evaluate, report."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...distill.run.checks import sharing_problems
+from ...distill.run.sharding import shards
+from ...distill.settings import Training
+from ...models.directory.directory import ModelDirectory
+from ...models.steps.step import RunContext, Step, StepRecord
+from ...models.streaming.streamed import StreamedModel
+from ...models.structure.open_model import OpenModel
+from ...models.text.windows import fingerprint, recut
+from ...quant.stored.compressed import CompressedModel, open_dense
+from ...system.errors import Problem, RuntimeProblem, raise_problems
+from ...system.files import write_text
+from ...system.machine import available_memory
+from ...system.processes import Processes
+from ...system.progress import Progress
+from ...system.resources import compute_dtype, return_memory_at_once
+from ...system.run_directory import Output, digest
+from ...system.tensor_files import SafetensorsFile, save_tensors
+from ...system.versions import versions
+from ..evaluation.evaluate import measured
+from ..evaluation.measure import Evaluation
+from ..evaluation.settings import Evaluate
+from ..evaluation.subject import Subject, worst_first
+from ..recipe.recipe import Recipe
+from ..reporting.card import write_card
+from ..reporting.files import load
+from ..reporting.report import ReportData
+from .plan import Plan, run_identity
+from .self_text import written_once
+from .verify import Reload, random_windows, reload, whole_model_bytes
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run leaves.
+
+    Attributes:
+        checkpoint: a Hugging Face directory that ``AutoModelForCausalLM.from_pretrained`` loads.
+        report: sizes, accuracy before and after, and every layer's error.
+    """
+
+    checkpoint: Path
+    report: ReportData
+
+
+def run(
+    recipe: Recipe,
+    *,
+    fresh: bool = False,
+    progress: bool = True,
+    name: str | None = None,
+    calibration_cache: Path | None = None,
+    alone: bool = False,
+) -> RunResult:
+    """Run a recipe, or continue where an interrupted run of the same recipe stopped.
+
+    Args:
+        recipe: what to do; see :class:`Recipe`.
+        fresh: start over even if the output holds an earlier run.
+        progress: show progress bars when standard error is a terminal.
+        name: what to call the model in the report, instead of what the recipe calls it.
+        alone: stay by itself, though a launcher has started several processes.
+        calibration_cache: a directory in which runs share the text that the model writes for them.
+
+    Several processes that a launcher has started (docs/recipes.md) share the calibration; all get the same result.
+
+    Returns:
+        The checkpoint's path and the report. A run that is already complete returns at once.
+
+    Raises:
+        SmeltError: something is wrong with the recipe, model, data or output; nothing half-written is
+            left under ``checkpoint``, and the same command continues after the cause is mended.
+    """
+    device = recipe.calibrate.device
+    processes = Processes(torch.device(device)) if alone else Processes.launched(device)
+    over = shards(processes) if _trainings(recipe) else 1
+    plan = Plan.make(recipe, fresh=fresh, processes=processes.here, shards=over)
+    raise_problems([*plan.problems, *_sharing_problems(recipe, plan.model, processes.count)])
+    assert plan.model is not None
+    recipe = plan.recipe
+    # From here on the first process changes what the others' plans have looked at.
+    identity = run_identity(recipe, plan.model, plan.adapter)
+    processes.agree("a recipe, model or version", digest(identity))
+    show = Progress(progress and processes.leads)
+    if 2 * plan.cost.memory > available_memory():
+        return_memory_at_once()
+    if not processes.leads:
+        return _help(plan, processes, show)
+    with Output(Path(recipe.output), identity, fresh=fresh) as output:
+        has_work = not output.is_complete and not output.has_checkpoint
+        processes.from_first(lambda: ({}, has_work))
+        if output.is_complete:
+            show.say(f"{output.path} is complete already; pass --fresh to run it again")
+            result = RunResult(output.checkpoint, load(output.report))
+            processes.wait()
+            return result
+        if not output.has_checkpoint:
+            tokens = _calibration(plan, output.journal, calibration_cache, show)
+            _make_checkpoint(plan, output, tokens, name or recipe.model, show, processes)
+        result = _evaluate_and_report(plan, output, name or recipe.model, show)
+        processes.wait()
+        return result
+
+
+def _trainings(recipe: Recipe) -> dict[str, Training]:
+    """What a recipe trains, by where it says so."""
+    found: dict[str, Training] = {}
+    for number, step in enumerate(recipe.steps):
+        if step.distill is not None:
+            found[f"steps.{number}.distill"] = step.distill
+        elif step.quantize is not None and step.quantize.train is not None:
+            found[f"steps.{number}.quantize.train"] = step.quantize.train
+    return found
+
+
+def _sharing_problems(recipe: Recipe, model: OpenModel | None, count: int) -> list[Problem]:
+    return [
+        problem
+        for where, training in _trainings(recipe).items()
+        for problem in sharing_problems(training, model, count, where)
+    ]
+
+
+def _help(plan: Plan, processes: Processes, show: Progress) -> RunResult:
+    """What a process does that is not the first: its share of the steps."""
+    recipe, model = plan.recipe, plan.model
+    assert model is not None
+    output = Output(Path(recipe.output), {})  # not entered: it is the first one's
+    _, has_work = processes.from_first(lambda: ({}, None))
+    if has_work:
+        tokens = processes.from_first(lambda: ({}, None))[0]["tokens"].cpu()
+        for number, step in enumerate(plan.steps[:-1]):
+            done = _intermediate(step, model, _context(plan, model, output, number, tokens, show, processes))
+            before, model = model, _left_by(number, output, model)
+            tokens = _as_read(tokens, done, before.directory, model.directory)
+        context = _context(plan, model, output, len(plan.steps) - 1, tokens, show, processes)
+        plan.steps[-1].help(model, context)
+    processes.wait()
+    return RunResult(output.checkpoint, load(output.report))
+
+
+def _context(
+    plan: Plan,
+    model: OpenModel,
+    output: Output,
+    number: int,
+    tokens: torch.Tensor,
+    show: Progress,
+    processes: Processes,
+) -> RunContext:
+    dtype = compute_dtype(model.dtype, plan.recipe.calibrate.device)
+    journal, adapter = output.journal / f"step-{number}", plan.adapter and plan.adapter.fingerprint()
+    return RunContext(dtype, tokens, plan.recipe.seed, journal, show, processes, adapter, plan.model, number)
+
+
+def _make_checkpoint(
+    plan: Plan, output: Output, tokens: torch.Tensor, name: str, show: Progress, processes: Processes
+) -> None:
+    assert plan.model is not None
+    recipe, model = plan.recipe, plan.model
+    dtype = compute_dtype(model.dtype, recipe.calibrate.device)
+    records: list[StepRecord] = []
+    processes.from_first(lambda: ({"tokens": tokens}, None))
+    worked_on = model
+    for number, step in enumerate(plan.steps[:-1]):
+        context = _context(plan, worked_on, output, number, tokens, show, processes)
+        records.append(_intermediate(step, worked_on, context))
+        before, worked_on = worked_on, _left_by(number, output, worked_on)
+        tokens = _as_read(tokens, records[-1], before.directory, worked_on.directory)
+    context = _context(plan, worked_on, output, len(plan.steps) - 1, tokens, show, processes)
+    records.append(plan.steps[-1].run(worked_on, context, output.staging))
+    show.say("reloading the checkpoint")
+    staged = ModelDirectory("", output.staging, worked_on.directory.trust_remote_code)
+    read = _as_read(tokens, records[-1], worked_on.directory, staged)
+    outcome = reload(worked_on, output.staging, read, output.journal)
+    facts = {
+        "versions": versions(),
+        "recipe": {**recipe.content(), "model": name},
+        "seed": recipe.seed,
+        "computed_in": str(dtype).removeprefix("torch."),
+        "data": _data(recipe, tokens) if plan.text else None,
+        "model": {"name": name, "sha256": model.stored.fingerprint(), "bytes": model.weights.nbytes},
+        **({} if plan.adapter is None else {"adapter": plan.adapter.facts()}),
+        "steps": [
+            {
+                "step": record.name,
+                "settings": record.settings,
+                "layers": record.layers,
+                "unknown": record.unknown,
+                "done": record.done,
+                **({} if record.chosen is None else {"chosen": record.chosen}),
+                **({} if record.training is None else {"training": record.training}),
+            }
+            for record in records
+        ],
+        "reload": outcome.as_data(),
+    }
+    write_text(output.staging / "smelt.json", json.dumps(facts, indent=2) + "\n")
+    output.publish()
+
+
+def _data(recipe: Recipe, tokens: torch.Tensor) -> dict[str, Any]:
+    """What is kept of the calibration text."""
+    c = recipe.calibrate
+    return {"source": c.source, "samples": c.samples, "length": c.length, "sha256": fingerprint(tokens)}
+
+
+def _intermediate(step: Step, model: OpenModel, context: RunContext) -> StepRecord:
+    """Do a step that others follow, or a share of it, unless an earlier run has: its model stands in the journal."""
+    record = context.journal / "record.json"
+    _, finished = context.processes.from_first(lambda: ({}, record.exists()))
+    if not finished and context.processes.leads:
+        place = _place(context.journal)
+        shutil.rmtree(place, ignore_errors=True)
+        done = step.run(model, context, place)
+        write_text(record, json.dumps(asdict(done)) + "\n")
+    elif not finished:
+        step.help(model, context)
+    context.processes.wait()
+    return StepRecord(**json.loads(record.read_text(encoding="utf-8")))
+
+
+def _place(journal: Path) -> Path:
+    """Where the model that a step leaves for the next one is kept."""
+    return journal / "model"
+
+
+def _left_by(number: int, output: Output, before: OpenModel) -> OpenModel:
+    place = _place(output.journal / f"step-{number}")
+    return OpenModel(ModelDirectory(place.name, place, before.directory.trust_remote_code))
+
+
+def _as_read(tokens: torch.Tensor, done: StepRecord, before: ModelDirectory, after: ModelDirectory) -> torch.Tensor:
+    """The calibration windows as the model that a step left reads them."""
+    return recut(tokens, before.tokenizer(), after.tokenizer()) if done.retokenized else tokens
+
+
+def _evaluate_and_report(plan: Plan, output: Output, name: str, show: Progress) -> RunResult:
+    """Measure the checkpoint beside the original; what is interrupted leaves a partial report and continues."""
+    assert plan.model is not None
+    subjects = _subjects(plan, output, name, why_not_served(plan))
+    settings = plan.recipe.evaluate or Evaluate(samples=0)
+    title = f"{name} compressed by Smelt"
+
+    def evaluation(of: list[Subject]) -> Evaluation:
+        wanted = bool(plan.recipe.evaluate)
+        return Evaluation(of, settings, plan.tasks, output.journal / "evaluation", show, title=title, wanted=wanted)
+
+    original = plan.model.directory
+
+    def card(report: ReportData) -> None:
+        write_card(report, output.checkpoint, original)
+
+    try:
+        report = measured(evaluation(subjects), output.path, card)
+    except RuntimeProblem as problem:  # an architecture that the runtime does not know
+        report = measured(evaluation(_subjects(plan, output, name, str(problem))), output.path, card)
+    output.forget_intermediate()
+    return RunResult(output.checkpoint, report)
+
+
+def why_not_served(plan: Plan) -> str | None:
+    """Why the models cannot be run whole here; None if they can."""
+    assert plan.model is not None
+    if plan.adapter is not None:
+        return "the adapter is not in the original's files"
+    fits = whole_model_bytes(plan.model) <= available_memory()
+    return None if fits else "the models do not fit in memory at once"
+
+
+def _subjects(plan: Plan, output: Output, name: str, reason: str | None) -> list[Subject]:
+    """The original and what was made of it: served by the runtime, or, for a reason, read block by block."""
+    model = plan.model
+    assert model is not None
+    trust = model.directory.trust_remote_code
+    directory = ModelDirectory(output.checkpoint.name, output.checkpoint, trust)
+    facts = json.loads((output.checkpoint / "smelt.json").read_text(encoding="utf-8"))
+    called = name if plan.adapter is None else f"{name} with {plan.adapter.directory.name}"
+    original = Subject(called, model.directory, "baseline", only_text=reason)
+    if plan.adapter is not None:
+        original.merged = plan.adapter.fingerprint()
+        original.warnings.append(f"its size and layers are those of {name}; the adapter's own weights are not counted")
+    compressed = Subject(
+        ", ".join(step.label for step in plan.steps),
+        directory,
+        "candidate",
+        only_text=reason,
+        warnings=_warnings(facts),
+    )
+    if reason is not None:
+        told = f"transformers, block by block in float32, because {reason}"
+        original.open_reader = lambda kept: (StreamedModel(model.skeleton, model.weights, torch.float32, kept), told)
+        compressed.open_reader = lambda kept: (
+            CompressedModel(model if len(plan.steps) == 1 else open_dense(directory), directory).view(
+                torch.float32, kept
+            ),
+            told,
+        )
+        if plan.recipe.evaluate and (plan.recipe.evaluate.tasks or plan.recipe.evaluate.speed):
+            compressed.warnings.append(f"speed, tasks and samples were not measured, because {reason}")
+    return [original, compressed]
+
+
+def _calibration(plan: Plan, journal: Path, shared: Path | None, show: Progress) -> torch.Tensor:
+    """The calibration windows; they are kept, so that an interrupted run continues with the same ones.
+
+    Where no step reads text they are a few random ones, for the checks of what was made.
+    """
+    assert plan.model is not None
+    if not plan.text:
+        return random_windows(plan.model)
+    windows = plan.calibration
+    kept = journal / "calibration.safetensors"
+    if kept.exists():
+        return SafetensorsFile(kept).load("tokens")
+    if windows is None:
+        windows = written_once(plan.recipe, shared or journal, show)
+    save_tensors(kept, {"tokens": windows.tokens})
+    return windows.tokens
+
+
+def _warnings(facts: dict[str, Any]) -> list[str]:
+    found: list[str] = []
+    for number, record in enumerate(facts["steps"]):
+        # A layer may have had another name before a step that removed blocks.
+        where = f"step {number}, " if len(facts["steps"]) > 1 else ""
+        found += [f"{where}{each['name']}: {note}" for each in worst_first(record["layers"]) for note in each["notes"]]
+        found += record["unknown"] + record["done"]
+    if Reload(**facts["reload"]).through != "transformers":
+        found.append(facts["reload"]["sentence"])
+    return found

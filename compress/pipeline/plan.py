@@ -1,0 +1,394 @@
+"""Everything that can be known of a run before any work: the checks, and the cost in memory, disk and time."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ...distill.run.checks import other_tokens
+from ...distill.run.step import DistillStep
+from ...models.checkpoint.weights import CheckpointWeights
+from ...models.directory.find import find_model
+from ...models.steps.step import Step
+from ...models.streaming.streamed import LOGIT_TOKENS
+from ...models.structure.lora import Adapter, adapted
+from ...models.structure.open_model import OpenModel
+from ...models.text.source import TextSource
+from ...models.text.windows import Windows, calibration_windows, evaluation_windows
+from ...quant.stored.compressed import open_dense
+from ...system.activation_store import BATCH_TOKENS
+from ...system.errors import Problem, SmeltError
+from ...system.machine import available_memory, human_bytes
+from ...system.resources import Cost, compute_dtype, free_disk, human_time, matmul_rate
+from ...system.run_directory import Output, digest
+from ...system.versions import versions
+from ..evaluation.problems import device_problems, length_problems, task_problems, text_problems
+from ..evaluation.tasks import Tasks
+from ..loaders.facts import facts_of_plan
+from ..loaders.rules import loaders
+from ..recipe.recipe import Recipe
+from ..results.result import Loader
+from ..steps.quantize import QuantizeStep
+from .build import build
+from .verify import reload_bytes
+
+# Work that no operation count shows, measured on two cores (benchmarks/memory_limit.py compares).
+_SECONDS_PER_LINEAR = 0.02
+_SECONDS_PER_SEQUENTIAL_COLUMN = 1.2e-4
+# What torch's threads and lazily imported modules add once work begins, whatever the model.
+_WARM_UP_BYTES = 200_000_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe checked against its model and this machine.
+
+    Attributes:
+        recipe: what was asked for, with lengths that were not chosen fitted to the model.
+        model: the opened model; None if it could not be opened.
+        steps: its steps, ready to run.
+        problems: everything that would make the run fail; empty if it may start.
+        cost: the largest memory, all disk and all operations.
+        adapter: what is merged into the model, if anything.
+        calibration: the calibration windows, where a text gives them.
+        tasks: lm-eval's tasks to evaluate on, if any.
+        given: what each step will work on, as far as its shapes are known before any work.
+        text: what asks for the calibration text, by step; nothing is read if it is empty.
+    """
+
+    recipe: Recipe
+    model: OpenModel | None
+    steps: list[Step]
+    problems: list[Problem]
+    cost: Cost
+    adapter: Adapter | None = None
+    calibration: Windows | None = None
+    tasks: Tasks | None = None
+    given: list[OpenModel] = field(default_factory=list)
+    text: dict[int, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, recipe: Recipe, *, fresh: bool = False, processes: int = 1, shards: int = 1) -> Plan:
+        """Check a recipe. Reads headers, no weights; writes nothing.
+
+        Args:
+            recipe: what to do.
+            fresh: whether an earlier run in the output may be replaced.
+            processes: how many will do it together on this machine.
+            shards: over how many processes weights that are trained are spread.
+        """
+        steps = [build(entry, i) for i, entry in enumerate(recipe.steps)]
+        problems = _text_problems(recipe)
+        misplaced = _order_problems(steps)
+        problems += misplaced
+        where, adapter = "model", None
+        try:
+            found = find_model(recipe.model, revision=recipe.revision, trust_remote_code=recipe.trust_remote_code)
+            model = OpenModel(found) if recipe.adapter is None else open_dense(found)
+            if recipe.adapter is not None:
+                where = "adapter"
+                adapter = Adapter(Path(recipe.adapter))
+                model = adapted(model, adapter)
+        except SmeltError as error:
+            return cls(
+                recipe,
+                None,
+                steps,
+                [*(Problem(where, line) for line in str(error).split("\n")), *problems],
+                Cost(0, 0, 0.0),
+            )
+        recipe = recipe.within(model.context())
+        identity = run_identity(recipe, model, adapter)
+        blocked = Output(Path(recipe.output), identity, fresh=fresh).problem()
+        if blocked:
+            problems.append(Problem("output", blocked))
+        given, wrong = _chained(steps if not misplaced else steps[:1], model)
+        problems += wrong or _teacher_problems(steps, given, model)
+        cost, shared = Cost(0, 0, 0.0), 0  # what follows the steps the first process does alone
+        calibration = tasks = None
+        text: dict[int, list[str]] = {}
+        if not problems:
+            problems += _length_problems(recipe, model)
+            asked = (step.reads_text(its_model) for step, its_model in zip(steps, given, strict=True))
+            text = {number: reasons for number, reasons in enumerate(asked) if reasons}
+            for step, its_model in zip(steps, given, strict=True):
+                if isinstance(step, DistillStep | QuantizeStep):
+                    step.original, step.on_gpu = model, recipe.calibrate.device != "cpu"
+                alone = step.cost(its_model, recipe.calibrate.samples, recipe.calibrate.length)
+                shared = max(shared, processes * alone.of_each(shards))
+                cost += alone if processes == 1 else replace(alone, memory=alone.of_each(shards))
+            if recipe.evaluate:
+                cost += _evaluation_cost(recipe, model)
+            reloading = _reload_bytes(steps[-1], given[-1])
+            if reloading <= available_memory():
+                cost += Cost(reloading, 0, 0.0)
+            if text and recipe.calibrate.source == "self":
+                written = recipe.calibrate.samples * recipe.calibrate.length
+                numel = model.weights.nbytes // model.dtype.itemsize
+                cost += Cost(6 * numel, 0, 2.0 * numel * written)
+            memory = max(shared, cost.memory) + processes * _WARM_UP_BYTES
+            cost = replace(cost, memory=memory, disk=cost.disk + (cost.collected if processes > 1 else 0))
+            if not Output(Path(recipe.output), identity, fresh=fresh).is_complete or fresh:
+                problems += _resource_problems(recipe, model, cost, reads_text=bool(text))
+                try:
+                    calibration = _read_windows(recipe, model, calibrate=bool(text))
+                    if recipe.evaluate and recipe.evaluate.tasks:
+                        tasks = Tasks.find(recipe.evaluate.tasks, trust_code=recipe.evaluate.trust_task_code)
+                        problems += task_problems(tasks, [found])
+                except SmeltError as error:
+                    problems += [Problem("data", line) for line in str(error).split("\n")]
+        return cls(recipe, model, steps, problems, cost, adapter, calibration, tasks, given, text)
+
+    def as_data(self) -> dict[str, Any]:
+        """The plan as plain data."""
+        data: dict[str, Any] = {"model": self.recipe.model, "output": self.recipe.output}
+        if self.model is not None:
+            data |= {
+                "architecture": type(self.model.skeleton.model).__name__,
+                "blocks": len(self.model.anatomy.blocks),
+                "bytes": self.model.weights.nbytes,
+                "unknown": list(self.model.anatomy.unknown),
+            }
+            if not self.problems:
+                held = psutil.Process().memory_info().rss
+                data |= {
+                    "steps": [step.plan(model) for step, model in zip(self.steps, self.given, strict=True)],
+                    "loaders": [loader.model_dump() for loader in self.loaders()],
+                    "text": self._text(),
+                    "predicted": {
+                        "peak_memory_bytes": held + self.cost.memory,
+                        "memory_above_start_bytes": self.cost.memory,
+                        "disk_bytes": self.cost.disk,
+                        "seconds": self.seconds(),
+                    },
+                    "available": {
+                        "memory_bytes": available_memory(),
+                        "disk_bytes": free_disk(Path(self.recipe.output)),
+                    },
+                }
+        data["problems"] = [str(problem) for problem in self.problems]
+        return data
+
+    def loaders(self) -> list[Loader]:
+        """Which other programs will load what the run leaves; of a recipe without problems."""
+        assert self.model is not None
+        return loaders(facts_of_plan(self.model.directory.path, self.steps[-1], self.given[-1]))
+
+    def seconds(self) -> float:
+        """A rough prediction of the time, from a matrix product measured now."""
+        linears = len(self.model.linears) if self.model else 0
+        fixed = linears * _SECONDS_PER_LINEAR + self.cost.sequential * _SECONDS_PER_SEQUENTIAL_COLUMN + 2.0
+        return self.cost.operations / matmul_rate() + fixed
+
+    def terminal(self) -> str:
+        """The plan as plain text."""
+        data = self.as_data()
+        lines = [f"model:   {data['model']}"]
+        if self.model is not None:
+            lines[0] += f" ({data['architecture']}, {data['blocks']} blocks, {human_bytes(data['bytes'])})"
+        lines.append(f"output:  {data['output']}")
+        lines += [f"step {number}:  {step['sentence']}" for number, step in enumerate(data.get("steps", []))]
+        if "text" in data:
+            lines.append(f"text:    {data['text']}")
+        if "predicted" in data:
+            predicted, free = data["predicted"], data["available"]
+            lines += [
+                f"memory:  about {human_bytes(predicted['peak_memory_bytes'])} at the peak"
+                f" ({human_bytes(predicted['memory_above_start_bytes'])} above the start; {human_bytes(free['memory_bytes'])} available)",
+                f"disk:    about {human_bytes(predicted['disk_bytes'])} ({human_bytes(free['disk_bytes'])} free)",
+                f"time:    roughly {human_time(predicted['seconds'])}",
+            ]
+        lines += [f"loads:   {Loader.model_validate(each).sentence}" for each in data.get("loaders", [])]
+        lines += [f"note:    {sentence}" for sentence in data.get("unknown", [])]
+        if self.problems:
+            lines += ["", f"{len(self.problems)} problem{'s' if len(self.problems) > 1 else ''}:"]
+            lines += [f"  {problem}" for problem in self.problems]
+        else:
+            lines += ["", "nothing stands in the way"]
+        return "\n".join(lines)
+
+    def _text(self) -> str:
+        """Whether calibration text is read, and why, as a sentence."""
+        if not self.text:
+            return "no calibration text is read; the weights are enough"
+        several = len(self.steps) > 1
+        why = [
+            f"step {number}: {', '.join(reasons)}" if several else ", ".join(reasons)
+            for number, reasons in self.text.items()
+        ]
+        c = self.recipe.calibrate
+        return f"{c.samples} x {c.length} tokens of calibration text are read ({'; '.join(why)})"
+
+
+def run_identity(recipe: Recipe, model: OpenModel, adapter: Adapter | None) -> dict[str, Any]:
+    """Everything that decides a run's bytes: versions, the recipe, the model and what is merged into it."""
+    return {
+        **_named_teachers(recipe),
+        **({} if adapter is None else {"adapter": adapter.fingerprint()}),
+        "versions": versions(),
+        "recipe": recipe.content(),
+        "model": model.stored.fingerprint(),
+        "config": digest(model.directory.config_data()),
+        "computed_in": str(compute_dtype(model.dtype, recipe.calibrate.device)),
+    }
+
+
+def _named_teachers(recipe: Recipe) -> dict[str, Any]:
+    """What tells the teachers apart that are not the run's own model; those that are not there are told elsewhere."""
+    found: dict[str, str] = {}
+    for entry in recipe.steps:
+        training = entry.distill or (entry.quantize and entry.quantize.train)
+        if training and training.has_teacher and not training.learns_from_original:
+            with suppress(SmeltError):
+                path = find_model(training.teacher, trust_remote_code=recipe.trust_remote_code).path
+                found[training.teacher] = CheckpointWeights(path).fingerprint()
+    return {"teachers": found} if found else {}
+
+
+def calibration_source(recipe: Recipe) -> TextSource:
+    """Where a recipe's calibration text comes from."""
+    c = recipe.calibrate
+    return TextSource(c.source, "calibration", c.field, c.split, c.config)
+
+
+def _order_problems(steps: list[Step]) -> list[Problem]:
+    """What a step cannot follow."""
+    for number, (before, step) in enumerate(itertools.pairwise(steps), 1):
+        if before.quantizes and step.quantizes:
+            what = "a model that is quantized already cannot be quantized again; keep one quantize step"
+            return [Problem(f"steps.{number}", what)]
+        if before.quantizes:
+            what = "what is quantized cannot be changed any more without rounding it again; put quantize last"
+            return [Problem(f"steps.{number}", what)]
+    zeros = next((number for number, step in enumerate(steps) if step.leaves_zeros), len(steps))
+    for number, step in enumerate(steps[zeros + 1 :], zeros + 1):
+        if not step.keeps_zeros:
+            what = f"changes all weights, so that the zeros of steps.{zeros} would be lost (transforms: rotate, update: merge"
+            return [
+                Problem(f"steps.{number}", f"{what} or student: random); leave it away, or put it before the pruning")
+            ]
+    return []
+
+
+def _chained(steps: list[Step], model: OpenModel) -> tuple[list[OpenModel], list[Problem]]:
+    """What each step will be given, and what stands in the way of the first that cannot work on it."""
+    given: list[OpenModel] = []
+    for step in steps:
+        given.append(model)
+        problems = step.check(model)
+        if problems:
+            return given, problems
+        if step is not steps[-1]:
+            model = step.outlook(model)
+    return given, []
+
+
+def _teacher_problems(steps: list[Step], given: list[OpenModel], original: OpenModel) -> list[Problem]:
+    """Whose tokens are no longer those of the original that it is to learn from."""
+    return [
+        Problem(f"steps.{number}", other_tokens("the original"))
+        for number, (step, model) in enumerate(zip(steps, given, strict=False))
+        if isinstance(step, DistillStep | QuantizeStep)
+        and step.learns_from_original
+        and model.vocabulary() != original.vocabulary()
+    ]
+
+
+def _text_problems(recipe: Recipe) -> list[Problem]:
+    problems = []
+    if recipe.calibrate.source != "self" and (sentence := calibration_source(recipe).problem()):
+        problems.append(Problem("calibrate.source", sentence))
+    if recipe.evaluate:
+        problems += text_problems(recipe.evaluate)
+    return problems
+
+
+def _read_windows(recipe: Recipe, model: OpenModel, *, calibrate: bool) -> Windows | None:
+    """The calibration windows (None if none are wanted, or the model writes them); the evaluation's are tried too."""
+    read: dict[str, Windows] = {}
+    calibrate = calibrate and recipe.calibrate.source != "self"
+    if not calibrate and not recipe.evaluate:
+        model.directory.check_tokenizer_files()  # they go into the checkpoint, where damage would be found late
+        return None
+    tokenizer = model.directory.tokenizer()
+    if calibrate:
+        c = recipe.calibrate
+        read["calibration"] = calibration_windows(
+            calibration_source(recipe), tokenizer, c.samples, c.length, recipe.seed
+        )
+    if recipe.evaluate:
+        e = recipe.evaluate
+        read["evaluation"] = evaluation_windows(e.source(), tokenizer, e.windows, e.length)
+    for windows in read.values():
+        if windows.tokens.max().item() >= model.vocabulary():
+            raise SmeltError(
+                f"{model.directory.path}: its tokenizer makes token {windows.tokens.max().item()}, but the model has only"
+                f" {model.vocabulary()}; the tokenizer belongs to another model"
+            )
+    return read.get("calibration")
+
+
+def _length_problems(recipe: Recipe, model: OpenModel) -> list[Problem]:
+    context, length = model.context(), recipe.calibrate.length
+    problems = device_problems(recipe.calibrate.device, "calibrate.")
+    if recipe.evaluate:
+        problems += device_problems(recipe.evaluate.device) + length_problems(recipe.evaluate, [model.directory])
+    if context and length > context:
+        sentence = f"{length} tokens are more than the {context} that the model was made for; use at most {context}"
+        problems.append(Problem("calibrate.length", sentence))
+    return problems
+
+
+def _reload_bytes(last: Step, model: OpenModel) -> int:
+    told = last.plan(model)
+    return reload_bytes(model, told["checkpoint_bytes"] if told["stays_packed"] else None)
+
+
+def _evaluation_cost(recipe: Recipe, model: OpenModel) -> Cost:
+    assert recipe.evaluate
+    tokens = recipe.evaluate.windows * recipe.evaluate.length
+    numel = sum(model.block_numel(i) for i in range(len(model.anatomy.blocks)))
+    head = model.vocabulary() * model.skeleton.hidden_size
+    widest = max(facts.rows for name, facts in model.linears.items() if name != model.anatomy.head)
+    passing = max(BATCH_TOKENS, recipe.evaluate.length) * 4 * widest * 4
+    logits = max(LOGIT_TOKENS, recipe.evaluate.length) * model.vocabulary() * 4 * 4
+    memory = max(model.largest_block() * 4 + passing, 2 * model.embedding_bytes() + logits)
+    hidden = 2 * tokens * model.skeleton.hidden_size * 4
+    return Cost(int(memory), hidden, 4 * tokens * (numel + head))
+
+
+def _resource_problems(recipe: Recipe, model: OpenModel, cost: Cost, *, reads_text: bool) -> list[Problem]:
+    problems = []
+    memory, disk = available_memory(), free_disk(Path(recipe.output))
+    written = reads_text and recipe.calibrate.source == "self"
+    if written and recipe.adapter is not None:
+        problems.append(Problem("calibrate.source", "self would be written without the adapter; give a text instead"))
+    if written and 2 * model.weights.nbytes > memory:
+        problems.append(
+            Problem(
+                "calibrate.source",
+                f"self needs the whole model in memory (about {human_bytes(2 * model.weights.nbytes)};"
+                f" {human_bytes(memory)} available); give a text instead",
+            )
+        )
+    if cost.memory > memory:
+        problems.append(
+            Problem(
+                "memory",
+                f"the run needs about {human_bytes(cost.memory)} more and {human_bytes(memory)} are available;"
+                f" {'lower calibrate.samples or ' if reads_text else ''}use a larger machine",
+            )
+        )
+    if cost.disk > disk:
+        problems.append(
+            Problem(
+                "output",
+                f"the run writes about {human_bytes(cost.disk)} and {human_bytes(disk)} are free; make room or choose another output",
+            )
+        )
+    return problems

@@ -1,0 +1,182 @@
+"""Does the checkpoint that was written say what was meant? transformers is asked, not ourselves."""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stderr
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...models.directory.directory import ModelDirectory
+from ...models.directory.layer_sizes import LAYER_SIZES
+from ...models.streaming.streamed import StreamedModel
+from ...models.structure.open_model import OpenModel
+from ...quant.stored.compressed import CompressedModel
+from ...system.errors import SmeltError
+from ...system.machine import available_memory, human_bytes
+from ...system.progress import Progress
+from ...system.resources import release_freed_memory
+from .lockstep import Lockstep
+
+_WINDOWS = 2
+_LENGTH = 64
+# Seen so far: exactly zero, in every architecture and scheme. This leaves room for another choice of CPU kernel.
+_ALLOWED = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
+
+
+@dataclass(frozen=True)
+class Reload:
+    """How the reload check went.
+
+    Attributes:
+        through: ``transformers``, or ``streamed`` when the dense model would not fit in memory.
+        largest_difference: between transformers' logits and those of our dequantized model, relative
+            to the largest logit; None when streamed.
+        allowed: the most that it may be.
+        sentence: what was done.
+    """
+
+    through: str
+    largest_difference: float | None
+    allowed: float
+    sentence: str
+
+    def as_data(self) -> dict[str, Any]:
+        """As plain data for JSON."""
+        return asdict(self)
+
+
+def whole_model_bytes(model: OpenModel) -> int:
+    """Memory that transformers takes to load a checkpoint of this model and restore all of it."""
+    return int(2.2 * model.weights.nbytes)
+
+
+def reload_bytes(model: OpenModel, stored: int | None) -> int:
+    """Memory that the check of a checkpoint takes.
+
+    Args:
+        model: what it was made of.
+        stored: the checkpoint's bytes, if transformers keeps it packed; None if it restores what it loads.
+    """
+    if stored is None:
+        return whole_model_bytes(model)
+    # Theirs and ours of one block, and as much again while they are restored; the embedding, twice if the head has another.
+    block = 4 * model.largest_block() * model.dtype.itemsize
+    return stored + block + (1 if model.is_tied else 2) * model.embedding_bytes()
+
+
+def random_windows(model: OpenModel) -> Tensor:
+    """Windows to check a checkpoint on where no text is at hand: random tokens, always the same."""
+    shape = (_WINDOWS, min(_LENGTH, model.context() or _LENGTH))
+    return torch.randint(model.vocabulary(), shape, generator=torch.Generator().manual_seed(0))
+
+
+def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> Reload:
+    """Load ``checkpoint`` with transformers and compare its logits with those of our dequantized model.
+
+    Both compute in the checkpoint's own type. Where transformers runs the same operations on the same
+    numbers the difference is zero; it may run experts in another order, so rounding is allowed for.
+
+    Raises:
+        SmeltError: the checkpoint does not load, or computes something else.
+    """
+    dtype = model.dtype
+    tokens = tokens[:_WINDOWS, :_LENGTH]
+    directory = ModelDirectory(str(checkpoint), checkpoint, model.directory.trust_remote_code)
+    compressed = CompressedModel(model, directory)
+    ours = compressed.view(dtype, spill, round_expert_inputs=False)
+    allowed = _ALLOWED[dtype]
+    told, how, packed = _what_loading_needs(compressed, checkpoint)
+    needed = reload_bytes(model, packed)
+    if needed > available_memory():
+        # Every tensor is still read back, restored and run; only transformers' own loading is not tried.
+        store = ours.final_hidden(tokens, Progress(False), "")
+        finite = torch.isfinite(store.read(slice(None))).all()
+        store.close()
+        if not finite:
+            raise SmeltError(
+                f"{checkpoint}: the written checkpoint computes NaN; this is a bug in Smelt, please report it"
+            )
+        sentence = f"read back block by block; not loaded whole in transformers, which needs about {human_bytes(needed)} of memory"
+        return Reload("streamed", None, allowed, sentence)
+    release_freed_memory()
+    found, expected = _both(checkpoint, compressed, ours, tokens, told, trust=model.directory.trust_remote_code)
+    release_freed_memory()
+    difference = ((found.float() - expected.float()).abs().max() / expected.float().abs().max()).item()
+    if not difference <= allowed:
+        raise SmeltError(
+            f"{checkpoint}: after reloading, logits differ by {difference:.2e} of the largest (allowed {allowed:.1e});"
+            " nothing was published, please report this"
+        )
+    logits = (
+        "are too" if difference == 0 else f"differ by at most {difference:.1e} of the largest (allowed {allowed:.0e})"
+    )
+    sentence = f"reloaded with transformers{how}; its weights are exactly ours, and its logits {logits}"
+    return Reload("transformers", difference, allowed, sentence)
+
+
+def _what_loading_needs(compressed: CompressedModel, checkpoint: Path) -> tuple[dict[str, Any], str, int | None]:
+    """What ``from_pretrained`` must be told of this checkpoint, how a report says it, and the bytes of what stays packed."""
+    if getattr(compressed.model.config, LAYER_SIZES, None) is not None:
+        return _with_plug_in(compressed, checkpoint, "which blocks of different sizes need there")
+    experts = any(facts.is_expert for facts in compressed.model.linears.values())
+    if compressed.schemes is None:
+        return {}, "", compressed.stored_bytes
+    kept = compressed.schemes.keys_values
+    if kept is not None and kept.dynamic is True:
+        return _with_plug_in(compressed, checkpoint, "where a row's extreme gets one code whatever its last bit")
+    needs = compressed.schemes.needs(experts=experts)
+    if needs == "nothing":
+        return {}, "", None if experts else compressed.stored_bytes  # experts are restored to be put together
+    if needs == "plug-in":
+        return _with_plug_in(compressed, checkpoint, "which its zero-points need there")
+    from transformers import CompressedTensorsConfig
+
+    dequantized = CompressedTensorsConfig(dequantize=True)
+    how = " and quantization_config=CompressedTensorsConfig(dequantize=True), which zero-points need there"
+    return {"quantization_config": dequantized}, how, None
+
+
+def _with_plug_in(compressed: CompressedModel, checkpoint: Path, why: str) -> tuple[dict[str, Any], str, None]:
+    from ..integrations.transformers import config_for
+
+    told = {"config": config_for(checkpoint, trust_remote_code=compressed.model.directory.trust_remote_code)}
+    return told, f" and config=smelt.compress.config_for(…), {why}", None
+
+
+def _both(
+    checkpoint: Path,
+    compressed: CompressedModel,
+    ours: StreamedModel,
+    tokens: Tensor,
+    told: dict[str, Any],
+    *,
+    trust: bool,
+) -> tuple[Tensor, Tensor]:
+    """The logits of the checkpoint in transformers, and ours; every weight has been compared."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with redirect_stderr(io.StringIO()):  # bars that libraries draw in any case
+            loaded: nn.Module = AutoModelForCausalLM.from_pretrained(
+                checkpoint,
+                dtype=ours.dtype,
+                trust_remote_code=trust,
+                local_files_only=True,
+                **told,
+                experts_implementation="eager",  # sums experts in our order, so that no token changes its route
+            ).eval()
+            both = Lockstep(checkpoint, loaded, compressed, ours).logits(tokens)
+            nn.Module.to(loaded, "meta")  # it refers to itself, so that its weights would stay for a while
+            return both
+    except SmeltError:
+        raise
+    except Exception as error:  # whatever transformers raises, the checkpoint is not fit to be published
+        first = str(error).strip().split("\n")[0] or type(error).__name__
+        raise SmeltError(
+            f"{checkpoint}: transformers does not load what was written ({first}); nothing was published"
+        ) from error

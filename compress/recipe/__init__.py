@@ -1,0 +1,1 @@
+"""Recipes: the schema, and reading YAML files."""

@@ -1,0 +1,116 @@
+"""The recipe: what a run does, as a strict schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from ...distill.settings import Distill
+from ...models.text.settings import LENGTH_HELP, fitting_length
+from ...prune.settings import Prune
+from ...system.settings import PathText, RecipeModel, Seed
+from ..evaluation.settings import Evaluate
+from ..steps.settings import Quantize
+from .file import load
+
+
+class Calibrate(RecipeModel):
+    """Where the text comes from that the model reads while it is compressed."""
+
+    source: PathText = Field(
+        default="builtin",
+        description="`builtin`, `self` (the model writes its own text), a .txt or .jsonl file, or a Hugging Face dataset.",
+    )
+    samples: int = Field(default=64, ge=1, description="How many windows of text.")
+    length: int = Field(default=256, ge=2, description=LENGTH_HELP)
+    field: str = Field(default="text", description="The field that holds the text in JSONL and datasets.")
+    split: str = Field(default="train", description="The split of a Hugging Face dataset.")
+    config: str | None = Field(default=None, description="The configuration of a Hugging Face dataset.")
+    device: Literal["cpu", "cuda"] = Field(
+        default="cpu",
+        description="What calibrates and rounds: `cpu`, or `cuda` for a GPU, of which each of several processes takes its own.",
+    )
+
+
+class StepEntry(RecipeModel):
+    """One step of a recipe: exactly one of the step names as its key."""
+
+    quantize: Quantize | None = None
+    prune: Prune | None = None
+    distill: Distill | None = None
+
+    @model_validator(mode="after")
+    def _one_step(self) -> StepEntry:
+        if sum(each is not None for each in (self.quantize, self.prune, self.distill)) != 1:
+            raise ValueError("a step has one name: quantize, prune or distill")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _named_only(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: settings for name, settings in handler(self).items() if settings is not None}
+
+
+class Recipe(RecipeModel):
+    """A run: a model, what is done to it, and where the result goes.
+
+    Load one with :meth:`load`; all mistakes of the file are reported at once, each with its line.
+    """
+
+    model: PathText = Field(description="A directory, a Hugging Face hub name, or builtin:smelt-6m.")
+    adapter: PathText | None = Field(
+        default=None,
+        description="The directory of a LoRA adapter that peft saved, to be merged into the model before anything is done"
+        " to it; the model may then be a compressed checkpoint.",
+    )
+    output: PathText = Field(description="The directory that gets checkpoint/, report.* and journal/.")
+    seed: Seed = Field(default=0, description="Chooses calibration windows and self-written text.")
+    trust_remote_code: bool = Field(
+        default=False, description="Run Python code that comes with the model. Off unless asked for."
+    )
+    revision: str | None = Field(default=None, description="Branch, tag or commit of a hub model.")
+    calibrate: Calibrate = Field(default_factory=Calibrate)
+    steps: list[StepEntry] = Field(min_length=1, description="What is done, in order.")
+    evaluate: Evaluate | Literal[False] = Field(
+        default_factory=Evaluate, description="What to measure afterwards; false for nothing."
+    )
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: list[str] | None = None) -> Recipe:
+        """Read a YAML recipe.
+
+        Args:
+            path: the file. ``extends: other.yaml`` in it is resolved relative to the file.
+            overrides: ``key=value`` settings such as ``steps.0.quantize.scheme=W8A16``.
+
+        Raises:
+            SmeltError: with one line a mistake.
+        """
+        return load(cls, Path(path), overrides or [])
+
+    @model_validator(mode="after")
+    def _diagnostics_are_there(self) -> Recipe:
+        for number, entry in enumerate(self.steps):
+            wanted = entry.quantize and entry.quantize.diagnostics
+            if wanted and wanted > self.calibrate.samples:
+                raise ValueError(
+                    f"steps.{number}.quantize.diagnostics asks for {wanted} windows, and calibrate.samples is"
+                    f" {self.calibrate.samples}; raise that"
+                )
+        return self
+
+    def within(self, positions: int | None) -> Recipe:
+        """The same recipe for a model of so many positions: lengths that were not chosen are none that do not fit."""
+        calibrate = self.calibrate.model_copy(update=fitting_length(self.calibrate, positions))
+        evaluate = self.evaluate and self.evaluate.within(positions)
+        return self.model_copy(update={"calibrate": calibrate, "evaluate": evaluate})
+
+    def content(self) -> dict[str, Any]:
+        """The recipe as plain data, without the output directory: what decides the result's bytes."""
+        return self.model_dump(mode="json", exclude={"output"})

@@ -1,0 +1,1 @@
+"""What a report holds: measurements, intervals, and changes against the baseline."""

@@ -1,0 +1,75 @@
+"""Why a model is as fast as it is: what the roofline predicts beside what was measured."""
+
+from __future__ import annotations
+
+from ...system.machine import human_bytes
+from .result import Machine, Speed
+
+# What a processor's caches may hold of weights.
+_CACHED = 32_000_000
+# Within so much of the prediction there is nothing to explain.
+_CLOSE = 0.07
+# Models whose products differ by less have the same number.
+_SAME = 0.005
+
+
+def reasons(baseline: Speed, model: Speed, machine: Machine) -> list[str]:
+    """Sentences about decoding and about prompts.
+
+    Args:
+        baseline, model: measured under the same load.
+        machine: whose bandwidth and products the limits come from.
+    """
+    found = [_decoding(baseline, model)]
+    if model.decode_bytes_per_token < _CACHED:
+        found.append("Weights this small partly stay in the processor's caches, which are faster than memory.")
+    if baseline.prefill_of_limit is not None and model.prefill_of_limit is not None:
+        found.append(_prompts(baseline, model, machine))
+    return found
+
+
+def _decoding(baseline: Speed, model: Speed) -> str:
+    predicted = baseline.decode_bytes_per_token / model.decode_bytes_per_token
+    measured = model.decode_rate.median / baseline.decode_rate.median
+    if model.decode_bytes_per_token == baseline.decode_bytes_per_token:
+        reading = f"A token reads {human_bytes(model.decode_bytes_per_token)} of weights in both, so memory predicts no speedup"
+    else:
+        reading = (
+            f"A token reads {human_bytes(model.decode_bytes_per_token)} of weights instead of"
+            f" {human_bytes(baseline.decode_bytes_per_token)}, so memory alone predicts decoding at {predicted:.2f}× the"
+            " baseline's speed"
+        )
+    if abs(measured / predicted - 1) <= _CLOSE or model.decode_limit is None or baseline.decode_limit is None:
+        return f"{reading}; {measured:.2f}× was measured."
+    mine, theirs = 1e3 / model.decode_rate.median, 1e3 / baseline.decode_rate.median
+    floor, their_floor = 1e3 / model.decode_limit, 1e3 / baseline.decode_limit
+    if measured < predicted:
+        why = (
+            f"of {mine:.2f} ms a token only {floor:.2f} ms is reading weights at full bandwidth; the other"
+            f" {mine - floor:.2f} ms (attention, norms, choosing tokens, Python) do not shrink with them, and the baseline"
+            f" spends {max(0.0, theirs - their_floor):.2f} ms so"
+        )
+    else:
+        why = (
+            f"reading weights at full bandwidth would take {floor:.2f} of its {mine:.2f} ms a token, but only"
+            f" {their_floor:.2f} of the baseline's {theirs:.2f} ms: its kernels come closer to the limit"
+        )
+    return f"{reading}; {measured:.2f}× was measured: {why}."
+
+
+def _prompts(baseline: Speed, model: Speed, machine: Machine) -> str:
+    assert baseline.prefill_of_limit is not None
+    assert model.prefill_of_limit is not None
+    measured = model.prefill_rate.median / baseline.prefill_rate.median
+    # The limits are this machine's rate over each model's products.
+    fewer = 1 - baseline.prefill_limit / model.prefill_limit if baseline.prefill_limit and model.prefill_limit else 0.0
+    saved = (
+        f"of which this model has {fewer:.0%} fewer"
+        if fewer > _SAME
+        else "of which storing weights in fewer bits saves none"
+    )
+    return (
+        f"Prompts are a matter of products, {saved}: the baseline reaches"
+        f" {baseline.prefill_of_limit:.0%} and this model {model.prefill_of_limit:.0%} of the rate of this machine's"
+        f" {machine.operations_dtype} products (integer products may exceed it), so prompts run at {measured:.2f}×."
+    )

@@ -1,0 +1,1 @@
+"""Losses between a student and its teacher, with their gradients."""

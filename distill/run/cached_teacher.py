@@ -1,0 +1,112 @@
+"""What a teacher finds most likely after every position of a text: asked once, kept in files, and read as it is needed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...system.errors import SmeltError
+from ...system.files import disk_error
+from ...system.progress import Progress
+from ..losses.chunked import rows_at_once
+from ..losses.losses import most_likely
+from .student import WholeModel
+from .training_text import WindowsFile
+
+_TOGETHER = 8
+# That float16 holds.
+_LEAST = -6e4
+
+
+class StoredOpinions:
+    """Ids and log-probabilities of a teacher's most likely tokens, ``[windows, length, k]`` each.
+
+    They take four bytes a token for vocabularies of up to 65,536 and six for larger ones: ids as 16 or 32 bits,
+    log-probabilities as float16.
+
+    Args:
+        directory: of the two files.
+        windows: the text.
+        count: how many tokens are kept for a position.
+        vocabulary: how many there are that student and teacher have both.
+    """
+
+    def __init__(self, directory: Path, windows: WindowsFile, count: int, vocabulary: int) -> None:
+        self._windows, self._count = windows, min(count, vocabulary)
+        self._vocabulary = vocabulary
+        self._ids = np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.int32)
+        self._directory = directory
+        self._paths = directory / "teacher-ids.bin", directory / "teacher-logs.bin"
+        self._each = windows.length * self._count  # numbers a window
+
+    def ask(self, teacher: Callable[[], WholeModel], temperature: float, progress: Progress) -> None:
+        """Let a teacher read all windows that an earlier run has not had it read.
+
+        Args:
+            teacher: makes it, if anything is left to read.
+            temperature: of its distributions.
+            progress: shows how far it is.
+        """
+        place = self._directory / "teacher.lock"
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            lock = place.open("a")
+        except OSError as error:
+            raise disk_error(error, place, 0) from None
+        with lock:
+            with suppress(OSError):  # where files cannot be locked
+                fcntl.flock(lock, fcntl.LOCK_EX)  # other runs may share the directory; they wait, and find it done
+            self._ask(teacher, temperature, progress)
+
+    def _ask(self, teacher: Callable[[], WholeModel], temperature: float, progress: Progress) -> None:
+        sizes = self._ids.itemsize * self._each, 2 * self._each
+        there = [
+            path.stat().st_size // size if path.exists() else 0 for path, size in zip(self._paths, sizes, strict=True)
+        ]
+        done, total = min(there), self._windows.count + self._windows.kept
+        if done < total:
+            done -= done % _TOGETHER  # in the same groups as without an interruption, for the same last bits
+        if done == total:
+            return
+        reader = teacher()
+        try:
+            with self._paths[0].open("ab") as ids, self._paths[1].open("ab") as logs:
+                for file, size in ((ids, sizes[0]), (logs, sizes[1])):
+                    file.truncate(done * size)
+                for start in progress.track(range(done, total, _TOGETHER), "asking the teacher"):
+                    numbers = torch.arange(start, min(start + _TOGETHER, total))
+                    places, kept = self._opinion(reader, self._windows.read(numbers), temperature)
+                    places.numpy().astype(self._ids).tofile(ids)
+                    kept.numpy().astype(np.float16).tofile(logs)
+                for file in (ids, logs):
+                    file.flush()
+                    os.fsync(file.fileno())
+        except OSError as error:
+            raise disk_error(error, self._paths[0], total * sum(sizes)) from None
+
+    def find(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids and log-probabilities ``[n, length, k]`` of windows by their numbers."""
+        shape = (-1, self._windows.length, self._count)
+        ids = np.memmap(self._paths[0], dtype=self._ids, mode="r").reshape(shape)[numbers.numpy()]
+        logs = np.memmap(self._paths[1], dtype=np.float16, mode="r").reshape(shape)[numbers.numpy()]
+        return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(logs.astype(np.float32))
+
+    @torch.no_grad()
+    def _opinion(self, teacher: WholeModel, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        head = teacher.split.head
+        hidden = teacher.split.hidden(tokens.to(head.weight.device)).flatten(0, 1)
+        found = []
+        for rows in hidden.split(rows_at_once(head.weight.shape[0])):
+            logits = teacher.split.logits(rows.unsqueeze(0), head.weight, head.bias)[0]
+            found.append(most_likely(logits[:, : self._vocabulary], self._count, temperature))
+        places, kept = (torch.cat(each).cpu() for each in zip(*found, strict=True))
+        if not kept.isfinite().all():
+            raise SmeltError("the teacher's predictions are no finite numbers; get another copy of it")
+        return places, kept.clamp_min(_LEAST)

@@ -1,0 +1,79 @@
+"""What the steps that train have in common: where it happens, and what it takes in memory, disk and operations."""
+
+from __future__ import annotations
+
+import math
+
+from ...models.steps.step import RunContext
+from ...models.structure.open_model import OpenModel
+from ...system.resources import Cost, compute_dtype
+from ..losses.chunked import rows_at_once
+from ..settings import Training
+from .training_run import Place
+
+# Copies of what passes through a block that autograd keeps, as a factor of its linears' inputs and outputs.
+_KEPT = 1.5
+# Buffers of a chunk of logits: both models', probabilities and gradients, in float32.
+_LOGITS = 6
+
+
+def training_place(context: RunContext) -> Place:
+    """Where a step trains: beside its other parts, and what a person may want to look at in the output."""
+    return Place(
+        context.journal,
+        context.journal.parent.parent,
+        f"step-{context.number}",
+        context.dtype,
+        context.seed,
+        context.progress,
+        context.processes,
+    )
+
+
+def training_cost(
+    settings: Training, student: OpenModel, teacher: OpenModel | None, rounded: int = 0, *, on_gpu: bool = False
+) -> Cost:
+    """Memory above what the process held, disk for text and snapshots, and operations.
+
+    Args:
+        settings: the recipe's section.
+        student: what is trained.
+        teacher: what reads along, if anything does.
+        rounded: how many of its linears are rounded at every step.
+        on_gpu: whether it is trained in a GPU's memory, which is not planned; here are snapshots and the result then.
+    """
+    number = compute_dtype(student.dtype).itemsize
+    numel = _numel(student)
+    moments = 2 if settings.small_states else 8
+    master = 4 if number < 4 or rounded else 0
+    average = 4 if settings.average is not None else 0
+    held = numel * (2 * number + master + 4 + moments + average)
+    if teacher is not None and settings.stored is None:
+        held += _numel(teacher) * number
+    tokens = settings.batch // settings.accumulate * settings.length
+    width = student.skeleton.hidden_size
+    passing = [
+        sum(student.linears[name].rows + student.linears[name].columns for name in block.linears) * _KEPT + 6 * width
+        for block in student.anatomy.blocks
+    ]
+    kept = sum(passing) if not settings.checkpointing else max(passing) + width * len(passing)
+    vocabulary = student.vocabulary()
+    logits = rows_at_once(vocabulary) * vocabulary * 4 * _LOGITS + vocabulary * width * 4
+    read = settings.steps * settings.batch * settings.length
+    operations = 6.0 * numel * read * (4 / 3 if settings.checkpointing else 1)
+    if teacher is not None:
+        operations += 2.0 * _numel(teacher) * read
+    disk = 2 * numel * (4 + moments + average) + 4 * read + student.weights.nbytes
+    if settings.stored is not None:
+        disk += (4 if vocabulary <= 1 << 16 else 6) * settings.stored * read
+    if on_gpu:
+        snapshot = numel * (4 + moments + average)
+        return Cost(4 * numel + snapshot, int(disk), operations, sharded=snapshot)
+    # Each process has both models whole before they are sharded.
+    loaded = number * (numel + (0 if teacher is None or settings.stored is not None else _numel(teacher)))
+    memory = int(held + tokens * kept * number + logits)
+    return Cost(memory, int(disk), operations, sharded=max(0, int(held) - loaded))
+
+
+def _numel(model: OpenModel) -> int:
+    return sum(math.prod(model.weights.info(key).shape) for key in model.names.values())

@@ -1,0 +1,131 @@
+"""What training leaves beside weights: a table of every step, events for TensorBoard, and text that the model wrote."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...system.files import write_text
+from ..training.trainer import Moment
+
+# How often the table is written, in seconds.
+_TABLE_SECONDS = 5.0
+# Points that a curve in a report has, at most.
+_POINTS = 200
+
+
+class TrainingLog:
+    """Writes down how training goes.
+
+    Args:
+        directory: gets ``training-<name>.csv``, and ``tensorboard/<name>`` where TensorBoard is installed.
+        name: of this training.
+        steps: how many there will be.
+    """
+
+    def __init__(self, directory: Path, name: str, steps: int) -> None:
+        self._table = directory / f"training-{name}.csv"
+        self._events, self._steps = directory / "tensorboard" / name, steps
+        self._written, self._taken, self._told = 0.0, 0.0, 0
+        self._writer: Any = None
+        self._begun = (time.monotonic(), 0)
+        self._last: list[Moment] = []
+
+    def noted(self, moments: list[Moment]) -> None:
+        """Take note of a step."""
+        self._last = moments
+        # The table is written whole, which takes longer the longer it is.
+        pause = max(_TABLE_SECONDS, 50 * self._taken)
+        if len(moments) == 1 or time.monotonic() - self._written > pause or len(moments) == self._steps:
+            self.write(moments)
+        if self._told == 0:
+            self._begun = time.monotonic(), moments[-1].tokens
+
+    def write(self, moments: list[Moment]) -> None:
+        """Write the table as it is now."""
+        begun = time.monotonic()
+        if moments:
+            write_text(self._table, table(moments))
+            self._tell_tensorboard(moments)
+        self._written = time.monotonic()
+        self._taken = self._written - begun
+
+    def line(self, moments: list[Moment]) -> str:
+        """How it goes, in a few words for a progress bar."""
+        if not moments:
+            return "training"
+        last = moments[-1]
+        since, tokens = self._begun
+        rate = (last.tokens - tokens) / max(1e-9, time.monotonic() - since)
+        return f"training: loss {last.loss:.3f}, {rate:,.0f} tokens/s"
+
+    def _tell_tensorboard(self, moments: list[Moment]) -> None:
+        if self._writer is None:
+            if importlib.util.find_spec("tensorboard") is None:
+                return
+            from torch.utils.tensorboard import SummaryWriter
+
+            # What a run that was killed had written beyond its last snapshot is passed over.
+            self._writer = SummaryWriter(str(self._events), purge_step=len(moments))
+            self._told = len(moments) - 1
+        for moment in moments[self._told :]:
+            for name, value in _columns(moment).items():
+                self._writer.add_scalar(name, value, moment.step)
+        self._told = len(moments)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def table(moments: list[Moment]) -> str:
+    """All steps as CSV; what was not measured is empty."""
+    rows = [_columns(moment) for moment in moments]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [",".join(names)]
+    lines += [",".join("" if row.get(name) is None else f"{row[name]:.9g}" for name in names) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def curve(started: dict[str, float] | None, moments: list[Moment]) -> list[dict[str, Any]]:
+    """What a report shows: evenly many steps, and all at which something was measured; not how long they took.
+
+    A checkpoint keeps it, and two runs of a recipe make the same one. Times are in the table.
+    """
+    every = max(1, len(moments) // _POINTS)
+    shown = [m for i, m in enumerate(moments) if i % every == 0 or m.held_out or i == len(moments) - 1]
+    found = [{"step": m.step, "tokens": m.tokens, "loss": m.loss, "held_out": m.held_out} for m in shown]
+    if started:
+        found.insert(0, {"step": 0, "tokens": 0, "loss": None, "held_out": started})
+    return found
+
+
+@torch.no_grad()
+def continued(logits: Callable[[Tensor], Tensor], prompts: Tensor, count: int) -> Tensor:
+    """Prompts ``[n, length]`` with the tokens that a model finds most likely, one after another.
+
+    Args:
+        logits: of the last position, ``[n, vocabulary]``, for tokens ``[n, length]``.
+        prompts: what is continued.
+        count: how many tokens are added.
+    """
+    tokens = prompts
+    for _ in range(count):
+        tokens = torch.cat((tokens, logits(tokens).argmax(-1, keepdim=True)), dim=1)
+    return tokens
+
+
+def _columns(moment: Moment) -> dict[str, float]:
+    found: dict[str, float] = {"step": moment.step, "tokens": moment.tokens, "loss": moment.loss}
+    found |= {f"loss/{name}": value for name, value in moment.parts.items()}
+    found |= {"learning_rate": moment.rate, "gradient_norm": moment.norm, "seconds": moment.seconds}
+    found["skipped"] = float(moment.skipped)
+    return found | {f"held_out/{name}": value for name, value in (moment.held_out or {}).items()}

@@ -1,0 +1,431 @@
+"""One training, from a recipe's section to weights: text, teacher, trainer, snapshots and what is told of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ...models.structure.open_model import OpenModel
+from ...system.errors import SmeltError
+from ...system.processes import Processes
+from ...system.progress import Progress
+from ...system.run_directory import digest
+from ...system.tensor_files import save_tensors
+from ..losses.attention_matching import AttentionMatching, NotSeenError
+from ..losses.fused import functions_for
+from ..losses.hidden_matching import HiddenMatching, paired
+from ..settings import Training
+from ..training.batches import Batch, ShuffledWindows
+from ..training.objective import ATTENTION, DIVERGENCE, HIDDEN, TEXT, Distilling
+from ..training.optimizer import MasterAdamW, Trained
+from ..training.sharded import Spread, Stage
+from ..training.teachers import Comparison, ReadingTeacher, StoredTeacher, Teacher
+from ..training.trainer import Moment, Trainer, TrainerSettings, TrainingError, Watch
+from .cached_teacher import StoredOpinions
+from .sharding import sharded
+from .snapshots import Snapshots
+from .student import WholeModel
+from .training_log import TrainingLog, continued, curve
+from .training_text import WindowsFile, training_windows
+from .writer import Writer
+from .written_text import OnPolicy, written_by
+
+T = TypeVar("T")
+
+# How often held-out text is read, and prompts are continued.
+_MEASURES, _SAMPLED = 11, (0.0, 0.5, 1.0)
+_PROMPTS, _PROMPT_TOKENS, _CONTINUED_TOKENS = 2, 16, 32
+_KEPT_WINDOWS = 4
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a training works, and what it may use of the run around it.
+
+    Attributes:
+        journal: for text, snapshots and what is stored of the teacher.
+        log: the directory of what a person may want to look at.
+        name: of the training, in the log.
+        dtype: what is computed in.
+        seed: decides the order of the text.
+        progress: shows how far it is.
+        processes: that train together.
+    """
+
+    journal: Path
+    log: Path
+    name: str
+    dtype: torch.dtype
+    seed: int
+    progress: Progress
+    processes: Processes
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
+        return self.processes.device
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a training leaves.
+
+    Attributes:
+        weights: in float32, by name; the first process alone has them.
+        told: the curve and samples, as plain data for the report.
+        sentence: the same in a sentence.
+    """
+
+    weights: dict[str, Tensor]
+    told: dict[str, Any]
+    sentence: str
+
+
+def train(
+    settings: Training,
+    student: WholeModel,
+    trained: dict[str, Trained],
+    teacher: OpenModel | None,
+    tokenizer: PreTrainedTokenizerBase,
+    place: Place,
+) -> Outcome:
+    """Train a student, or go on where an interrupted training of it stopped.
+
+    Args:
+        settings: the recipe's section.
+        student: what is trained; it has the result's weights afterwards, where several processes train in the first one.
+        trained: its parameters, by name.
+        teacher: whom it learns from; None to learn from the text alone.
+        tokenizer: of both.
+        place: where.
+
+    Raises:
+        SmeltError: the text is too short, or training cannot go on.
+    """
+    with sharded(place.processes) as spread:
+        return _train(settings, student, trained, teacher, tokenizer, place, spread)
+
+
+def _train(
+    settings: Training,
+    student: WholeModel,
+    trained: dict[str, Trained],
+    teacher: OpenModel | None,
+    tokenizer: PreTrainedTokenizerBase,
+    place: Place,
+    spread: Spread,
+) -> Outcome:
+    text = settings.data.text()
+
+    def cut() -> WindowsFile:
+        path, most = place.journal / "text.bin", settings.steps * settings.batch
+        return training_windows(text, tokenizer, settings.length, most, path, place.progress)
+
+    windows = _by_the_first(place, cut)
+    if windows.count < settings.batch:
+        raise SmeltError(
+            f"{text.label}: too short: it has {windows.count} windows of {settings.length} tokens to train on, less than one"
+            f" batch of {settings.batch}; give more text, or lower batch or length"
+        )
+    if windows.largest >= student.vocabulary:
+        raise SmeltError(
+            f"{text.label}: the tokenizer makes token {windows.largest} of it, but the model has only {student.vocabulary};"
+            " the tokenizer belongs to another model"
+        )
+    own_windows = windows
+    windows = _by_the_first(place, lambda: _as_written(settings, own_windows, teacher, place))
+    opinions, reading = None, None
+    if teacher is not None and settings.stored is not None:
+        vocabulary = min(teacher.vocabulary(), student.vocabulary)
+        home = _home_of_opinions(settings, windows, teacher, vocabulary, place)
+        opinions = StoredOpinions(home, windows, settings.stored, vocabulary)
+        asked = opinions
+
+        def ask() -> None:
+            asked.ask(
+                lambda: WholeModel(_again(teacher), place.dtype, place.device), settings.temperature, place.progress
+            )
+
+        _by_the_first(place, ask)
+    elif teacher is not None:
+        reading = WholeModel(_again(teacher), place.dtype, place.device)
+    matched = {} if reading is None else _matched(settings, student, reading, place.device)
+    for kind, (module, _) in matched.items():
+        trained = trained | {f"projection.{kind}.{name}": Trained(each) for name, each in module.named_parameters()}
+    stage = Stage(student.module, *(module for module, _ in matched.values()))
+    trained = spread.over(stage, student.in_turn, trained)
+    kept = windows.read(windows.held_out())
+    learner = Distilling(
+        student.split,
+        _teacher(settings, reading, opinions, place.device, spread),
+        text_share=settings.cross_entropy,
+        matched=matched,
+        kept=_kept(windows, place.device, spread),
+        stage=stage,
+        spread=spread,
+        functions=functions_for(place.device),
+    )
+    others = None if spread.count == 1 else spread
+    optimizer = MasterAdamW(trained, settings.weight_decay, small_states=settings.small_states, others=others)
+    order = ShuffledWindows(windows.read, windows.count, settings.batch, place.seed)
+    on_policy = None
+    if settings.data.writer == "student":
+        directory = student.directory
+        writer = Writer(
+            directory.path,
+            place.dtype,
+            place.device,
+            settings.length,
+            settings.batch,
+            trust_remote_code=directory.trust_remote_code,
+        )
+        on_policy = OnPolicy(student, writer, settings.data, place.seed, lambda: spread.whole(stage))
+
+    def batch_at(step: int) -> Batch:
+        batch = spread.share(order.at(step))
+        if on_policy is not None:
+            batch = on_policy.instead(batch, step, spread.first_window(settings.batch))
+        return _on(batch, place.device)
+
+    log = TrainingLog(place.log, place.name, settings.steps) if spread.rank == 0 else None
+    samples = _Samples(student, stage, tokenizer, kept, settings.steps, place)
+    store = Snapshots(place.journal, spread, samples.written)
+
+    def noted(moments: list[Moment]) -> None:
+        if log is not None:
+            log.noted(moments)
+        if len(moments) < settings.steps:
+            samples.after(len(moments))
+
+    trainer = Trainer(
+        learner,
+        optimizer,
+        batch_at,
+        _settings(settings),
+        store,
+        Watch(
+            lambda steps: place.progress.track(
+                steps, lambda: "training" if log is None else log.line(trainer.moments), settings.steps
+            ),
+            noted,
+        ),
+        spread,
+    )
+    if store.is_new:
+        samples.after(0)
+    try:
+        pieces = trainer.run()
+        samples.after(settings.steps)
+        weights = spread.gathered(pieces, trained)
+        spread.undone(stage)
+    except NotSeenError as error:
+        raise SmeltError(f"attention cannot be compared: {error}; remove attention from the recipe") from None
+    except TrainingError as error:
+        whose = f"-process-{spread.rank}" if spread.rank else ""
+        kept_at = place.log / f"failed-batch-{place.name}{whose}.safetensors"
+        save_tensors(kept_at, {"tokens": error.batch.tokens.cpu().contiguous()})
+        raise SmeltError(
+            f"training failed at {error}; what it read then is in {kept_at}; start over with --fresh and a lower"
+            " learning_rate, with clip or with skip_spikes"
+        ) from None
+    finally:
+        if log is not None:
+            log.write(trainer.moments)
+            log.close()
+    return Outcome(
+        {name: each for name, each in weights.items() if not name.startswith("projection.")},
+        {
+            "curve": curve(trainer.started, trainer.moments),
+            "samples": samples.written,
+            "tokens": trainer.moments[-1].tokens,
+            "skipped": sum(each.skipped for each in trainer.moments),
+        },
+        _sentence(settings, windows, trainer),
+    )
+
+
+def _by_the_first(place: Place, make: Callable[[], T]) -> T:
+    """What leaves files and then finds them: the first process does it, and then the others."""
+    made: list[T] = []
+
+    def once() -> tuple[dict[str, Tensor], None]:
+        made.append(make())
+        return {}, None
+
+    place.processes.from_first(once)
+    return made[0] if made else make()
+
+
+def _kept(windows: WindowsFile, device: torch.device, spread: Spread) -> list[Batch]:
+    """The windows that are measured on: this process's, in as many batches as every other has; all, if they are too few."""
+    numbers = windows.held_out()
+    if len(numbers) >= spread.count:
+        largest = -(-len(numbers) // spread.count)
+        batches = numbers.tensor_split(spread.count)[spread.rank].tensor_split(-(-largest // _KEPT_WINDOWS))
+    else:
+        batches = numbers.split(_KEPT_WINDOWS)
+    return [Batch(windows.read(each).to(device), windows=each) for each in batches if len(each)]
+
+
+def _teacher(
+    settings: Training,
+    reading: WholeModel | None,
+    opinions: StoredOpinions | None,
+    device: torch.device,
+    spread: Spread,
+) -> Teacher | None:
+    if opinions is not None:
+        found, functions = opinions.find, functions_for(device)
+
+        def find(numbers: Tensor) -> tuple[Tensor, Tensor]:
+            places, kept = found(numbers)
+            return places.to(device), kept.to(device)
+
+        return StoredTeacher(find, settings.temperature, functions)
+    if reading is None:
+        return None
+    comparison = Comparison(settings.loss.method, settings.loss.settled(), settings.temperature, functions_for(device))
+    stage = Stage(reading.module)
+    if spread.shards > 1:
+        spread.over(stage, reading.in_turn, {})
+    return ReadingTeacher(reading.split, comparison, stage)
+
+
+def _home_of_opinions(
+    settings: Training, windows: WindowsFile, teacher: OpenModel, vocabulary: int, place: Place
+) -> Path:
+    """Where what is stored of a teacher lies: beside all else of this run, or where other runs find it."""
+    if settings.stored_at is None or teacher.weights is not teacher.stored:  # an adapter, which its name does not tell
+        return place.journal
+    known_by = {
+        "teacher": teacher.stored.content_digest(),
+        "configuration": teacher.directory.config_data(),
+        "text": windows.fingerprint(),
+        "stored": settings.stored,
+        "temperature": settings.temperature,
+        "vocabulary": vocabulary,
+        "dtype": str(place.dtype),
+    }
+    return Path(settings.stored_at) / digest(known_by)
+
+
+def _as_written(settings: Training, windows: WindowsFile, teacher: OpenModel | None, place: Place) -> WindowsFile:
+    """The windows with the teacher's text, if it is to be the writer."""
+    if settings.data.writer != "teacher" or teacher is None:
+        return windows
+    directory = teacher.directory
+
+    def writer() -> Writer:
+        trust = directory.trust_remote_code
+        made = Writer(directory.path, place.dtype, place.device, settings.length, 32, trust_remote_code=trust)
+        if teacher.weights is not teacher.stored:  # an adapter is merged as they are read
+            whole = WholeModel(_again(teacher), place.dtype, place.device)
+            made.take_weights(whole.module.config, whole.tensor_names, whole.tensor)
+        return made
+
+    return written_by(writer, settings.data, windows, place.journal / "written.bin", place.seed, place.progress)
+
+
+def _settings(settings: Training) -> TrainerSettings:
+    return TrainerSettings(
+        steps=settings.steps,
+        rate=settings.learning_rate,
+        schedule=settings.schedule,
+        warmup=round(settings.warmup * settings.steps),
+        parts=settings.accumulate,
+        clip=settings.clip,
+        average=settings.average,
+        spike=settings.skip_spikes,
+        measures=min(_MEASURES, settings.steps + 1),
+    )
+
+
+def _matched(
+    settings: Training, student: WholeModel, teacher: WholeModel, device: torch.device
+) -> dict[str, tuple[HiddenMatching | AttentionMatching, float]]:
+    """What is compared inside of both models, and how much it counts."""
+    blocks = [list(each.blocks) for each in (student, teacher)]
+    pairs = paired(len(blocks[0]), len(blocks[1]))
+    found: dict[str, tuple[HiddenMatching | AttentionMatching, float]] = {}
+    if settings.hidden:
+        hidden = HiddenMatching(blocks[0], blocks[1], pairs, (student.hidden_size, teacher.hidden_size))
+        found[HIDDEN] = hidden.to(device), settings.hidden
+    if settings.attention:
+        heads = [(student.heads[i], teacher.heads[j]) for i, j in pairs]
+        attention = AttentionMatching(blocks[0], blocks[1], pairs, heads)
+        found[ATTENTION] = attention.to(device), settings.attention
+    return found
+
+
+def _sentence(settings: Training, windows: WindowsFile, trainer: Trainer) -> str:
+    last = trainer.moments[-1]
+    epochs = last.tokens / (settings.length * windows.count)
+    told = f"trained on {last.tokens:,} tokens of {settings.data.text().label} ({epochs:.3g} times {windows.count} windows)"
+    before, after = trainer.started or {}, last.held_out or {}
+    if DIVERGENCE in before and DIVERGENCE in after:
+        told += (
+            f"; on text kept aside, {settings.loss.method} from the teacher went from {before[DIVERGENCE]:.3f} to"
+            f" {after[DIVERGENCE]:.3f}"
+        )
+    if TEXT in before and TEXT in after:
+        told += f"{',' if DIVERGENCE in before else '; on text kept aside,'} perplexity from"
+        told += f" {math.exp(before[TEXT]):.4g} to {math.exp(after[TEXT]):.4g}"
+    skipped = sum(each.skipped for each in trainer.moments)
+    return told + (f"; {skipped} steps were passed over as spikes" if skipped else "")
+
+
+class _Samples:
+    """What the student makes of a few prompts at the beginning, half way and at the end."""
+
+    def __init__(
+        self,
+        student: WholeModel,
+        stage: Stage,
+        tokenizer: PreTrainedTokenizerBase,
+        kept: Tensor,
+        steps: int,
+        place: Place,
+    ) -> None:
+        self.written: list[dict[str, Any]] = []
+        self._student, self._stage, self._tokenizer = student, stage, tokenizer
+        self._prompts = kept[:_PROMPTS, :_PROMPT_TOKENS].to(place.device)
+        self._count = _CONTINUED_TOKENS
+        if student.context is not None:
+            self._prompts = self._prompts[:, : max(1, student.context // 2)]
+            self._count = min(self._count, student.context - self._prompts.shape[1])
+        self._at = {round(share * steps) for share in _SAMPLED}
+
+    @torch.no_grad()
+    def after(self, step: int) -> None:
+        """Let it write, if it is time."""
+        if step not in self._at or not len(self._prompts) or any(each["step"] == step for each in self.written):
+            return
+        split = self._student.split
+
+        def last(tokens: Tensor) -> Tensor:
+            hidden = split.hidden(tokens)[:, -1:]
+            return split.logits(hidden, split.head.weight, split.head.bias)[:, -1]
+
+        tokens = continued(lambda tokens: self._stage(lambda: last(tokens)), self._prompts, self._count)
+        length = self._prompts.shape[1]
+        texts = [
+            {"prompt": self._tokenizer.decode(each[:length]), "text": self._tokenizer.decode(each[length:])}
+            for each in tokens
+        ]
+        self.written.append({"step": step, "texts": texts})
+
+
+def _again(model: OpenModel) -> OpenModel:
+    """The same model with modules of its own."""
+    return OpenModel(model.directory, model.weights, head_apart=not model.is_tied, is_edited=model.is_edited)
+
+
+def _on(batch: Batch, device: torch.device) -> Batch:
+    return Batch(batch.tokens.to(device), None if batch.counted is None else batch.counted.to(device), batch.windows)

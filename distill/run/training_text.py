@@ -1,0 +1,121 @@
+"""Text for training, cut into windows that stay on the disk."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from ...models.text.source import TextSource
+from ...models.text.windows import beginning, token_pieces
+from ...system.files import disk_error
+from ...system.progress import Progress
+
+# Of a corpus, one window in so many is kept to measure on, at most.
+_KEPT_SHARE, _MOST_KEPT = 20, 16
+
+
+class WindowsFile:
+    """Windows of token ids in a file, read as they are asked for.
+
+    Args:
+        path: the file: int32, ``[windows, length]``.
+        length: tokens a window.
+        begin: what every window begins with; it is not in the file.
+    """
+
+    def __init__(self, path: Path, length: int, begin: list[int]) -> None:
+        own = length - len(begin)
+        self.length, self._begin_length = length, len(begin)
+        self.nbytes = 4 * own  # of a window
+        self._all = np.memmap(path, dtype=np.int32, mode="r").reshape(-1, own)
+        self._begin = torch.tensor(begin, dtype=torch.int64)
+        # Those that are kept are the last ones: what comes before them is what a longer text would begin with, too.
+        self.kept = min(_MOST_KEPT, len(self._all) // _KEPT_SHARE)
+        self.count = len(self._all) - self.kept
+
+    def read(self, numbers: Tensor) -> Tensor:
+        """Tokens ``[n, length]`` of windows by their numbers."""
+        own = torch.from_numpy(self._all[numbers.numpy()].astype(np.int64))
+        return torch.cat((self._begin.expand(len(own), -1), own), dim=1)
+
+    def held_out(self) -> Tensor:
+        """Numbers of the windows that are not trained on."""
+        return torch.arange(self.count, self.count + self.kept)
+
+    def own(self, tokens: Tensor) -> Tensor:
+        """What a file holds of windows ``[n, length]``."""
+        return tokens[:, self._begin_length :]
+
+    def beside(self, path: Path) -> WindowsFile:
+        """Another file of windows like these."""
+        return WindowsFile(path, self.length, self._begin.tolist())
+
+    def fingerprint(self) -> str:
+        """What the windows are known by."""
+        told = hashlib.sha256(f"{self._all.shape} {self._begin.tolist()}".encode())
+        for part in np.array_split(self._all, max(1, self._all.nbytes >> 24)):
+            told.update(np.ascontiguousarray(part).tobytes())
+        return told.hexdigest()
+
+    @property
+    def largest(self) -> int:
+        """The largest token."""
+        return int(self._all.max())
+
+
+def training_windows(
+    source: TextSource,
+    tokenizer: PreTrainedTokenizerBase,
+    length: int,
+    most: int,
+    path: Path,
+    progress: Progress,
+) -> WindowsFile:
+    """A source's first windows, cut once and kept in a file.
+
+    Args:
+        source: where the text comes from.
+        tokenizer: the model's.
+        length: tokens a window.
+        most: how many windows are wanted for training; some more are kept to measure on.
+        path: the file.
+        progress: shows how far it is.
+    """
+    begin = beginning(tokenizer)
+    own = length - len(begin)
+    enough = (most + min(_MOST_KEPT, most // _KEPT_SHARE + 1)) * own
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        left = enough
+        try:
+            with partial.open("wb") as file:
+                for ids in progress.track(token_pieces(source, tokenizer), f"cutting {source.label} into tokens"):
+                    np.asarray(ids[:left], dtype=np.int32).tofile(file)
+                    left -= len(ids)
+                    if left <= 0:
+                        break
+                file.truncate((enough - max(0, left)) // own * own * 4)
+            partial.replace(path)
+        except OSError as error:
+            raise disk_error(error, path, 4 * enough) from None
+    return WindowsFile(path, length, begin)
+
+
+def shortage(source: TextSource, tokenizer: PreTrainedTokenizerBase, length: int, batch: int) -> str | None:
+    """Why a source has not even one batch of windows, reading no more of it than that."""
+    own = length - len(beginning(tokenizer))
+    needed, found = -(-batch * own * (_KEPT_SHARE + 1) // _KEPT_SHARE), 0
+    for ids in token_pieces(source, tokenizer):
+        found += len(ids)
+        if found >= needed:
+            return None
+    return (
+        f"{source.label}: too short: a batch of {batch} windows of {length} tokens, and some to measure on, need {needed}"
+        f" tokens, it has {found}; give more text, or lower batch or length"
+    )

@@ -1,0 +1,84 @@
+"""Text that a model writes for training: continuations of prompts, by the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...runtime.engine.engine import Engine
+from ...runtime.engine.params import SamplingParams
+from ...system.errors import RuntimeProblem, SmeltError
+
+# The engine's steps: prompts are short, and all sequences run at once.
+_MOST_TOGETHER = 64
+
+
+class Writer:
+    """Continues prompts on the engine, with the weights that it was told last.
+
+    Args:
+        directory: a model directory of the same shapes; its weights are used until others are taken.
+        dtype: what is computed in.
+        device: where.
+        length: tokens of a window, the prompt included.
+        together: windows that are written at once.
+        trust_remote_code: run the model's own Python.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        length: int,
+        together: int,
+        *,
+        trust_remote_code: bool = False,
+    ) -> None:
+        at_once = min(together, _MOST_TOGETHER)
+        self._length = length
+        try:
+            self._engine = Engine(
+                directory,
+                dtype=str(dtype).removeprefix("torch."),
+                max_length=length,
+                max_sequences=at_once,
+                token_budget=max(512, at_once),
+                memory_utilization=0.5,
+                trust_remote_code=trust_remote_code,
+                device=str(device),
+                quiet=True,
+            )
+        except RuntimeProblem as problem:
+            raise SmeltError(
+                f"{directory}: the runtime cannot write text with it ({problem}); train on a text"
+            ) from None
+
+    def take_weights(self, config: Any, names: Iterable[str], load: Callable[[str], Tensor]) -> None:
+        """Write with other weights from here on; see :meth:`Engine.take_weights`."""
+        self._engine.take_weights(config, names, load)
+
+    def continued(self, prompts: Tensor, temperature: float, seed: int, first: int = 0) -> Tensor:
+        """Prompts ``[windows, tokens]`` and what follows them, ``[windows, length]``; the end of a text does not end it.
+
+        Args:
+            prompts: token ids.
+            temperature: of sampling; 0 for the most likely tokens.
+            seed: each window's samples depend on it and on the window's place alone.
+            first: the place of the first window.
+        """
+        count = self._length - prompts.shape[1]
+        params = [
+            SamplingParams(max_tokens=count, temperature=temperature, ignore_eos=True, seed=(seed * 65_537 + i) % 2**63)
+            for i in range(first, first + len(prompts))
+        ]
+        outputs = self._engine.generate(prompts.tolist(), params)
+        failed = next((output.error for output in outputs if output.error is not None), None)
+        if failed is not None:
+            raise SmeltError(f"writing text for training failed: {failed}")
+        written = torch.tensor([output.completions[0].tokens for output in outputs])
+        return torch.cat((prompts, written), dim=1)

@@ -1,0 +1,109 @@
+"""Windows whose text is not the corpus's: what a teacher wrote before training, and what the student writes in it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...system.files import disk_error
+from ...system.progress import Progress
+from ..settings import TrainingText
+from ..training.batches import Batch
+from .student import WholeModel
+from .training_text import WindowsFile
+from .writer import Writer
+
+_TOGETHER = 32
+
+
+def written_by(
+    writer: Callable[[], Writer],
+    settings: TrainingText,
+    windows: WindowsFile,
+    path: Path,
+    seed: int,
+    progress: Progress,
+) -> WindowsFile:
+    """The windows to train on as a teacher continues their beginnings; those that are kept aside stay the text's.
+
+    Args:
+        writer: makes the teacher's, if anything is left to write.
+        settings: the recipe's section.
+        windows: of the text.
+        path: the file that gets the result; an interrupted run's is continued.
+        seed: of sampling.
+        progress: shows how far it is.
+    """
+    begun = path.with_name(path.name + ".partial")
+    if not path.exists():
+        done = begun.stat().st_size // windows.nbytes if begun.exists() else 0
+        try:
+            with begun.open("ab") as file:
+                file.truncate(done * windows.nbytes)
+                teacher = writer() if done < windows.count else None
+                for start in progress.track(range(done, windows.count, _TOGETHER), "the teacher writes"):
+                    assert teacher is not None
+                    numbers = torch.arange(start, min(start + _TOGETHER, windows.count))
+                    prompts = windows.read(numbers)[:, : settings.prompt]
+                    tokens = teacher.continued(prompts, settings.temperature, seed * 1_000_003 + start)
+                    windows.own(tokens).numpy().astype(np.int32).tofile(file)
+                windows.own(windows.read(windows.held_out())).numpy().astype(np.int32).tofile(file)
+            shutil.move(begun, path)
+        except OSError as error:
+            raise disk_error(error, path, windows.nbytes * windows.count) from None
+    return windows.beside(path)
+
+
+class OnPolicy:
+    """Lets the student write what it reads, as it is at each step.
+
+    Args:
+        student: who is trained.
+        writer: on an engine for the student's shape.
+        settings: the recipe's section.
+        seed: decides which steps read the student's text, and the samples.
+        whole: within it, the student's weights are whole.
+    """
+
+    def __init__(
+        self,
+        student: WholeModel,
+        writer: Writer,
+        settings: TrainingText,
+        seed: int,
+        whole: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._student, self._writer, self._settings, self._seed = student, writer, settings, seed
+        self._whole = whole
+
+    def instead(self, batch: Batch, step: int, first: int = 0) -> Batch:
+        """A batch of the same beginnings that the student goes on from; only what it wrote counts.
+
+        Args:
+            batch: from the text.
+            step: its number.
+            first: the place of its first window among all processes'.
+        """
+        settings = self._settings
+        seed = self._seed * 1_000_003 + step
+        if torch.rand((), generator=torch.Generator().manual_seed(seed)) >= settings.share:
+            return batch
+        student = self._student
+        with torch.no_grad():
+            with self._whole():
+                self._writer.take_weights(student.module.config, student.tensor_names, student.tensor)
+            tokens = self._writer.continued(batch.tokens[:, : settings.prompt], settings.temperature, seed, first)
+        return Batch(tokens, _counted(tokens, settings.prompt))
+
+
+def _counted(tokens: Tensor, prompt: int) -> Tensor:
+    """The positions that predict what was written: from the prompt's last token on."""
+    counted = torch.zeros(tokens.shape)
+    counted[:, prompt - 1 :] = 1
+    return counted

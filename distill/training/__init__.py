@@ -1,0 +1,1 @@
+"""The training loop: batches, optimizer, learning rate, teachers, and weights sharded over processes."""

@@ -1,0 +1,137 @@
+"""What a student minimises: the distance from its teacher, mixed with the text's own next tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import MappingProxyType
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ...models.causal_attention import StripedAttention
+from ..losses.chunked import chunked_loss
+from ..losses.losses import TORCH, LossFunctions, Sloped
+from .batches import Batch
+from .sharded import Spread, Stage
+from .split_model import SplitModel
+from .teachers import Teacher
+
+DIVERGENCE, TEXT, HIDDEN, ATTENTION = "teacher", "text", "hidden", "attention"
+
+
+class Matching(Protocol):
+    """A comparison of what is inside of both models as they read."""
+
+    def watching(self, who: str) -> AbstractContextManager[None]:
+        """Within it, remember what is inside of ``student`` or ``teacher``."""
+        ...
+
+    def __call__(self, counted: Tensor | None) -> Tensor:
+        """How far both are apart; ``counted [windows, length]`` weighs positions."""
+        ...
+
+
+class Distilling:
+    """A student and what it is compared with.
+
+    Args:
+        student: the model that is trained.
+        teacher: what it is compared with; None to learn from the text alone.
+        text_share: the share of the text's own next tokens (cross-entropy); the teacher has the rest.
+        matched: by name what else is compared, and how much it counts beside the rest; needs a teacher that reads along.
+        kept: batches that are not trained on, for :meth:`held_out`; those of this process.
+        stage: the student, and what else is trained, as one module.
+        spread: how training is spread over processes.
+        functions: what computes the loss of the text.
+    """
+
+    def __init__(
+        self,
+        student: SplitModel,
+        teacher: Teacher | None,
+        *,
+        text_share: float = 0.0,
+        matched: Mapping[str, tuple[Matching, float]] = MappingProxyType({}),
+        kept: Sequence[Batch] = (),
+        stage: Stage | None = None,
+        spread: Spread | None = None,
+        functions: LossFunctions = TORCH,
+    ) -> None:
+        self._student, self._teacher = student, teacher
+        self._stage, self._spread = stage or Stage(student.model), spread or Spread()
+        self._text_share = 1.0 if teacher is None else text_share
+        self._matched, self._functions = matched, functions
+        self._kept = kept
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """What to minimise on a batch, and its parts."""
+        return self._stage(lambda: self._loss(batch))
+
+    def _loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        with StripedAttention():
+            compared = None
+            if self._teacher is not None:
+                with self._watching("teacher"):
+                    compared = self._teacher.read(batch)
+            with self._watching("student"):
+                hidden = self._student.hidden(batch.tokens)
+            head, targets = self._student.head, _next(batch.tokens).flatten()
+            counted = _counted(batch).to(hidden.device)
+            names = self._names(compared is not None)
+
+            def losses(logits: Tensor, rows: slice) -> list[tuple[float, Sloped]]:
+                found: list[tuple[float, Sloped]] = []
+                if compared is not None:
+                    found.append((1 - self._text_share, compared(logits, rows)))
+                if TEXT in names:
+                    found.append((self._text_share, self._functions.cross_entropy(logits, targets[rows])))
+                return found
+
+            loss, parts = chunked_loss(
+                hidden.flatten(0, 1), head.weight, head.bias, self._student.logits, losses, counted.flatten()
+            )
+            named = dict(zip(names, parts.tolist(), strict=True))
+            for name, (matching, share) in self._matched.items():
+                apart = matching(counted)
+                loss = loss + share * apart
+                named[name] = float(apart.detach())
+            return loss, named
+
+    @contextmanager
+    def _watching(self, who: str) -> Iterator[None]:
+        with ExitStack() as watched:
+            for matching, _ in self._matched.values():
+                watched.enter_context(matching.watching(who))
+            yield
+
+    @torch.no_grad()
+    def held_out(self) -> dict[str, float]:
+        """The mean of each part over the batches that are not trained on."""
+        if not self._kept:
+            return {}
+        sums, windows = dict[str, float](), 0
+        for batch in self._kept:
+            windows += len(batch.tokens)
+            for name, each in self.loss(batch)[1].items():
+                sums[name] = sums.get(name, 0.0) + each * len(batch.tokens)
+        total, *told = self._spread.sums([windows, *sums.values()])
+        return {name: each / total for name, each in zip(sums, told, strict=True)}
+
+    def _names(self, compared: bool) -> list[str]:
+        # What it makes of the text is told of held-out text in any case.
+        told = self._text_share > 0 or not torch.is_grad_enabled()
+        return [*([DIVERGENCE] if compared else []), *([TEXT] if told else [])]
+
+
+def _counted(batch: Batch) -> Tensor:
+    """How much each position counts; the last of a window has no next token, and does not."""
+    counted = torch.ones(batch.tokens.shape) if batch.counted is None else batch.counted.clone()
+    counted[:, -1] = 0
+    return counted
+
+
+def _next(tokens: Tensor) -> Tensor:
+    """Each position's next token; -1 after the last."""
+    return torch.cat((tokens[:, 1:], tokens.new_full((len(tokens), 1), -1)), dim=1)

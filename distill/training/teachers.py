@@ -1,0 +1,105 @@
+"""Where the teacher's opinion comes from: a model that reads along, or what was stored of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..losses.losses import TORCH, LossFunctions, LossOptions, Sloped
+from .batches import Batch
+from .sharded import Stage
+from .split_model import SplitModel
+
+# From the student's logits ``[positions, vocabulary]``, and which of a batch's positions they are of, to the loss.
+Compared = Callable[[Tensor, slice], Sloped]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """By what student and teacher are compared.
+
+    Attributes:
+        loss: a name of ``losses.LOSSES``.
+        options: the loss's.
+        temperature: of both distributions.
+        functions: what computes it.
+    """
+
+    loss: str
+    options: LossOptions
+    temperature: float = 1.0
+    functions: LossFunctions = TORCH
+
+    def __call__(self, student: Tensor, teacher: Tensor) -> Sloped:
+        """Values and gradients for logits ``[positions, vocabulary]`` of both.
+
+        Models of one family pad their vocabularies differently; what only one of them has is left out.
+        """
+        shared = min(student.shape[-1], teacher.shape[-1])
+        function, beyond = self.functions.divergence, student.shape[-1] - shared
+        value, slope = function(self.loss, student[:, :shared], teacher[:, :shared], self.temperature, self.options)
+        return value, functional.pad(slope, (0, beyond)) if beyond else slope
+
+
+class Teacher(Protocol):
+    """What a student is compared with."""
+
+    def read(self, batch: Batch) -> Compared:
+        """Read a batch; what is given compares the student's logits with it."""
+        ...
+
+
+class ReadingTeacher:
+    """A model that reads every batch beside the student. Its logits, too, are made a few positions at a time.
+
+    Args:
+        model: the teacher's.
+        comparison: by what the student is compared with it.
+        stage: the teacher, as it is spread over processes.
+    """
+
+    def __init__(self, model: SplitModel, comparison: Comparison, stage: Stage | None = None) -> None:
+        self.model, self._comparison = model, comparison
+        self._stage = stage or Stage(model.model)
+
+    @torch.no_grad()
+    def read(self, batch: Batch) -> Compared:
+        """Read a batch."""
+        hidden = self._stage(lambda: self.model.hidden(batch.tokens)).flatten(0, 1)
+        head = self.model.head
+
+        @torch.no_grad()
+        def compared(student: Tensor, rows: slice) -> Sloped:
+            logits = self.model.logits(hidden[rows].unsqueeze(0), head.weight, head.bias)[0]
+            return self._comparison(student, logits)
+
+        return compared
+
+
+class StoredTeacher:
+    """What was stored of a teacher: its most likely tokens after every position of the corpus.
+
+    Args:
+        find: gives ids and log-probabilities ``[windows, length, k]`` for windows by their numbers.
+        temperature: that they were stored at.
+        functions: what compares the student with them.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[Tensor], tuple[Tensor, Tensor]],
+        temperature: float,
+        functions: LossFunctions = TORCH,
+    ) -> None:
+        self._find, self._temperature, self._functions = find, temperature, functions
+
+    def read(self, batch: Batch) -> Compared:
+        """Look a batch up."""
+        assert batch.windows is not None
+        places, kept = (each.flatten(0, 1) for each in self._find(batch.windows))
+        return lambda student, rows: self._functions.top_kl(student, places[rows], kept[rows], self._temperature)

@@ -1,0 +1,277 @@
+"""The training loop: batches, gradients, steps, snapshots, and the curve that they leave."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .batches import Batch
+from .optimizer import MasterAdamW, Rows, Saved
+from .schedule import rate_at
+from .sharded import Spread
+
+# Snapshots take at most this share of the time, and are at least so many seconds apart.
+_SNAPSHOT_SHARE, _SNAPSHOT_SECONDS = 0.05, 20.0
+# A step is a spike if its gradient is so many times the median of those before it.
+_REMEMBERED, _FEWEST_REMEMBERED = 64, 8
+_SKIPPED_IN_A_ROW = 20
+
+
+class TrainingError(Exception):
+    """Training cannot go on; the text says why and what to do.
+
+    Attributes:
+        batch: what was read when it failed.
+    """
+
+    def __init__(self, text: str, batch: Batch) -> None:
+        super().__init__(text)
+        self.batch = batch
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is noted of one step.
+
+    Attributes:
+        step: its number, from 1.
+        tokens: read so far.
+        loss: what was minimised, averaged over the step's tokens.
+        parts: each loss by itself.
+        rate: the learning rate.
+        norm: the gradient's, before it was clipped.
+        seconds: since the start, over all runs of this training.
+        skipped: whether the step was passed over as a spike.
+        held_out: losses on text that is not trained on, where they were measured after the step.
+    """
+
+    step: int
+    tokens: int
+    loss: float
+    parts: dict[str, float]
+    rate: float
+    norm: float
+    seconds: float
+    skipped: bool = False
+    held_out: dict[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """How long, how fast and how carefully.
+
+    Attributes:
+        steps: how many.
+        rate: the peak learning rate.
+        schedule: a name of ``schedule.SCHEDULES``.
+        warmup: steps until the peak.
+        parts: passes that a step's gradient is summed over.
+        clip: the largest norm of a gradient; None for any.
+        average: the decay of an exponential average of the weights, which then is the result; None for the last weights.
+        spike: a gradient so many times the usual one is passed over; None for never.
+        measures: how often the held-out loss is measured, the start and the end included.
+    """
+
+    steps: int
+    rate: float
+    schedule: str = "cosine"
+    warmup: int = 0
+    parts: int = 1
+    clip: float | None = 1.0
+    average: float | None = None
+    spike: float | None = None
+    measures: int = 0
+
+
+class Learner(Protocol):
+    """What is trained."""
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """What to minimise, through which gradients flow, and its parts by name."""
+        ...
+
+    def held_out(self) -> dict[str, float]:
+        """Losses on text that is not trained on."""
+        ...
+
+
+class Store(Protocol):
+    """Where snapshots are kept: each replaces the one before, at once, in all processes."""
+
+    def load(self) -> tuple[Saved, dict[str, Any]] | None:
+        """The last snapshot, if there is one: a function that reads its tensors, and its data."""
+        ...
+
+    def save(self, tensors: dict[str, Tensor], rows: Mapping[str, Rows], data: dict[str, Any]) -> None:
+        """Keep a snapshot: tensors, which rows of them these are where it is not all, and plain data."""
+        ...
+
+
+@dataclass
+class Watch:
+    """Who is told how training goes.
+
+    Attributes:
+        track: passes step numbers on, and shows how far they are.
+        noted: is called after every step, with all moments so far.
+    """
+
+    track: Callable[[Iterable[int]], Iterator[int]] = field(default=iter)
+    noted: Callable[[list[Moment]], None] = field(default=lambda _: None)
+
+
+class Trainer:
+    """Trains, and goes on where it stopped: a rerun reads the same batches and ends with the same weights.
+
+    Args:
+        learner: what is trained.
+        optimizer: of its parameters.
+        batch_at: what each step reads, in this process.
+        settings: how.
+        store: where snapshots are kept.
+        watch: who is told.
+        spread: how training is spread over processes.
+
+    Attributes:
+        moments: one for each step that is done.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        optimizer: MasterAdamW,
+        batch_at: Callable[[int], Batch],
+        settings: TrainerSettings,
+        store: Store,
+        watch: Watch | None = None,
+        spread: Spread | None = None,
+    ) -> None:
+        self._learner, self._optimizer, self._batch_at = learner, optimizer, batch_at
+        self._settings, self._store, self._watch = settings, store, watch or Watch()
+        self._spread = spread or Spread()
+        self.moments: list[Moment] = []
+        self._average: dict[str, Tensor] = {}
+        if settings.average is not None:
+            self._average = {name: master.detach().clone() for name, master in optimizer.masters.items()}
+        measures = max(0, settings.measures - 1)
+        self._measured = {settings.steps * i // measures for i in range(measures + 1)} if measures else set()
+        self.started: dict[str, float] | None = None  # held-out losses before the first step
+        self._between_steps = True  # whether weights and moments are of the same step
+
+    def run(self) -> dict[str, Tensor]:
+        """Train to the end. The model has the resulting weights then: the last ones, or their average.
+
+        Returns:
+            The same by name, in float32; the pieces that this process has of them.
+
+        Raises:
+            TrainingError: the loss is no number any more, or nothing but spikes comes.
+        """
+        found = self._store.load()
+        if found is not None:
+            self._resume(*found)
+        elif self._measured:
+            self.started = self._learner.held_out()
+        done = len(self.moments)
+        begun, saved, taken = time.monotonic(), time.monotonic(), 0.0
+        # A snapshot needs all processes, which an interrupt finds in different places.
+        alone = self._spread.count == 1
+        earlier = self.moments[-1].seconds if self.moments else 0.0
+        try:
+            for step in self._watch.track(range(len(self.moments), self._settings.steps)):
+                self._between_steps = False
+                self.moments.append(self._step(step, earlier + time.monotonic() - begun))
+                self._watch.noted(self.moments)
+                self._between_steps = True
+                now = time.monotonic()
+                due = self._spread.rank == 0 and now - saved > max(_SNAPSHOT_SECONDS, taken / _SNAPSHOT_SHARE)
+                if self._spread.sums([due])[0]:  # the first one's clock is everyone's
+                    self._snapshot()
+                    saved = time.monotonic()
+                    taken = saved - now
+        except KeyboardInterrupt:
+            if self._between_steps and alone:
+                self._optimizer.forget()
+                self._snapshot()
+            raise
+        if len(self.moments) > done:
+            self._snapshot()
+        if self._average:
+            self._optimizer.adopt(self._average)
+            if self._measured:
+                self.moments[-1] = replace(self.moments[-1], held_out=self._learner.held_out())
+        return {name: each.detach() for name, each in self._optimizer.masters.items()}
+
+    def _step(self, step: int, seconds: float) -> Moment:
+        settings, batch = self._settings, self._batch_at(step)
+        counted = float(batch.tokens.numel() if batch.counted is None else batch.counted.sum())
+        count, numel = self._spread.sums([counted, batch.tokens.numel()])
+        loss, parts = 0.0, dict[str, float]()
+        for part in batch.parts(settings.parts):
+            share = float(part.tokens.numel() if part.counted is None else part.counted.sum()) / count
+            value, named = self._learner.loss(part)
+            (value * (share * self._spread.count)).backward()  # processes' gradients are averaged
+            self._optimizer.collect()
+            loss += float(value.detach()) * share
+            for name, each in named.items():
+                parts[name] = parts.get(name, 0.0) + each * share
+        loss, *told = self._spread.sums([loss, *parts.values()])
+        parts = dict(zip(parts, told, strict=True))
+        rate = settings.rate * rate_at(settings.schedule, step, settings.steps, settings.warmup)
+        norm = self._optimizer.clip(settings.clip)
+        if not math.isfinite(loss) or (not math.isfinite(norm) and settings.spike is None):
+            raise TrainingError(f"step {step + 1}: the loss is {loss:g} and its gradient {norm:g}", batch)
+        skipped = self._is_spike(norm)
+        if skipped:
+            self._optimizer.forget()
+            if all(each.skipped for each in self.moments[-_SKIPPED_IN_A_ROW:]) and step >= _SKIPPED_IN_A_ROW:
+                text = f"step {step + 1}: {_SKIPPED_IN_A_ROW} steps in a row were spikes of the gradient"
+                raise TrainingError(text, batch)
+        else:
+            self._optimizer.step(rate)
+            self._follow()
+        measured = step + 1 in self._measured and not (self._average and step + 1 == settings.steps)
+        held_out = self._learner.held_out() if measured else None
+        read = (self.moments[-1].tokens if self.moments else 0) + round(numel)
+        return Moment(step + 1, read, loss, parts, rate, norm, seconds, skipped, held_out)
+
+    def _is_spike(self, norm: float) -> bool:
+        if self._settings.spike is None:
+            return False
+        usual = [each.norm for each in self.moments[-_REMEMBERED:] if not each.skipped]
+        if not math.isfinite(norm):
+            return True
+        return len(usual) >= _FEWEST_REMEMBERED and norm > self._settings.spike * statistics.median(usual)
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        decay = self._settings.average
+        if decay is None:
+            return
+        # Early on an average of few steps, so that the start is soon forgotten.
+        done = len(self.moments) + 1
+        decay = min(decay, done / (done + 10))
+        for name, kept in self._average.items():
+            kept.lerp_(self._optimizer.masters[name], 1 - decay)
+
+    def _snapshot(self) -> None:
+        tensors = self._optimizer.state() | {f"averaged.{name}": each for name, each in self._average.items()}
+        rows = {key: found for key in tensors if (found := self._optimizer.rows(key)) is not None}
+        data = {"started": self.started, "moments": [asdict(each) for each in self.moments]}
+        self._store.save(tensors, rows, data)
+
+    def _resume(self, saved: Saved, data: dict[str, Any]) -> None:
+        self.started = data["started"]
+        self.moments = [Moment(**each) for each in data["moments"]]
+        self._optimizer.load(saved)
+        for name, kept in self._average.items():
+            found = saved(f"averaged.{name}", self._optimizer.rows(f"averaged.{name}"))
+            assert found is not None
+            kept.copy_(found)

@@ -1,0 +1,1 @@
+"""The tensors of a model directory: found by name, read one at a time, written in shards."""

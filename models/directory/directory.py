@@ -1,0 +1,224 @@
+"""A model directory: its configuration and its tokenizer, refusing what Smelt must not or cannot open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...system.errors import SmeltError
+from ...system.files import check_regular, read_json
+from ..checkpoint.weights import CheckpointWeights
+from .config_checks import config_problem, is_token_id, raw_problem
+from .layer_sizes import LAYER_SIZES
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+
+_TOKENIZER_JSON = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+)
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+_READ = (".json", ".safetensors", ".txt", ".model", ".jinja", ".tiktoken", ".py")
+
+
+@dataclass(frozen=True)
+class ModelDirectory:
+    """A Hugging Face model on this disk.
+
+    Attributes:
+        name: what the recipe called it.
+        path: where its files are.
+        trust_remote_code: whether Python code that comes with it may run.
+        as_dense: whether a quantized checkpoint stands for the dense model that its weights mean.
+        changes: fields of ``config.json`` that are to be others.
+    """
+
+    name: str
+    path: Path
+    trust_remote_code: bool = False
+    as_dense: bool = False
+    changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def config_data(self) -> dict[str, Any]:
+        """``config.json`` with its changes; without its ``quantization_config`` if it stands for a dense model.
+
+        Raises:
+            SmeltError: it is missing or damaged, or says what no model can have.
+        """
+        self._check_files()
+        path = self.path / "config.json"
+        if not path.exists():
+            raise SmeltError(f"{self.path}: has no config.json, so it is not a Hugging Face model; check the path")
+        data = read_json(path, "a model configuration")
+        problem = raw_problem(data)
+        if problem:
+            raise SmeltError(f"{path}: {problem}; mend it, or download it again")
+        data |= self.changes
+        # A change cannot remove a field, but blocks may have become alike.
+        left_out = {name for name in (LAYER_SIZES,) if name in data and data[name] is None}
+        if self.as_dense:
+            left_out.add("quantization_config")
+        return {name: value for name, value in data.items() if name not in left_out}
+
+    def config(self) -> PretrainedConfig:
+        """The model's configuration, once it is known to be a causal LM that may be opened.
+
+        Raises:
+            SmeltError: it is not, or transformers cannot open it.
+        """
+        from transformers import AutoConfig
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+        data = self.config_data()
+        self._refuse_remote_code(data)
+        try:
+            config = AutoConfig.from_pretrained(
+                self.path, trust_remote_code=self.trust_remote_code, local_files_only=True
+            )
+            if self.changes:
+                config = type(config).from_dict(data)
+            problem = config_problem(config)
+        except Exception as error:  # each family's own code computes with what the file holds
+            kind = data.get("model_type")
+            first = " ".join(str(error).split())[:300]
+            raise SmeltError(
+                f"{self.path}/config.json: transformers cannot open model_type {kind!r} ({first})"
+            ) from None
+        if problem:
+            raise SmeltError(f"{self.path}/config.json: {problem}; mend it, or download it again")
+        if self.as_dense and hasattr(config, "quantization_config"):
+            delattr(config, "quantization_config")
+        names = data.get("architectures") or []
+        if config.is_encoder_decoder or any("Seq2Seq" in n or n.endswith("ForConditionalGeneration") for n in names):
+            raise SmeltError(
+                f"{self.path}: {names or config.model_type} is no decoder-only language model; Smelt compresses only those"
+            )
+        encoder = names and not any(n.endswith(("ForCausalLM", "LMHeadModel")) or "CausalLM" in n for n in names)
+        if encoder or (type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not self.trust_remote_code):
+            raise SmeltError(
+                f"{self.path}: {names[0] if names else config.model_type} is not a causal language model"
+                " (an encoder, perhaps); Smelt compresses decoder-only models, named …ForCausalLM"
+            )
+        return config
+
+    def check_weights(self, config: PretrainedConfig, weights: CheckpointWeights) -> None:
+        """See that the directory's tensors are those that its configuration calls for.
+
+        Args:
+            config: what :meth:`config` gave.
+            weights: the directory's.
+
+        Raises:
+            SmeltError: they belong to another model; one line for each tensor that does not fit.
+        """
+        from .agreement import check_agreement
+
+        stored = self.config_data().get("quantization_config")
+        try:
+            check_agreement(config, weights, stored, trust_remote_code=self.trust_remote_code)
+        except SmeltError as error:
+            raise SmeltError("\n".join(self._named(line) for line in str(error).split("\n"))) from None
+
+    def end_tokens(self, config: Any) -> list[int]:
+        """The tokens that end a text: those of ``generation_config.json``, which knows all of them, or of ``config``.
+
+        Raises:
+            SmeltError: the file cannot be understood.
+        """
+        found = getattr(config, "eos_token_id", None)
+        path = self.path / "generation_config.json"
+        if path.exists():
+            found = self._generation_data(path).get("eos_token_id", found)
+        return [] if found is None else found if isinstance(found, list) else [found]
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether there are files of a tokenizer."""
+        return any((self.path / name).exists() for name in _TOKENIZER_FILES)
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer.
+
+        Raises:
+            SmeltError: there is none, or a file of it is damaged; the sentence names it.
+        """
+        from transformers import AutoTokenizer
+
+        self._check_files()
+        if not self.has_tokenizer:
+            raise SmeltError(f"{self.path}: its tokenizer cannot be loaded, there is none; add tokenizer.json")
+        try:
+            return AutoTokenizer.from_pretrained(
+                self.path, trust_remote_code=self.trust_remote_code, local_files_only=True
+            )
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # tokenizers raise bare Exception on bad files, and panic on some
+            self.check_tokenizer_files()
+            first = " ".join(str(error).split())[:200]
+            there = ", ".join(name for name in _TOKENIZER_FILES if (self.path / name).exists())
+            raise SmeltError(
+                f"{self.path}: its tokenizer cannot be loaded ({first}); {there} are damaged or do not belong together,"
+                " download them again"
+            ) from None
+
+    def check_tokenizer_files(self) -> None:
+        """See that the tokenizer's files that are there are JSON, without loading it.
+
+        Raises:
+            SmeltError: one is not.
+        """
+        for name in _TOKENIZER_JSON:
+            if (self.path / name).exists():
+                read_json(self.path / name, "a part of a tokenizer")
+
+    def check_generation(self) -> None:
+        """See that ``generation_config.json``, if there is one, is what transformers understands.
+
+        Raises:
+            SmeltError: it is not.
+        """
+        path = self.path / "generation_config.json"
+        if path.exists():
+            self._generation_data(path)
+
+    def _generation_data(self, path: Path) -> dict[str, Any]:
+        data = read_json(path, "how to generate")
+        bad = next(
+            (name for name, value in data.items() if name.endswith("os_token_id") and not is_token_id(value)), None
+        )
+        if bad:
+            raise SmeltError(f"{path}: {bad} is {data[bad]!r}, no number of a token; mend or remove the file")
+        from transformers import GenerationConfig
+
+        try:
+            GenerationConfig.from_dict(data)
+        except Exception as error:  # whatever its comparisons of what the file holds raise
+            first = " ".join(str(error).split())[:200]
+            raise SmeltError(f"{path}: cannot be understood ({first}); mend or remove the file") from None
+        return data
+
+    def _check_files(self) -> None:
+        """Refuse what would be waited for, or read without end, where a file of a model should be."""
+        for path in (*self.path.glob("*"), *self.path.glob("*/*.jinja")):
+            if path.suffix in _READ and path.exists() and not path.is_dir():
+                check_regular(path)
+
+    def _named(self, line: str) -> str:
+        return line if line.startswith(str(self.path)) else f"{self.path}: {line}"
+
+    def _refuse_remote_code(self, data: dict[str, Any]) -> None:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES  # type: ignore
+
+        if data.get("auto_map") and data.get("model_type") not in CONFIG_MAPPING_NAMES and not self.trust_remote_code:
+            raise SmeltError(
+                f"{self.path}: needs Python code that comes with the model, which is not run unless asked for;"
+                " read that code, then set trust_remote_code: true"
+            )

@@ -1,0 +1,84 @@
+"""From the name of a model to the directory that holds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...system.errors import SmeltError, nearest_name
+from ...system.paths import named_path
+from .directory import ModelDirectory
+
+_BUILTIN = Path(__file__).parents[1] / "builtin"
+_HUB_FILES = [
+    "*.safetensors",
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+    "*.tiktoken",
+    "tokenizer*",
+    "LICENSE*",
+    "NOTICE*",
+    "README.md",
+]
+
+
+def find_model(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> ModelDirectory:
+    """Find a model by directory, hub name or ``builtin:`` name.
+
+    Raises:
+        SmeltError: it is not there, or cannot be fetched.
+    """
+    if name.startswith("builtin:"):
+        known = sorted(p.name for p in _BUILTIN.iterdir() if (p / "config.json").exists())
+        short = name.removeprefix("builtin:")
+        if short not in known:
+            raise SmeltError(
+                f"model {name}: no such builtin model; there is {', '.join('builtin:' + k for k in known)}"
+            )
+        return ModelDirectory(name, _BUILTIN / short)
+    path = named_path(name)
+    if path.is_dir():
+        return ModelDirectory(name, path, trust_remote_code)
+    if path.exists():
+        raise SmeltError(f"model {name}: is a file; give the directory that holds config.json and the weights")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
+        if path.with_name(f"{path.name}.partial").is_dir():
+            raise SmeltError(f"model {name}: the run that makes it has not finished; give its command again")
+        raise SmeltError(f"model {name}: there is no such directory{nearest_name(path.name, _models_in(path.parent))}")
+    return ModelDirectory(name, _fetch(name, revision, trust_remote_code), trust_remote_code)
+
+
+def _models_in(parent: Path) -> list[str]:
+    """Directories that somebody may have meant: neither hidden, nor half-written."""
+    if not parent.is_dir():
+        return []
+    names = [place.name for place in parent.iterdir() if place.is_dir()]
+    return [name for name in names if not name.startswith(".") and not name.endswith((".partial", ".replaced"))]
+
+
+def find_checkpoint(name: str, *, trust_remote_code: bool = False) -> ModelDirectory:
+    """Like :func:`find_model`; a run's output directory stands for the checkpoint in it."""
+    place = named_path(name)
+    inside = place / "checkpoint"
+    held = (inside / "config.json").is_file() and not (place / "config.json").exists()
+    return find_model(str(inside) if held else name, trust_remote_code=trust_remote_code)
+
+
+def _fetch(name: str, revision: str | None, trust_remote_code: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        wanted = [*_HUB_FILES, "*.py"] if trust_remote_code else _HUB_FILES
+        return Path(
+            snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=["consolidated*", "*/*"])
+        )
+    except HFValidationError:
+        raise SmeltError(f"model {name}: is neither a directory here nor a hub name (owner/name)") from None
+    except Exception as error:  # the hub's client raises from several HTTP libraries
+        first = str(error).strip().split("\n")[0] or type(error).__name__
+        raise SmeltError(
+            f"model {name}: is no directory here, and fetching it from the hub failed ({first});"
+            " check the name and the network, or download it and give the directory"
+        ) from None

@@ -1,0 +1,43 @@
+"""What a step reports of each layer that it changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """What is kept of one quantized layer.
+
+    Attributes:
+        name: its full name.
+        shape: rows and columns.
+        scheme: what it is stored as.
+        error: what rounding lost, relative; None if no calibration token reached it.
+        notes: sentences about what did not go as planned.
+        error_of: what ``error`` is of: the layer's outputs on calibration inputs, or its weights by themselves.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    scheme: str
+    error: float | None
+    notes: list[str] = field(default_factory=list)
+    error_of: Literal["outputs", "weights"] = "outputs"
+
+    def as_data(self) -> dict[str, Any]:
+        """As plain data for JSON."""
+        return {
+            "name": self.name,
+            "shape": list(self.shape),
+            "scheme": self.scheme,
+            "error": self.error,
+            "error_of": self.error_of,
+            "notes": self.notes,
+        }
+
+    @classmethod
+    def of_data(cls, data: dict[str, Any]) -> LayerRecord:
+        """What :meth:`as_data` gave."""
+        return cls(**{**data, "shape": tuple(data["shape"])})

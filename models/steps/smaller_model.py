@@ -1,0 +1,58 @@
+"""What every step that leaves a smaller model needs: to compute with it before it is written, and to write it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..checkpoint.writer import Entry, write_checkpoint
+from ..streaming.streamed import StreamedModel
+from ..structure.open_model import OpenModel
+from .step import RunContext
+
+_TRIED_LENGTH, _TRIED_DIFFERENCE = 16, 1e-3
+
+
+@torch.no_grad()
+def last_hidden(
+    model: OpenModel, tokens: Tensor, dtype: torch.dtype, spill: Path, skipped: Collection[int] = ()
+) -> Tensor:
+    """What leaves the last block for some windows.
+
+    Args:
+        model: the model.
+        tokens: ``[windows, length]``.
+        dtype: what is computed in.
+        spill: a directory for activations.
+        skipped: blocks that are passed over.
+    """
+    streamed = StreamedModel(model.skeleton, model.weights, dtype, spill)
+    store = streamed.embed(tokens)
+    try:
+        for index in range(len(streamed)):
+            if index not in skipped:
+                with streamed.block(index) as block:
+                    streamed.run_block(index, block, store)
+        return store.read(slice(None)).clone()
+    finally:
+        store.close()
+
+
+def computes_the_same(model: OpenModel, other: OpenModel, context: RunContext) -> bool:
+    """Whether two models compute the same on a few tokens of the calibration text, up to the order of sums."""
+    tokens = context.tokens[:1, :_TRIED_LENGTH]
+    wanted, found = (last_hidden(each, tokens, torch.float32, context.journal) for each in (model, other))
+    return bool((wanted - found).norm() <= _TRIED_DIFFERENCE * wanted.norm())
+
+
+def write_model(after: OpenModel, source: OpenModel, target: Path) -> None:
+    """Write a model directory, with the other files of the one that it was made from."""
+    entries: list[Entry] = []
+    for name in after.weights.names():
+        info = after.weights.info(name)
+        entries.append((name, info, lambda name=name, info=info: after.weights.load(name).to(info.dtype)))
+    config, trust = after.directory.config_data(), source.directory.trust_remote_code
+    write_checkpoint(target, source.directory.path, config, entries, with_code=trust)

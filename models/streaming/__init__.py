@@ -1,0 +1,1 @@
+"""Running a model of any size block by block, forwards and backwards."""

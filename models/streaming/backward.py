@@ -1,0 +1,85 @@
+"""Gradients through a model of any size: every block's inputs are kept on the disk, then blocks are visited from the last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ...system.activation_store import ActivationStore
+from ...system.progress import Progress
+from ...system.resources import release_freed_memory
+from .streamed import HeadFunction, StreamedModel
+
+# Positions whose logits are in memory at once.
+_HEAD_TOKENS = 512
+
+
+class KeptPass:
+    """A forward pass whose every stage is kept.
+
+    Args:
+        streamed: the model.
+
+    Attributes:
+        stores: what each block reads, then what the head reads.
+    """
+
+    def __init__(self, streamed: StreamedModel) -> None:
+        self._streamed = streamed
+        self.stores: list[ActivationStore] = []
+
+    def forward(self, tokens: Tensor, progress: Progress, told: str) -> None:
+        """Let windows ``[windows, length]`` go through the model."""
+        streamed = self._streamed
+        self.stores.append(streamed.embed(tokens))
+        for index in progress.track(range(len(streamed)), told, len(streamed)):
+            release_freed_memory()
+            before = self.stores[-1]
+            after = before.beside(before.shape[2])
+            self.stores.append(after)
+            with streamed.block(index) as block:
+                for batch in before.batches():
+                    hidden = before.read(batch)
+                    after.write(batch, streamed.call(index, hidden).run(block, hidden))
+
+    def head_batches(self) -> Iterator[slice]:
+        """Windows whose logits fit in memory together."""
+        windows, length, _ = self.stores[0].shape
+        size = max(1, _HEAD_TOKENS // length)
+        for start in range(0, windows, size):
+            yield slice(start, min(start + size, windows))
+
+    def head_backward(
+        self, function: HeadFunction, flow: ActivationStore, ascent: Callable[[Tensor, slice], Tensor]
+    ) -> None:
+        """Write what reaches the end of the last block.
+
+        Args:
+            function: the head.
+            flow: where gradients are written.
+            ascent: from the logits of some windows to the gradient of what is looked at.
+        """
+        for batch in self.head_batches():
+            hidden = self.stores[-1].read(batch).requires_grad_()
+            with torch.enable_grad():
+                logits = function.traced(hidden)
+            wanted = ascent(logits.detach(), batch).to(logits.dtype)
+            (gradient,) = torch.autograd.grad(logits, hidden, wanted)
+            flow.write(batch, gradient)
+
+    def block_backward(self, index: int, block: nn.Module, flow: ActivationStore) -> None:
+        """Replace the gradients of what leaves a block by those of what enters it."""
+        store = self.stores[index]
+        for batch in store.batches():
+            hidden = store.read(batch).requires_grad_()
+            with torch.enable_grad():
+                out = self._streamed.call(index, hidden).run(block, hidden)
+            (gradient,) = torch.autograd.grad(out, hidden, flow.read(batch))
+            flow.write(batch, gradient)
+
+    def close(self) -> None:
+        """Drop what is kept."""
+        for store in self.stores:
+            store.close()

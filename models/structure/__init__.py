@@ -1,0 +1,1 @@
+"""What a decoder is made of: its blocks, its linears, and which module feeds which."""

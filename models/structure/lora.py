@@ -1,0 +1,330 @@
+"""LoRA adapters as `peft` saves them: which of a model's weights they change, and to what.
+
+The files are read here and not by peft, so that merging needs neither peft nor the whole model in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.pytorch_utils import Conv1D
+
+from ...system.errors import Problem, SmeltError, nearest_name, raise_problems
+from ...system.paths import named_path
+from ...system.run_directory import digest
+from ...system.tensor_files import SafetensorsFile, TensorInfo
+from ..checkpoint.weights import Weights
+from .open_model import OpenModel
+
+_CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+# What is left of a name after the module's: a part of a low-rank change, or a parameter that was trained whole.
+_PART = re.compile(r"(.+)\.(lora_A\.weight|lora_B\.weight|lora_magnitude_vector|lora_embedding_A|lora_embedding_B)")
+# Settings that merging follows, and those that say how an adapter was trained and not what it computes.
+_FOLLOWED = {"peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern"}
+_OF_TRAINING = {
+    "task_type",
+    "auto_mapping",
+    "peft_version",
+    "base_model_name_or_path",
+    "revision",
+    "inference_mode",
+    "target_modules",
+    "exclude_modules",
+    "lora_dropout",
+    "fan_in_fan_out",
+    "bias",
+    "modules_to_save",
+    "init_lora_weights",
+    "layers_to_transform",
+    "layers_pattern",
+    "megatron_core",
+    "loftq_config",
+    "eva_config",
+    "corda_config",
+    "lora_ga_config",
+    "qalora_group_size",
+    "ensure_weight_tying",
+    "runtime_config",
+    # Their tensors name the parameters; those of fused experts are refused when they match none of the model's.
+    "target_parameters",
+}
+# Other initializations take from the base what they put into the adapter: such a base is not the checkpoint.
+_KEEPS_THE_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
+_SHOWN = 6
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The change of one matrix: ``scaling * up @ down`` is added; DoRA then gives each row a length of its own.
+
+    Attributes:
+        file: where its tensors are.
+        down, up: the names of two of them.
+        scaling: what their product is multiplied by.
+        magnitude: DoRA's lengths; None for plain LoRA.
+        by_columns: whether the weight is stored with its outputs as columns: embeddings, and GPT-2's Conv1D.
+    """
+
+    file: SafetensorsFile
+    down: str
+    up: str
+    scaling: float
+    magnitude: str | None
+    by_columns: bool = False
+
+    @property
+    def rank(self) -> int:
+        return self.file.tensors[self.down].shape[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight that it changes."""
+        shape = (*self.file.tensors[self.up].shape[:1], *self.file.tensors[self.down].shape[1:])
+        return shape[::-1] if self.by_columns else shape
+
+    def problem(self) -> str | None:
+        """What does not fit together in it."""
+        down, up = self.file.tensors[self.down].shape, self.file.tensors[self.up].shape
+        if len(down) != 2 or len(up) != 2 or up[1] != down[0]:
+            return f"its parts are {down} and {up}, which are no low-rank change of a matrix"
+        return None
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        """A float32 weight, changed."""
+        delta = (_finite(self.file, self.up) @ _finite(self.file, self.down)).mul_(self.scaling)
+        if self.by_columns:
+            delta = delta.T
+        changed = weight + delta
+        if self.magnitude is None:
+            return changed
+        lengths = changed.T.norm(dim=1) if self.by_columns else changed.norm(dim=1)
+        factors = (_finite(self.file, self.magnitude).view(-1) / lengths).unsqueeze(1)
+        return changed * (factors.T if self.by_columns else factors)
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A parameter that was trained whole: an embedding or head of ``modules_to_save``, or a bias."""
+
+    file: SafetensorsFile
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.file.tensors[self.name].shape
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        """The parameter, in float32."""
+        return _finite(self.file, self.name)
+
+
+Change = LowRank | Replacement
+
+
+class Adapter:
+    """A directory that `peft`'s ``save_pretrained`` wrote for a LoRA adapter.
+
+    Attributes:
+        changes: what it changes, by the parameter's name in the model.
+
+    Args:
+        directory: where ``adapter_config.json`` and ``adapter_model.safetensors`` are.
+
+    Raises:
+        SmeltError: it is no such directory, or of a kind that cannot be merged.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = named_path(directory)
+        self._settings = self._read_settings()
+        if not (self.directory / _TENSORS).exists():
+            raise SmeltError(
+                f"{self.directory}: has no {_TENSORS}; save the adapter with safe_serialization=True, which is peft's default"
+            )
+        self._file = SafetensorsFile(self.directory / _TENSORS)
+        self._raise_refusals()
+        self.changes = self._find_changes()
+
+    def fingerprint(self) -> str:
+        """Of all that decides what it does."""
+        kept = {key: value for key, value in self._settings.items() if key not in _OF_TRAINING}
+        with self._file.path.open("rb") as stream:
+            return digest([kept, hashlib.file_digest(stream, "sha256").hexdigest()])
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the adapter that went into it."""
+        ranks = sorted({change.rank for change in self.changes.values() if isinstance(change, LowRank)})
+        replaced = sorted(name for name, change in self.changes.items() if isinstance(change, Replacement))
+        return {
+            "name": self.directory.name,
+            "sha256": self.fingerprint(),
+            "kind": "DoRA" if self._settings.get("use_dora") else "LoRA",
+            "ranks": ranks,
+            "changed": len(self.changes) - len(replaced),
+            "replaced": replaced,
+        }
+
+    def bound(self, model: OpenModel) -> dict[str, Change]:
+        """Its changes by the names of the model's checkpoint.
+
+        Raises:
+            SmeltError: it was trained on another model; one line each for what does not fit.
+        """
+        skeleton = model.skeleton
+        shared = {f"{skeleton.embedding_name}.weight", f"{skeleton.head_name}.weight"} if model.is_tied else set()
+        found: dict[str, Change] = {}
+        problems = []
+        for name, change in self.changes.items():
+            key = model.names.get(name)
+            if name in shared:
+                sentence = (
+                    "the model's output head and input embedding are one weight, and merging would change both;"
+                    " train the adapter without it"
+                )
+            elif key is None and ".experts." in name:
+                sentence = (
+                    "fused experts were trained together, and the checkpoint holds each apart; train without them"
+                )
+            elif key is None:
+                sentence = f"the model has no such weight{nearest_name(name, list(model.names))}"
+            else:
+                module = skeleton.model.get_submodule(name.rpartition(".")[0])
+                if isinstance(change, LowRank) and isinstance(module, Conv1D):
+                    change = LowRank(**{**vars(change), "by_columns": True})
+                shape = tuple(model.weights.info(key).shape)
+                sentence = (isinstance(change, LowRank) and change.problem()) or (
+                    f"it is for a weight of {change.shape} and the model's is {shape}" if change.shape != shape else ""
+                )
+                found[key] = change
+            if sentence:
+                problems.append(Problem(f"{self.directory}: {name}", sentence))
+        if len(problems) > _SHOWN:
+            rest = f"… and {len(problems) - _SHOWN} more weights do not fit; was the adapter trained on another model?"
+            problems = [*problems[:_SHOWN], Problem(str(self.directory), rest)]
+        raise_problems(problems)
+        return found
+
+    def _read_settings(self) -> dict[str, Any]:
+        path = self.directory / _CONFIG
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError):
+            raise SmeltError(
+                f"{self.directory}: has no {_CONFIG}, so it is no adapter that peft saved; check the path"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise SmeltError(f"{path}: cannot be read ({error}); save the adapter again") from None
+        if not isinstance(data, dict):
+            raise SmeltError(f"{path}: does not hold an adapter's settings; save the adapter again")
+        return data
+
+    def _raise_refusals(self) -> None:
+        settings = self._settings
+        kind = settings.get("peft_type")
+        if kind != "LORA":
+            raise SmeltError(f"{self.directory}: is a {kind} adapter; Smelt merges LoRA (and DoRA) adapters only")
+        start = settings.get("init_lora_weights", True)
+        if start not in _KEEPS_THE_BASE:
+            raise SmeltError(
+                f"{self.directory}: was begun with init_lora_weights={start!r}, which changes the model beside the adapter;"
+                " convert it to plain LoRA first (peft: save_pretrained(path_initial_model_for_weight_conversion=…))"
+            )
+        known = _FOLLOWED | _OF_TRAINING
+        strange = [key for key, value in settings.items() if key not in known and value]
+        if strange:
+            raise SmeltError(f"{self.directory}: uses {', '.join(strange)}, which Smelt cannot merge")
+
+    def _find_changes(self) -> dict[str, Change]:
+        parts: dict[str, dict[str, str]] = {}
+        changes: dict[str, Change] = {}
+        strange = []
+        for stored in self._file.tensors:
+            name = stored.removeprefix(_PREFIX)
+            part = _PART.fullmatch(name.removesuffix(".weight") if "magnitude" in name else name)
+            if part is not None:
+                parts.setdefault(part[1], {})[part[2].removesuffix(".weight")] = stored
+            elif "lora_" in name or not name.endswith((".weight", ".bias")):
+                strange.append(stored)
+            else:
+                changes[name.replace(".base_layer", "")] = Replacement(self._file, stored)
+        for module, each in parts.items():
+            embedding = "lora_embedding_A" in each
+            down, up = (f"lora_embedding_{x}" if embedding else f"lora_{x}" for x in "AB")
+            if each.keys() - {"lora_magnitude_vector"} != {down, up}:
+                raise SmeltError(f"{self._file.path}: {module} lacks one of {down} and {up}; save the adapter again")
+            magnitude = each.get("lora_magnitude_vector")
+            if (magnitude is not None) != bool(self._settings.get("use_dora")):
+                raise SmeltError(
+                    f"{self._file.path}: {module} does not fit use_dora in {_CONFIG}; save the adapter again"
+                )
+            rank = max(1, self._file.tensors[each[down]].shape[0])
+            scaling = self._scaling(module, rank)
+            changes[f"{module}.weight"] = LowRank(self._file, each[down], each[up], scaling, magnitude, embedding)
+        if strange:
+            raise SmeltError(f"{self._file.path}: holds {strange[0]}, which Smelt cannot merge")
+        if not changes:
+            raise SmeltError(f"{self._file.path}: holds no weights; save the adapter again, after training")
+        return changes
+
+    def _scaling(self, module: str, rank: int) -> float:
+        alpha = self._settings.get("lora_alpha", 8)
+        for pattern, other in (self._settings.get("alpha_pattern") or {}).items():
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                alpha = other
+                break
+        return float(alpha) / (rank**0.5 if self._settings.get("use_rslora") else rank)
+
+
+def adapted(model: OpenModel, adapter: Adapter) -> OpenModel:
+    """The model that an adapter was trained on, with the adapter's changes in its weights.
+
+    Raises:
+        SmeltError: the adapter was trained on another model.
+    """
+    return OpenModel(model.directory, AdaptedWeights(model.weights, adapter.bound(model)), is_edited=True)
+
+
+class AdaptedWeights:
+    """Weights with an adapter's changes in them; each is changed as it is read.
+
+    What is changed comes as float32, so that nothing of a small change is lost before rounding.
+
+    Args:
+        source: the weights that the adapter was trained on.
+        changes: what is changed, by name.
+    """
+
+    def __init__(self, source: Weights, changes: Mapping[str, Change]) -> None:
+        self._source = source
+        self.changes = changes
+
+    def names(self) -> list[str]:
+        return self._source.names()
+
+    def info(self, name: str) -> TensorInfo:
+        return self._source.info(name)
+
+    def load(self, name: str) -> Tensor:
+        """A tensor, changed."""
+        tensor = self._source.load(name)
+        return self.changes[name](tensor.float()) if name in self.changes else tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self._source.nbytes
+
+
+def _finite(file: SafetensorsFile, name: str) -> Tensor:
+    tensor = file.load(name).float()
+    if not torch.isfinite(tensor).all():
+        raise SmeltError(f"{file.path}: {name} holds NaN or infinite numbers; its training failed, train it again")
+    return tensor

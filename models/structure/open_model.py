@@ -1,0 +1,165 @@
+"""A model that a step works on: what is known of it before its weights are read, and the way to them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import nn
+from transformers.utils import logging as transformers_logging
+
+from ...system.errors import SmeltError
+from ..checkpoint.weights import CheckpointWeights, Weights
+from ..directory.directory import ModelDirectory
+from ..directory.experts import Experts
+from .anatomy import Anatomy, study
+from .attention import cached_attention
+from .skeleton import Skeleton
+
+
+@dataclass(frozen=True)
+class LinearFacts:
+    """A linear, before its weight is read.
+
+    Attributes:
+        name: its full name in the model.
+        key: its weight's name in the checkpoint.
+        rows, columns: outputs and inputs.
+        kind: its class's name, ``Linear`` or ``Conv1D``.
+        dtype: what its weight is stored in.
+        is_expert: whether it is one of many that only some tokens reach.
+    """
+
+    name: str
+    key: str
+    rows: int
+    columns: int
+    kind: str
+    dtype: torch.dtype
+    is_expert: bool
+
+    @property
+    def numel(self) -> int:
+        return self.rows * self.columns
+
+
+class OpenModel:
+    """A model directory whose configuration, anatomy and tensor shapes have been checked to agree.
+
+    Opening reads headers only; weights are read when a step asks for them.
+
+    Args:
+        directory: where it is.
+        weights: its tensors if they are not those of the directory's files but of a transform of them.
+        head_apart: whether the output head has a weight of its own though the configuration ties it to the embedding.
+        is_edited: whether ``weights`` are not those of a checkpoint: they come in float32, and are rounded from that.
+
+    Raises:
+        SmeltError: the directory does not hold a model that Smelt can work on.
+    """
+
+    def __init__(
+        self,
+        directory: ModelDirectory,
+        weights: Weights | None = None,
+        *,
+        head_apart: bool = False,
+        is_edited: bool = False,
+    ) -> None:
+        self.directory = directory
+        self.is_edited = is_edited
+        transformers_logging.set_verbosity_error()
+        self.config = directory.config()
+        quantization = directory.config_data().get("quantization_config")
+        if quantization:
+            method = quantization.get("quant_method", "an unknown method")
+            raise SmeltError(f"{directory.path}: is already quantized ({method}); start from the original model")
+        directory.check_generation()
+        if head_apart:
+            self.config.tie_word_embeddings = False
+        self.stored = CheckpointWeights(directory.path)
+        self.weights: Weights = weights or self.stored
+        self.skeleton = Skeleton.build(self.config, torch.float32, trust_remote_code=directory.trust_remote_code)
+        self.names = self.skeleton.checkpoint_names(self.weights)
+        self.anatomy: Anatomy = study(self.skeleton)
+
+    @cached_property
+    def linears(self) -> dict[str, LinearFacts]:
+        """All linears in blocks, then the output head, by name."""
+        facts = {name: self._linear(name) for name in self.anatomy.linears()}
+        head = self.anatomy.head
+        facts[head] = self._linear(head)
+        return facts
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the blocks' weights are stored in."""
+        return self.linears[self.anatomy.linears()[0]].dtype
+
+    @property
+    def is_tied(self) -> bool:
+        return self.anatomy.tied
+
+    def block_shape(self, index: int) -> object:
+        """What is equal for blocks that are built alike."""
+        block = self.skeleton.blocks[index]
+        return tuple(
+            (name, type(module), tuple(p.shape for p in module.parameters(recurse=False)))
+            for name, module in block.named_modules()
+        )
+
+    def attention_prefix(self, index: int) -> str:
+        """What the checkpoint's names of a block's attention begin with; its cache's scales are stored beside them.
+
+        Raises:
+            SmeltError: no attention of the block keeps a cache that compressed-tensors knows.
+        """
+        name = cached_attention(self.skeleton.blocks[index])
+        if name is None:
+            raise SmeltError(
+                f"{type(self.skeleton.blocks[index]).__name__}: has no attention whose cache compressed-tensors knows"
+            )
+        start = f"{self.anatomy.blocks[index].name}.{name}."
+        label, key = next((label, key) for label, key in self.names.items() if label.startswith(start))
+        return key.removesuffix(label.removeprefix(start))
+
+    def block_numel(self, index: int) -> int:
+        """How many numbers a block's parameters hold."""
+        prefix = self.anatomy.blocks[index].name + "."
+        return sum(
+            math.prod(self.weights.info(key).shape) for name, key in self.names.items() if name.startswith(prefix)
+        )
+
+    def largest_block(self) -> int:
+        """The number of parameters of the largest block."""
+        return max(self.block_numel(i) for i in range(len(self.anatomy.blocks)))
+
+    def embedding_bytes(self) -> int:
+        """Bytes of the input embedding as stored."""
+        return self.weights.info(self.names[f"{self.skeleton.embedding_name}.weight"]).nbytes
+
+    def vocabulary(self) -> int:
+        """Rows of the input embedding."""
+        return self.weights.info(self.names[f"{self.skeleton.embedding_name}.weight"]).shape[0]
+
+    def context(self) -> int | None:
+        """The longest sequence the model was made for, if it says."""
+        return getattr(self.config, "max_position_embeddings", None)
+
+    def _linear(self, name: str) -> LinearFacts:
+        module: nn.Module = self.skeleton.model.get_submodule(name)
+        key_of = self.skeleton.embedding_name if name == self.anatomy.head and self.is_tied else name
+        key = self.names.get(f"{key_of}.weight")
+        if key is None:
+            raise SmeltError(f"{name}: the checkpoint lacks its weight")
+        shape = self.weights.info(key).shape
+        rows, columns = shape if isinstance(module, nn.Linear) else shape[::-1]
+        expert = any(isinstance(self.skeleton.model.get_submodule(parent), Experts) for parent in _parents(name))
+        return LinearFacts(name, key, rows, columns, type(module).__name__, self.weights.info(key).dtype, expert)
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]

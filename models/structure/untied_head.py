@@ -1,0 +1,52 @@
+"""A model whose output head has a weight of its own, where it shared the input embedding's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ...system.tensor_files import TensorInfo
+from ..checkpoint.weights import Weights
+from .open_model import OpenModel
+
+
+def with_own_head(model: OpenModel) -> OpenModel:
+    """The same function; the head can now be changed without the embedding."""
+    if not model.is_tied:
+        return model
+    return OpenModel(model.directory, _OwnHead(model), head_apart=True, is_edited=model.is_edited)
+
+
+def untied(config: dict[str, Any]) -> dict[str, Any]:
+    """A ``config.json`` that says that the head has a weight of its own."""
+    changed = {**config, "tie_word_embeddings": False}
+    for key, value in config.items():
+        if isinstance(value, dict) and "tie_word_embeddings" in value:
+            changed[key] = {**value, "tie_word_embeddings": False}
+    return changed
+
+
+class _OwnHead:
+    """The tensors of a tied model, the embedding's once more under the head's name."""
+
+    def __init__(self, model: OpenModel) -> None:
+        self._source: Weights = model.weights
+        self._embedding = model.names[f"{model.skeleton.embedding_name}.weight"]
+        self._head = f"{model.skeleton.head_name}.weight"
+
+    def names(self) -> list[str]:
+        return list(dict.fromkeys([*self._source.names(), self._head]))  # some checkpoints store a tied head, too
+
+    def info(self, name: str) -> TensorInfo:
+        return self._source.info(self._named(name))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.info(name).nbytes for name in self.names())
+
+    def load(self, name: str) -> Tensor:
+        return self._source.load(self._named(name))
+
+    def _named(self, name: str) -> str:
+        return self._embedding if name == self._head else name

@@ -1,0 +1,170 @@
+"""Where text comes from: the builtin corpus, text and JSONL files, and datasets."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...system.errors import SmeltError
+from ...system.paths import irregular, named_path
+
+_BUILTIN = Path(__file__).parents[1] / "builtin" / "corpus"
+# Bytes read at once; also how much of a text's beginning tells it from others.
+_PIECE = 1 << 16
+# The datasets library looks through a directory once for each of dozens of patterns.
+_MOST_FILES = 10_000
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Where text comes from.
+
+    Attributes:
+        name: ``builtin``, a .txt or .jsonl file, or a Hugging Face dataset.
+        half: ``calibration`` or ``evaluation``: which half of the builtin corpus is meant.
+        field: the field of JSONL records and dataset rows that holds the text.
+        split, config: of a Hugging Face dataset.
+    """
+
+    name: str
+    half: str
+    field: str = "text"
+    split: str = "train"
+    config: str | None = None
+
+    @property
+    def label(self) -> str:
+        """What to call it."""
+        return f"the builtin {self.half} text" if self.name == "builtin" else self.name
+
+    def documents(self) -> Iterator[str]:
+        """The source's documents, read as they are asked for."""
+        if self.name == "builtin":
+            yield from _jsonl(_BUILTIN / f"{self.half}.jsonl", "text")
+            return
+        problem = self.problem()
+        if problem is not None:
+            raise SmeltError(problem)
+        path = named_path(self.name)
+        if path.is_file():
+            yield from _read(path, self.field)
+        else:
+            yield from self._dataset()
+
+    def beginning_digest(self) -> str:
+        """Of its first characters: equal for the same text, wherever it lies and however it is cut into tokens."""
+        digest, left = hashlib.sha256(), _PIECE
+        for document in self.documents():
+            digest.update(str(document)[:left].encode())
+            left -= len(str(document))
+            if left <= 0:
+                break
+        return digest.hexdigest()
+
+    def problem(self) -> str | None:
+        """What can be known to be wrong without reading the source."""
+        if self.name == "builtin":
+            return None
+        path = named_path(self.name)
+        kind = irregular(path)
+        if kind not in (None, "a directory"):
+            return f"{self.name}: is {kind}, not a text file; write its text to a file"
+        if path.suffix in (".txt", ".jsonl") and not path.is_file():
+            return f"{self.name}: there is no such text file; check the path"
+        if kind is not None and _holds_more_than(_MOST_FILES, path):
+            return (
+                f"{self.name}: holds more than {_MOST_FILES} files, through which a dataset is not looked for; name a"
+                " directory with nothing but data in it, or a file"
+            )
+        return None
+
+    def _dataset(self) -> Iterator[str]:
+        import datasets
+
+        try:
+            rows = datasets.load_dataset(self.name, self.config, split=self.split, streaming=True)
+            for row in rows:
+                if self.field not in row:
+                    raise SmeltError(
+                        f"{self.name}: rows have no field {self.field!r}; there is {', '.join(row)}; set field"
+                    )
+                yield row[self.field]
+        except SmeltError:
+            raise
+        except Exception as error:  # the datasets library raises from many others
+            first = str(error).strip().split("\n")[0] or type(error).__name__
+            raise SmeltError(
+                f"{self.name}: is neither a text file nor a dataset that can be loaded ({first})"
+            ) from None
+
+
+def _holds_more_than(most: int, directory: Path) -> bool:
+    found = 0
+    for _, folders, files in os.walk(directory):
+        found += len(folders) + len(files)
+        if found > most:
+            return True
+    return False
+
+
+def _read(path: Path, field: str) -> Iterator[str]:
+    try:
+        yield from _jsonl(path, field) if path.suffix == ".jsonl" else _plain(path)
+    except OSError as error:
+        raise SmeltError(f"{path}: cannot be read ({error.strerror}); check the file") from None
+
+
+def _plain(path: Path) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    kept = ""
+    offset = 0
+    with path.open("rb") as file:
+        while True:
+            block = file.read(_PIECE)
+            try:
+                kept += decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                raise SmeltError(
+                    f"{path}: is not UTF-8 text (near byte {offset + error.start}); convert it to UTF-8"
+                ) from None
+            offset += len(block)
+            if not block:
+                break
+            cut = kept.rfind("\n\n")
+            if cut > 0 and len(kept) > _PIECE:
+                yield kept[:cut]
+                kept = kept[cut + 2 :]
+    yield kept
+
+
+def _jsonl(path: Path, field: str) -> Iterator[str]:
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            if not raw.strip():
+                continue
+            try:
+                record = json.loads(raw.decode("utf-8"))
+            except UnicodeDecodeError:
+                raise SmeltError(f"{path}:{number}: is not UTF-8 text; convert the file to UTF-8") from None
+            except (ValueError, RecursionError) as error:
+                raise SmeltError(f"{path}:{number}: is not JSON ({error}); each line must be one JSON object") from None
+            if not isinstance(record, dict) or field not in record:
+                found = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+                raise SmeltError(f"{path}:{number}: has no field {field!r}; there is {found}; set field")
+            text = record[field]
+            if isinstance(text, str) and not _is_unicode(text):
+                raise SmeltError(f"{path}:{number}: holds half of a surrogate pair, which is no text; mend that line")
+            yield text
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""How much to remove from which layer."""

@@ -1,0 +1,144 @@
+"""How the sparsity of a prune step is shared out over linears."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...models.steps.step import RunContext
+from ...models.streaming.streamed import StreamedModel
+from ...models.structure.anatomy import SharedInput
+from ...models.structure.open_model import LinearFacts, OpenModel
+from ...quant.blockwise.block_passes import BlockPasses
+from ...quant.layer_stats import LayerStats
+from ...quant.mixed.choose import best_choice
+from ...quant.mixed.sensitivity import Changes, Measured, fisher_losses
+from ...quant.mixed.units import Unit
+from ...quant.sensitivity import OutputChange
+from ...quant.sparsity import keep_share
+from ...quant.transforms.links import as_rows
+from ...system.files import write_text
+from ...system.processes import Processes
+from ...system.resources import release_freed_memory
+from ..score.weights import wanda
+from .owl import by_outliers, outlier_share
+
+# Sparsities that a linear may get by its sensitivity: so many, this far apart, around the average.
+LEVELS, _APART = 9, 0.05
+_MOST = 0.95
+
+
+def shared_out(
+    allocation: str, sparsity: float, facts: list[LinearFacts], model: OpenModel, context: RunContext
+) -> dict[str, float]:
+    """The sparsity of each linear, by name; what an interrupted run has found is not measured again.
+
+    Args:
+        allocation: ``owl`` or ``sensitivity``.
+        sparsity: of all together; for ``owl``, on average over blocks.
+        facts: the linears.
+        model: whose they are.
+        context: the run. The first process measures alone.
+    """
+    file = context.journal / "sparsities.json"
+
+    def found() -> tuple[dict[str, Tensor], Any]:
+        if file.exists():
+            return {}, json.loads(file.read_text(encoding="utf-8"))
+        measure = _by_outliers if allocation == "owl" else _by_sensitivity
+        shares = measure(sparsity, facts, model, context)
+        write_text(file, json.dumps(shares) + "\n")
+        return {}, shares
+
+    return context.processes.from_first(found)[1]
+
+
+def _by_outliers(sparsity: float, facts: list[LinearFacts], model: OpenModel, context: RunContext) -> dict[str, float]:
+    wanted = {each.name for each in facts}
+    streamed = StreamedModel(model.skeleton, model.weights, context.dtype, context.journal)
+    store = streamed.embed(context.tokens)
+    outliers: dict[int, float] = {}
+    try:
+        for index in context.progress.track(range(len(streamed)), "counting outliers", len(streamed)):
+            release_freed_memory()
+            anatomy = model.anatomy.blocks[index]
+            groups = [
+                SharedInput(names, group.phase)
+                for group in anatomy.groups
+                if (names := tuple(name for name in group.linears if f"{anatomy.name}.{name}" in wanted))
+            ]
+            with streamed.block(index) as block:
+                passes = BlockPasses(
+                    block,
+                    anatomy,
+                    store,
+                    lambda hidden, index=index: streamed.call(index, hidden),
+                    context.tokens.numel(),
+                    Processes(),
+                )
+                scores = [
+                    wanda(_rows(block.get_submodule(name)), stats.energy)
+                    for group, stats in passes.survey(groups, energy=True)
+                    for name in group.linears
+                    if stats.energy is not None
+                ]
+                if scores:
+                    outliers[index] = outlier_share(scores)
+                streamed.run_block(index, block, store)
+    finally:
+        store.close()
+    shares = dict(zip(outliers, by_outliers(list(outliers.values()), sparsity), strict=True))
+    blocks = {anatomy.name: index for index, anatomy in enumerate(model.anatomy.blocks)}
+    return {name: shares[index] for name in wanted for block, index in blocks.items() if name.startswith(f"{block}.")}
+
+
+def _by_sensitivity(
+    sparsity: float, facts: list[LinearFacts], model: OpenModel, context: RunContext
+) -> dict[str, float]:
+    levels = [sparsity + (place - LEVELS // 2) * _APART for place in range(LEVELS)]
+    levels = sorted({min(_MOST, max(0.0, round(level, 4))) for level in levels} | {sparsity})
+    units = [Unit(each.name, (each.name,), ((each.name,),)) for each in facts]
+    measured = Measured(
+        model,
+        units,
+        _Sparsities(levels, context.dtype),
+        context.tokens,
+        context.dtype,
+        context.seed,
+        context.journal / "sensitivity",
+        context.progress,
+    )
+    losses = fisher_losses(measured)
+    kept = [[round(each.numel * (1 - level)) for level in levels] for each in facts]
+    for unit in losses:
+        if not any(unit):  # nothing is known of an expert without tokens: it gets the average
+            unit[:] = [0.0 if level == sparsity else 1e9 for level in levels]
+    chosen = best_choice(losses, kept, sum(round(each.numel * (1 - sparsity)) for each in facts))
+    assert chosen is not None  # all at the average fit
+    return {each.name: levels[place] for each, place in zip(facts, chosen, strict=True)}
+
+
+class _Sparsities:
+    """Candidates that prune a linear by Wanda's score, with nothing to make up for it."""
+
+    needs_hessian = False
+
+    def __init__(self, levels: list[float], dtype: torch.dtype) -> None:
+        self._levels, self._dtype = levels, dtype
+        self.count = len(levels)
+
+    def changes(self, weights: dict[str, Tensor], stats: LayerStats) -> Changes:
+        assert stats.energy is not None
+        found: Changes = {}
+        for name, weight in weights.items():
+            scores = wanda(weight, stats.energy)
+            keeps = (keep_share(scores, level, by_row=True) for level in self._levels)
+            found[name] = [OutputChange((weight * ~keep).neg().to(self._dtype)) for keep in keeps]
+        return found
+
+
+def _rows(module: Any) -> Tensor:
+    return as_rows(module, module.weight.data)

@@ -1,0 +1,130 @@
+"""How many units each block keeps, where a prune step shares them out over blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from ...models.steps.step import RunContext
+from ...models.structure.open_model import OpenModel
+from ...quant.layer_stats import LayerStats
+from ...quant.mixed.choose import best_choice
+from ...quant.mixed.sensitivity import Changes, Measured, fisher_losses
+from ...quant.mixed.units import Unit
+from ...quant.sensitivity import OutputChange
+from ..score.units import refitted
+from ..structure import axes
+from ..structure.axes import Axis
+
+# Numbers that a block may get: so many steps of about this share of them, around the average, and all of them.
+_STEPS, _STEP = 3, 1 / 16
+MOST_LEVELS = 2 * _STEPS + 2
+
+Scores = Callable[[str, Tensor, LayerStats], Tensor]
+
+
+def levels_of(model: OpenModel, axis: Axis, average: int) -> list[int]:
+    """The numbers of units that a block may keep, fewest first.
+
+    Args:
+        model: the model.
+        axis: the units.
+        average: how many blocks keep on average; it is among them.
+    """
+    step = max(1, round(axis.units * _STEP / axis.multiple)) * axis.multiple
+    around = {average + step * place for place in range(-_STEPS, _STEPS + 1)}
+    found = sorted({n for n in around if 0 < n < axis.units} | {axis.units})
+    # Widths are all alike to a configuration, but not every number of heads suits it.
+    return [n for n in found if axis.multiple > 1 or n in (average, axis.units) or axes.is_possible(model, axis, n)]
+
+
+def oddest_units(model: OpenModel, axis: Axis, average: int) -> list[int]:
+    """Units by block that may come of sharing out, such that what does not suit any of these numbers is found before any work."""
+    units = [average] * len(model.anatomy.blocks)
+    places = [index for index, block in enumerate(model.anatomy.blocks) if axis.of_block(block.name)]
+    levels = levels_of(model, axis, average)
+    odd = sorted(levels, key=lambda n: n & -n)
+    for place, least in zip(places, odd, strict=False):
+        units[place] = least
+    return units
+
+
+def shared_out_units(
+    model: OpenModel,
+    axis: Axis,
+    average: int,
+    among: Collection[int],
+    scores: Scores,
+    context: RunContext,
+    *,
+    refits: bool,
+) -> list[int]:
+    """How many units each block keeps, so that the predicted divergence is least; the first process measures alone.
+
+    What the removal of a block's units costs, once the columns that read the rest have made up for it, is told by the
+    gradients of the model's own predictions (:mod:`..mixed.sensitivity`). What an interrupted run has measured is not
+    measured again.
+
+    Args:
+        model: the model.
+        axis: the units.
+        average: how many blocks keep on average.
+        among: the blocks over which they are shared out; others keep the average.
+        scores: how much the units of a reader matter, given its name, its weight and what it reads.
+        context: the run.
+        refits: whether columns make up for what goes.
+    """
+
+    def found() -> tuple[dict[str, Tensor], list[int]]:
+        levels = levels_of(model, axis, average)
+        blocks = [
+            block for index, block in enumerate(model.anatomy.blocks) if axis.of_block(block.name) and index in among
+        ]
+        readers = [tuple(axis.of_block(block.name)) for block in blocks]
+        units = [
+            Unit(block.name, names, tuple((n,) for n in names)) for block, names in zip(blocks, readers, strict=True)
+        ]
+        journal = context.journal / "sensitivity"
+        measured = Measured(
+            model,
+            units,
+            _Widths(axis, levels, scores, context.dtype, refits=refits),
+            context.tokens,
+            context.dtype,
+            context.seed,
+            journal,
+            context.progress,
+        )
+        chosen = best_choice(fisher_losses(measured), [levels] * len(blocks), average * len(blocks))
+        assert chosen is not None  # all at the average fit
+        left = dict(zip([block.name for block in blocks], (levels[place] for place in chosen), strict=True))
+        return {}, [left.get(block.name, average) for block in model.anatomy.blocks]
+
+    return context.processes.from_first(found)[1]
+
+
+class _Widths:
+    """Candidates that keep so many units of what a linear reads."""
+
+    def __init__(self, axis: Axis, levels: Sequence[int], scores: Scores, dtype: torch.dtype, *, refits: bool) -> None:
+        self._axis, self._levels, self._scores, self._dtype = axis, levels, scores, dtype
+        self.count = len(levels)
+        self.needs_hessian = refits
+
+    def changes(self, weights: dict[str, Tensor], stats: LayerStats) -> Changes:
+        found: Changes = {}
+        for name, weight in weights.items():
+            order = self._scores(name, weight, stats).argsort(descending=True)
+            found[name] = [OutputChange(self._change(weight, stats, order[:left])) for left in self._levels]
+        return found
+
+    def _change(self, weight: Tensor, stats: LayerStats, kept: Tensor) -> Tensor:
+        columns = self._axis.columns_of(kept.sort().values).to(weight.device)
+        narrow = weight.float()[:, columns]
+        if stats.hessian is not None and stats.tokens and len(kept) < self._axis.units:
+            narrow, _ = refitted(weight, stats.hessian, columns)
+        change = weight.float().neg()
+        change[:, columns] += narrow
+        return change.to(self._dtype)

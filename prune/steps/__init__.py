@@ -1,0 +1,1 @@
+"""The prune steps of a recipe, one file a structure."""

@@ -1,0 +1,370 @@
+"""The prune step that chooses depth against widths: the shape that loses least among those that keep to a target."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...models.directory.directory import ModelDirectory
+from ...models.steps.smaller_model import write_model
+from ...models.steps.step import RunContext, Step, StepRecord
+from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel
+from ...models.structure.open_model import OpenModel
+from ...runtime.decoder.architectures import spec_of
+from ...runtime.measure.shape_time import decode_seconds
+from ...system.errors import Problem, RuntimeProblem, SmeltError
+from ...system.files import write_text
+from ...system.processes import Processes
+from ...system.progress import Progress
+from ...system.resources import Cost, compute_dtype
+from ..settings import Prune
+from ..structure.removable import layer_parts
+from ..structure.shapes import DIMENSIONS, Costs, Grid, Sizes, parameters_of, shape_of, timing_bytes
+from .blocks import PruneBlocksStep
+from .hidden import PruneHiddenStep
+from .units import PruneUnitsStep
+
+# Shapes that are made and judged on text, best first by what their dimensions cost one by one.
+_TRIED = 3
+# Of the calibration windows, this share is kept to judge what the rest has calibrated.
+_JUDGING = 4
+_SLACK = 1.02
+
+
+class PruneAutoStep:
+    """Take blocks and widths away until a target is met.
+
+    Args:
+        settings: the recipe's section.
+        where: how messages name this step.
+    """
+
+    quantizes = False
+    leaves_zeros = False
+    keeps_zeros = False  # the stream may be turned
+
+    def __init__(self, settings: Prune, where: str) -> None:
+        self.settings = settings
+        self._where = where
+        assert settings.target is not None
+        self._target = settings.target
+        self._known: tuple[OpenModel, Grid, bool] | None = None
+
+    @property
+    def label(self) -> str:
+        return f"pruned to {self._target.label}"
+
+    def check(self, model: OpenModel) -> list[Problem]:
+        field = f"{self._where}.target"
+        if self._target.latency is not None:
+            try:
+                spec = spec_of(model.config)
+            except RuntimeProblem as problem:
+                return [Problem(field, f"latency: {problem}; give a target of params instead")]
+            if self._target.place.context > spec.max_length:
+                what = f"at.context is {self._target.place.context}, more than the {spec.max_length} tokens that the model takes"
+                return [Problem(field, what)]
+            if len(model.anatomy.blocks) < 2:
+                return [Problem(field, "latency: a model of one block has nothing to compare; give a target of params")]
+        if set(layer_parts(model)) != {"all"}:
+            what = (
+                f"{type(model.skeleton.model).__name__}: parts of some of its blocks were removed; search first, or give"
+                " structures and shares"
+            )
+            return [Problem(f"{self._where}.structure", what)]
+        grid = self._grid(model)
+        if all(len(levels) == 1 for levels in grid.levels.values()):
+            kind = type(model.skeleton.model).__name__
+            return [Problem(f"{self._where}.structure", f"{kind}: no dimension of it can be made smaller")]
+        if self._target.params is not None:
+            try:
+                costs = Costs(model, grid, turned=self._turned(model))
+            except SmeltError as error:
+                return [Problem(f"{self._where}.structure", str(error))]
+            least = min(costs.parameters(sizes) for sizes in grid) / costs.parameters(grid.whole)
+            if least > self._target.params:
+                what = (
+                    f"params: the smallest shape that is searched has {least:.2f} of the parameters; give at least that"
+                )
+                return [Problem(field, what)]
+        return []
+
+    def outlook(self, model: OpenModel) -> OpenModel:
+        """The shape is what the search is for: of those that it may find, the one that the fewest group sizes divide."""
+        for settings in self._settings(model, self._grid(model).oddest):
+            model = _step(settings).outlook(model)
+        return model
+
+    def plan(self, model: OpenModel) -> dict[str, Any]:
+        grid, before = self._grid(model), model.weights.nbytes
+        count = math.prod(len(levels) for levels in grid.levels.values())
+        after = int(before * self._target.params) if self._target.params is not None else before
+        return {
+            "step": "prune",
+            "structure": "auto",
+            "target": self._target.model_dump(exclude_none=True),
+            "shapes": count,
+            "bytes_before": before,
+            "bytes_after": after,
+            "checkpoint_bytes": after,
+            "stays_packed": True,
+            "sentence": f"prune to {self._target.label}: the best of {count} shapes of"
+            f" {' x '.join(f'{len(grid.levels[name])} {name}' for name in DIMENSIONS)}",
+        }
+
+    def reads_text(self, model: OpenModel) -> list[str]:
+        return [f"prune {self.settings.structure}"]
+
+    def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
+        tokens, number = windows * length, compute_dtype(model.dtype).itemsize
+        grid = self._grid(model)
+        runs = sum(1 for _ in grid.alone()) + 3 * _TRIED
+        numel = sum(model.block_numel(i) for i in range(len(model.anatomy.blocks)))
+        head = model.linears[model.anatomy.head].numel
+        width = max(facts.columns for name, facts in model.linears.items() if name != model.anatomy.head)
+        logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 4
+        matrices = 4 * width**2 * 8
+        memory = model.largest_block() * number * 2 + matrices + 2 * model.embedding_bytes() + logits
+        if self._target.latency is not None:
+            memory = max(memory, timing_bytes(model, grid, self._target.place.batch, self._target.place.context))
+        operations = runs * (6.0 * tokens * numel + 2.0 * tokens * head + len(model.anatomy.blocks) * width**3)
+        kept = (len(model.anatomy.blocks) + 4) * model.skeleton.hidden_size + width
+        return Cost(int(memory), int(4 * model.weights.nbytes + tokens * kept * number), operations)
+
+    def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
+        context.journal.mkdir(parents=True, exist_ok=True)
+        # Alone: what many short steps would share is less than what it takes to share it.
+        context = replace(context, processes=Processes(context.processes.device))
+        grid = self._grid(model)
+        search = _Search(model, grid, context, self._settings)
+        costs = Costs(model, grid, turned=self._turned(model))
+        known = context.journal / "sizes.json"
+        if known.exists():  # clocks would not say the same again
+            data = json.loads(known.read_text(encoding="utf-8"))
+            found, timed = Sizes(**data["sizes"]), data["milliseconds"]
+        else:
+            limit, spent = self._limits(costs, grid, context.progress)
+            found, timed = search.best(self._allowed(grid, limit, spent)), costs.as_data()
+            write_text(known, json.dumps({"sizes": vars(found), "milliseconds": timed}) + "\n")
+        settings = self._settings(model, found)
+        final = _applied(settings, model, context, context.journal / "final")
+        write_model(final, model, target)
+        if (context.journal / "final").exists():
+            shutil.rmtree(context.journal / "final")
+        measured = self._measured(model, final, context.progress)
+        told = [_told(grid.whole, found, settings, search.losses), *([measured] if measured else [])]
+        chosen = {
+            "sizes": vars(found),
+            "losses": search.losses,
+            "parameters": parameters_of(final) / parameters_of(model),
+            **({} if self._target.latency is None else {"milliseconds": timed}),
+        }
+        return StepRecord("prune", self.settings.model_dump(mode="json"), [], list(model.anatomy.unknown), chosen, told)
+
+    def _settings(self, model: OpenModel, sizes: Sizes) -> list[Prune]:
+        """The steps that make a shape, in order."""
+        whole, found = self._grid(model).whole, []
+        if sizes.blocks < whole.blocks:
+            found.append({"structure": "blocks", "count": whole.blocks - sizes.blocks})
+        for name, more in (
+            ("hidden", {"score": "pca" if self._turned(model) else "activation"}),
+            ("heads", {"score": "taylor", "update": "least_squares"}),
+            ("ffn", {"score": "wanda", "update": "least_squares"}),
+        ):
+            left, all_of_them = getattr(sizes, name), getattr(whole, name)
+            if left < all_of_them:
+                multiple = {} if name == "heads" else {"multiple": left & -left}
+                found.append({"structure": name, "ratio": 1 - left / all_of_them, **multiple, **more})
+        return [Prune.model_validate(each) for each in found]
+
+    def _grid(self, model: OpenModel) -> Grid:
+        return self._about(model)[1]
+
+    def _turned(self, model: OpenModel) -> bool:
+        return self._about(model)[2]
+
+    def _about(self, model: OpenModel) -> tuple[OpenModel, Grid, bool]:
+        """The sizes of a model, and whether its stream can be turned; found once."""
+        if self._known is None or self._known[0] is not model:
+            self._known = model, Grid.of(model, self.settings.multiple), _turns(model)
+        return self._known
+
+    def _allowed(self, grid: Grid, limit: float, spent: Callable[[Sizes], float]) -> list[Sizes]:
+        allowed = [sizes for sizes in grid if spent(sizes) <= limit]
+        if not allowed:
+            share = min(map(spent, grid)) / spent(grid.whole)
+            raise SmeltError(
+                f"{self._where}.target: the fastest shape that is searched takes {share:.2f} of the time; give at least that"
+            )
+        return allowed
+
+    def help(self, model: OpenModel, context: RunContext) -> None:
+        """It is the first process's work alone."""
+
+    def _limits(self, costs: Costs, grid: Grid, progress: Progress) -> tuple[float, Callable[[Sizes], float]]:
+        """The most that a shape may cost, and what it costs."""
+        if self._target.params is not None:
+            return self._target.params * costs.parameters(grid.whole), costs.parameters
+        assert self._target.latency is not None
+        place = self._target.place
+        costs.measure(place.batch, place.context, progress)
+        return self._target.latency * costs.seconds(grid.whole), costs.seconds
+
+    def _measured(self, model: OpenModel, final: OpenModel, progress: Progress) -> str | None:
+        """How fast the result is, beside the original, on the runtime; None if it does not serve it."""
+        place = self._target.place
+        shapes = [shape_of(each) for each in (model, final)]
+        try:
+            before, after = decode_seconds(
+                shapes, model.dtype, batch=place.batch, context=place.context, told=progress.say
+            )
+        except RuntimeProblem:
+            return None
+        missed = self._target.latency is not None and after > self._target.latency * _SLACK * before
+        return (
+            f"a decoding step of {place.batch} sequence{'s' * (place.batch > 1)} with {place.context} tokens takes"
+            f" {after / before:.2f} of the original's, measured side by side"
+            + (f", more than the target of {self._target.latency:g}: parts were timed by themselves" if missed else "")
+        )
+
+
+class _Search:
+    """Judges shapes by the loss on calibration windows that they were not calibrated on.
+
+    Args:
+        model: the whole model.
+        grid: the sizes.
+        context: the run.
+        settings: the steps that make a shape.
+
+    Attributes:
+        losses: what was measured: of the whole model, of each size by itself, of each shape that was tried.
+    """
+
+    def __init__(
+        self,
+        model: OpenModel,
+        grid: Grid,
+        context: RunContext,
+        settings: Callable[[OpenModel, Sizes], list[Prune]],
+    ) -> None:
+        self._model, self._grid, self._context, self._settings = model, grid, context, settings
+        judged = max(1, len(context.tokens) // _JUDGING)
+        self._judging = context.tokens[:judged]
+        self._calibrating = replace(
+            context, tokens=context.tokens[judged:] if len(context.tokens) > 1 else context.tokens
+        )
+        self._file = context.journal / "losses.json"
+        self.losses: dict[str, float] = (
+            json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else {}
+        )
+
+    def best(self, allowed: list[Sizes]) -> Sizes:
+        """The shape that loses least."""
+        whole = self._loss("whole", [])
+        each = list(self._grid.alone())
+        alone: dict[tuple[str, int], float] = {}
+        for name, size in self._context.progress.track(each, "measuring dimensions", len(each)):
+            sizes = replace(self._grid.whole, **{name: size})
+            alone[name, size] = self._loss(f"{name} {size}", self._settings(self._model, sizes)) - whole
+
+        def expected(sizes: Sizes) -> float:
+            return sum(alone.get((name, getattr(sizes, name)), 0.0) for name in DIMENSIONS)
+
+        first = sorted(allowed, key=expected)[:_TRIED]
+        tried = {}
+        for sizes in self._context.progress.track(first, "trying shapes", len(first)):
+            tried[sizes] = self._loss(_named(sizes), self._settings(self._model, sizes))
+        return min(first, key=lambda sizes: tried[sizes])
+
+    def _loss(self, name: str, settings: list[Prune]) -> float:
+        if name not in self.losses:
+            place = self._context.journal / "trial"
+            shutil.rmtree(place, ignore_errors=True)
+            quiet = replace(self._calibrating, progress=Progress(False))
+            made = _applied(settings, self._model, quiet, place)
+            self.losses[name] = _loss_of(made, self._judging, self._context)
+            shutil.rmtree(place, ignore_errors=True)
+            write_text(self._file, json.dumps(self.losses) + "\n")
+        return self.losses[name]
+
+
+def _applied(settings: list[Prune], model: OpenModel, context: RunContext, place: Path) -> OpenModel:
+    """The model after some steps; its files lie in ``place``. What an interrupted run has made there is not made again."""
+    for number, each in enumerate(settings):
+        step = _step(each)
+        problems = step.check(model)
+        if problems:
+            raise SmeltError(str(problems[0]))
+        directory, done = place / f"model-{number}", place / f"model-{number}.done"
+        if not done.exists():
+            shutil.rmtree(directory, ignore_errors=True)
+            step.run(model, replace(context, journal=place / f"step-{number}"), directory)
+            done.touch()
+        model = OpenModel(ModelDirectory(directory.name, directory, model.directory.trust_remote_code))
+    return model
+
+
+def _step(settings: Prune) -> Step:
+    kinds = {"blocks": PruneBlocksStep, "hidden": PruneHiddenStep}
+    return kinds.get(settings.structure, PruneUnitsStep)(settings, settings.structure)
+
+
+@torch.no_grad()
+def _loss_of(model: OpenModel, tokens: Tensor, context: RunContext) -> float:
+    """Mean loss of the next tokens."""
+    streamed = StreamedModel(
+        model.skeleton, model.weights, context.dtype, context.journal, device=context.processes.device
+    )
+    store = streamed.final_hidden(tokens, Progress(False), "")
+    head, lost, count = streamed.head(), 0.0, 0
+    try:
+        size = max(1, LOGIT_TOKENS // tokens.shape[1])
+        for start in range(0, len(tokens), size):
+            part = slice(start, min(start + size, len(tokens)))
+            logits = head(store.read(part))[:, :-1].float()
+            wanted = tokens[part, 1:].to(logits.device)
+            lost += torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum").item()
+            count += wanted.numel()
+    finally:
+        store.close()
+    loss = lost / count
+    return loss if math.isfinite(loss) else 1e9
+
+
+def _turns(model: OpenModel) -> bool:
+    """Whether the stream of a model can be turned to its principal directions."""
+    step = PruneHiddenStep(Prune.model_validate({"structure": "hidden", "ratio": 0.5, "score": "pca"}), "")
+    return not any("turned" in problem.what for problem in step.check(model))
+
+
+def _named(sizes: Sizes) -> str:
+    return " ".join(f"{name} {getattr(sizes, name)}" for name in DIMENSIONS)
+
+
+def _told(whole: Sizes, found: Sizes, settings: list[Prune], losses: dict[str, float]) -> str:
+    nouns = {
+        "blocks": "blocks",
+        "hidden": "channels of the stream",
+        "heads": "groups of heads",
+        "ffn": "feed-forward channels",
+    }
+    left = [
+        f"{getattr(found, name)} of {getattr(whole, name)} {nouns[name]}"
+        for name in DIMENSIONS
+        if getattr(found, name) < getattr(whole, name)
+    ]
+    loss = losses[_named(found)]
+    return (
+        f"left are {', '.join(left) or 'all dimensions'}: on calibration windows kept apart its loss was {loss:.3f},"
+        f" the original's {losses['whole']:.3f}, and that of the other shapes tried"
+        f" {', '.join(f'{value:.3f}' for name, value in losses.items() if name.count(' ') > 1 and value != loss) or 'none'}"
+    )

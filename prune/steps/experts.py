@@ -1,0 +1,271 @@
+"""The prune step for experts: which stay in each layer of a mixture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...models.directory.experts import watched
+from ...models.steps.parts import layers_of, save_part
+from ...models.steps.record import LayerRecord
+from ...models.steps.smaller_model import computes_the_same, write_model
+from ...models.steps.step import RunContext, StepRecord
+from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel
+from ...models.structure.open_model import OpenModel
+from ...system.activation_store import BATCH_TOKENS, ActivationStore
+from ...system.device import on
+from ...system.errors import Problem, SmeltError
+from ...system.machine import human_bytes
+from ...system.resources import Cost, compute_dtype, release_freed_memory
+from ...system.tensor_files import SafetensorsFile
+from ..score.taylor import first_order
+from ..score.units import path_scores
+from ..settings import Prune
+from ..structure.axes import Axis, Span
+from ..structure.drop_experts import ExpertLayers, fewer_experts
+
+
+class PruneExpertsStep:
+    """Take experts out of every mixture, the same number of each.
+
+    Args:
+        settings: the recipe's section.
+        where: how messages name this step.
+    """
+
+    quantizes = False
+    leaves_zeros = False
+    keeps_zeros = True
+
+    def __init__(self, settings: Prune, where: str) -> None:
+        self.settings = settings
+        self._where = where
+        self._score = settings.score or "activation"
+
+    @property
+    def label(self) -> str:
+        count = self.settings.count
+        amount = f"{self.settings.ratio:.0%} of" if count is None else f"{count}"
+        return f"{amount} experts fewer by {self._score}"
+
+    def check(self, model: OpenModel) -> list[Problem]:
+        try:
+            layers = ExpertLayers.find(model)
+        except SmeltError as error:
+            return [Problem(f"{self._where}.structure", str(error))]
+        amount = f"{self._where}.{'ratio' if self.settings.count is None else 'count'}"
+        left = self._left(layers)
+        if left < layers.chosen:
+            what = (
+                f"leaves {max(left, 0)} of {layers.count} experts, but every token is sent to {layers.chosen};"
+                f" take at most {layers.count - layers.chosen}"
+            )
+            return [Problem(amount, what)]
+        if left == layers.count:
+            return [Problem(amount, f"takes none of {layers.count} experts; take more")]
+        try:
+            self.outlook(model)
+        except SmeltError as error:
+            return [Problem(amount, str(error))]
+        return []
+
+    def outlook(self, model: OpenModel) -> OpenModel:
+        layers = ExpertLayers.find(model)
+        left = self._left(layers)
+        return fewer_experts(model, layers, dict.fromkeys(layers.modules, torch.arange(left)), left)
+
+    def plan(self, model: OpenModel) -> dict[str, Any]:
+        layers = ExpertLayers.find(model)
+        before, after = model.weights.nbytes, self.outlook(model).weights.nbytes
+        left = self._left(layers)
+        return {
+            "step": "prune",
+            "structure": "experts",
+            "score": self._score,
+            "experts_before": layers.count,
+            "experts_after": left,
+            "bytes_before": before,
+            "bytes_after": after,
+            "checkpoint_bytes": after,
+            "stays_packed": True,
+            "sentence": f"prune experts from {layers.count} to {left} in each layer by {self._score}:"
+            f" {human_bytes(before)} -> {human_bytes(after)}",
+        }
+
+    def reads_text(self, model: OpenModel) -> list[str]:
+        return [f"prune {self.settings.structure}"]
+
+    def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
+        tokens, number = windows * length, compute_dtype(model.dtype).itemsize
+        hidden, blocks = model.skeleton.hidden_size, len(model.anatomy.blocks)
+        width = max(facts.rows for name, facts in model.linears.items() if name != model.anatomy.head)
+        passing = max(BATCH_TOKENS, length) * 4 * max(width, hidden) * number
+        memory = max(model.largest_block() * number + passing, model.embedding_bytes())
+        operations = sum(4.0 * tokens * model.block_numel(i) for i in range(blocks))
+        kept = hidden
+        if self._score == "taylor":
+            logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 4
+            memory = max(memory + 2 * passing, model.embedding_bytes() + logits)
+            operations *= 3
+            kept += (blocks + 2) * hidden
+        return Cost(int(memory), int(2 * model.weights.nbytes + tokens * kept * number), operations)
+
+    def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
+        layers = ExpertLayers.find(model)
+
+        def tried() -> tuple[dict[str, Tensor], None]:
+            self._try_layout(model, layers, context)
+            return {}, None
+
+        context.processes.from_first(tried)
+        parts = self._parts(model, layers, context)
+        kept = {index: SafetensorsFile(parts[index]).load("kept") for index in layers.modules}
+        after = fewer_experts(model, layers, kept, self._left(layers))
+        write_model(after, model, target)
+        done = f"{self._left(layers)} of {layers.count} experts are left in each layer"
+        settings = self.settings.model_dump(mode="json")
+        return StepRecord("prune", settings, layers_of(list(parts.values())), list(model.anatomy.unknown), None, [done])
+
+    def help(self, model: OpenModel, context: RunContext) -> None:
+        context.processes.wait()  # for what the first tries
+        self._parts(model, ExpertLayers.find(model), context)
+
+    def _left(self, layers: ExpertLayers) -> int:
+        if self.settings.count is not None:
+            return layers.count - self.settings.count
+        assert self.settings.ratio is not None
+        return round(layers.count * (1 - self.settings.ratio))
+
+    def _try_layout(self, model: OpenModel, layers: ExpertLayers, context: RunContext) -> None:
+        """See that the model computes the same with its experts in another order, so that the router knows no order."""
+        generator = torch.Generator().manual_seed(context.seed)
+        shuffled = {index: torch.randperm(layers.count, generator=generator) for index in layers.modules}
+        if not computes_the_same(model, fewer_experts(model, layers, shuffled, layers.count), context):
+            raise SmeltError(
+                f"{self._where}: {type(model.skeleton.model).__name__} chooses experts by their place, in groups perhaps;"
+                " they cannot be pruned"
+            )
+
+    def _parts(self, model: OpenModel, layers: ExpertLayers, context: RunContext) -> dict[int, Path]:
+        """Go through the blocks in order; each reads what the pruned ones before it give."""
+        context.journal.mkdir(parents=True, exist_ok=True)
+        processes = context.processes
+        parts = {index: context.journal / f"block-{index:05d}.safetensors" for index in layers.modules}
+        _, finished = processes.from_first(lambda: ({}, {str(index): part.exists() for index, part in parts.items()}))
+        if all(finished.values()):
+            return parts
+        kept: dict[int, Tensor] = {}
+        after = fewer_experts(model, layers, kept, self._left(layers))
+        whole, narrow = (
+            StreamedModel(each.skeleton, each.weights, context.dtype, context.journal, device=processes.device)
+            for each in (model, after)
+        )
+        with on(processes.device):
+            known = self._first_order(model, layers, whole, context)
+            store = whole.embed(processes.share(context.tokens))
+            try:
+                for index in context.progress.track(range(len(whole)), "pruning experts", len(whole)):
+                    release_freed_memory()
+                    if index in parts and finished[str(index)]:
+                        stored, _ = processes.from_first(
+                            lambda index=index: ({"kept": SafetensorsFile(parts[index]).load("kept")}, None)
+                        )
+                        kept[index] = stored["kept"].cpu()
+                    elif index in parts:
+                        kept[index] = self._chosen(model, layers, index, whole, store, known, parts[index], context)
+                    with narrow.block(index) as block:
+                        narrow.run_block(index, block, store)
+            finally:
+                store.close()
+        return parts
+
+    def _chosen(
+        self,
+        model: OpenModel,
+        layers: ExpertLayers,
+        index: int,
+        streamed: StreamedModel,
+        store: ActivationStore,
+        known: dict[str, Tensor],
+        part: Path,
+        context: RunContext,
+    ) -> Tensor:
+        """Which experts of a block stay."""
+        processes, name = context.processes, layers.modules[index]
+        with streamed.block(index) as block:
+            local = name.removeprefix(f"{model.anatomy.blocks[index].name}.")
+            with watched(block.get_submodule(local)) as (reached, added):
+                for batch in store.batches():
+                    hidden = store.read(batch)
+                    streamed.call(index, hidden).run(block, hidden)
+        for each in (reached, added):
+            processes.sum_(each)
+        scores = {"frequency": reached, "activation": added}.get(self._score)
+        if scores is None and self._score == "taylor":
+            scores = torch.cat([known[each] for each in _readers(model, index)])
+        if scores is None:
+            scores = _paths(model, layers, index)
+        if not scores.isfinite().all():
+            raise SmeltError(f"{name}: the scores of its experts are not finite; use other text or another score")
+        stays = scores.cpu().double().topk(self._left(layers)).indices.sort().values
+        if processes.leads:
+            gone = sorted(set(range(layers.count)) - set(stays.tolist()))
+            sizes = added.tolist()
+            share = sum(sizes[number] for number in gone) / max(sum(sizes), 1e-30)
+            notes = []
+            silent = [number for number, count in enumerate(reached.tolist()) if count == 0]
+            if silent:
+                few = len(silent) > len(gone)
+                numbers = ", ".join(str(each) for each in silent)
+                notes.append(
+                    f"no token of the calibration text reached expert{'s' * (len(silent) > 1)} {numbers}"
+                    + ("; which of them to keep is a guess, use more text" if few and self._score != "path" else "")
+                )
+            record = LayerRecord(name, (layers.count, len(stays)), self.label, float(f"{share:.4g}"), notes)
+            save_part(part, {"kept": stays.cpu()}, [record])
+        told, _ = processes.from_first(lambda: ({"kept": stays}, None))
+        return told["kept"].cpu()
+
+    def _first_order(
+        self, model: OpenModel, layers: ExpertLayers, streamed: StreamedModel, context: RunContext
+    ) -> dict[str, Tensor]:
+        """What the loss would gain or lose without an expert: of all that its last linear reads, together."""
+        if self._score != "taylor":
+            return {}
+        readers = [reader for index in layers.modules for reader in _readers(model, index)]
+        columns = model.linears[readers[0]].columns
+        spans = {reader: {f"{reader}.weight": Span(1, (columns,))} for reader in readers}
+        whole = Axis("experts", 1, 1, {layers.field: 1}, spans)
+        tokens = context.processes.share(context.tokens)
+        return first_order(model, whole, streamed, tokens, context.processes, context.progress)
+
+
+def _readers(model: OpenModel, index: int) -> list[str]:
+    """The last linear of each expert of a block, in their order."""
+    anatomy = model.anatomy.blocks[index]
+    found: dict[str, str] = {}
+    for group in anatomy.groups:
+        for linear in group.linears:
+            name = f"{anatomy.name}.{linear}"
+            if model.linears[name].is_expert:
+                found[linear.rpartition(".")[0]] = name  # groups come in the order that they run
+    return sorted(found.values(), key=lambda name: int(name.split(".")[-2]))
+
+
+def _paths(model: OpenModel, layers: ExpertLayers, index: int) -> Tensor:
+    """The product of the norms of an expert's matrices and of the row that chooses it."""
+    start = f"{model.anatomy.blocks[index].name}."
+    matrices = []
+    for name, dim in layers.routing.items():
+        tensor = model.weights.load(model.names[name])
+        if name.startswith(start) and tensor.dim() > 1:
+            matrices.append(tensor.movedim(dim, 0).flatten(1))
+    path = f"{layers.modules[index]}."
+    leaves = [n.removeprefix(f"{path}0.") for n in model.names if n.startswith(f"{path}0.")]
+    for leaf in leaves:
+        every = [model.weights.load(model.names[f"{path}{number}.{leaf}"]) for number in range(layers.count)]
+        matrices.append(torch.stack([each.float().norm()[None] for each in every]))
+    return path_scores(matrices)

@@ -1,0 +1,439 @@
+"""The prune step for the residual stream: which of its directions stay, through the whole model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...models.steps.parts import load_part
+from ...models.steps.record import LayerRecord
+from ...models.steps.smaller_model import last_hidden, write_model
+from ...models.steps.step import RunContext, StepRecord
+from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel
+from ...models.structure.open_model import OpenModel
+from ...models.structure.untied_head import with_own_head
+from ...quant.transforms.links import norm_offset
+from ...quant.transforms.rotated_model import Streams, Turn, turned
+from ...quant.transforms.rotation import Rotation
+from ...system.activation_store import BATCH_TOKENS
+from ...system.device import on
+from ...system.errors import Problem, SmeltError
+from ...system.machine import human_bytes
+from ...system.resources import Cost, compute_dtype, release_freed_memory
+from ...system.tensor_files import SafetensorsFile, save_tensors
+from ..score.pca import Directions
+from ..score.taylor import first_order_of_stream
+from ..settings import Prune
+from ..structure import axes
+from ..structure.axes import Axis
+from ..structure.slice_width import narrower
+
+_TRIED_LENGTH, _TRIED_DIFFERENCE = 16, 1e-3
+
+
+class PruneHiddenStep:
+    """Make the residual stream narrower, and with it every matrix that reads or writes it.
+
+    Args:
+        settings: the recipe's section.
+        where: how messages name this step.
+    """
+
+    quantizes = False
+    leaves_zeros = False
+
+    def __init__(self, settings: Prune, where: str) -> None:
+        self.settings = settings
+        self._where = where
+        self._score = settings.score or "pca"
+
+    @property
+    def keeps_zeros(self) -> bool:
+        return self._score != "pca"  # weights are turned into one another
+
+    @property
+    def label(self) -> str:
+        size, ratio = self.settings.size, self.settings.ratio
+        return (
+            f"{size} hidden left by {self._score}" if ratio is None else f"{ratio:.0%} of hidden fewer by {self._score}"
+        )
+
+    def check(self, model: OpenModel) -> list[Problem]:
+        try:
+            axis = self._axis(model)
+            if self._score == "pca":
+                self._check_streams(Streams.find(model))
+        except SmeltError as error:
+            advice = "; choose score: activation" if "turned" in str(error) else ""
+            return [Problem(f"{self._where}.structure", f"{error}{advice}")]
+        left = self._left(axis)
+        amount = f"{self._where}.{'ratio' if self.settings.size is None else 'size'}"
+        if left > axis.units or (left == axis.units and self.settings.size is not None):
+            what = f"leaves all of {axis.units} {axis.noun}; the size that is left must be less"
+            return [Problem(amount, what)]
+        if left < 1:
+            return [Problem(amount, f"leaves none of {axis.units} {axis.noun}; take a smaller share")]
+        if left == axis.units:
+            what = f"takes none of {axis.units} {axis.noun}, which go in {axis.multiple}s; take more"
+            return [Problem(amount, what)]
+        try:
+            self.outlook(model)
+        except SmeltError as error:
+            possible = [str(units) for units in axes.possible_units(model, axis)]
+            why = str(error).rsplit("Error: ", 1)[-1].rstrip(".)")
+            what = f"leaves {left} of {axis.units} {axis.noun}, which its configuration does not allow ({why})"
+            return [Problem(amount, f"{what}; what can be left: {', '.join(possible)}")]
+        return []
+
+    def _left(self, axis: Axis) -> int:
+        if self.settings.ratio is not None:
+            return axis.left(self.settings.ratio)
+        assert self.settings.size is not None
+        return self.settings.size
+
+    def outlook(self, model: OpenModel) -> OpenModel:
+        axis = self._axis(model)
+        return narrower(self._source(model), axis, self._left(axis))
+
+    def plan(self, model: OpenModel) -> dict[str, Any]:
+        axis = self._axis(model)
+        before, after = model.weights.nbytes, self.outlook(model).weights.nbytes
+        left = self._left(axis)
+        apart = " (the head gets a weight of its own)" if self._score == "pca" and model.is_tied else ""
+        return {
+            "step": "prune",
+            "structure": "hidden",
+            "score": self._score,
+            "units_before": axis.units,
+            "units_after": left,
+            "bytes_before": before,
+            "bytes_after": after,
+            "checkpoint_bytes": after,
+            "stays_packed": True,
+            "sentence": f"prune {axis.noun} from {axis.units} to {left} by {self._score}:"
+            f" {human_bytes(before)} -> {human_bytes(after)}{apart}",
+        }
+
+    def reads_text(self, model: OpenModel) -> list[str]:
+        return [f"prune {self.settings.structure}"]
+
+    def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
+        tokens, number = windows * length, compute_dtype(model.dtype).itemsize
+        hidden, blocks = model.skeleton.hidden_size, len(model.anatomy.blocks)
+        width = max(facts.rows for name, facts in model.linears.items() if name != model.anatomy.head)
+        passing = max(BATCH_TOKENS, length) * 4 * max(width, hidden) * number
+        directions = 4 * hidden**2 * 8 if self._score == "pca" else 0
+        memory = max(model.largest_block() * number + passing + directions, 2 * model.embedding_bytes())
+        operations = sum(4.0 * tokens * model.block_numel(i) for i in range(blocks))
+        kept = hidden
+        if self._score == "pca":
+            operations += 2 * blocks * (3.0 * tokens * hidden**2) + 20.0 * hidden**3
+            operations += sum(4.0 * model.block_numel(i) * hidden for i in range(blocks))
+        if self._score == "taylor":
+            logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 4
+            memory = max(memory + 2 * passing, model.embedding_bytes() + logits)
+            operations *= 2.5
+            kept += (blocks + 2) * hidden
+        return Cost(int(memory), int(2 * model.weights.nbytes + tokens * kept * number), operations)
+
+    def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
+        axis = self._axis(model)
+
+        def tried() -> tuple[dict[str, Tensor], None]:
+            self._try_layout(self._source(model), axis, context)
+            return {}, None
+
+        context.processes.from_first(tried)
+        stays, shares = self._decided(model, axis, context)
+        source = self._source(model)
+        if stays.turn is not None:
+            streams = Streams.find(model)
+            turn = Turn(Rotation.dense(stays.turn), (None,) * len(streams.blocks))
+            source = OpenModel(source.directory, turned(source, streams, turn).weights, is_edited=True)
+        narrow = narrower(source, axis, {"": stays.kept})
+        changed = self._compensation(source, narrow, axis, shares, context)
+        file = context.journal / "changed.safetensors"
+        save_tensors(file, changed)
+        stored = SafetensorsFile(file)
+        after = narrower(source, axis, {"": stays.kept}, dict.fromkeys(changed, stored))
+        write_model(after, model, target)
+        least = min(shares.values())
+        done = (
+            f"{len(stays.kept)} of {axis.units} {axis.noun} are left; of what norms read, they hold {least:.1%} or more"
+        )
+        apart = [] if stays.turn is None or not model.is_tied else ["the output head got a weight of its own"]
+        settings = self.settings.model_dump(mode="json")
+        layers = [
+            LayerRecord(norm, (1, len(stays.kept)), self.label, float(f"{max(0.0, 1 - share):.4g}"), []).as_data()
+            for norm, share in shares.items()
+        ]
+        return StepRecord("prune", settings, layers, list(model.anatomy.unknown), None, [done, *apart])
+
+    def help(self, model: OpenModel, context: RunContext) -> None:
+        context.processes.wait()  # for what the first tries
+        self._decided(model, self._axis(model), context)
+
+    def _source(self, model: OpenModel) -> OpenModel:
+        """The model that is pruned: folding a norm into the head takes a head of its own."""
+        return _untied(model) if self._score == "pca" else model
+
+    def _axis(self, model: OpenModel) -> Axis:
+        axis = axes.hidden(self._source(model))
+        return axis if self.settings.multiple is None else replace(axis, multiple=self.settings.multiple)
+
+    def _check_streams(self, streams: Streams) -> None:
+        if streams.outer.centred or any(block.centred for block in streams.blocks):
+            raise SmeltError(
+                "its residual stream cannot be turned to its principal directions: its norms subtract the mean"
+            )
+
+    def _try_layout(self, model: OpenModel, axis: Axis, context: RunContext) -> None:
+        """See that the model computes the same with the stream's channels in another order."""
+        order = torch.randperm(axis.units, generator=torch.Generator().manual_seed(context.seed))
+        tokens = context.tokens[:1, :_TRIED_LENGTH]
+        wanted = last_hidden(model, tokens, torch.float32, context.journal)[..., order]
+        found = last_hidden(narrower(model, axis, {"": order}), tokens, torch.float32, context.journal)
+        if not (found - wanted).norm() <= _TRIED_DIFFERENCE * wanted.norm():
+            raise SmeltError(
+                f"{self._where}: {type(model.skeleton.model).__name__} computes with the order of its {axis.noun};"
+                " they cannot be pruned"
+            )
+
+    def _decided(self, model: OpenModel, axis: Axis, context: RunContext) -> tuple[_Stays, dict[str, float]]:
+        """What stays, and which share of what each norm reads that is; kept for a run that goes on."""
+        context.journal.mkdir(parents=True, exist_ok=True)
+        processes = context.processes
+        streamed = StreamedModel(model.skeleton, model.weights, context.dtype, context.journal, device=processes.device)
+        # Found by experiments of their own, on the CPU.
+        norms = _stream_norms(model) if self._score == "pca" else _norms(model, axis)
+        with on(processes.device), torch.no_grad():
+            file = context.journal / "stays.safetensors"
+            stored, known = processes.from_first(lambda: (load_part(file), True) if file.exists() else ({}, False))
+            if not known:
+                found = self._chosen(model, axis, norms, streamed, context)
+                stored, _ = processes.from_first(lambda: (found.as_tensors(), None))
+                if processes.leads:
+                    save_tensors(file, {name: tensor.cpu() for name, tensor in stored.items()})
+            stays = _Stays(stored["kept"].cpu(), stored["turn"].cpu() if "turn" in stored else None)
+            file = context.journal / "shares.safetensors"
+            stored, known = processes.from_first(
+                lambda file=file: (load_part(file), True) if file.exists() else ({}, False)
+            )
+            if not known:
+                sums = self._kept_energy(model, axis, streamed, stays, context)
+                stored, _ = processes.from_first(lambda: (sums, None))
+                if processes.leads:
+                    save_tensors(file, {name: tensor.cpu() for name, tensor in stored.items()})
+        shares = {name: float(sums[0] / sums[1]) for name, sums in stored.items()}
+        for name, share in shares.items():
+            if not 0 < share <= 1.0001:
+                raise SmeltError(
+                    f"{name}: what it reads on the calibration text is not finite, or zero; use other text"
+                )
+        return stays, shares
+
+    def _chosen(
+        self, model: OpenModel, axis: Axis, norms: list[str], streamed: StreamedModel, context: RunContext
+    ) -> _Stays:
+        left, processes = self._left(axis), context.processes
+        if self._score == "pca":
+            directions = Directions(axis.units)
+            read = dict.fromkeys(norms, directions.add)
+            _watch_norms(model, streamed, read, context, "finding directions")
+            processes.sum_(directions.sums)
+            if not directions.sums.isfinite().all():
+                raise SmeltError("what leaves blocks on the calibration text is not finite; use other text")
+            turn, _ = directions.rotation()
+            return _Stays(torch.arange(left, device="cpu"), turn.cpu())
+        if self._score == "taylor":
+            tokens = processes.share(context.tokens)
+            scores = first_order_of_stream(streamed, tokens, processes, context.progress)
+        elif self._score == "weight":
+            with torch.device("cpu"):
+                scores = _sizes(model, axis)
+        else:
+            energies = {norm: torch.zeros(axis.units, dtype=torch.float64) for norm in norms}
+            read = {norm: _adding(sums) for norm, sums in energies.items()}
+            _watch_norms(model, streamed, read, context, "measuring channels")
+            for sums in energies.values():
+                processes.sum_(sums)
+            scores = torch.stack([sums / sums.sum().clamp_min(1e-30) for sums in energies.values()]).sum(0)
+        if not scores.isfinite().all():
+            raise SmeltError("the scores of the residual stream are not finite; use other text or another score")
+        return _Stays(scores.topk(left).indices.sort().values.cpu(), None)
+
+    def _kept_energy(
+        self, model: OpenModel, axis: Axis, streamed: StreamedModel, stays: _Stays, context: RunContext
+    ) -> dict[str, Tensor]:
+        """For each norm, which part of what it reads is in what stays, and the number of tokens."""
+        sums = {norm: torch.zeros(2, dtype=torch.float64) for norm in _norms(model, axis)}
+        kept = stays.kept.to(context.processes.device)
+        turn = None if stays.turn is None else stays.turn.float()[:, stays.kept].to(context.processes.device)
+
+        def adding(total: Tensor) -> Callable[[Tensor], None]:
+            def add(hidden: Tensor) -> None:
+                rows = hidden.flatten(0, -2).float()
+                turned_to = rows @ turn if turn is not None else rows[:, kept]
+                whole = rows.square().sum(-1).clamp_min(1e-30)
+                total[0] += (turned_to.square().sum(-1) / whole).sum().double()
+                total[1] += len(rows)
+
+            return add
+
+        told = "measuring what stays"
+        _watch_norms(model, streamed, {norm: adding(total) for norm, total in sums.items()}, context, told)
+        for total in sums.values():
+            context.processes.sum_(total)
+        return sums
+
+    def _compensation(
+        self, source: OpenModel, narrow: OpenModel, axis: Axis, shares: dict[str, float], context: RunContext
+    ) -> dict[str, Tensor]:
+        """The gains of norms, so that they give what is left the size that it had; and where it must be, the embedding's."""
+        found: dict[str, Tensor] = {}
+        left = narrow.skeleton.hidden_size
+        final = None
+        for norm, share in shares.items():
+            name = f"{norm}.weight"
+            key = source.names[name]
+            offset = norm_offset(_own_copy(source, norm), axis.units) or 0.0
+            # A norm divides by the mean over fewer channels now, and of what it divided by only a share is left.
+            factor = (share * axis.units / left) ** 0.5
+            found[key] = ((narrow.weights.load(key).double() + offset) * factor - offset).to(
+                narrow.weights.info(key).dtype
+            )
+            final = norm if not norm.startswith(source.skeleton.blocks_name) else final
+        scale = self._embedding_scale(source, narrow, context)
+        if abs(scale - 1) > 1e-4:
+            key = source.names[f"{source.skeleton.embedding_name}.weight"]
+            found[key] = (narrow.weights.load(key).double() / scale).to(narrow.weights.info(key).dtype)
+            if source.is_tied:
+                if final is None:
+                    raise SmeltError(
+                        f"{self._where}: {type(source.skeleton.model).__name__} scales embeddings by the hidden size,"
+                        " which nothing can make up for; choose another structure"
+                    )
+                key = source.names[f"{final}.weight"]
+                offset = norm_offset(_own_copy(source, final), axis.units) or 0.0
+                found[key] = ((found[key].double() + offset) * scale - offset).to(found[key].dtype)
+        return found
+
+    def _embedding_scale(self, source: OpenModel, narrow: OpenModel, context: RunContext) -> float:
+        """How much smaller the narrower model makes what enters its first block: Gemma multiplies by the hidden size's root."""
+        tokens, sizes = context.tokens[:1, :_TRIED_LENGTH], []
+        for each in (source, narrow):
+            store = StreamedModel(each.skeleton, each.weights, torch.float32, context.journal).embed(tokens)
+            table = each.weights.load(each.names[f"{each.skeleton.embedding_name}.weight"])
+            sizes.append((store.read(slice(None)).double().norm() / table[tokens[0]].double().norm()).item())
+            store.close()
+        return sizes[1] / sizes[0]
+
+
+@dataclass(frozen=True)
+class _Stays:
+    """What stays of the stream: some channels, after it was turned, if it was."""
+
+    kept: Tensor
+    turn: Tensor | None
+
+    def as_tensors(self) -> dict[str, Tensor]:
+        return {"kept": self.kept} if self.turn is None else {"kept": self.kept, "turn": self.turn}
+
+
+def _untied(model: OpenModel) -> OpenModel:
+    """The model, and its configuration, with a head of its own."""
+    if not model.is_tied:
+        return model
+    directory = replace(model.directory, changes={**model.directory.changes, "tie_word_embeddings": False})
+    return OpenModel(directory, with_own_head(model).weights, is_edited=model.is_edited)
+
+
+def _norms(model: OpenModel, axis: Axis) -> list[str]:
+    """All norms over the stream's channels."""
+    return [
+        name.removesuffix(".weight")
+        for name, span in axis.readers[""].items()
+        if name.endswith(".weight") and span.dim == 0 and model.skeleton.parameters()[name].dim() == 1
+    ]
+
+
+def _stream_norms(model: OpenModel) -> list[str]:
+    """The norms that read the stream itself."""
+    streams = Streams.find(model)
+    found = [
+        f"{anatomy.name}.{link.feeder}"
+        for anatomy, block in zip(model.anatomy.blocks, streams.blocks, strict=True)
+        for link in block.norms
+    ]
+    return list(dict.fromkeys([*found, *([streams.outer.norm] if streams.outer.norm else [])]))
+
+
+def _watch_norms(
+    model: OpenModel,
+    streamed: StreamedModel,
+    read: dict[str, Callable[[Tensor], None]],
+    context: RunContext,
+    told: str,
+) -> None:
+    """Show what norms read on the calibration text, by their full names."""
+    store = streamed.embed(context.processes.share(context.tokens))
+    try:
+        for index in context.progress.track(range(len(streamed)), told, len(streamed)):
+            release_freed_memory()
+            start = f"{model.anatomy.blocks[index].name}."
+            with streamed.block(index) as block:
+                inside = {name.removeprefix(start): add for name, add in read.items() if name.startswith(start)}
+                with _hooked(block, inside):
+                    streamed.run_block(index, block, store)
+        outside = {name: add for name, add in read.items() if not name.startswith(f"{streamed.skeleton.blocks_name}.")}
+        head = streamed.head()
+        with _hooked(streamed.skeleton.model, outside):
+            size = max(1, LOGIT_TOKENS // store.shape[1])
+            for first in range(0, store.shape[0] if outside else 0, size):
+                head(store.read(slice(first, min(first + size, store.shape[0]))))
+    finally:
+        store.close()
+
+
+@contextmanager
+def _hooked(module: nn.Module, read: dict[str, Callable[[Tensor], None]]) -> Iterator[None]:
+    with ExitStack() as hooks:
+        for name, add in read.items():
+
+            def hook(_: nn.Module, inputs: tuple[Any, ...], add: Callable[[Tensor], None] = add) -> None:
+                add(inputs[0])
+
+            hooks.callback(module.get_submodule(name).register_forward_pre_hook(hook).remove)
+        yield
+
+
+def _adding(sums: Tensor) -> Callable[[Tensor], None]:
+    def add(hidden: Tensor) -> None:
+        sums.add_(hidden.flatten(0, -2).float().square().sum(0, dtype=torch.float64).to(sums.device))
+
+    return add
+
+
+def _sizes(model: OpenModel, axis: Axis) -> Tensor:
+    """For each channel, its share of the squares of every matrix that reads or writes it."""
+    total = torch.zeros(axis.units, dtype=torch.float64)
+    for name, span in axis.readers[""].items():
+        tensor = model.weights.load(model.names[name])
+        if tensor.dim() > 1:
+            squares = tensor.float().square().movedim(span.dim, 0).flatten(1).sum(1, dtype=torch.float64)
+            total += squares / squares.sum().clamp_min(1e-30)
+    return total
+
+
+def _own_copy(model: OpenModel, norm: str) -> nn.Module:
+    """A norm with real parameters, to try out."""
+
+    module = copy.deepcopy(model.skeleton.model.get_submodule(norm))
+    return nn.Module.to_empty(module, device="cpu").double()

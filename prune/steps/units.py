@@ -1,0 +1,421 @@
+"""The prune step for feed-forward channels and attention heads: which stay in each layer, and what makes up for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...models.steps.parts import layers_of, load_part, save_part
+from ...models.steps.record import LayerRecord
+from ...models.steps.smaller_model import computes_the_same, write_model
+from ...models.steps.step import RunContext, StepRecord
+from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel
+from ...models.structure.anatomy import SharedInput
+from ...models.structure.open_model import OpenModel
+from ...quant.blockwise.block_passes import BlockPasses
+from ...quant.blockwise.group_quantizer import reached_notes
+from ...quant.blockwise.guard import LayerGuard
+from ...quant.layer_stats import LayerStats, output_error
+from ...quant.transforms.links import as_rows
+from ...system.activation_store import BATCH_TOKENS, ActivationStore
+from ...system.device import on
+from ...system.errors import Problem, SmeltError
+from ...system.machine import human_bytes
+from ...system.resources import Cost, compute_dtype, release_freed_memory
+from ...system.tensor_files import SafetensorsFile, save_tensors
+from ..allocation.unit_sizes import MOST_LEVELS, oddest_units, shared_out_units
+from ..score.taylor import first_order
+from ..score.units import path_scores, refitted, unit_scores
+from ..settings import Prune
+from ..structure import axes
+from ..structure.axes import Axis
+from ..structure.removable import layer_parts
+from ..structure.slice_width import by_reader, narrower, units_of_blocks
+
+AXES: dict[str, Callable[[OpenModel], Axis]] = {"ffn": axes.feed_forward, "heads": axes.heads}
+_KEPT = "kept:"
+UNEVEN_LOADS = (
+    "its blocks differ in size, which no configuration of Hugging Face's can say: Smelt loads it, and transformers with"
+    " config=smelt.compress.config_for(…); without that transformers, vLLM and llama.cpp do not"
+)
+
+
+class PruneUnitsStep:
+    """Take units out of every layer that has them, the same number of each unless the recipe says that they are shared out.
+
+    Args:
+        settings: the recipe's section.
+        where: how messages name this step.
+    """
+
+    quantizes = False
+    leaves_zeros = False
+    keeps_zeros = True
+
+    def __init__(self, settings: Prune, where: str) -> None:
+        self.settings = settings
+        self._where = where
+        self._score = settings.score or "activation"
+
+    @property
+    def label(self) -> str:
+        s = self.settings
+        amount = f"{s.count}" if s.count is not None else f"{s.ratio:.0%} of" if s.ratio is not None else None
+        update = "" if s.update is None else " + least squares"
+        update += "" if self._is_even else f", shared out by {s.allocation}"
+        if amount is None:
+            return f"{s.size} {s.structure} left by {self._score}{update}"
+        return f"{amount} {s.structure} fewer by {self._score}{update}"
+
+    def check(self, model: OpenModel) -> list[Problem]:
+        try:
+            axis = self._axis(model)
+        except SmeltError as error:
+            return [Problem(f"{self._where}.structure", str(error))]
+        given = next(name for name in ("count", "ratio", "size") if getattr(self.settings, name) is not None)
+        amount, per_unit = f"{self._where}.{given}", max(axis.fields.values())
+        if self.settings.size is not None and self.settings.size % per_unit:
+            what = f"{self.settings.size} heads are no whole groups of {per_unit} that read the same keys and values"
+            return [Problem(amount, f"{what}; take a multiple of {per_unit}")]
+        if self.settings.count is not None and self.settings.count % per_unit:
+            what = (
+                f"{self.settings.count} heads are no whole groups: {per_unit} query heads read each head of keys and"
+                f" values; take a multiple of {per_unit}"
+            )
+            return [Problem(amount, what)]
+        left = self._left(axis)
+        if left < 1:
+            return [Problem(amount, f"leaves none of {axis.units} {axis.noun}; take fewer")]
+        if left >= axis.units and self.settings.size is not None:
+            what = f"leaves all of {axis.units * per_unit} {axis.noun}; the size that is left must be less"
+            return [Problem(amount, what)]
+        if left == axis.units:
+            each = "one by one" if axis.multiple == 1 else f"in {axis.multiple}s"
+            return [Problem(amount, f"takes none of {axis.units} {axis.noun}, which go {each}; take more")]
+        try:
+            narrower(model, axis, left)
+        except SmeltError as error:
+            why = str(error).rsplit("Error: ", 1)[-1].rstrip(".)")
+            what = f"leaves {left} of {axis.units} {axis.noun}, which its configuration does not allow ({why})"
+            if axis.multiple == 1:
+                possible = [str(per_unit * (axis.units - units)) for units in axes.possible_units(model, axis)]
+                what += f"; heads that can go: {', '.join(possible)}"
+            return [Problem(amount, what)]
+        if not self._is_even and sum(bool(axis.of_block(block.name)) for block in model.anatomy.blocks) < 2:
+            return [Problem(f"{self._where}.allocation", "only one block has them, so there is nothing to share out")]
+        return []
+
+    def outlook(self, model: OpenModel) -> OpenModel:
+        axis = self._axis(model)
+        left = self._left(axis)
+        return narrower(model, axis, left if self._is_even else oddest_units(model, axis, left))
+
+    def plan(self, model: OpenModel) -> dict[str, Any]:
+        axis = self._axis(model)
+        left = self._left(axis)
+        before, after = model.weights.nbytes, narrower(model, axis, left).weights.nbytes
+        uneven = "" if self._is_even else f" in each layer on average, shared out by {self.settings.allocation},"
+        return {
+            "step": "prune",
+            "structure": self.settings.structure,
+            "score": self._score,
+            "update": self.settings.update,
+            "units_before": axis.units,
+            "units_after": left,
+            "bytes_before": before,
+            "bytes_after": after,
+            "checkpoint_bytes": after,
+            "stays_packed": True,
+            **({} if self._is_even else {"allocation": self.settings.allocation}),
+            "sentence": f"prune {axis.noun} from {axis.units} to {left}{uneven} by {self._score}:"
+            f" {human_bytes(before)} -> {human_bytes(after)}",
+        }
+
+    def reads_text(self, model: OpenModel) -> list[str]:
+        return [f"prune {self.settings.structure}"]
+
+    def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
+        axis = self._axis(model)
+        tokens, number = windows * length, compute_dtype(model.dtype).itemsize
+        numel, columns = model.largest_block(), axis.units * axis.columns
+        blocks, hidden = len(model.anatomy.blocks), model.skeleton.hidden_size
+        # The Hessian and its sums; then, in float64, what stays of it, and its factor as it is made.
+        matrices = columns**2 * (4 + 8 + 3 * 8) + columns * hidden * 4 * 3 if self.settings.update else 0
+        passing = max(BATCH_TOKENS, length) * 4 * max(columns, hidden) * number
+        memory = max(numel * number + max(matrices, passing), model.embedding_bytes())
+        operations = sum(4.0 * tokens * model.block_numel(i) for i in range(blocks))
+        kept = hidden + columns
+        if self.settings.update:
+            operations += len(axis.readers) * (2.0 * tokens * columns**2 + columns**3)
+        if self._score == "taylor":
+            logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 4
+            memory = max(memory + 2 * passing, model.embedding_bytes() + logits)
+            head = model.linears[model.anatomy.head].numel
+            operations += sum(8.0 * tokens * model.block_numel(i) for i in range(blocks)) + 6.0 * tokens * head
+            kept += (blocks + 2) * hidden
+        if not self._is_even:
+            head = model.linears[model.anatomy.head].numel
+            operations += sum(10.0 * tokens * model.block_numel(i) for i in range(blocks)) + 6.0 * tokens * head
+            operations += MOST_LEVELS * len(axis.readers) * (2.0 * tokens * columns * hidden + columns**3)
+            logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 4
+            changes = MOST_LEVELS * len(axis.readers) // blocks * columns * hidden * number
+            memory = max(memory + changes, model.embedding_bytes() + logits)
+            kept += (blocks + 2) * hidden
+        return Cost(int(memory), int(2 * model.weights.nbytes + tokens * kept * number), operations)
+
+    def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
+        axis = self._axis(model)
+
+        def tried() -> tuple[dict[str, Tensor], None]:
+            self._try_layout(model, axis, context)
+            return {}, None
+
+        context.processes.from_first(tried)
+        parts = self._parts(model, axis, context)
+        files = [SafetensorsFile(part) for part in parts]
+        stored = {name: file for file in files for name in file.tensors}
+        kept = {reader: stored[f"{_KEPT}{reader}"].load(f"{_KEPT}{reader}") for reader in axis.readers}
+        after = narrower(model, axis, kept, {name: f for name, f in stored.items() if not name.startswith(_KEPT)})
+        write_model(after, model, target)
+        left = {len(each) for each in kept.values()}
+        if len(left) > 1:
+            each = zip(model.anatomy.blocks, units_of_blocks(model, axis, kept), strict=True)
+            units = [count if axis.of_block(block.name) else None for block, count in each]  # a dense block has none
+            counts = ", ".join("-" if count is None else str(count) for count in units)
+            told = f"{counts} of {axis.units} {axis.noun} are left, block by block"
+            done, chosen = [told, UNEVEN_LOADS], {"units": units}
+        else:
+            done, chosen = [f"{left.pop()} of {axis.units} {axis.noun} are left in each layer"], None
+        settings = self.settings.model_dump(mode="json")
+        return StepRecord("prune", settings, layers_of(parts), list(model.anatomy.unknown), chosen, done)
+
+    def help(self, model: OpenModel, context: RunContext) -> None:
+        context.processes.wait()  # for what the first tries
+        self._parts(model, self._axis(model), context)
+
+    def _axis(self, model: OpenModel) -> Axis:
+        axis = AXES[self.settings.structure](model)
+        return axis if self.settings.multiple is None else replace(axis, multiple=self.settings.multiple)
+
+    def _left(self, axis: Axis) -> int:
+        if self.settings.count is not None:
+            return axis.units - self.settings.count // max(axis.fields.values())
+        if self.settings.size is not None:
+            return self.settings.size // max(axis.fields.values())
+        assert self.settings.ratio is not None
+        return axis.left(self.settings.ratio)
+
+    def _try_layout(self, model: OpenModel, axis: Axis, context: RunContext) -> None:
+        """See that the model computes the same with its units in another order, so that they are what they are thought."""
+        generator = torch.Generator().manual_seed(context.seed)
+        shuffled = {reader: torch.randperm(axis.units, generator=generator) for reader in axis.readers}
+        if not computes_the_same(model, narrower(model, axis, shuffled), context):
+            raise SmeltError(
+                f"{self._where}: {type(model.skeleton.model).__name__} arranges its {axis.noun} in a way that Smelt does"
+                " not follow; they cannot be pruned"
+            )
+
+    def _parts(self, model: OpenModel, axis: Axis, context: RunContext) -> list[Path]:
+        context.journal.mkdir(parents=True, exist_ok=True)
+        pruner = _LayerPruner(model, axis, self, context)
+        pruner.run()
+        return pruner.parts
+
+    def first_order(
+        self, model: OpenModel, axis: Axis, streamed: StreamedModel, context: RunContext
+    ) -> dict[str, Tensor]:
+        """The scores that gradients give; what an interrupted run has measured is not measured again."""
+        file, processes = context.journal / "taylor.safetensors", context.processes
+        stored, known = processes.from_first(lambda: (load_part(file), True) if file.exists() else ({}, False))
+        if known:
+            return stored
+        tokens = processes.share(context.tokens)
+        measured = first_order(model, axis, streamed, tokens, processes, context.progress)
+        found = {reader: scores.cpu() for reader, scores in measured.items()}
+        if processes.leads:
+            save_tensors(file, found)
+        return found
+
+    def units_of_readers(
+        self, model: OpenModel, axis: Axis, known: Mapping[str, Tensor], context: RunContext
+    ) -> dict[str, int]:
+        """How many units each reader keeps.
+
+        Args:
+            model: the model.
+            axis: the units.
+            known: the scores that gradients give.
+            context: the run.
+        """
+        left = self._left(axis)
+        if self._is_even:
+            return dict.fromkeys(axis.readers, left)
+
+        def scores(reader: str, weight: Tensor, stats: LayerStats) -> Tensor:
+            return self.scores(model, axis, reader, weight, stats, known.get(reader))
+
+        # Where the part that has them was taken away, they compute nothing, and must not pay for the others.
+        part = "mlp" if self.settings.structure == "ffn" else "attention"
+        blocks = [index for index, rest in enumerate(layer_parts(model)) if rest in ("all", part)]
+        units = shared_out_units(model, axis, left, blocks, scores, context, refits=self.refits)
+        return by_reader(model, axis, units)
+
+    @property
+    def _is_even(self) -> bool:
+        return self.settings.allocation == "uniform"
+
+    @property
+    def needs_gradients(self) -> bool:
+        return self._score == "taylor"
+
+    def scores(
+        self, model: OpenModel, axis: Axis, reader: str, weight: Tensor, stats: LayerStats, known: Tensor | None
+    ) -> Tensor:
+        """How much each unit that a linear reads matters."""
+        if self._score == "taylor":
+            assert known is not None
+            return known
+        if self._score == "path":
+            matrices = []
+            for name, span in axis.readers[reader].items():
+                tensor = model.weights.load(model.names[name])
+                if tensor.dim() > 1:
+                    first = 0
+                    for size in span.parts:
+                        part = tensor.narrow(span.dim, first, axis.units * size).movedim(span.dim, 0)
+                        matrices.append(part.reshape(axis.units, -1))
+                        first += axis.units * size
+            return path_scores(matrices)
+        return unit_scores(self._score, weight, stats.energy, axis.columns)
+
+    @property
+    def refits(self) -> bool:
+        return self.settings.update is not None
+
+
+class _LayerPruner:
+    """The loop of the step: block by block, each reading what the pruned blocks before it produce.
+
+    Attributes:
+        parts: the files that it leaves, one for each block.
+    """
+
+    def __init__(self, model: OpenModel, axis: Axis, step: PruneUnitsStep, context: RunContext) -> None:
+        self._model, self._axis, self._step, self._context = model, axis, step, context
+        self._streamed = StreamedModel(
+            model.skeleton, model.weights, context.dtype, context.journal, device=context.processes.device
+        )
+        self.parts = [context.journal / f"block-{i:05d}.safetensors" for i in range(len(self._streamed))]
+        self._known: dict[str, Tensor] = {}
+        self._left: dict[str, int] = {}
+
+    def run(self) -> None:
+        """Make all parts. A block that an earlier run finished is only run, so that the next one sees its outputs."""
+        context, streamed, processes = self._context, self._streamed, self._context.processes
+        _, finished = processes.from_first(lambda: ({}, [part.exists() for part in self.parts]))
+        if all(finished):
+            return
+        with on(processes.device):
+            if self._step.needs_gradients:
+                self._known = self._step.first_order(self._model, self._axis, streamed, context)
+        self._left = self._step.units_of_readers(self._model, self._axis, self._known, context)
+        with on(processes.device):
+            store = streamed.embed(processes.share(context.tokens))
+            try:
+                told = f"pruning {self._axis.noun}"
+                for index in context.progress.track(range(len(streamed)), told, len(streamed)):
+                    release_freed_memory()
+                    if finished[index]:
+                        stored, _ = processes.from_first(lambda index=index: (load_part(self.parts[index]), None))
+                        with streamed.block(index) as block:
+                            for reader in self._readers(index):
+                                self._use(block, reader, stored)
+                            streamed.run_block(index, block, store)
+                    else:
+                        self._block(index, store)
+            finally:
+                store.close()
+
+    def _block(self, index: int, store: ActivationStore) -> None:
+        anatomy, processes = self._model.anatomy.blocks[index], self._context.processes
+        readers = {reader.removeprefix(f"{anatomy.name}."): reader for reader in self._readers(index)}
+        stored: dict[str, Tensor] = {}
+        records: list[LayerRecord] = []
+        with self._streamed.block(index) as block:
+            tokens = self._context.tokens.numel()
+            passes = BlockPasses(
+                block, anatomy, store, lambda hidden: self._streamed.call(index, hidden), tokens, processes
+            )
+            try:
+                for phase in anatomy.phases():
+                    wanted = [SharedInput((n,), group.phase) for group in phase for n in group.linears if n in readers]
+                    if not wanted:
+                        continue
+                    for group, stats in passes.observe(wanted, hessian=self._step.refits, energy=True):
+                        reader = readers[group.linears[0]]
+
+                        def make(reader: str = reader, stats: LayerStats = stats) -> Any:
+                            tensors, record = self._pruned(block, reader, stats)
+                            return tensors, record.as_data()
+
+                        made, record = processes.from_first(make)
+                        stored |= made
+                        records.append(LayerRecord.of_data(record))
+                    for group in wanted:
+                        self._use(block, readers[group.linears[0]], stored)
+                if processes.leads:
+                    save_part(self.parts[index], {name: tensor.cpu() for name, tensor in stored.items()}, records)
+                if index + 1 < len(self._streamed):
+                    passes.advance()
+            finally:
+                passes.close()
+
+    def _pruned(self, block: nn.Module, reader: str, stats: LayerStats) -> tuple[dict[str, Tensor], LayerRecord]:
+        """Which units stay and what their reader becomes, and what is told of it."""
+        facts, axis = self._model.linears[reader], self._axis
+        module = self._module(block, reader)
+        weight = as_rows(module, self._model.weights.load(facts.key)).to(self._context.processes.device)
+        assert stats.energy is not None
+        if not stats.energy.isfinite().all():
+            raise SmeltError(f"{reader}: its inputs on the calibration text are not finite; use other text")
+        scores = self._step.scores(self._model, axis, reader, weight, stats, self._known.get(reader))
+        if not scores.isfinite().all():
+            raise SmeltError(f"{reader}: the scores of what it reads are not finite; use other text or another score")
+        kept = scores.topk(self._left[reader]).indices.sort().values.cpu()
+        columns = axis.columns_of(kept).to(weight.device)
+        narrow, notes = weight.float()[:, columns], reached_notes(stats)
+        if self._step.refits and stats.tokens:
+            assert stats.hessian is not None
+            narrow, more = refitted(weight, stats.hessian, columns)
+            notes += more
+        whole = torch.zeros_like(weight, dtype=torch.float32)
+        whole[:, columns] = narrow
+        error = output_error(weight, whole, stats)
+        rounded = None if error is None else float(f"{error:.4g}")
+        record = LayerRecord(reader, (weight.shape[0], len(columns)), self._step.label, rounded, notes)
+        LayerGuard(self._step.settings.guard, "take less, or let guard.otherwise be warn").judge(record)
+        return {
+            f"{_KEPT}{reader}": kept,
+            facts.key: as_rows(module, narrow.to(facts.dtype)).contiguous(),
+        }, record
+
+    def _use(self, block: nn.Module, reader: str, stored: dict[str, Tensor]) -> None:
+        """Let a layer compute what its narrower self will: with zeros where units are gone."""
+        module = self._module(block, reader)
+        target = as_rows(module, module.weight.data)  # type: ignore[union-attr, arg-type]
+        columns = self._axis.columns_of(stored[f"{_KEPT}{reader}"].to(target.device))
+        narrow = stored[self._model.linears[reader].key]
+        target.zero_()
+        target[:, columns] = as_rows(module, narrow).to(target.device, target.dtype)
+
+    def _readers(self, index: int) -> list[str]:
+        return self._axis.of_block(self._model.anatomy.blocks[index].name)
+
+    def _module(self, block: nn.Module, reader: str) -> nn.Module:
+        place = next(each.name for each in self._model.anatomy.blocks if reader.startswith(f"{each.name}."))
+        return block.get_submodule(reader.removeprefix(f"{place}."))

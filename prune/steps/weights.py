@@ -1,0 +1,386 @@
+"""The prune step for single weights: which become zero, and what the others do to make up for it."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...models.checkpoint.writer import Entry, write_checkpoint
+from ...models.steps.parts import layers_of, load_part, save_part
+from ...models.steps.record import LayerRecord
+from ...models.steps.step import RunContext, StepRecord
+from ...models.streaming.streamed import StreamedModel
+from ...models.structure.anatomy import SharedInput
+from ...models.structure.open_model import LinearFacts, OpenModel
+from ...quant.blockwise.assignment import named
+from ...quant.blockwise.block_passes import BlockPasses
+from ...quant.blockwise.group_quantizer import reached_notes
+from ...quant.blockwise.guard import LayerGuard
+from ...quant.layer_stats import LayerStats, output_error, weight_error
+from ...quant.pattern import Pattern
+from ...quant.rounding.options import AT_A_TIME
+from ...quant.sparsity import keep_share
+from ...quant.transforms.links import as_rows
+from ...system.activation_store import BATCH_TOKENS, ActivationStore
+from ...system.device import on
+from ...system.errors import Problem, SmeltError
+from ...system.machine import human_bytes
+from ...system.resources import Cost, compute_dtype, release_freed_memory
+from ...system.tensor_files import SafetensorsFile
+from ..allocation.sparsities import LEVELS, shared_out
+from ..score.weights import magnitude, wanda
+from ..settings import Prune
+from ..update.sparsegpt import sparsegpt
+
+_NO_FASTER = (
+    "its zeros save neither memory nor time here: no kernel of this runtime reads them but the GPU's, and that only 2:4"
+    " with int4"
+)
+
+
+class PruneWeightsStep:
+    """Set weights to zero, so many of each group of neighbours or a share of all.
+
+    Args:
+        settings: the recipe's section.
+        where: how messages name this step.
+    """
+
+    quantizes = False
+    leaves_zeros = True
+    keeps_zeros = True
+
+    def __init__(self, settings: Prune, where: str) -> None:
+        self.settings = settings
+        self._where = where
+        self._pattern = None if settings.structure == "weights" else Pattern.named(settings.structure)
+        self._score = settings.score or ("obs" if settings.update else "wanda")
+        self._shares: dict[str, float] = {}
+        self._guard = LayerGuard(settings.guard, "take less, add it to ignore, or let guard.otherwise be warn")
+
+    @property
+    def label(self) -> str:
+        share = f"{self.settings.sparsity:.0%} sparse" if self._pattern is None else self.settings.structure
+        allocation = "" if self.settings.allocation == "uniform" else f", by {self.settings.allocation}"
+        return (
+            f"{share}{allocation} {self._score}{'' if self.settings.update is None else ' + ' + self.settings.update}"
+        )
+
+    def check(self, model: OpenModel) -> list[Problem]:
+        facts = self._facts(model)
+        problems = [
+            Problem(f"{self._where}.{field}", f"{pattern!r} matches no linear of the model")
+            for field, patterns in (("targets", self.settings.targets), ("ignore", self.settings.ignore))
+            for pattern in patterns
+            if not any(named(each, [pattern], model) for each in model.linears.values())
+        ]
+        if not facts and not problems:
+            what = "names no linear in a block that ignore leaves; the output head is never pruned"
+            problems.append(Problem(f"{self._where}.targets", what))
+        if self._pattern is not None and self._score == "obs" and AT_A_TIME % self._pattern.of:
+            problems.append(
+                Problem(
+                    f"{self._where}.structure",
+                    f"sparsegpt chooses {AT_A_TIME} columns at a time, which are not made of groups of {self._pattern.of};"
+                    " add score: wanda, or choose another pattern",
+                )
+            )
+        if self._pattern is not None:
+            odd = [each for each in facts if each.columns % self._pattern.of]
+            if odd:
+                problems.append(
+                    Problem(
+                        f"{self._where}.structure",
+                        f"{odd[0].name} and {len(odd) - 1} more: {odd[0].columns} columns are not made of groups of"
+                        f" {self._pattern.of}; choose another pattern, or add these layers to ignore",
+                    )
+                )
+        return problems
+
+    def outlook(self, model: OpenModel) -> OpenModel:
+        return model  # of the same shapes
+
+    def plan(self, model: OpenModel) -> dict[str, Any]:
+        facts = self._facts(model)
+        nbytes = model.weights.nbytes
+        return {
+            "step": "prune",
+            "structure": self.settings.structure,
+            "score": self._score,
+            "update": self.settings.update,
+            "linears": len(facts),
+            "bytes_before": nbytes,
+            "bytes_after": nbytes,
+            "checkpoint_bytes": nbytes,
+            "stays_packed": True,
+            "sentence": f"prune {len(facts)} linears to {self.label}: {human_bytes(nbytes)} as before",
+        }
+
+    def reads_text(self, model: OpenModel) -> list[str]:
+        settings = self.settings
+        found = [] if self._score == "magnitude" else [f"score {self._score}"]
+        found += [] if settings.update is None else [f"update {settings.update}"]
+        found += [] if settings.allocation == "uniform" else [f"allocation {settings.allocation}"]
+        return found + ([] if settings.guard is None else ["guard"])
+
+    def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
+        if not self.reads_text(model):
+            largest = max(each.numel for each in self._facts(model))
+            block = model.largest_block() * model.dtype.itemsize
+            return Cost(block + largest * 4 * 5, 2 * model.weights.nbytes, 50.0 * model.weights.nbytes)
+        tokens, number = windows * length, compute_dtype(model.dtype).itemsize
+        memory, operations, kept, sequential = 0, 0.0, 0, 0
+        pruned = {each.name for each in self._facts(model)}
+        for index, anatomy in enumerate(model.anatomy.blocks):
+            facts = [model.linears[name] for name in anatomy.linears]
+            largest = 0
+            for group in anatomy.groups:
+                mine = [model.linears[f"{anatomy.name}.{n}"] for n in group.linears if f"{anatomy.name}.{n}" in pruned]
+                columns = model.linears[f"{anatomy.name}.{group.linears[0]}"].columns
+                size = max((each.numel for each in mine), default=0)
+                largest = max(largest, size * 4 * 4)
+                if self.settings.update and mine:
+                    largest = max(largest, size * 4 * 4 + 2 * columns * columns * 4)
+                    operations += tokens * columns * columns + sum(f.numel for f in mine) * columns + columns**3
+                    sequential += columns
+            batch = max(BATCH_TOKENS, length)
+            passing = batch * (2 * max(f.rows for f in facts) + 2 * max(f.columns for f in facts)) * number
+            memory = max(memory, model.block_numel(index) * number + max(largest, passing))
+            operations += {"uniform": 3.0, "owl": 5.0, "sensitivity": 12.0}[self.settings.allocation] * (
+                model.block_numel(index) * tokens
+            )
+            tails = [model.linears[f"{anatomy.name}.{tail.linear}"].columns for tail in anatomy.tails]
+            kept = max(kept, model.skeleton.hidden_size + sum(tails))
+        if self.settings.allocation == "sensitivity":
+            kept += (len(model.anatomy.blocks) + 2) * model.skeleton.hidden_size
+            memory += LEVELS * model.largest_block() * number
+            memory = max(memory, model.embedding_bytes() + max(512, length) * model.vocabulary() * 4 * 4)
+        disk = 2 * model.weights.nbytes + tokens * kept * number
+        return Cost(int(max(memory, model.embedding_bytes())), int(disk), operations, sequential)
+
+    def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
+        parts = self._parts(model, context)
+        home = {name: file for part in parts for file in [SafetensorsFile(part)] for name in file.tensors}
+        entries: list[Entry] = []
+        for key in model.weights.names():
+            info = model.weights.info(key)
+            source = home.get(key, model.weights)
+            entries.append((key, info, lambda key=key, info=info, source=source: source.load(key).to(info.dtype)))
+        config = model.directory.config_data()
+        write_checkpoint(target, model.directory.path, config, entries, with_code=model.directory.trust_remote_code)
+        settings = self.settings.model_dump(mode="json")
+        layers = layers_of(parts)
+        done = f"{len(layers)} linears were pruned to {self.label}; {_NO_FASTER}"
+        return StepRecord("prune", settings, layers, list(model.anatomy.unknown), None, [done])
+
+    def help(self, model: OpenModel, context: RunContext) -> None:
+        self._parts(model, context)
+
+    def _facts(self, model: OpenModel) -> list[LinearFacts]:
+        """The linears in blocks that are pruned. The head is none of them: it may share the embedding's weight."""
+        return [
+            facts
+            for facts in model.linears.values()
+            if facts.name != model.anatomy.head
+            and named(facts, self.settings.targets, model)
+            and not named(facts, self.settings.ignore, model)
+        ]
+
+    def _parts(self, model: OpenModel, context: RunContext) -> list[Path]:
+        context.journal.mkdir(parents=True, exist_ok=True)
+        facts = self._facts(model)
+        if self.settings.allocation == "uniform":
+            self._shares = {each.name: self._share for each in facts if self._pattern is None}
+        else:
+            self._shares = shared_out(self.settings.allocation, self._share, facts, model, context)
+        chosen = {each.name for each in facts}
+        if not self.reads_text(model):
+            return self._pruned_alone(model, chosen, context)
+        pruner = _BlockPruner(model, chosen, self, context)
+        pruner.run()
+        return pruner.parts
+
+    def _pruned_alone(self, model: OpenModel, chosen: set[str], context: RunContext) -> list[Path]:
+        """A part for each block, by its weights alone; the first process makes them."""
+        parts = [context.journal / f"block-{i:05d}.safetensors" for i in range(len(model.anatomy.blocks))]
+
+        def make() -> tuple[dict[str, Tensor], None]:
+            missing = [(part, at) for part, at in zip(parts, model.anatomy.blocks, strict=True) if not part.exists()]
+            for part, anatomy in context.progress.track(missing, "pruning blocks", len(missing)):
+                stored: dict[str, Tensor] = {}
+                records: list[LayerRecord] = []
+                for facts in (model.linears[name] for name in anatomy.linears if name in chosen):
+                    module = model.skeleton.model.get_submodule(facts.name)
+                    found, record = self.pruned(facts, as_rows(module, model.weights.load(facts.key)), None)
+                    stored[facts.key] = as_rows(module, found.to(facts.dtype)).contiguous()
+                    records.append(record)
+                save_part(part, stored, records)
+            return {}, None
+
+        context.processes.from_first(make)
+        return parts
+
+    def pruned(self, facts: LinearFacts, weight: Tensor, stats: LayerStats | None) -> tuple[Tensor, LayerRecord]:
+        """A linear's weight ``[rows, columns]`` with zeros, in float32, and what is told of it.
+
+        Args:
+            facts: the linear.
+            weight: its weight.
+            stats: of its inputs; None if no text was read, which all but magnitudes need.
+        """
+        notes = [] if stats is None else reached_notes(stats)
+        update, score = self.settings.update, self._score
+        if stats is None:
+            assert score == "magnitude"
+            assert update is None
+        elif stats.tokens == 0 and score != "magnitude":
+            notes.append(
+                "no calibration token reached it, so its smallest weights were removed and nothing makes up for it"
+            )
+            update, score = None, "magnitude"
+        elif stats.energy is not None and not stats.energy.isfinite().all():
+            raise SmeltError(
+                f"{facts.name}: its inputs on the calibration text are not finite; add it to ignore or use other text"
+            )
+        if score == "obs":
+            keep: Pattern | float | Tensor = self._pattern or self._shares[facts.name]
+        else:
+            ranked = magnitude(weight) if stats is None or score == "magnitude" else wanda(weight, self._energy(stats))
+            by_row = score == "wanda"
+            keep = (
+                self._pattern.keep(ranked)
+                if self._pattern
+                else keep_share(ranked, self._shares[facts.name], by_row=by_row)
+            )
+        if update is None:
+            assert isinstance(keep, Tensor)
+            found = weight.float() * keep
+        else:
+            assert stats is not None
+            assert stats.hessian is not None
+            found, more = sparsegpt(weight, stats.hessian, keep)
+            notes += more
+        found = found.to(facts.dtype).float()
+        error = weight_error(weight, found) if stats is None else output_error(weight, found, stats)
+        if error is not None and not math.isfinite(error):
+            raise SmeltError(
+                f"{facts.name}: its outputs on the calibration text are not finite; add it to ignore or use other text"
+            )
+        rounded = None if error is None else float(f"{error:.4g}")
+        if self.settings.allocation != "uniform":
+            notes.append(f"{self._shares[facts.name]:.1%} of its weights went")
+        of = "weights" if stats is None else "outputs"
+        record = LayerRecord(facts.name, (facts.rows, facts.columns), self.label, rounded, notes, of)
+        self._guard.judge(record)
+        return found, record
+
+    @property
+    def needs_hessian(self) -> bool:
+        """Whether the columns to come make up for what goes."""
+        return self.settings.update is not None
+
+    @property
+    def _share(self) -> float:
+        assert self.settings.sparsity is not None
+        return self.settings.sparsity
+
+    def _energy(self, stats: LayerStats) -> Tensor:
+        assert stats.energy is not None
+        return stats.energy
+
+
+class _BlockPruner:
+    """The loop of the step: block by block, each reading what the pruned blocks before it produce.
+
+    Attributes:
+        parts: the files that it leaves, one for each block.
+    """
+
+    def __init__(self, model: OpenModel, chosen: set[str], step: PruneWeightsStep, context: RunContext) -> None:
+        self._model = model
+        self._chosen = chosen
+        self._step = step
+        self._context = context
+        self._device = context.processes.device
+        self._streamed = StreamedModel(
+            model.skeleton, model.weights, context.dtype, context.journal, device=self._device
+        )
+        self.parts = [context.journal / f"block-{i:05d}.safetensors" for i in range(len(self._streamed))]
+
+    def run(self) -> None:
+        """Make all parts. A block that an earlier run finished is only run, so that the next one sees its outputs."""
+        processes, streamed = self._context.processes, self._streamed
+        _, finished = processes.from_first(lambda: ({}, [part.exists() for part in self.parts]))
+        if all(finished):
+            return
+        with on(self._device):
+            store = streamed.embed(processes.share(self._context.tokens))
+            try:
+                for index in self._context.progress.track(range(len(streamed)), "pruning blocks", len(streamed)):
+                    release_freed_memory()
+                    if finished[index]:
+                        stored, _ = processes.from_first(lambda index=index: (load_part(self.parts[index]), None))
+                        with streamed.block(index) as block:
+                            for name, facts in self._linears(index):
+                                self._use(block.get_submodule(name), stored[facts.key])
+                            streamed.run_block(index, block, store)
+                    else:
+                        self._block(index, store)
+            finally:
+                store.close()
+
+    def _block(self, index: int, store: ActivationStore) -> None:
+        anatomy, streamed, processes = self._model.anatomy.blocks[index], self._streamed, self._context.processes
+        stored: dict[str, Tensor] = {}
+        records: list[LayerRecord] = []
+        with streamed.block(index) as block, ExitStack() as held:
+            pruned = {name for name, _ in self._linears(index)}
+            passes = BlockPasses(
+                block,
+                anatomy,
+                store,
+                lambda hidden: streamed.call(index, hidden),
+                self._context.tokens.numel(),
+                processes,
+            )
+            held.callback(passes.close)
+            for phase in anatomy.phases():
+                kept = ((tuple(n for n in g.linears if n in pruned), g.phase) for g in phase)
+                wanted = [SharedInput(names, phase_name) for names, phase_name in kept if names]
+                hessian = self._step.needs_hessian
+                for group, stats in passes.observe(wanted, hessian=hessian, energy=True):
+                    for name in group.linears:
+                        facts = self._model.linears[f"{anatomy.name}.{name}"]
+
+                        def make(name: str = name, facts: LinearFacts = facts, stats: LayerStats = stats) -> Any:
+                            # In its own type, or wider where something is merged into it.
+                            module, weight = block.get_submodule(name), self._model.weights.load(facts.key)
+                            found, record = self._step.pruned(facts, as_rows(module, weight).to(self._device), stats)
+                            return {"weight": as_rows(module, found.to(facts.dtype)).contiguous()}, record.as_data()
+
+                        told, record = processes.from_first(make)
+                        stored[facts.key] = told["weight"]
+                        records.append(LayerRecord.of_data(record))
+                for group in wanted:
+                    for name in group.linears:
+                        self._use(block.get_submodule(name), stored[self._model.linears[f"{anatomy.name}.{name}"].key])
+            if processes.leads:
+                save_part(self.parts[index], {key: tensor.cpu() for key, tensor in stored.items()}, records)
+            if index + 1 < len(streamed):
+                passes.advance()
+
+    def _linears(self, index: int) -> list[tuple[str, LinearFacts]]:
+        """What is pruned in a block, by name within it."""
+        prefix = f"{self._model.anatomy.blocks[index].name}."
+        return [
+            (name.removeprefix(prefix), self._model.linears[name])
+            for name in self._model.anatomy.blocks[index].linears
+            if name in self._chosen
+        ]
+
+    def _use(self, module: nn.Module, weight: Tensor) -> None:
+        module.weight.data = weight.to(self._device, self._streamed.dtype)  # type: ignore[union-attr, operator]

@@ -1,0 +1,170 @@
+"""A model with some of its blocks taken away, without a copy on the disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...models.checkpoint.weights import Weights
+from ...models.directory.directory import ModelDirectory
+from ...models.directory.layer_sizes import LAYER_SIZES, config_fields
+from ...models.structure.open_model import OpenModel
+from ...models.structure.skeleton import Skeleton
+from ...system.errors import SmeltError
+from ...system.tensor_files import TensorInfo
+from ..update.merge import merged
+
+# Of config.json: what is left of each block, where parts of some were removed (removable.py).
+LAYER_PARTS = "layer_parts"
+# A tensor's checkpoint name: what stands before its block's number, the number, and the rest.
+_NUMBERED = re.compile(r"^(?P<start>(?:[^\d.][^.]*\.)*)(?P<block>\d+)(?P<rest>\..+)$")
+
+
+def shallower(model: OpenModel, removed: Iterable[int], *, merging: bool = False) -> OpenModel:
+    """The model that is left without some blocks; its weights are read from where they are.
+
+    Args:
+        model: the whole model.
+        removed: numbers of the blocks to take away.
+        merging: whether blocks take in those removed behind them; see :func:`merged`.
+
+    Raises:
+        SmeltError: nothing would be left, or the architecture's ``config.json`` cannot say which blocks remain.
+    """
+    gone, depth = set(removed), len(model.anatomy.blocks)
+    kept = [index for index in range(depth) if index not in gone]
+    if not kept:
+        raise SmeltError(f"all {depth} blocks would be removed; leave at least one")
+    if merging:
+        _check_merging(model, kept)
+    weights = _FewerBlocks(model, kept, merging=merging)
+    directory = replace(model.directory, changes={**model.directory.changes, **_config_changes(model, kept)})
+    moved = _becomes_another(model, directory, kept)
+    if moved is not None:
+        raise SmeltError(
+            f"{type(model.skeleton.model).__name__}: block {moved} would stand where config.json makes blocks of another"
+            " kind; remove as many blocks as its pattern repeats after"
+        )
+    return OpenModel(directory, weights, is_edited=model.is_edited)
+
+
+def can_lose(model: OpenModel, removed: Iterable[int]) -> bool:
+    """Whether ``config.json`` can say which blocks are left without some."""
+    gone = set(removed)
+    kept = [index for index in range(len(model.anatomy.blocks)) if index not in gone]
+    directory = replace(model.directory, changes={**model.directory.changes, **_config_changes(model, kept)})
+    return _becomes_another(model, directory, kept) is None
+
+
+def _becomes_another(model: OpenModel, directory: ModelDirectory, kept: list[int]) -> int | None:
+    """The first block that the smaller model makes another kind of; None if there is none."""
+    skeleton = Skeleton.build(directory.config(), torch.float32, trust_remote_code=directory.trust_remote_code)
+    for number, index in enumerate(kept):
+        if _traits(skeleton.blocks[number]) != _traits(model.skeleton.blocks[index]):
+            return index
+    return None
+
+
+def _check_merging(model: OpenModel, kept: list[int]) -> None:
+    """See that blocks have the tensors, and the parts, of those that they are to take in."""
+    parts = getattr(model.config, LAYER_PARTS, None)
+    if parts is not None and len(set(parts)) > 1:
+        raise SmeltError(
+            "parts of some blocks were removed, and would come back from others; leave update: merge away, or merge first"
+        )
+    for index in kept:
+        for other in _behind(index, kept, len(model.anatomy.blocks)):
+            if model.block_shape(index) != model.block_shape(other):
+                raise SmeltError(
+                    f"{type(model.skeleton.model).__name__}: block {index} cannot take in block {other}, which has other"
+                    " tensors; leave update: merge away"
+                )
+
+
+def _config_changes(model: OpenModel, kept: list[int]) -> dict[str, Any]:
+    """The number of blocks, and every list that has an entry for each."""
+    depth, config = len(model.anatomy.blocks), model.config
+    field = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    stored = config.to_dict()
+    if stored.get(field) != depth:
+        raise SmeltError(
+            f"{type(model.skeleton.model).__name__}: config.json does not hold the number of blocks as {field},"
+            " so Smelt cannot make it smaller"
+        )
+    changes: dict[str, Any] = {field: len(kept)}
+    if "num_hidden_layers" in model.directory.config_data():  # some write it by its other name
+        changes["num_hidden_layers"] = len(kept)
+    for name, value in stored.items():
+        if isinstance(value, list) and len(value) == depth and "token_id" not in name:
+            changes[name] = [value[index] for index in kept]
+    if changes.get(LAYER_SIZES):  # the blocks that are left may be alike
+        changes |= config_fields(changes[LAYER_SIZES])
+    return changes
+
+
+def _traits(block: nn.Module) -> list[Any]:
+    """What kind of block it is: its modules' classes and settings, but not its number."""
+    found: list[Any] = []
+    for name, module in block.named_modules():
+        settings = {
+            key: value
+            for key, value in vars(module).items()
+            if isinstance(value, (bool, int, float, str, type(None))) and "layer_i" not in key
+        }
+        shapes = {key: parameter.shape for key, parameter in module.named_parameters(recurse=False)}
+        found.append((name, type(module), settings, shapes))
+    return found
+
+
+class _FewerBlocks:
+    """The tensors of the blocks that stay, numbered anew, and all that belong to no block."""
+
+    def __init__(self, model: OpenModel, kept: list[int], *, merging: bool) -> None:
+        self._source: Weights = model.weights
+        self._old: dict[str, str] = {}
+        self._folded: dict[str, list[str]] = {}
+        starts = {
+            match["start"]
+            for name, key in model.names.items()
+            if name.startswith(f"{model.skeleton.blocks_name}.") and (match := _NUMBERED.match(key))
+        }
+        new_number = {index: number for number, index in enumerate(kept)}
+        behind = {index: _behind(index, kept, len(model.anatomy.blocks)) if merging else [] for index in kept}
+        for key in model.weights.names():
+            match = _NUMBERED.match(key)
+            if match is None or match["start"] not in starts:
+                self._old[key] = key
+                continue
+            index = int(match["block"])
+            if index in new_number:
+                new = f"{match['start']}{new_number[index]}{match['rest']}"
+                self._old[new] = key
+                others = [f"{match['start']}{other}{match['rest']}" for other in behind[index]]
+                self._folded[new] = others
+
+    def names(self) -> list[str]:
+        return list(self._old)
+
+    def info(self, name: str) -> TensorInfo:
+        return self._source.info(self._old[name])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.info(name).nbytes for name in self._old)
+
+    def load(self, name: str) -> Tensor:
+        tensor, others = self._source.load(self._old[name]), self._folded.get(name, [])
+        if not others or not tensor.is_floating_point():
+            return tensor
+        return merged(tensor, (self._source.load(other) for other in others)).to(tensor.dtype)
+
+
+def _behind(index: int, kept: list[int], depth: int) -> list[int]:
+    """The removed blocks between this one and the next that stays."""
+    following = next((other for other in kept if other > index), depth)
+    return list(range(index + 1, following))

@@ -1,0 +1,223 @@
+"""What can be taken away from a model's depth: whole blocks, or only the attention or the feed-forward part of some.
+
+Plain Hugging Face code knows no block without one of its parts, so a part is taken away by making the matrix that closes it
+zero: every tool computes the same, and the runtime, which ``layer_parts`` in ``config.json`` tells, leaves the part out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ...models.checkpoint.weights import Weights
+from ...models.streaming.streamed import StreamedModel
+from ...models.structure.attention import cached_attention
+from ...models.structure.open_model import OpenModel
+from ...system.errors import SmeltError
+from ...system.tensor_files import TensorInfo
+from . import axes
+from .drop_blocks import LAYER_PARTS, can_lose, shallower
+
+_OTHER = {"attention": "mlp", "mlp": "attention"}
+
+
+class Removable(Protocol):
+    """One kind of thing that is taken away.
+
+    Attributes:
+        noun, plural: what it is called.
+        candidates: the blocks that have it.
+    """
+
+    noun: str
+    plural: str
+    candidates: list[int]
+
+    def possible(self, removed: Iterable[int]) -> bool:
+        """Whether these can go together."""
+        ...
+
+    def without(self, index: int, streamed: StreamedModel, block: nn.Module, hidden: Tensor) -> Tensor:
+        """What a block, whose weights are loaded, makes of hidden states when it is gone."""
+        ...
+
+    def left(self, removed: Iterable[int]) -> OpenModel:
+        """The model without these."""
+        ...
+
+
+class WholeBlocks:
+    """Blocks as a whole.
+
+    Args:
+        model: the model.
+        merging: whether blocks take in those removed behind them.
+    """
+
+    noun, plural = "block", "blocks"
+
+    def __init__(self, model: OpenModel, *, merging: bool) -> None:
+        self._model, self._merging = model, merging
+        self.candidates = list(range(len(model.anatomy.blocks)))
+
+    def possible(self, removed: Iterable[int]) -> bool:
+        """Attention must be left somewhere, and ``config.json`` must be able to say which blocks remain."""
+        gone, parts = set(removed), layer_parts(self._model)
+        attends = any(part in ("all", "attention") for index, part in enumerate(parts) if index not in gone)
+        return attends and can_lose(self._model, gone)
+
+    def without(self, index: int, streamed: StreamedModel, block: nn.Module, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def left(self, removed: Iterable[int]) -> OpenModel:
+        return shallower(self._model, removed, merging=self._merging)
+
+
+class BlockParts:
+    """The attention, or the feed-forward part, of blocks.
+
+    Args:
+        model: the model.
+        kind: ``attention`` or ``mlp``.
+
+    Raises:
+        SmeltError: Smelt does not find the part, or its blocks do something besides.
+    """
+
+    def __init__(self, model: OpenModel, kind: str) -> None:
+        self._model, self._kind = model, kind
+        told = {"attention": "attention", "mlp": "feed-forward part"}[kind]
+        self.noun, self.plural = f"{told} of block", f"{told}s of blocks"
+        self._closing = closing_linears(model, kind)
+        others = closing_linears(model, _OTHER[kind])
+        name = type(model.skeleton.model).__name__
+        for index in range(len(model.anatomy.blocks)):
+            if set(self._closing[index]) & set(others[index]):
+                raise SmeltError(f"{name}: block {index} closes attention and feed-forward by one matrix")
+        self._parts = layer_parts(model)
+        self.candidates = [
+            index for index, part in enumerate(self._parts) if part in ("all", kind) and self._closing[index]
+        ]
+
+    def possible(self, removed: Iterable[int]) -> bool:
+        """Attention must be left somewhere: without any, no token would see another."""
+        return self._kind == "mlp" or bool(set(self.candidates) - set(removed))
+
+    def without(self, index: int, streamed: StreamedModel, block: nn.Module, hidden: Tensor) -> Tensor:
+        with _zero(block, self._closing[index]):
+            return streamed.call(index, hidden).run(block, hidden)
+
+    def left(self, removed: Iterable[int]) -> OpenModel:
+        model, gone = self._model, set(removed)
+        parts = list(self._parts)
+        for index in gone:
+            parts[index] = _OTHER[self._kind] if parts[index] == "all" else "none"
+        closing = {
+            f"{model.anatomy.blocks[index].name}.{name}.{leaf}"
+            for index in gone
+            for name in self._closing[index]
+            for leaf in ("weight", "bias")
+        }
+        zero = {model.names[name] for name in closing if name in model.names}
+        directory = replace(model.directory, changes={**model.directory.changes, LAYER_PARTS: parts})
+        return OpenModel(directory, _SomeZero(model.weights, zero), is_edited=model.is_edited)
+
+
+def layer_parts(model: OpenModel) -> list[str]:
+    """For each block what is left of it: ``all``, ``attention``, ``mlp`` or ``none``."""
+    return getattr(model.config, LAYER_PARTS, None) or ["all"] * len(model.anatomy.blocks)
+
+
+def closing_linears(model: OpenModel, kind: str) -> list[tuple[str, ...]]:
+    """By block, the linears whose outputs are all that a part adds; names within the block."""
+    axis = axes.feed_forward(model, alike=False)
+    found: list[tuple[str, ...]] = []
+    for index, anatomy in enumerate(model.anatomy.blocks):
+        name = cached_attention(model.skeleton.blocks[index])
+        linears = [linear for group in anatomy.groups for linear in group.linears]
+        if kind == "mlp":
+            readers = tuple(reader.removeprefix(f"{anatomy.name}.") for reader in axis.of_block(anatomy.name))
+            # A dense block among mixtures has a width of its own, which is no unit of theirs.
+            others = [linear for linear in linears if name is not None and not linear.startswith(f"{name}.")]
+            found.append(readers or tuple(others[-1:]))
+            continue
+        if name is not None:
+            inside = [linear for linear in linears if linear.startswith(f"{name}.")]
+        else:  # GPT-NeoX's says nothing of a cache: it is what the feed-forward part is not
+            feeding = {span for reader in axis.of_block(anatomy.name) for span in axis.readers[reader]}
+            inside = [linear for linear in linears if f"{anatomy.name}.{linear}.weight" not in feeding]
+        if not inside:
+            raise SmeltError(
+                f"{type(model.skeleton.model).__name__}: Smelt does not find the attention of block {index}, so it"
+                " cannot be taken away"
+            )
+        found.append((inside[-1],))
+    return found
+
+
+def check_parts(model: OpenModel, streamed: StreamedModel, tokens: Tensor) -> None:
+    """See that a block of every kind, without both of its parts, hands on what it is given.
+
+    Raises:
+        SmeltError: it does something besides.
+    """
+    closing = [closing_linears(model, kind) for kind in _OTHER]
+    kinds = {model.block_shape(index): index for index in reversed(range(len(model.anatomy.blocks)))}
+    store = streamed.embed(tokens)
+    try:
+        for index in kinds.values():
+            with (
+                streamed.block(index) as block,
+                _zero(block, [name for each in closing for name in each[index]]),
+                torch.no_grad(),
+            ):
+                hidden = store.read(slice(None))
+                same = torch.equal(streamed.call(index, hidden).run(block, hidden.clone()), hidden)
+            if not same:
+                raise SmeltError(
+                    f"{type(model.skeleton.model).__name__}: its blocks do more than add attention and a feed-forward"
+                    " part, so these cannot be taken away by themselves"
+                )
+    finally:
+        store.close()
+
+
+@contextmanager
+def _zero(block: nn.Module, linears: Iterable[str]) -> Iterator[None]:
+    """Let some linears give zero for a while."""
+    kept: list[tuple[nn.Parameter, Tensor]] = []
+    try:
+        for name in linears:
+            for parameter in block.get_submodule(name).parameters(recurse=False):
+                kept.append((parameter, parameter.data))
+                parameter.data = torch.zeros_like(parameter.data)
+        yield
+    finally:
+        for parameter, data in kept:
+            parameter.data = data
+
+
+class _SomeZero:
+    """The tensors of a model, some of them zero."""
+
+    def __init__(self, source: Weights, zero: set[str]) -> None:
+        self._source, self._zero = source, zero
+
+    def names(self) -> list[str]:
+        return self._source.names()
+
+    def info(self, name: str) -> TensorInfo:
+        return self._source.info(name)
+
+    @property
+    def nbytes(self) -> int:
+        return self._source.nbytes
+
+    def load(self, name: str) -> Tensor:
+        tensor = self._source.load(name)
+        return torch.zeros_like(tensor) if name in self._zero else tensor

@@ -1,0 +1,263 @@
+"""Smaller shapes of a model: how much of each dimension goes, how many parameters are left, and how fast that decodes here."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ...models.structure.open_model import OpenModel
+from ...runtime.measure.shape_time import Shape, decode_seconds
+from ...system.errors import RuntimeProblem, SmeltError
+from ...system.progress import Progress
+from . import axes
+from .axes import Axis
+from .drop_blocks import LAYER_PARTS, can_lose
+from .removable import closing_linears
+from .slice_width import narrower
+
+DIMENSIONS = ("blocks", "hidden", "heads", "ffn")
+_AXES = {"hidden": axes.hidden, "heads": axes.heads, "ffn": axes.feed_forward}
+_SHARES = {"hidden": (0.125, 0.25, 0.375), "ffn": (0.125, 0.25, 0.375, 0.5, 0.625)}
+# Groups of scales, and kernels, like widths of many such: from a width on, what it is a multiple of.
+_MULTIPLES = ((1024, 128), (512, 64), (64, 32), (0, 8))
+_MOST_LEVELS = 8
+_TIMED_BLOCKS = 8
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is left of each dimension: blocks, channels of the stream, groups of heads, feed-forward channels."""
+
+    blocks: int
+    hidden: int
+    heads: int
+    ffn: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The sizes among which is searched.
+
+    Attributes:
+        whole: the model's own.
+        levels: by dimension: all sizes, the whole one first.
+    """
+
+    whole: Sizes
+    levels: dict[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, model: OpenModel, multiple: int | None = None) -> Grid:
+        """What a model allows; a dimension that it does not have has one size only.
+
+        Args:
+            model: the whole model.
+            multiple: what widths are multiples of, if not of what suits them.
+        """
+        levels: dict[str, tuple[int, ...]] = {}
+        depth = len(model.anatomy.blocks)
+        step = -(-depth // (2 * _MOST_LEVELS))
+        possible = [depth - gone for gone in range(step, depth, step) if can_lose(model, range(depth - gone, depth))]
+        levels["blocks"] = (depth, *possible[:_MOST_LEVELS])
+        for name in ("hidden", "heads", "ffn"):
+            levels[name] = _widths(model, name, multiple)
+        return cls(Sizes(**{name: each[0] for name, each in levels.items()}), levels)
+
+    def __iter__(self) -> Iterator[Sizes]:
+        for each in itertools.product(*(self.levels[name] for name in DIMENSIONS)):
+            yield Sizes(*each)
+
+    @property
+    def oddest(self) -> Sizes:
+        """The sizes that the fewest groups of scales divide: what suits these suits all."""
+        odd = {name: min(each, key=lambda size: size & -size) for name, each in self.levels.items() if name != "blocks"}
+        return Sizes(blocks=self.levels["blocks"][-1], **odd)
+
+    def alone(self) -> Iterator[tuple[str, int]]:
+        """Every smaller size of every dimension."""
+        for name in DIMENSIONS:
+            for size in self.levels[name][1:]:
+                yield name, size
+
+
+def _widths(model: OpenModel, name: str, multiple: int | None) -> tuple[int, ...]:
+    try:
+        axis = _AXES[name](model)
+    except SmeltError:
+        return (1,)
+    if name == "heads":
+        found = list(range(axis.units - 1, 0, -1))
+    else:
+        multiple = multiple or next(each for width, each in _MULTIPLES if axis.units >= width)
+        found = [round(axis.units * (1 - share) / multiple) * multiple for share in _SHARES[name]]
+    possible = (size for size in dict.fromkeys(found) if 0 < size < axis.units and axes.is_possible(model, axis, size))
+    return (axis.units, *itertools.islice(possible, _MOST_LEVELS - 1))
+
+
+class Costs:
+    """The parameters of sizes, and if wanted their measured decoding steps.
+
+    A model is what surrounds its blocks and, for each block, its attention and its feed-forward part; these are counted and timed
+    by themselves. Which blocks go is not known yet: where they are not alike, it is taken to be those that cost least, so that
+    a shape costs no more than it is said to.
+
+    Args:
+        model: whose sizes they are.
+        grid: the sizes.
+        turned: whether a narrower stream takes a head of its own.
+    """
+
+    def __init__(self, model: OpenModel, grid: Grid, *, turned: bool) -> None:
+        self._model, self._grid = model, grid
+        self._kinds = _alike(model)
+        self._around: dict[int, int] = {}
+        self._blocks: dict[int, list[int]] = {}
+        # What a smaller size saves in each block.
+        self._saved: dict[tuple[str, int, int], list[int]] = {}
+        self._seconds_around: dict[int, float] = {}
+        self._seconds: dict[tuple[str, int, int], list[float]] = {}
+        for hidden in grid.levels["hidden"]:
+            one = self._smaller("hidden", model, hidden)
+            blocks = self._blocks[hidden] = _block_numels(one)
+            self._around[hidden] = parameters_of(one) - sum(blocks)
+            if turned and model.is_tied and hidden < grid.whole.hidden:
+                self._around[hidden] += model.vocabulary() * hidden
+            for name in ("heads", "ffn"):
+                for size in grid.levels[name]:
+                    smaller = _block_numels(self._smaller(name, one, size))
+                    self._saved[name, hidden, size] = [a - b for a, b in zip(blocks, smaller, strict=True)]
+
+    def parameters(self, sizes: Sizes) -> int:
+        """How many numbers such a model holds, at most."""
+        saved = (self._saved[name, sizes.hidden, getattr(sizes, name)] for name in ("heads", "ffn"))
+        blocks = (whole - sum(less) for whole, *less in zip(self._blocks[sizes.hidden], *saved, strict=True))
+        return self._around[sizes.hidden] + sum(sorted(blocks, reverse=True)[: sizes.blocks])
+
+    def seconds(self, sizes: Sizes) -> float:
+        """What a decoding step takes, at most, once it was measured."""
+        parts = (self._seconds[name, sizes.hidden, getattr(sizes, name)] for name in ("heads", "ffn"))
+        blocks = (sum(each) for each in zip(*parts, strict=True))
+        return self._seconds_around[sizes.hidden] + sum(sorted(blocks, reverse=True)[: sizes.blocks])
+
+    def measure(self, batch: int, context: int, progress: Progress) -> None:
+        """Time all parts at all sizes on this machine's runtime.
+
+        Raises:
+            SmeltError: the runtime does not serve such models, or they have one block only.
+        """
+        depth = self._grid.whole.blocks
+        if depth < 2:
+            raise SmeltError("target.latency: a model of one block has nothing to compare; give a target of params")
+        rounds = list(itertools.product(self._grid.levels["hidden"], self._kinds))
+        for name, levels in self._grid.levels.items():
+            if name in ("heads", "ffn"):
+                for hidden, size in itertools.product(self._grid.levels["hidden"], levels):
+                    self._seconds[name, hidden, size] = [0.0] * depth
+        alone: dict[int, tuple[int, float]] = {}
+        for hidden, kind in progress.track(rounds, "timing shapes", len(rounds)):
+            # Attention must be somewhere: in a block that is not of the kind, if there is one.
+            base = next((index for index in range(depth) if index not in kind), kind[0])
+            members = [index for index in kind if index != base][:_TIMED_BLOCKS]
+            one = self._smaller("hidden", self._model, hidden)
+            shapes, labels = [_part_shape(one, {base: "attention"})], [("base", 0)]
+            for name in ("heads", "ffn"):
+                part = "attention" if name == "heads" else "mlp"
+                for size in self._grid.levels[name]:
+                    smaller = self._smaller(name, one, size)
+                    shapes.append(_part_shape(smaller, {base: "attention"} | dict.fromkeys(members, part)))
+                    labels.append((name, size))
+                    if name == "heads":
+                        shapes.append(_part_shape(smaller, {base: "attention"}))
+                        labels.append(("one", size))
+            try:
+                timed = decode_seconds(shapes, one.dtype, batch=batch, context=context, told=progress.say)
+            except RuntimeProblem as problem:
+                raise SmeltError(f"target.latency: {problem}; give a target of params") from None
+            found = dict(zip(labels, timed, strict=True))
+            alone.setdefault(hidden, (base, found["base", 0]))
+            for (name, size), seconds in found.items():
+                if name in ("heads", "ffn"):
+                    without = found["one", size] if name == "heads" else found["base", 0]
+                    for index in kind:
+                        self._seconds[name, hidden, size][index] = max(0.0, (seconds - without) / len(members))
+        for hidden, (base, seconds) in alone.items():
+            attention = self._seconds["heads", hidden, self._grid.whole.heads][base]
+            self._seconds_around[hidden] = max(0.0, seconds - attention)
+
+    def as_data(self) -> dict[str, float]:
+        """What was timed, for the record: milliseconds by part, hidden size and size; of each kind of block, if there are several."""
+        found = {f"around {hidden} 0": seconds for hidden, seconds in self._seconds_around.items()}
+        for (name, hidden, size), seconds in self._seconds.items():
+            for kind in self._kinds:
+                told = "" if len(self._kinds) == 1 else f", blocks like {kind[0]}"
+                found[f"{name} {hidden} {size}{told}"] = seconds[kind[0]]
+        return {name: round(1e3 * seconds, 4) for name, seconds in found.items()}
+
+    def _smaller(self, name: str, model: OpenModel, size: int) -> OpenModel:
+        if size == getattr(self._grid.whole, name):
+            return model
+        axis: Axis = _AXES[name](model)
+        return narrower(model, axis, size)
+
+
+def parameters_of(model: OpenModel) -> int:
+    """How many numbers a model holds."""
+    return sum(math.prod(model.weights.info(name).shape) for name in model.weights.names())
+
+
+def _block_numels(model: OpenModel) -> list[int]:
+    return [model.block_numel(index) for index in range(len(model.anatomy.blocks))]
+
+
+def _alike(model: OpenModel) -> list[list[int]]:
+    """Blocks by kind."""
+    found: dict[object, list[int]] = {}
+    for index in range(len(model.anatomy.blocks)):
+        found.setdefault(model.block_shape(index), []).append(index)
+    return list(found.values())
+
+
+def timing_bytes(model: OpenModel, grid: Grid, batch: int, context: int) -> int:
+    """Memory that timing takes: all shapes of one hidden size are there together, each with its embedding, head and cache."""
+    shapes = 1 + 2 * len(grid.levels["heads"]) + len(grid.levels["ffn"])
+    blocks = min(grid.whole.blocks, _TIMED_BLOCKS)
+    around = 3 * model.embedding_bytes()
+    values = {name: facts.rows for name, facts in model.linears.items() if name != model.anatomy.head}
+    cache = 2 * batch * context * min(values.values()) * model.dtype.itemsize
+    attending = 1 + len(grid.levels["heads"]) * (2 + blocks) + len(grid.levels["ffn"])
+    return shapes * (around + (blocks + 1) * model.largest_block() * model.dtype.itemsize) + attending * cache
+
+
+def shape_of(model: OpenModel) -> Shape:
+    """The shape of a model, without the matrices that close parts which were removed from it."""
+    parts = getattr(model.config, LAYER_PARTS, None)
+    gone: set[str] = set()
+    if parts is not None:
+        for kind in ("attention", "mlp"):
+            for anatomy, part, names in zip(model.anatomy.blocks, parts, closing_linears(model, kind), strict=True):
+                if part not in ("all", kind):
+                    gone |= {model.names[f"{anatomy.name}.{name}.weight"] for name in names}
+    names = model.weights.names()
+    return Shape(model.config, {name: model.weights.info(name).shape for name in names if name not in gone})
+
+
+def _part_shape(model: OpenModel, left: Mapping[int, str]) -> Shape:
+    """The shape of a model some of whose blocks have one part, and the others none."""
+    parts = [left.get(index, "none") for index in range(len(model.anatomy.blocks))]
+    config = model.directory.config()
+    setattr(config, LAYER_PARTS, parts)
+    closing = _closing(model, parts)
+    names = model.weights.names()
+    return Shape(config, {name: model.weights.info(name).shape for name in names if name not in closing})
+
+
+def _closing(model: OpenModel, parts: list[str]) -> set[str]:
+    """Matrices that close parts which are not there."""
+    found: set[str] = set()
+    for kind in ("attention", "mlp"):
+        for anatomy, part, names in zip(model.anatomy.blocks, parts, closing_linears(model, kind), strict=True):
+            if part != kind:
+                found |= {model.names[f"{anatomy.name}.{name}.weight"] for name in names}
+    return found

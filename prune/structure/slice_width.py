@@ -1,0 +1,105 @@
+"""A model of which some units of an axis are left, without a copy on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ...models.checkpoint.weights import Weights
+from ...models.structure.open_model import OpenModel
+from ...system.tensor_files import SafetensorsFile, TensorInfo
+from .axes import Axis, Span
+
+
+def narrower(
+    model: OpenModel,
+    axis: Axis,
+    kept: Mapping[str, Tensor] | Sequence[int] | int,
+    changed: Mapping[str, SafetensorsFile] | None = None,
+) -> OpenModel:
+    """The model with some units only.
+
+    Where blocks keep as many, it is a plain model of Hugging Face's; otherwise ``layer_sizes`` in ``config.json`` says what
+    each has.
+
+    Args:
+        model: the whole model.
+        axis: what is made smaller.
+        kept: which stay, by the linear that reads them, in order; or how many, of each block where they differ, where only
+            shapes matter.
+        changed: files of weights that make up for it, already narrow, by checkpoint name.
+    """
+    if isinstance(kept, int):
+        kept = dict.fromkeys(axis.readers, torch.arange(kept))
+    elif not isinstance(kept, Mapping):
+        kept = {reader: torch.arange(units) for reader, units in by_reader(model, axis, kept).items()}
+    weights = _FewerUnits(model, axis, kept, changed or {})
+    units = {len(each) for each in kept.values()}
+    if len(units) == 1:
+        directory = axis.with_units(model.directory, units.pop())
+    else:
+        directory = axis.with_units_of_blocks(model.directory, units_of_blocks(model, axis, kept))
+    return OpenModel(directory, weights, is_edited=model.is_edited)
+
+
+def by_reader(model: OpenModel, axis: Axis, units: Sequence[int]) -> dict[str, int]:
+    """How many units each reader has, given how many each block has."""
+    return {
+        reader: count
+        for block, count in zip(model.anatomy.blocks, units, strict=True)
+        for reader in axis.of_block(block.name)
+    }
+
+
+def units_of_blocks(model: OpenModel, axis: Axis, kept: Mapping[str, Tensor]) -> list[int]:
+    """How many units each block has left; a block without any reader is said to have them all."""
+    found = []
+    for block in model.anatomy.blocks:
+        counts = {len(kept[reader]) for reader in axis.of_block(block.name)} or {axis.units}
+        assert len(counts) == 1, f"readers of {block.name} keep different numbers of {axis.noun}"
+        found.append(counts.pop())
+    return found
+
+
+class _FewerUnits:
+    """The tensors of a model, those along an axis with some units only."""
+
+    def __init__(
+        self,
+        model: OpenModel,
+        axis: Axis,
+        kept: Mapping[str, Tensor],
+        changed: Mapping[str, SafetensorsFile],
+    ) -> None:
+        self._source: Weights = model.weights
+        self._whole, self._kept, self._changed = axis.units, kept, changed
+        self._spans: dict[str, tuple[str, Span]] = {
+            model.names[name]: (reader, span) for reader, spans in axis.readers.items() for name, span in spans.items()
+        }
+
+    def names(self) -> list[str]:
+        return self._source.names()
+
+    def info(self, name: str) -> TensorInfo:
+        info = self._source.info(name)
+        if name not in self._spans:
+            return info
+        reader, span = self._spans[name]
+        width = len(self._kept[reader]) * sum(span.parts)
+        return TensorInfo(info.dtype, (*info.shape[: span.dim], width, *info.shape[span.dim + 1 :]))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.info(name).nbytes for name in self.names())
+
+    def load(self, name: str) -> Tensor:
+        if name in self._changed:
+            return self._changed[name].load(name)
+        tensor = self._source.load(name)
+        if name not in self._spans:
+            return tensor
+        reader, span = self._spans[name]
+        places = span.places(self._whole, self._kept[reader])
+        return tensor.index_select(span.dim, places.to(tensor.device)).contiguous()

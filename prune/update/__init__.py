@@ -1,0 +1,1 @@
+"""How what is left makes up for what was removed."""

@@ -1,0 +1,266 @@
+"""Which linears a quantize step changes, and what each is given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ...models.structure.open_model import LinearFacts, OpenModel
+from ...system.errors import Problem, nearest_name
+from ..rounding import METHODS, Method
+from ..scheme import LOADABLE_EXPERTS, Scheme, resolve
+from ..settings.quantize import Quantize
+
+HEAD = "lm_head"
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What is done to one linear.
+
+    Attributes:
+        scheme: what it is stored as.
+        rounding: the rounding method's name.
+        options: its options.
+    """
+
+    scheme: Scheme
+    rounding: str
+    options: Any
+
+    @property
+    def method(self) -> Method:
+        return METHODS[self.rounding]
+
+    @property
+    def reads_inputs(self) -> list[str]:
+        """What of it asks what the linear reads of a calibration text."""
+        rounding = [f"rounding {self.rounding}"] if self.options.reads_inputs else []
+        return [*rounding, *([f"{self.scheme.label}'s fixed input scales"] if self.scheme.reads_inputs else [])]
+
+
+class Assignment:
+    """A step's settings, read for a model.
+
+    Args:
+        settings: the recipe's section.
+        where: how messages name this step.
+    """
+
+    def __init__(self, settings: Quantize, where: str) -> None:
+        self._settings = settings
+        self._where = where
+        self.usual = Treatment(
+            resolve(settings.scheme, settings.group_size, settings.inputs),
+            settings.rounding.method,
+            settings.rounding.settled(),
+        )
+        self._special = [
+            (
+                override.targets,
+                Treatment(
+                    self.usual.scheme
+                    if override.scheme is None
+                    else resolve(override.scheme, override.group_size, override.inputs),
+                    (override.rounding or settings.rounding).method,
+                    (override.rounding or settings.rounding).settled(),
+                ),
+            )
+            for override in settings.overrides
+        ]
+
+    def of(self, model: OpenModel) -> dict[str, Treatment]:
+        """What each linear that targets name and ignore does not is given, by the linear's name."""
+        return {
+            facts.name: self._treatment(facts, model)
+            for facts in model.linears.values()
+            if named(facts, self._settings.targets, model) and not named(facts, self._settings.ignore, model)
+        }
+
+    def named_apart(self, model: OpenModel) -> set[str]:
+        """The linears that an override gives a scheme of its own."""
+        own = [override.targets for override in self._settings.overrides if override.scheme is not None]
+        return {name for name in self.of(model) if any(named(model.linears[name], each, model) for each in own)}
+
+    def problems(self, model: OpenModel) -> list[Problem]:
+        """Everything that stands between these settings and this model."""
+        chosen = self.of(model)
+        facts = [model.linears[name] for name in chosen]
+        problems = self._pattern_problems(model)
+        nothing = self._settings.kv_cache is None and self._settings.embeddings is None
+        if not chosen and not problems and nothing:
+            problems.append(Problem(f"{self._where}.targets", "everything is ignored, so nothing would be quantized"))
+        problems += self._shape_problems(chosen, model)
+        problems += self._shared_problems(chosen, model)
+        problems += self._expert_problems(chosen, model)
+        problems += self._type_problems(chosen, model)
+        strange = sorted({fact.kind for fact in facts if fact.kind != "Linear"})
+        if strange:
+            problems.append(
+                Problem(
+                    f"{self._where}.targets",
+                    f"this model's weights are {strange[0]} modules, which transformers does not load from"
+                    f" compressed-tensors checkpoints; {type(model.skeleton.model).__name__} cannot be quantized yet",
+                )
+            )
+        odd = [name for name, t in chosen.items() if model.linears[name].columns % t.options.columns_together]
+        if odd:
+            problems.append(
+                Problem(
+                    f"{self._where}.rounding",
+                    f"{odd[0]} and {len(odd) - 1} more: {model.linears[odd[0]].columns} input columns are not made of groups"
+                    f" of {chosen[odd[0]].options.columns_together}; choose another pattern, or add these layers to ignore",
+                )
+            )
+        ungrouped = [
+            name for name, t in chosen.items() if t.options.groups_wanted and t.scheme.args.strategy != "group"
+        ]
+        if ungrouped:
+            problems.append(
+                Problem(
+                    f"{self._where}.rounding.refit_groups",
+                    f"{chosen[ungrouped[0]].scheme.label} ({ungrouped[0]}) has no groups to refit; remove the option",
+                )
+            )
+        guard = self._settings.guard
+        if guard is not None and guard.otherwise == "fallback":
+            other = {name: replace(treatment, scheme=resolve(guard.fallback)) for name, treatment in chosen.items()}
+            problems += [
+                Problem(f"{self._where}.guard.fallback", problem.what)
+                for problem in self._shape_problems(other, model) + self._type_problems(other, model)
+            ]
+        return problems
+
+    def _treatment(self, facts: LinearFacts, model: OpenModel) -> Treatment:
+        for patterns, treatment in reversed(self._special):
+            if named(facts, patterns, model):
+                return treatment
+        return self.usual
+
+    def _pattern_problems(self, model: OpenModel) -> list[Problem]:
+        everything = list(model.linears.values())
+        fields = [("targets", self._settings.targets), ("ignore", self._settings.ignore)]
+        fields += [(f"overrides.{i}.targets", patterns) for i, (patterns, _) in enumerate(self._special)]
+        problems = []
+        for field, patterns in fields:
+            for pattern in patterns:
+                if not any(named(facts, [pattern], model) for facts in everything):
+                    hint = nearest_name(pattern, [facts.name for facts in everything])
+                    problems.append(
+                        Problem(f"{self._where}.{field}", f"{pattern!r} matches no linear of the model{hint}")
+                    )
+        return problems
+
+    def _shape_problems(self, chosen: dict[str, Treatment], model: OpenModel) -> list[Problem]:
+        by_sentence: dict[tuple[str, str], list[str]] = {}
+        for name, treatment in chosen.items():
+            scheme, facts = treatment.scheme, model.linears[name]
+            sentence = scheme.shape_problem(facts.rows, facts.columns)
+            if sentence:
+                field = "group_size" if scheme.accepts_group_size else "scheme"
+                by_sentence.setdefault((field, sentence), []).append(name)
+        return [
+            Problem(
+                f"{self._where}.{field}",
+                f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {sentence},"
+                " or add these layers to ignore",
+            )
+            for (field, sentence), names in by_sentence.items()
+        ]
+
+    def _shared_problems(self, chosen: dict[str, Treatment], model: OpenModel) -> list[Problem]:
+        """Servers multiply linears that read the same input as one, so they must be stored alike."""
+        for block in model.anatomy.blocks:
+            for phase in block.phases():
+                schemes: dict[str, str] = {}
+                for group in phase:
+                    for linear in group.linears:
+                        name = f"{block.name}.{linear}"
+                        if name in chosen:
+                            schemes.setdefault(chosen[name].scheme.label, name)
+                if len(schemes) > 1:
+                    first, second = list(schemes.values())[:2]
+                    return [
+                        Problem(
+                            f"{self._where}.overrides",
+                            f"{first} and {second} read the same input, and servers multiply such linears as one;"
+                            " give them the same scheme",
+                        )
+                    ]
+        return []
+
+    def _expert_problems(self, chosen: dict[str, Treatment], model: OpenModel) -> list[Problem]:
+        """transformers fuses a block's experts as it loads them, and restores them only if all are quantized."""
+        problems = []
+        for name, treatment in chosen.items():
+            if model.linears[name].is_expert and not treatment.scheme.experts_reload:
+                problems.append(
+                    Problem(
+                        f"{self._where}.scheme",
+                        f"transformers does not reload experts ({name}) stored as {treatment.scheme.name}; use"
+                        f" {', '.join(LOADABLE_EXPERTS)}",
+                    )
+                )
+                break
+        experts = [facts.name for facts in model.linears.values() if facts.is_expert]
+        left = [name for name in experts if name not in chosen]
+        if left:
+            problems.append(
+                Problem(
+                    f"{self._where}.ignore",
+                    f"leaves the expert {left[0]} as it is; transformers reloads a quantized mixture of experts only if"
+                    " all of its experts are quantized, so let targets and ignore name none of them apart",
+                )
+            )
+        return problems
+
+    def _type_problems(self, chosen: dict[str, Treatment], model: OpenModel) -> list[Problem]:
+        told = str(model.dtype).removeprefix("torch.")
+        if model.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            return [Problem("model", f"its weights are {told}; convert it to bfloat16, float16 or float32")]
+        if model.dtype == torch.bfloat16:
+            return []
+        for scheme in {treatment.scheme.name: treatment.scheme for treatment in chosen.values()}.values():
+            if scheme.args.num_bits == 4 and scheme.args.type == "float":
+                return [
+                    Problem(
+                        f"{self._where}.scheme",
+                        f"{scheme.name} reloads as bfloat16 whatever the model is, and this one is {told};"
+                        " convert the model to bfloat16 first or use W4A16",
+                    )
+                ]
+        return []
+
+
+def alike(treatments: Mapping[str, Treatment]) -> list[list[str]]:
+    """Linears by treatment, in order; those that are treated alike are together."""
+    found: list[tuple[Treatment, list[str]]] = []
+    for name, treatment in treatments.items():
+        for known, names in found:
+            if known == treatment:
+                names.append(name)
+                break
+        else:
+            found.append((treatment, [name]))
+    return [names for _, names in found]
+
+
+def named(facts: LinearFacts, patterns: list[str], model: OpenModel) -> bool:
+    """Whether one of ``targets``' patterns names a linear, by its name in the model or in the checkpoint."""
+    key = facts.key.removesuffix(".weight")
+    for pattern in patterns:
+        if pattern == HEAD:
+            if facts.name == model.anatomy.head:
+                return True
+        elif pattern == "Linear":
+            return True
+        elif pattern.startswith("re:"):
+            if re.match(pattern[3:], facts.name) or re.match(pattern[3:], key):
+                return True
+        elif pattern in (facts.name, key):
+            return True
+    return False

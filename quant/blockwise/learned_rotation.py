@@ -1,0 +1,148 @@
+"""Rotations of a model learned from what its linears read, one block in memory at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...models.steps.step import RunContext
+from ...models.streaming.streamed import StreamedModel
+from ...models.structure.open_model import OpenModel
+from ...system.activation_store import ActivationStore
+from ...system.processes import Processes
+from ...system.resources import Cost, release_freed_memory
+from ...system.tensor_files import SafetensorsFile, save_tensors
+from ..layer_stats import SAMPLE_ROWS, LayerStats
+from ..transforms.learned_rotation import learn_rotation
+from ..transforms.links import as_rows
+from ..transforms.rotated_model import Streams, Turn, turned
+from ..transforms.rotation import Rotation
+from .block_passes import BlockPasses
+
+# Tokens that are read, and the numbers of the sample kept of the whole stream: a quarter of a gigabyte.
+_TOKENS = 8192
+_SAMPLE_NUMBERS = 1 << 26
+_FILE = "rotations.safetensors"
+
+
+def learned_turn(model: OpenModel, streams: Streams, start: Turn, steps: int, seed: int, context: RunContext) -> Turn:
+    """Learn the rotations of the stream and of the value heads; an earlier run's are read from the journal.
+
+    Args:
+        model: the model, not turned.
+        streams: its residual stream.
+        start: random rotations to begin with; those that it lacks are not learned.
+        steps: of descent for each rotation.
+        seed: of the rows' order.
+        context: the run around it.
+    """
+    path = context.journal / _FILE
+
+    def learn() -> tuple[dict[str, Tensor], None]:
+        if not path.exists():
+            matrices = _Learning(model, streams, start, steps, seed, context).matrices()
+            save_tensors(path, {name: matrix.contiguous() for name, matrix in matrices.items()})
+        file = SafetensorsFile(path)
+        return {name: file.load(name) for name in file.tensors}, None
+
+    # The first process alone: what it reads is a small part of the calibration text.
+    matrices, _ = context.processes.from_first(learn)
+    found = {name: Rotation.dense(matrix.cpu()) for name, matrix in matrices.items()}
+    heads = tuple(found.get(f"heads.{index}", head) for index, head in enumerate(start.heads))
+    return Turn(found.get("stream", start.stream), heads)
+
+
+def learning_cost(model: OpenModel, streams: Streams, steps: int, tokens: int) -> Cost:
+    """What :func:`learned_turn` takes."""
+    width = model.skeleton.hidden_size
+    tokens = min(tokens, _TOKENS)
+    rows = min(_SAMPLE_NUMBERS // width, 2 * len(streams.blocks) * SAMPLE_ROWS)
+    blocks = [model.block_numel(index) for index in range(len(streams.blocks))]
+    # A step multiplies its rows forwards and backwards, solves for Cayley's transform and multiplies by it.
+    step = 3 * 2 * min(rows, 2048) * width**2 + 8 * width**3
+    heads = sum(3 * 2 * SAMPLE_ROWS * width * stream.heads.width for stream in streams.blocks if stream.heads)
+    memory = 4 * (2 * rows * width + 4 * 2048 * width) + 8 * 6 * width**2
+    return Cost(
+        max(memory, 4 * 4 * max(blocks)), 4 * tokens * width, steps * (step + heads) + 2 * 2 * sum(blocks) * tokens
+    )
+
+
+@dataclass(frozen=True)
+class _Learning:
+    model: OpenModel
+    streams: Streams
+    start: Turn
+    steps: int
+    seed: int
+    context: RunContext
+
+    def matrices(self) -> dict[str, Tensor]:
+        """``stream``, and ``heads.0`` and so on."""
+        found: dict[str, Tensor] = {}
+        # With norms folded, all that read the stream read it as it is, but for its length.
+        folded = turned(self.model, self.streams, Turn.none(self.streams))
+        context = self.context
+        streamed = StreamedModel(folded.skeleton, folded.weights, context.dtype, context.journal)
+        windows = -(-_TOKENS // context.tokens.shape[1])
+        store = streamed.embed(context.tokens[:windows])
+        rows: list[Tensor] = []
+        try:
+            for index in context.progress.track(range(len(streamed)), "reading what is rotated", len(streamed)):
+                release_freed_memory()
+                self._block(index, folded, streamed, store, rows, found)
+        finally:
+            store.close()
+        if self.start.stream is not None and rows:
+            blocks = self.streams.blocks
+            centred = self.streams.outer.centred or any(block.centred for block in blocks)
+            found["stream"] = learn_rotation(
+                self.start.stream.matrix(),
+                torch.cat(rows),
+                self.steps,
+                self.seed,
+                keep_ones=centred,
+                track=lambda numbers: context.progress.track(numbers, "learning the rotation", self.steps),
+            )
+        return found
+
+    def _block(
+        self,
+        index: int,
+        folded: OpenModel,
+        streamed: StreamedModel,
+        store: ActivationStore,
+        rows: list[Tensor],
+        found: dict[str, Tensor],
+    ) -> None:
+        stream, turn = self.streams.blocks[index], self.start.heads[index]
+        anatomy = folded.anatomy.blocks[index]
+        reading = [link.groups[0] for link in stream.norms if link.groups]
+        of_heads = stream.heads.reader if stream.heads is not None and turn is not None else None
+        wanted = [
+            group
+            for group in anatomy.groups
+            if of_heads in group.linears or any(set(group.linears) & set(other.linears) for other in reading)
+        ]
+        most = max(1, _SAMPLE_NUMBERS // folded.skeleton.hidden_size // (2 * len(streamed)))
+        with streamed.block(index) as block:
+            passes = BlockPasses(
+                block, anatomy, store, lambda hidden: streamed.call(index, hidden), store.tokens, Processes()
+            )
+            for group, stats in passes.survey(wanted):
+                weights = [block.get_submodule(name) for name in group.linears]
+                weighed = _weighed(stats, torch.cat([as_rows(m, m.weight) for m in weights]))  # type: ignore[arg-type]
+                if of_heads in group.linears:
+                    assert turn is not None
+                    found[f"heads.{index}"] = learn_rotation(turn.matrix(), weighed, self.steps, self.seed)
+                else:
+                    rows.append(weighed[:: max(1, -(-len(weighed) // most))].clone())  # a view would keep all of them
+            passes.advance()
+
+
+def _weighed(stats: LayerStats, weight: Tensor) -> Tensor:
+    """Sampled inputs, so long that an error in them counts as it does in the layer's outputs, relative to these."""
+    rows, weight = stats.rows.float(), weight.float()
+    size = (rows @ weight.T).square().sum(-1).mean()
+    return rows * (weight.square().sum() / size.clamp_min(torch.finfo(torch.float32).tiny)).sqrt()

@@ -1,0 +1,376 @@
+"""How much a model's predictions suffer when one unit is stored in fewer bits, measured block by block.
+
+First all windows go forward and every block's inputs are kept on the disk. Then the blocks are visited
+from the last to the first. ``fisher`` draws a token from the model's own predictions at every position and
+passes the gradient of its log-likelihood back; on its way through a linear it tells what any small change of
+the linear's outputs would cost. ``kl`` carries every change through the rest of the model instead, which is
+exact and takes as many times longer as there are blocks after it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ...models.streaming.backward import KeptPass
+from ...models.streaming.streamed import HeadFunction, StreamedModel
+from ...models.structure.anatomy import SharedInput
+from ...models.structure.open_model import OpenModel
+from ...system.activation_store import ActivationStore
+from ...system.files import write_text
+from ...system.processes import Processes
+from ...system.progress import Progress
+from ...system.resources import release_freed_memory
+from ..activations import ActivationRounding, quantize_inputs
+from ..blockwise.assignment import Treatment, alike
+from ..blockwise.block_passes import BlockPasses, observe_head
+from ..blockwise.group_quantizer import GroupQuantizer, ToRound
+from ..layer_stats import LayerStats
+from ..sensitivity import OutputChange, divergence, squared_effect
+from ..settings.methods import TransformChoice
+from ..stored.quantized_weight import restore
+from ..transforms.links import as_rows
+from .units import Unit
+
+Changes = dict[str, list[OutputChange]]
+
+
+class Candidates(Protocol):
+    """What may be done to linears, one candidate beside another.
+
+    Attributes:
+        count: how many candidates there are.
+        needs_hessian: whether the second moments of inputs are wanted.
+    """
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def needs_hessian(self) -> bool: ...
+
+    def changes(self, weights: dict[str, Tensor], stats: LayerStats) -> Changes:
+        """What each candidate makes of the outputs of linears that share their inputs.
+
+        Args:
+            weights: by full name, ``[rows, columns]``.
+            stats: of the inputs, with each channel's energy.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What to measure, and with what.
+
+    Attributes:
+        model: whose predictions count.
+        units: what is changed, one at a time.
+        candidates: how.
+        tokens: windows of text, ``[windows, length]``.
+        dtype: what is computed in.
+        seed: of the tokens that are drawn.
+        journal: a directory for finished parts and for activations.
+        progress: shows how far it is.
+    """
+
+    model: OpenModel
+    units: list[Unit]
+    candidates: Candidates
+    tokens: Tensor
+    dtype: torch.dtype
+    seed: int
+    journal: Path
+    progress: Progress
+
+
+class Roundings:
+    """Candidates that round linears as a quantize step would.
+
+    Args:
+        model: whose linears they are.
+        treatments: for every candidate, what it means for each linear, by name.
+        ranges: choices of grids' ranges that the step applies.
+        dtype: what is computed in.
+    """
+
+    def __init__(
+        self,
+        model: OpenModel,
+        treatments: list[dict[str, Treatment]],
+        ranges: list[TransformChoice],
+        dtype: torch.dtype,
+    ) -> None:
+        self._model, self._treatments, self._ranges, self._dtype = model, treatments, ranges, dtype
+        self.count = len(treatments)
+        self.needs_hessian = any(t.method.needs_hessian for each in treatments for t in each.values())
+
+    def changes(self, weights: dict[str, Tensor], stats: LayerStats) -> Changes:
+        """What each candidate makes of the outputs of linears that share their inputs."""
+        found: Changes = {name: [] for name in weights}
+        for treatments in self._treatments:
+            for names in alike({name: treatments[name] for name in weights}):
+                treatment = treatments[names[0]]
+                facts = [self._model.linears[name] for name in names]
+                own = [weights[name] for name in names]
+                linears = [ToRound(f, weight.to(f.dtype)) for f, weight in zip(facts, own, strict=True)]
+                results = GroupQuantizer(treatment, self._ranges).round(linears, stats)
+                for name, weight, (tensors, _) in zip(names, own, results, strict=True):
+                    inputs = treatment.scheme.activations
+                    rounding = None if inputs is None else ActivationRounding.stored_as(inputs, tensors)
+                    difference = restore(tensors, treatment.scheme).to(weight.dtype) - weight
+                    found[name].append(OutputChange(difference.to(self._dtype), rounding))
+        return found
+
+
+def fisher_losses(measured: Measured) -> list[list[float]]:
+    """The second-order estimate of the divergence from the original, by unit and candidate, in nats a token."""
+    return _Fisher(measured).losses()
+
+
+def kl_losses(measured: Measured) -> list[list[float]]:
+    """The divergence from the original with only that unit rounded, by unit and candidate, in nats a token."""
+    return _Divergence(measured).losses()
+
+
+class _Pass:
+    """What both ways share: the forward pass, finished parts, and what rounding changes."""
+
+    def __init__(self, measured: Measured) -> None:
+        self._measured = measured
+        self._model = measured.model
+        self._count = measured.candidates.count
+        self._streamed = StreamedModel(
+            measured.model.skeleton, measured.model.weights, measured.dtype, measured.journal
+        )
+        self._wanted = {name for unit in measured.units for name in unit.linears}
+        self._kept = KeptPass(self._streamed)
+        self._stores = self._kept.stores
+        self._positions = measured.tokens.numel()
+        self._candidates = measured.candidates
+
+    def _forward(self) -> None:
+        self._kept.forward(self._measured.tokens, self._measured.progress, "reading the original")
+
+    def _inside(self, index: int) -> dict[str, str]:
+        """The wanted linears of a block, and what they are called within it."""
+        anatomy = self._model.anatomy.blocks[index]
+        return {name: name.removeprefix(f"{anatomy.name}.") for name in anatomy.linears if name in self._wanted}
+
+    def _block_changes(self, index: int, block: nn.Module) -> Changes:
+        """What every candidate makes of the outputs of a block's linears, by the linears' full names."""
+        anatomy, wanted = self._model.anatomy.blocks[index], self._inside(index)
+        passes = BlockPasses(
+            block,
+            anatomy,
+            self._stores[index],
+            lambda hidden: self._streamed.call(index, hidden),
+            self._positions,
+            Processes(),
+        )
+        groups = [
+            SharedInput(kept, group.phase)
+            for group in anatomy.groups
+            if (kept := tuple(local for local in group.linears if f"{anatomy.name}.{local}" in wanted))
+        ]
+        found: Changes = {}
+        for group, stats in passes.survey(groups, hessian=self._candidates.needs_hessian, energy=True):
+            weights = {f"{anatomy.name}.{local}": _rows(block.get_submodule(local)) for local in group.linears}
+            found |= self._candidates.changes(weights, stats)
+        return found
+
+    def _head_changes(self, function: HeadFunction) -> Changes:
+        """Likewise of the output head, if it is wanted."""
+        head = self._model.anatomy.head
+        if head not in self._wanted:
+            return {}
+        hessian = self._candidates.needs_hessian
+        stats = observe_head(function, self._stores[-1], self._positions, Processes(), hessian=hessian)
+        return self._candidates.changes({head: _rows(function.module)}, stats)
+
+    def _part(self, place: str) -> Path:
+        return self._measured.journal / f"{place}.json"
+
+    def _recalled(self, place: str) -> dict[str, list[float]] | None:
+        path = self._part(place)
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def _finish(self, place: str, found: dict[str, list[float]]) -> None:
+        write_text(self._part(place), json.dumps(found) + "\n")
+
+
+class _Fisher(_Pass):
+    def losses(self) -> list[list[float]]:
+        """By unit and candidate."""
+        self._measured.journal.mkdir(parents=True, exist_ok=True)
+        blocks = range(len(self._streamed))
+        places = [*(f"block-{i:05d}" for i in blocks), "head"]
+        if any(self._recalled(place) is None for place in places):
+            flow: ActivationStore | None = None
+            try:
+                self._forward()
+                flow = self._stores[-1].beside(self._stores[-1].shape[2])
+                self._head(flow)
+                backwards = list(reversed(blocks))
+                for index in self._measured.progress.track(backwards, "measuring sensitivity", len(backwards)):
+                    release_freed_memory()
+                    self._block(index, flow)
+                    self._stores.pop().close()  # what only a later block reads
+            finally:
+                self._kept.close()
+                if flow is not None:
+                    flow.close()
+        sums: dict[str, list[float]] = {}
+        for place in places:
+            sums |= self._recalled(place) or {}
+        return [
+            [sum(sums[name][c] for name in unit.linears) / (2 * self._positions) for c in range(self._count)]
+            for unit in self._measured.units
+        ]
+
+    def _head(self, flow: ActivationStore) -> None:
+        """Draw a token from every prediction; write the gradient of their log-likelihood where the last block ends."""
+        function, name = self._streamed.head(), self._model.anatomy.head
+        generator = torch.Generator().manual_seed(self._measured.seed)
+        changes = self._head_changes(function) if self._recalled("head") is None else {}
+
+        def drawn_ascent(logits: Tensor, _: slice) -> Tensor:
+            chances = logits.float().softmax(-1)
+            drawn = torch.multinomial(chances.flatten(0, -2), 1, generator=generator).view(*chances.shape[:-1], 1)
+            return chances.neg_().scatter_add_(-1, drawn, torch.ones(drawn.shape))
+
+        with _measuring(changes, {name: function.module}) as sums:
+            self._kept.head_backward(function, flow, drawn_ascent)
+        if self._recalled("head") is None:
+            self._finish("head", sums)
+
+    def _block(self, index: int, flow: ActivationStore) -> None:
+        place = f"block-{index:05d}"
+        with self._streamed.block(index) as block, ExitStack() as hooks:
+            changes = self._block_changes(index, block) if self._recalled(place) is None else {}
+            modules = {name: block.get_submodule(local) for name, local in self._inside(index).items()}
+            sums = hooks.enter_context(_measuring(changes, modules))
+            self._kept.block_backward(index, block, flow)
+        if self._recalled(place) is None:
+            self._finish(place, sums)
+
+
+@contextmanager
+def _measuring(changes: Changes, modules: dict[str, nn.Module]) -> Iterator[dict[str, list[float]]]:
+    """Add up, for linears and candidates, the squared effects while gradients pass."""
+    sums = {name: [0.0] * len(each) for name, each in changes.items()}
+    with ExitStack() as hooks:
+        for name, each in changes.items():
+            hooks.callback(modules[name].register_forward_hook(_watching(each, sums[name])).remove)
+        yield sums
+
+
+def _watching(changes: list[OutputChange], sums: list[float]) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
+    """A forward hook that waits for the gradient of a linear's outputs and adds up what every change does with it."""
+
+    def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        if not output.requires_grad or not output.numel():
+            return
+        rows = inputs[0].detach().flatten(0, -2)
+
+        def arrived(gradient: Tensor) -> None:
+            weight = _rows(module).to(rows.dtype)
+            for place, change in enumerate(changes):
+                sums[place] += squared_effect(gradient.flatten(0, -2), change(rows, weight))
+
+        output.register_hook(arrived)
+
+    return hook
+
+
+class _Divergence(_Pass):
+    def losses(self) -> list[list[float]]:
+        """By unit and candidate."""
+        self._measured.journal.mkdir(parents=True, exist_ok=True)
+        begins = [self._first_block(unit) for unit in self._measured.units]
+        waves = sorted(set(begins), reverse=True)
+        if any(self._recalled(f"from-{start:05d}") is None for start in waves):
+            try:
+                self._forward()
+                for start in self._measured.progress.track(waves, "measuring sensitivity", len(waves)):
+                    if self._recalled(f"from-{start:05d}") is None:
+                        units = [u for u, first in zip(self._measured.units, begins, strict=True) if first == start]
+                        self._finish(f"from-{start:05d}", self._wave(start, units))
+            finally:
+                self._kept.close()
+        found: dict[str, list[float]] = {}
+        for start in waves:
+            found |= self._recalled(f"from-{start:05d}") or {}
+        return [found[unit.name] for unit in self._measured.units]
+
+    def _first_block(self, unit: Unit) -> int:
+        """Where a change of a unit is first felt; for the output head, behind all blocks."""
+        blocks = range(len(self._streamed))
+        return next((i for i in blocks if any(name in unit.linears for name in self._inside(i))), len(self._streamed))
+
+    def _wave(self, start: int, units: list[Unit]) -> dict[str, list[float]]:
+        """Carry the changes of all units that begin in one block through the rest of the model."""
+        streamed, before = self._streamed, self._stores[start]
+        variants = [(unit, candidate) for unit in units for candidate in range(self._count)]
+        stores: list[ActivationStore] = []
+        try:
+            for index in range(start, len(streamed)):
+                release_freed_memory()
+                with streamed.block(index) as block:
+                    touched = any(name in unit.linears for unit in units for name in self._inside(index))
+                    changes = self._block_changes(index, block) if touched else {}
+                    modules = {name: block.get_submodule(local) for name, local in self._inside(index).items()}
+                    for place, (unit, candidate) in enumerate(variants):
+                        if index == start:
+                            stores.append(before.beside(before.shape[2]))
+                        mine = {name: each[candidate] for name, each in changes.items() if name in unit.linears}
+                        with _changed(mine, modules):
+                            for batch in before.batches():
+                                hidden = (before if index == start else stores[place]).read(batch)
+                                stores[place].write(batch, streamed.call(index, hidden).run(block, hidden))
+            return self._compared(variants, stores)
+        finally:
+            for store in stores:
+                store.close()
+
+    def _compared(self, variants: list[tuple[Unit, int]], stores: list[ActivationStore]) -> dict[str, list[float]]:
+        function, head = self._streamed.head(), self._model.anatomy.head
+        losses: dict[str, list[float]] = {}
+        changes = {} if stores else self._head_changes(function)
+        for place, (unit, candidate) in enumerate(variants):
+            store = stores[place] if stores else self._stores[-1]
+            mine = {name: each[candidate] for name, each in changes.items()}
+            total = 0.0
+            for batch in self._kept.head_batches():
+                original = function(self._stores[-1].read(batch))
+                with _changed(mine, {head: function.module}):
+                    total += divergence(original, function(store.read(batch)))
+            losses.setdefault(unit.name, []).append(total / self._positions)
+        return losses
+
+
+@contextmanager
+def _changed(changes: dict[str, OutputChange], modules: dict[str, nn.Module]) -> Iterator[None]:
+    """Let linears compute as they would after rounding."""
+    with ExitStack() as undo:
+        for name, change in changes.items():
+            module = modules[name]
+            own: Tensor = module.weight.data  # type: ignore[union-attr, assignment]
+            undo.callback(setattr, module.weight, "data", own)
+            module.weight.data = own + as_rows(module, change.weight).to(own.dtype)  # type: ignore[union-attr]
+            if change.rounding is not None:
+                undo.callback(quantize_inputs(module, change.rounding).remove)
+        yield
+
+
+def _rows(module: nn.Module) -> Tensor:
+    """A linear's weight, ``[rows, columns]``."""
+    weight: Tensor = module.weight.data  # type: ignore[union-attr, assignment]
+    return as_rows(module, weight)

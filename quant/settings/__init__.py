@@ -1,0 +1,1 @@
+"""Settings of quantization: the recipe's section and its parts. None of this imports torch."""

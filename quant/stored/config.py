@@ -1,0 +1,132 @@
+"""``quantization_config`` in ``config.json``, by compressed-tensors' own schema."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import compressed_tensors
+from compressed_tensors.config import CompressionFormat
+from compressed_tensors.quantization import (
+    QuantizationArgs,
+    QuantizationConfig,
+    QuantizationScheme,
+    QuantizationStatus,
+)
+
+from ...system.errors import SmeltError
+from ..scheme import Scheme
+
+Needs = Literal["nothing", "dequantizing", "plug-in"]
+
+
+def quantization_config(
+    schemes: dict[str, Scheme],
+    ignore: list[str],
+    keys_values: QuantizationArgs | None = None,
+    tables: dict[str, Scheme] | None = None,
+    head: list[str] | None = None,
+) -> dict[str, Any]:
+    """``config.json``'s ``quantization_config``, by compressed-tensors' own schema.
+
+    One scheme goes to every linear that is not ignored. Of several, each names its linears in full: loaders differ in
+    which of several patterns wins. A quantized head is named in any case: vLLM's is of no class called a linear.
+
+    Args:
+        schemes: what each linear is stored as, by every name that a loader may know it by.
+        ignore: what is not quantized.
+        keys_values: what the cache of keys and values is kept in.
+        tables: what embeddings are stored as, by every name of each.
+        head: the output head's names, if it is quantized.
+    """
+    named = _by_scheme(schemes)
+    if len(named) == 1:
+        named = [(named[0][0], [*(head or []), "Linear"])]
+    formats = {scheme.format for scheme in [*schemes.values(), *(tables or {}).values()]}
+    config = QuantizationConfig(
+        config_groups={
+            f"group_{i}": scheme.config_group(names)
+            for i, (scheme, names) in enumerate([*named, *_by_scheme(tables or {})])
+        },
+        ignore=ignore,
+        kv_cache_scheme=keys_values,
+        format=_overall_format(formats),
+        quantization_status=QuantizationStatus.COMPRESSED,
+    )
+    return {
+        **config.model_dump(mode="json"),
+        "quant_method": "compressed-tensors",
+        "version": compressed_tensors.__version__,
+    }
+
+
+def _by_scheme(schemes: dict[str, Scheme]) -> list[tuple[Scheme, list[str]]]:
+    groups: dict[str, tuple[Scheme, list[str]]] = {}
+    for name, scheme in schemes.items():
+        groups.setdefault(scheme.label, (scheme, []))[1].append(name)
+    return list(groups.values())
+
+
+def _overall_format(formats: set[str]) -> str:
+    if not formats:
+        return CompressionFormat.dense.value
+    return next(iter(formats)) if len(formats) == 1 else CompressionFormat.mixed_precision.value
+
+
+def needs(schemes: list[Scheme], *, experts: bool, cached: bool) -> Needs:
+    """What transformers must be given to load zero-points, of which it has no place for packed ones.
+
+    Args:
+        schemes: what linears are stored as.
+        experts: whether the model has any.
+        cached: whether keys and values are rounded.
+    """
+    if all(scheme.args.symmetric for scheme in schemes):
+        return "nothing"
+    # Beside other schemes transformers restores zero-points wrongly or not at all.
+    alone = not cached and all(scheme == schemes[0] for scheme in schemes)
+    return "dequantizing" if alone and not experts else "plug-in"
+
+
+class StoredSchemes:
+    """How the linears of a checkpoint are stored, by its ``quantization_config``.
+
+    Attributes:
+        keys_values: what its keys and values are to be cached in; None for as they are computed.
+
+    Raises:
+        SmeltError: modules other than linears are quantized by their class, so that their names are not known.
+    """
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        known = {key: value for key, value in data.items() if key != "version"}
+        self._usual: Scheme | None = None
+        self._by_name: dict[str, Scheme] = {}
+        config = QuantizationConfig.model_validate(known)
+        self.keys_values = config.kv_cache_scheme
+        for group in config.config_groups.values():
+            assert isinstance(group, QuantizationScheme)
+            scheme = Scheme.of_group(group)
+            for target in group.targets:
+                if target == "Linear":
+                    self._usual = scheme
+                elif re.fullmatch(r"[A-Z]\w*", target):
+                    raise SmeltError(
+                        f"quantization_config quantizes all modules of the class {target}; only the runtime reads such a"
+                        " checkpoint, so start from the original model"
+                    )
+                else:
+                    self._by_name[target] = scheme
+
+    def needs(self, *, experts: bool) -> Needs:
+        """What transformers must be given to load it; see :func:`needs`."""
+        used = [*self._by_name.values(), *([] if self._usual is None else [self._usual])]
+        return needs(used, experts=experts, cached=self.keys_values is not None)
+
+    def of(self, name: str) -> Scheme:
+        """The scheme of a linear that is stored quantized."""
+        patterns = (s for target, s in self._by_name.items() if target.startswith("re:") and re.match(target[3:], name))
+        scheme = self._by_name.get(name) or next(patterns, self._usual)
+        if scheme is None:
+            raise SmeltError(f"{name}: is stored quantized, but no group of quantization_config names it")
+        return scheme

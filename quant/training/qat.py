@@ -1,0 +1,222 @@
+"""Linears that compute with a rounded weight while what is rounded, and the scales, are trained.
+
+Gradients pass the rounding straight through where a weight is within its range (STE, arXiv:1308.3432); scales are learned
+as in LSQ (arXiv:1902.08153), as a factor of what they were, so that one learning rate suits them all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..grid import Grid, largest_code, round_codes
+from ..scheme import Scheme
+from ..stored.quantized_weight import QuantizedWeight, restore
+
+# How near to the edge of its code's cell a weight may begin, in steps.
+_MARGIN = 1e-3
+# Of what it was, that a scale can become.
+_LEAST_FACTOR = 0.05
+
+
+class QatLinear(nn.Module):
+    """A linear whose weight is rounded each time it is used, as a checkpoint would store and restore it.
+
+    Args:
+        latent: what is rounded, ``[rows, columns]``; it is trained in float32.
+        grid: the scales to begin with.
+        stored: the type in which the checkpoint stores the weight's scales, and transformers restores the weight.
+        dtype: what is computed in.
+        bias: of the linear.
+        learn_scales: whether scales are trained, where the format leaves them free.
+        rank: train a product of two matrices of this rank beside the weight, and not the weight itself.
+        stays: which weights may be other than zero, if it was pruned; used with a rank only.
+
+    Attributes:
+        latent: what is rounded; frozen if there is a rank.
+        clip: the factors of the scales; None if they are not trained.
+        down, up: what is added to the latent weight: ``up @ down``; None without a rank.
+    """
+
+    def __init__(
+        self,
+        latent: Tensor,
+        grid: Grid,
+        stored: torch.dtype,
+        dtype: torch.dtype,
+        bias: Tensor | None = None,
+        *,
+        learn_scales: bool = True,
+        rank: int | None = None,
+        stays: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.grid, self._stored, self._dtype = grid, stored, dtype
+        self.latent = nn.Parameter(latent.detach().float().contiguous(), requires_grad=rank is None)
+        self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+        free = learn_scales and grid.args.scale_dtype is None
+        self.clip = nn.Parameter(torch.ones_like(grid.scale, dtype=torch.float32)) if free else None
+        self.down = self.up = None
+        self._stays = stays
+        if rank is not None:
+            rank = min(rank, *latent.shape)
+            start = torch.randn(rank, latent.shape[1], generator=torch.Generator().manual_seed(0), device="cpu")
+            self.down = nn.Parameter((start / latent.shape[1] ** 0.5).to(latent.device))
+            self.up = nn.Parameter(torch.zeros(latent.shape[0], rank, device=latent.device))
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight as it would be restored from the checkpoint, in what is computed in."""
+        # In one function, so that no gradient goes through the stored type: float16 has none below 6e-8.
+        return _Rounded.apply(self._whole(), self._scale(), self.grid, self._stored).to(self._dtype)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """What the quantized linear computes."""
+        return functional.linear(inputs, self.weight, self.bias)
+
+    @torch.no_grad()
+    def rounded(self) -> QuantizedWeight:
+        """The codes and scales of now."""
+        grid = _with_scale(self.grid, self._scale())
+        return QuantizedWeight(grid.round(self._whole()), grid)
+
+    def _whole(self) -> Tensor:
+        if self.up is None or self.down is None:
+            return self.latent
+        beside = self.up @ self.down
+        return self.latent + (beside if self._stays is None else beside * self._stays)
+
+    def _scale(self) -> Tensor:
+        """Scales as they are stored, widened; rounding them passes gradients on."""
+        scale = self.grid.scale
+        if self.clip is None:
+            return scale.float()
+        exact = scale.float() * self.clip.clamp_min(_LEAST_FACTOR)
+        stored = exact.to(scale.dtype)
+        stored = torch.where(stored == 0, torch.finfo(scale.dtype).tiny, stored)
+        return exact + (stored.float() - exact).detach()
+
+
+class _Rounded(torch.autograd.Function):
+    """Rounding onto a grid; only the weight and the scales are kept for the backward pass, which rounds again."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, scale: Tensor, grid: Grid, stored: torch.dtype) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(weight, scale)
+        ctx.grid = grid
+        codes, _ = _codes(weight, _with_scale(grid, scale))
+        step, zero = _spread(_with_scale(grid, scale))
+        return _flat((codes if zero is None else codes - zero) * step, weight).to(stored).to(weight.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor | None, None, None]:  # type: ignore[override]
+        weight, scale = ctx.saved_tensors
+        grid = _with_scale(ctx.grid, scale)
+        codes, place = _codes(weight, grid)
+        zero = _spread(grid)[1]
+        slope = _grouped(slope.to(weight.dtype), grid)
+        inside = _inside(place, grid)
+        into = _flat(slope * inside, weight)
+        if not ctx.needs_input_grad[1]:
+            return into, None, None, None
+        # codes - zero times the step, of which the codes fall as the step grows.
+        by_step = codes - torch.where(inside, place, 0.0)
+        if zero is not None:
+            by_step = by_step - torch.where(inside, 0.0, zero)
+        return into, _by_scale((by_step * slope).sum(-1), grid, scale), None, None
+
+
+def stored_grid(stored: dict[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> Grid:
+    """The grid of a weight that compressed-tensors has stored.
+
+    Args:
+        stored: its tensors, by local name.
+        scheme: how they are to be read.
+        shape: the weight's rows and columns.
+    """
+    args, scale, zero = scheme.args, _widened(stored["weight_scale"]), None
+    if not args.symmetric:
+        zero = stored["weight_zero_point"]
+        if zero.dtype == torch.int32:  # packed along the rows
+            zero = unpack_from_int32(zero, args.num_bits, torch.Size((shape[0], scale.shape[1])), packed_dim=0)
+    width = shape[1]
+    if args.strategy in ("group", "tensor_group"):
+        width = args.group_size or shape[1]
+    elif args.strategy == "block":
+        assert args.block_structure is not None
+        width = args.block_structure[1]
+    return Grid.of_scale(args, scale, zero, torch.Size(shape), width, stored.get("weight_global_scale"))
+
+
+def _widened(scale: Tensor) -> Tensor:
+    """Scales of eight bits as the numbers that they stand for."""
+    if scale.dtype == torch.uint8:  # powers of two, with the bias of a float32's exponent
+        return torch.exp2(scale.float() - 127)
+    return scale.float() if scale.itemsize == 1 else scale
+
+
+def latent_start(original: Tensor | None, stored: dict[str, Tensor], scheme: Scheme, grid: Grid) -> Tensor:
+    """Where training begins: at the codes that were stored, and of the weights that round to them nearest the original.
+
+    Beginning in the middle of each cell, a weight would have half a step to go before its code changes at all.
+
+    Args:
+        original: the weight before it was rounded; None where it is not known.
+        stored: the tensors of the rounded one, by local name.
+        scheme: how they are to be read.
+        grid: theirs.
+    """
+    rounded = grid.round(restore(stored, scheme).float())  # which transformers restores in fewer bits
+    if original is None or scheme.args.type != "int":
+        return rounded
+    half = (0.5 - _MARGIN) * grid.step.abs().repeat_interleave(grid.width, 1)[:, : rounded.shape[1]]
+    return torch.minimum(torch.maximum(original.float(), rounded - half), rounded + half)
+
+
+def _with_scale(grid: Grid, scale: Tensor) -> Grid:
+    """The same grid with other scales, which are stored in its own type."""
+    stored, shape = scale.detach().to(grid.scale.dtype), torch.Size((len(grid.step), 0))
+    return Grid.of_scale(grid.args, stored, grid.zero, shape, grid.width, grid.global_scale)
+
+
+def _spread(grid: Grid) -> tuple[Tensor, Tensor | None]:
+    return grid.step.unsqueeze(-1), None if grid.zero is None else grid.zero.unsqueeze(-1)
+
+
+def _codes(weight: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Codes ``[rows, groups, width]``, and what they are rounded from."""
+    step, zero = _spread(grid)
+    place = _grouped(weight, grid) / step
+    if zero is not None:
+        place = place + zero
+    return round_codes(place, grid.args), place
+
+
+def _inside(place: Tensor, grid: Grid) -> Tensor:
+    """Where a weight is within its range."""
+    most = largest_code(grid.args)
+    return (place >= -most - (grid.args.type == "int")) & (place <= most)
+
+
+def _by_scale(slopes: Tensor, grid: Grid, scale: Tensor) -> Tensor:
+    """Sum over the rows that share a scale."""
+    if grid.global_scale is not None:
+        slopes = slopes / grid.global_scale
+    if grid.args.strategy != "block":
+        return slopes.view_as(scale)
+    assert grid.args.block_structure is not None
+    height = grid.args.block_structure[0]
+    padded = functional.pad(slopes, (0, 0, 0, -len(slopes) % height))
+    return padded.view(-1, height, slopes.shape[1]).sum(1)
+
+
+def _grouped(weight: Tensor, grid: Grid) -> Tensor:
+    return functional.pad(weight, (0, -weight.shape[1] % grid.width)).view(len(weight), -1, grid.width)
+
+
+def _flat(grouped: Tensor, like: Tensor) -> Tensor:
+    return grouped.reshape(len(like), -1)[:, : like.shape[1]]

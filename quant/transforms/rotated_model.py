@@ -1,0 +1,166 @@
+"""A model whose norms are folded and whose residual stream is turned, without a copy on the disk.
+
+Each tensor is edited as it is read. What is quantized comes as float32, so that turning costs no
+precision before rounding; everything else in the type that the checkpoint stores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...models.checkpoint.weights import Weights
+from ...models.structure.open_model import OpenModel
+from ...models.structure.untied_head import with_own_head
+from ...system.errors import SmeltError
+from ...system.tensor_files import TensorInfo
+from .links import as_rows, links_of
+from .residual import BlockStream, OuterStream, find_block_stream, find_outer_stream, folded_norm
+from .rotation import Rotation
+
+_SLICE = 4096
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The rotations of a model.
+
+    Attributes:
+        stream: the residual stream's; None to fold norms only.
+        heads: the value heads', one for each block; None where there are none.
+    """
+
+    stream: Rotation | None
+    heads: tuple[Rotation | None, ...]
+
+    @classmethod
+    def random(cls, streams: Streams, width: int, seed: int) -> Turn:
+        """Random rotations that suit the model's norms; the same for the same seed."""
+        generator = torch.Generator().manual_seed(seed)
+        centred = streams.outer.centred or any(block.centred for block in streams.blocks)
+        stream = Rotation.random(width, generator, keep_ones=centred)
+        heads = [Rotation.random(b.heads.width, generator) if b.heads else None for b in streams.blocks]
+        return cls(stream, tuple(heads))
+
+    @classmethod
+    def none(cls, streams: Streams) -> Turn:
+        """No rotation: norms are folded only."""
+        return cls(None, (None,) * len(streams.blocks))
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What takes part in a model's residual stream."""
+
+    outer: OuterStream
+    blocks: tuple[BlockStream, ...]
+
+    @classmethod
+    def find(cls, model: OpenModel) -> Streams:
+        """Find them by experiment.
+
+        Raises:
+            SmeltError: the model's residual stream cannot be turned, and why.
+        """
+        outer = find_outer_stream(model.skeleton)
+        if isinstance(outer, str):
+            raise SmeltError(f"its residual stream cannot be turned: {outer}")
+        known: dict[object, BlockStream] = {}
+        blocks = []
+        for index, anatomy in enumerate(model.anatomy.blocks):
+            shape = model.block_shape(index)
+            if shape not in known:
+                found = find_block_stream(model.skeleton, anatomy, links_of(model, index))
+                if isinstance(found, str):
+                    raise SmeltError(f"its residual stream cannot be turned: {found}")
+                known[shape] = found
+            blocks.append(known[shape])
+        return cls(outer, tuple(blocks))
+
+
+def turned(model: OpenModel, streams: Streams, turn: Turn) -> OpenModel:
+    """The same function with other weights. A head that shared the embedding's weight gets its own."""
+    apart = with_own_head(model)
+    return OpenModel(model.directory, TurnedWeights(apart, streams, turn), head_apart=model.is_tied, is_edited=True)
+
+
+class TurnedWeights:
+    """The edited weights of a model, whose head has its own, by their names in its checkpoint."""
+
+    def __init__(self, model: OpenModel, streams: Streams, turn: Turn) -> None:
+        self._model = model
+        self._source: Weights = model.weights
+        self._streams = streams
+        self._turn = turn
+        self._name_of = {key: name for name, key in model.names.items()}
+        skeleton = model.skeleton
+        self._embedding = model.names[f"{skeleton.embedding_name}.weight"]
+        self._head = model.names[f"{skeleton.head_name}.weight"]
+
+    def names(self) -> list[str]:
+        return self._source.names()
+
+    def info(self, name: str) -> TensorInfo:
+        return self._source.info(name)
+
+    @property
+    def nbytes(self) -> int:
+        return self._source.nbytes
+
+    def load(self, name: str) -> Tensor:
+        """A tensor, edited."""
+        if name == self._head:
+            return self._head_weight()
+        label = self._name_of.get(name)
+        if label is None:  # nothing that the model knows, such as an old buffer
+            return self._source.load(name)
+        stored = self.info(name).dtype
+        outer, stream = self._streams.outer, self._turn.stream
+        inside = self._model.skeleton.blocks_name + "."
+        if label.startswith(inside):
+            return self._block_tensor(label.removeprefix(inside))
+        tensor = self._source.load(name)
+        if outer.norm is not None and label.rpartition(".")[0] == outer.norm:
+            gain = self._source.load(self._model.names[f"{outer.norm}.weight"])
+            return folded_norm(tensor, label.rpartition(".")[2], gain, outer.offset, stream).to(stored)
+        if name == self._embedding or label in outer.tables:
+            return self._turned_rows(tensor, None)
+        return tensor
+
+    def _block_tensor(self, path: str) -> Tensor:
+        index, _, name = path.partition(".")
+        i = int(index)
+        prefix = f"{self._model.skeleton.blocks_name}.{index}."
+        block = self._model.skeleton.blocks[i]
+
+        def load(local: str) -> Tensor:
+            tensor = self._source.load(self._model.names[prefix + local])
+            return as_rows(block.get_submodule(local.rpartition(".")[0]), tensor)
+
+        module = block.get_submodule(name.rpartition(".")[0])
+        edited = self._streams.blocks[i].edited(name, load, self._turn.stream, self._turn.heads[i])
+        edited = as_rows(module, edited)
+        if edited.is_floating_point() and edited.dim() > 1:
+            return edited.to(
+                torch.promote_types(self.info(self._model.names[prefix + name]).dtype, torch.float32)
+            ).contiguous()
+        return edited.to(self.info(self._model.names[prefix + name]).dtype)
+
+    def _head_weight(self) -> Tensor:
+        outer = self._streams.outer
+        weight = self._source.load(self._head)
+        if outer.norm is None:
+            return self._turned_rows(weight, None)
+        gain = self._source.load(self._model.names[f"{outer.norm}.weight"]).double() + outer.offset
+        return self._turned_rows(weight, gain)
+
+    def _turned_rows(self, table: Tensor, gain: Tensor | None) -> Tensor:
+        """In slices: a wide copy of an embedding would be the largest thing in memory."""
+        out = torch.empty_like(table)
+        for start in range(0, len(table), _SLICE):
+            part = table[start : start + _SLICE].double()
+            part = part if gain is None else part * gain
+            out[start : start + _SLICE] = part if self._turn.stream is None else self._turn.stream.apply(part)
+        return out

@@ -1,0 +1,1 @@
+"""The decoder: one model for all architectures, computed with plain torch or with faster operators."""

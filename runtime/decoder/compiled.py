@@ -1,0 +1,192 @@
+"""A decoder's layers through torch.compile: the compiler's way to fusions, for any device.
+
+Attention with its cache stays one operator, which the compiler does not look into, and so does a mixture of experts, whose
+shapes depend on what is routed where; all else is plain torch, so that what it makes of it can be set beside Smelt's own
+kernels.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..heads import Heads
+from ..weights.matrix import Matrix
+from .batch import Batch
+from .kv_cache import KeysValues
+from .linear import DenseLinear, Linear
+from .operators import Attention, FeedForward, Operators, Rotation, RunLayers
+
+# The step that runs now; what the compiler calls knows tensors and numbers only.
+_STEPS: list[tuple[KeysValues, Batch]] = []
+_KNOWN: list[Attention] = []
+_MIXTURES: list[FeedForward] = []
+
+
+@torch.library.custom_op("smelt::attend", mutates_args=())
+def _attend(
+    projected: Tensor, cosine: Tensor | None, sine: Tensor | None, known: int, layer: int, width: int
+) -> Tensor:
+    store, batch = _STEPS[-1]
+    rotation = None if cosine is None or sine is None else (cosine, sine)
+    return _KNOWN[known](projected, rotation, store, layer, batch)
+
+
+@_attend.register_fake
+def _(projected: Tensor, cosine: Tensor | None, sine: Tensor | None, known: int, layer: int, width: int) -> Tensor:
+    return projected.new_empty(projected.shape[0], width)
+
+
+@torch.library.custom_op("smelt::mixture", mutates_args=())
+def _mixture(hidden: Tensor, known: int) -> Tensor:
+    return _MIXTURES[known](hidden)
+
+
+@_mixture.register_fake
+def _(hidden: Tensor, known: int) -> Tensor:
+    return torch.empty_like(hidden)
+
+
+@dataclass
+class Lowered:
+    """What the compiler made of the layers so far.
+
+    Attributes:
+        graphs: that were compiled: steps of one token and of several are two, and each part between what it cannot lower.
+        before: operators that it was given, views not counted.
+        after: kernels that it made, and operators that it calls as they are.
+        called: those, by name.
+    """
+
+    graphs: int = 0
+    before: int = 0
+    after: int = 0
+    called: Counter[str] = field(default_factory=Counter)
+
+    def sentence(self) -> str:
+        """For people."""
+        if not self.graphs:
+            return "torch.compile has lowered nothing yet"
+        as_they_are = ", ".join(f"{count} {name}" for name, count in self.called.most_common())
+        return (
+            f"torch.compile lowered {self.before} operators in {self.graphs} graphs to {self.after} calls:"
+            f" {self.after - self.called.total()} kernels of its own, {as_they_are}"
+        )
+
+
+class CompiledOperators(Operators):
+    """Like :class:`Operators`, with all layers lowered together.
+
+    Args:
+        dtype: what is computed in.
+        device: where.
+
+    Attributes:
+        lowered: what came of it.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
+        super().__init__(dtype, device)
+        self.lowered = Lowered()
+
+    def linear(self, matrix: Matrix, bias: Tensor | None) -> Linear:
+        return DenseLinear(matrix, bias, self.dtype, self.device)
+
+    def attention(self, heads: Heads) -> Attention:
+        return _Opaque(super().attention(heads), heads)
+
+    def mixture(self, forward: FeedForward) -> FeedForward:
+        return _OpaqueMixture(forward)
+
+    def lower(self, run: RunLayers) -> RunLayers:
+        def layers(hidden: Tensor, rotations: dict[str, Rotation]) -> Tensor:
+            # Nothing but attention asks for the cache and the batch, and that finds them itself.
+            return run(hidden, rotations, None, None)  # pyright: ignore[reportArgumentType]
+
+        # The compiler gives up on code that it has compiled eight times, and the code of all models' layers is the same.
+        own = FunctionType(layers.__code__.replace(), layers.__globals__, "layers", None, layers.__closure__)
+        compiled = torch.compile(own, dynamic=True, backend=_counting(self.lowered))
+
+        def whole(hidden: Tensor, rotations: dict[str, Rotation], store: KeysValues, batch: Batch) -> Tensor:
+            _STEPS.append((store, batch))
+            try:
+                return compiled(hidden, rotations)
+            finally:
+                _STEPS.pop()
+
+        return whole
+
+
+class _Opaque:
+    """Attention that the compiler calls by its number."""
+
+    def __init__(self, attention: Attention, heads: Heads) -> None:
+        self._number = len(_KNOWN)
+        _KNOWN.append(attention)
+        self._width = heads.queries * heads.size
+
+    def __call__(
+        self, projected: Tensor, rotation: Rotation | None, store: KeysValues, layer: int, batch: Batch
+    ) -> Tensor:
+        cosine, sine = rotation or (None, None)
+        return torch.ops.smelt.attend(projected, cosine, sine, self._number, layer, self._width)
+
+
+class _OpaqueMixture:
+    """A mixture of experts that the compiler calls by its number."""
+
+    def __init__(self, forward: FeedForward) -> None:
+        self._number = len(_MIXTURES)
+        self.linears = forward.linears
+        _MIXTURES.append(forward)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return torch.ops.smelt.mixture(hidden, self._number)
+
+
+def _counting(lowered: Lowered) -> Callable[..., Any]:
+    """Inductor, noting what goes in and what comes out."""
+    from torch._functorch import config as functorch
+    from torch._inductor import metrics
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    def inner(graph: Any, inputs: Any, **options: Any) -> Any:
+        given = [node for node in graph.graph.nodes if node.op == "call_function" and not _is_view(node.target)]
+        begun = metrics.generated_kernel_count
+        made = compile_fx_inner(graph, inputs, **options)
+        called = Counter(_name(node.target) for node in given if _name(node.target) in _CALLED)
+        lowered.graphs += 1
+        lowered.before += len(given)
+        lowered.after += metrics.generated_kernel_count - begun + called.total()
+        lowered.called += called
+        return made
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        # What this cache holds is not compiled again, and then not counted; Inductor's own keeps the kernels and their count.
+        with functorch.patch(enable_autograd_cache=False):
+            return compile_fx(graph, inputs, inner_compile=inner)
+
+    return backend
+
+
+# Operators that Inductor calls instead of writing loops for them.
+_CALLED = {"mm", "addmm", "bmm", "baddbmm", "linear", "attend", "mixture", "_int_mm", "topk", "sort", "index_add"}
+_VIEWS = {"view", "reshape", "t", "transpose", "permute", "expand", "slice", "select", "split", "split_with_sizes"} | {
+    "unsqueeze", "squeeze", "alias", "detach", "unbind", "as_strided", "getitem", "sym_size", "sym_numel"
+}  # fmt: skip
+
+
+def _name(target: Any) -> str:
+    packet = getattr(target, "overloadpacket", target)
+    return getattr(packet, "__name__", str(packet))
+
+
+def _is_view(target: Any) -> bool:
+    name = _name(target)
+    return name in _VIEWS or (name in ("add", "mul", "floordiv") and not hasattr(target, "overloadpacket"))

@@ -1,0 +1,65 @@
+"""Linears on torch's native CPU operators for quantized weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...quant.activations import is_int8_by_token
+from ..weights.matrix import Matrix
+from ..weights.rounding import FixedRounding, inputs_told, is_fixed_int8
+
+_ZERO = 128  # oneDNN multiplies unsigned inputs with signed weights
+
+
+class Int8Linear:
+    """Int8 weights by int8 inputs, summed up exactly in int32; each row of inputs has a scale of its own, or all have a fixed one."""
+
+    def __init__(self, matrix: Matrix, bias: Tensor | None, dtype: torch.dtype) -> None:
+        assert matrix.scale is not None
+        rows, self.columns = matrix.shape
+        self._weight = torch.ops.onednn.qlinear_prepack(matrix.values.contiguous(), None)
+        self._scale = matrix.scale.float().flatten().contiguous()
+        self._zeros = torch.zeros(rows, dtype=torch.int32)
+        self._bias = None if bias is None else bias.to(dtype)
+        self.numel = matrix.values.numel()
+        self.nbytes = self.numel + self._scale.nbytes
+        assert matrix.inputs is not None
+        fixed = is_fixed_int8(matrix.inputs)
+        self._fixed = FixedRounding(matrix.inputs, dtype) if fixed else None
+        rounded = inputs_told(matrix.inputs) if fixed else " and inputs"
+        self._explanation = f"onednn.qlinear, int8 weights{rounded}"
+
+    @staticmethod
+    def takes(matrix: Matrix, dtype: torch.dtype) -> bool:
+        """Whether a weight is of this kind: int8, a scale a row, its inputs rounded to int8 as they come."""
+        inputs = matrix.inputs
+        return (
+            dtype in (torch.float32, torch.bfloat16)
+            and matrix.bits == 8
+            and matrix.scale is not None
+            and matrix.scale.shape[1] == 1
+            and matrix.zero is None
+            and inputs is not None
+            and (is_int8_by_token(inputs.args) or is_fixed_int8(inputs))
+            and torch.backends.mkldnn.is_available()
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._fixed is not None:
+            codes = self._fixed.codes(x).float()
+            # What is not a number must reach the outputs, not vanish in a cast.
+            scale = self._fixed.scale.float() + 0 * codes.sum(-1, keepdim=True)
+        else:
+            wide = x.float()
+            scale = wide.abs().amax(-1, keepdim=True).div_(127.5)
+            codes = (wide / scale).round_().clamp_(-128, 127)
+        codes = codes.add_(_ZERO).to(torch.uint8)
+        out: Tensor = torch.ops.onednn.qlinear_pointwise(
+            codes, 1.0, _ZERO, self._weight, self._scale, self._zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        found = out.mul_(scale).to(x.dtype)
+        return found if self._bias is None else found + self._bias
+
+    def explain(self) -> str:
+        return self._explanation

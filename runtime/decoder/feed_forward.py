@@ -1,0 +1,101 @@
+"""The feed-forward part of a layer: gated, plain, or a mixture of experts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .linear import Linear
+from .operators import Experts, Rowwise
+
+
+class GatedFeedForward:
+    """An activated gate times its inputs.
+
+    Args:
+        gate_up: both, stacked.
+        down: from their product.
+        gate: makes that product; None if ``gate_up`` gives it already.
+    """
+
+    def __init__(self, gate_up: Linear, down: Linear, gate: Rowwise | None) -> None:
+        self.gate_up, self.down, self.gate = gate_up, down, gate
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        inner = self.gate_up(hidden)
+        return self.down(inner if self.gate is None else self.gate(inner))
+
+    def linears(self) -> dict[str, Linear]:
+        """Its linears, by what they do."""
+        return {"gate, up": self.gate_up, "down": self.down}
+
+
+class PlainFeedForward:
+    """Two linears and an activation between them.
+
+    Args:
+        up: the first.
+        down: the second.
+        activation: None if ``up`` applies it already.
+    """
+
+    def __init__(self, up: Linear, down: Linear, activation: Rowwise | None) -> None:
+        self.up, self.down, self.activation = up, down, activation
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        inner = self.up(hidden)
+        return self.down(inner if self.activation is None else self.activation(inner))
+
+    def linears(self) -> dict[str, Linear]:
+        """Its linears, by what they do."""
+        return {"up": self.up, "down": self.down}
+
+
+class RoutedFeedForward:
+    """A mixture of experts: a router sends each token to a few of many feed-forward parts.
+
+    Args:
+        router: scores each expert for a token.
+        per_token: experts of a token.
+        normalized: whether the chosen experts' shares are made to sum to one.
+        together: all experts at once, if there is such a way.
+        experts: one by one, if not.
+    """
+
+    def __init__(
+        self,
+        router: Rowwise,
+        per_token: int,
+        normalized: bool,
+        together: Experts | None,
+        experts: list[GatedFeedForward],
+    ) -> None:
+        self._router = router
+        self._per_token, self._normalized = per_token, normalized
+        self._together, self._experts = together, experts
+
+    @property
+    def waits(self) -> bool:
+        """Whether the host must know which experts were chosen before it can go on."""
+        return self._together is None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        shares, chosen = self._router(hidden).float().softmax(-1).topk(self._per_token, dim=-1)
+        if self._normalized:
+            shares = shares / shares.sum(-1, keepdim=True)
+        shares = shares.to(hidden.dtype)
+        if self._together is not None:
+            return self._together(hidden, chosen, shares)
+        out = torch.zeros_like(hidden)
+        for e in chosen.unique().tolist():
+            tokens, place = torch.where(chosen == e)
+            out.index_add_(0, tokens, self._experts[e](hidden[tokens]) * shares[tokens, place, None])
+        return out
+
+    def linears(self) -> dict[str, Linear]:
+        """Each expert's linears, by what they do."""
+        if self._together is not None:
+            return self._together.linears()
+        return {
+            f"expert {e} {role}": m for e, expert in enumerate(self._experts) for role, m in expert.linears().items()
+        }

@@ -1,0 +1,33 @@
+"""What rows of logits say before a token is chosen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What rows of logits say before anything is chosen.
+
+    Attributes:
+        best: the most likely token of each row, the first if there are several.
+        highest: its logit; not a finite number if the row cannot be sampled from.
+        total: the logarithm of the sum of the exponentials of all logits.
+    """
+
+    best: list[int]
+    highest: list[float]
+    total: list[float]
+
+    def is_sound(self, row: int) -> bool:
+        """Whether a row can be sampled from: no NaN, and no infinity above."""
+        return math.isfinite(self.highest[row])
+
+
+def survey(logits: Tensor) -> Survey:
+    """Look over logits ``[rows, vocabulary]`` of float32."""
+    highest, best = logits.max(-1)
+    return Survey(best.tolist(), highest.tolist(), logits.logsumexp(-1).tolist())

@@ -1,0 +1,256 @@
+"""What a decoder is computed with: plain torch here; faster kernels take its place part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers.activations import ACT2FN
+
+from ..heads import Heads
+from ..weights.matrix import Matrix
+from .attention import attend
+from .batch import Batch
+from .cpu import Int8Linear
+from .kv_cache import KeysValues, PagedKeysValues, Rules
+from .linear import DenseLinear, Linear
+from .logit_statistics import Survey, survey
+from .rope import rotate
+
+Rowwise = Callable[[Tensor], Tensor]
+Rotation = tuple[Tensor, Tensor]
+
+
+class Attention(Protocol):
+    """Stores a step's keys and values, and attends."""
+
+    def __call__(
+        self, projected: Tensor, rotation: Rotation | None, store: KeysValues, layer: int, batch: Batch
+    ) -> Tensor:
+        """From ``[tokens, (queries + 2 shared) x size]``, which may be overwritten, to ``[tokens, queries x size]``.
+
+        Args:
+            projected: queries, keys and values.
+            rotation: cosines and sines ``[tokens, 1, rotated / 2]``; None if positions are not rotated.
+            store: the cache.
+            layer: which layer's.
+            batch: whose tokens these are.
+        """
+        ...
+
+
+class FeedForward(Protocol):
+    """What follows attention in a layer."""
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """``[tokens, hidden]`` to the same."""
+        ...
+
+    def linears(self) -> dict[str, Linear]:
+        """Its linears, by what they do."""
+        ...
+
+
+@dataclass(frozen=True)
+class LayerParts:
+    """What a layer is made of.
+
+    Attributes:
+        query_key_value, out: of attention; None if it has none.
+        feed_forward: None if it has none.
+        order: how its parts are put together (see DecoderSpec).
+        norms: ``before_attention``, ``query_norm``, ``key_norm``, ``after_attention``, ``before_mlp`` and ``after_mlp``;
+            None for those it has not.
+        whole_heads: whether queries and keys are normed as a whole, where they are.
+        activation: of the feed-forward part.
+        rope: the name of its rotation; None if positions are not rotated.
+    """
+
+    order: str
+    norms: dict[str, Rowwise | None]
+    query_key_value: Linear | None
+    out: Linear | None
+    feed_forward: FeedForward | None
+    heads: Heads
+    whole_heads: bool
+    activation: str
+    rope: str | None
+
+
+class Experts(Protocol):
+    """The feed-forward parts of all experts at once."""
+
+    def __call__(self, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """``hidden [tokens, hidden]`` by each token's ``chosen`` experts, added up by its ``shares``."""
+        ...
+
+    def linears(self) -> dict[str, Linear]:
+        """Each expert's parts, by what they do."""
+        ...
+
+
+class Stack(Protocol):
+    """All layers at once, for some kinds of steps."""
+
+    def takes(self, batch: Batch, store: KeysValues) -> bool:
+        """Whether it can compute this step."""
+        ...
+
+    def __call__(self, hidden: Tensor, rotations: dict[str, Rotation], store: KeysValues, batch: Batch) -> Tensor:
+        """From embeddings ``[tokens, hidden]``, which may be overwritten, to what the last layer gives."""
+        ...
+
+
+class RunLayers(Protocol):
+    """All layers, one part after another."""
+
+    def __call__(self, hidden: Tensor, rotations: dict[str, Rotation], store: KeysValues, batch: Batch) -> Tensor:
+        """From embeddings ``[tokens, hidden]`` to what the last layer gives."""
+        ...
+
+
+class Operators:
+    """The parts of a decoder in plain torch, for any device and number type.
+
+    Args:
+        dtype: what is computed in.
+        device: where.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
+        self.dtype = dtype
+        self.device = device or torch.device("cpu")
+
+    def linear(self, matrix: Matrix, bias: Tensor | None) -> Linear:
+        """The fastest way that is known to multiply by ``matrix``."""
+        if self.device.type == "cpu" and Int8Linear.takes(matrix, self.dtype):
+            return Int8Linear(matrix, bias, self.dtype)
+        return DenseLinear(matrix, bias, self.dtype, self.device)
+
+    def gated(self, matrix: Matrix, bias: Tensor | None, activation: str) -> Linear | None:
+        """A gate and its inputs, stacked, as one linear that gives their product; None if there is no such."""
+        return None
+
+    def activated(self, matrix: Matrix, bias: Tensor | None, activation: str) -> Linear | None:
+        """A linear whose outputs are activated; None if there is no such."""
+        return None
+
+    def router(self, weight: Tensor) -> Rowwise:
+        """What scores experts for each token, by a weight ``[experts, hidden]``."""
+        return lambda hidden: functional.linear(hidden, weight)
+
+    def mixture(self, forward: FeedForward) -> FeedForward:
+        """A mixture of experts as it is computed here."""
+        return forward
+
+    def groups_experts(self, activation: str) -> bool:
+        """Whether :meth:`experts` is worth having all experts' weights at hand at once."""
+        return False
+
+    def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], activation: str) -> Experts | None:
+        """All experts' feed-forward parts as one; None if there is no faster way than one after another."""
+        return None
+
+    def rms_norm(self, weight: Tensor, eps: float, rounds_first: bool) -> Rowwise:
+        """Divide by the root mean square of the last dimension, and multiply by a float32 weight.
+
+        Args:
+            weight: of float32.
+            eps: added to the mean square.
+            rounds_first: whether the quotient is rounded to the computing type before it is multiplied.
+        """
+        if rounds_first:
+            narrow = weight.to(self.dtype)
+            return lambda hidden: narrow * _normed(hidden, eps).to(hidden.dtype)
+        return lambda hidden: (_normed(hidden, eps) * weight).to(hidden.dtype)
+
+    def layer_norm(self, weight: Tensor | None, bias: Tensor | None, eps: float) -> Rowwise:
+        """Take the mean away, divide by the deviation, multiply by the weight, add the bias."""
+        return lambda hidden: functional.layer_norm(hidden, (hidden.shape[-1],), weight, bias, eps)
+
+    def gate(self, activation: str) -> Rowwise:
+        """The first half of the last dimension, activated, times the second."""
+        activate: Rowwise = ACT2FN[activation]
+
+        def gated(hidden: Tensor) -> Tensor:
+            gate, up = hidden.chunk(2, dim=-1)
+            return activate(gate) * up
+
+        return gated
+
+    def attention(self, heads: Heads) -> Attention:
+        """Attention over the paged cache."""
+        return _TorchAttention(heads)
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        """The sum of two tensors of one shape."""
+        return a + b
+
+    def to_float32(self, values: Tensor, out: Tensor | None = None) -> Tensor:
+        """In float32; written to ``out``, if there is one."""
+        return values.float() if out is None else out.copy_(values)
+
+    def survey(self, logits: Tensor) -> Survey:
+        """What rows of logits say, for choosing tokens."""
+        return survey(logits)
+
+    def stack(self, layers: list[LayerParts]) -> Stack | None:
+        """All layers at once, if there is a faster way for some steps than one part after another."""
+        return None
+
+    def lower(self, run: RunLayers) -> RunLayers:
+        """The layers as they are to be run, where no :meth:`stack` takes a step."""
+        return run
+
+    def keys_values(
+        self,
+        heads: Sequence[int],
+        size: int,
+        blocks: int,
+        block_size: int,
+        kept: torch.dtype,
+        rules: Rules | None = None,
+    ) -> KeysValues:
+        """An empty cache, as these operators want it; arguments as of :class:`PagedKeysValues`."""
+        return PagedKeysValues(heads, size, blocks, block_size, kept, self.device, rules)
+
+    def keeps(self, codes: torch.dtype) -> bool:
+        """Whether codes of keys and values can be kept as the checkpoint rounds them."""
+        return True
+
+    def block_bytes(self, heads: Sequence[int], size: int, block_size: int, kept: torch.dtype) -> int:
+        """Memory of one of the cache's blocks, over all layers."""
+        return PagedKeysValues.block_bytes(heads, size, block_size, kept)
+
+
+class _TorchAttention:
+    def __init__(self, heads: Heads) -> None:
+        self._heads = heads
+
+    def __call__(
+        self, projected: Tensor, rotation: Rotation | None, store: KeysValues, layer: int, batch: Batch
+    ) -> Tensor:
+        heads = self._heads
+        queries = stored_by_torch(projected, rotation, store, layer, batch, heads)
+        return attend(queries, store, layer, heads.scale, heads.window, heads.cap, batch).flatten(1)
+
+
+def stored_by_torch(
+    projected: Tensor, rotation: Rotation | None, store: KeysValues, layer: int, batch: Batch, heads: Heads
+) -> Tensor:
+    """Rotate queries and keys and store keys and values, in plain torch; gives queries ``[tokens, heads, size]``."""
+    widths = [heads.queries, heads.shared, heads.shared]
+    queries, keys, values = projected.unflatten(-1, (-1, heads.size)).split(widths, dim=1)
+    if rotation is not None:
+        queries, keys = rotate(queries, *rotation), rotate(keys, *rotation)
+    store.write(layer, batch.slots, keys, values)
+    return queries
+
+
+def _normed(hidden: Tensor, eps: float) -> Tensor:
+    wide = hidden.float()
+    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)

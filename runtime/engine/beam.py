@@ -1,0 +1,148 @@
+"""Beam search: all beams of a request advance together, sharing the blocks of what they have in common.
+
+The rules are those of transformers with ``early_stopping=False``, so that both find the same sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .sampling import changed_logits
+from .scheduler import Scheduler, live
+from .sequence import Candidate, Request, Sequence
+from .text_stream import TextStream
+
+
+def continuations(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> list[Candidate]:
+    """A beam's best continuations, the best first.
+
+    There are enough of them to continue every beam even if the best ones all end. Biases and penalties change
+    the log probabilities that beams are scored by, as in transformers.
+    """
+    params = sequence.request.params
+    count = min(max(2, 1 + len(_ends(sequence.request, ends))) * params.beam_width, row.shape[-1])
+    logprobs = row.log_softmax(-1)
+    best = changed_logits(logprobs, sequence, ends).topk(count)
+    own = logprobs[best.indices].tolist()
+    likely = None if params.logprobs is None else logprobs.topk(params.logprobs)
+    top = None if likely is None else dict(zip(likely.indices.tolist(), likely.values.tolist(), strict=True))
+    return [
+        Candidate(token, sequence.score + change, logprob, None if top is None else {**top, token: logprob})
+        for change, token, logprob in zip(best.values.tolist(), best.indices.tolist(), own, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A beam, one of its candidates, its text with that, and the stop string or token that this ends with."""
+
+    beam: Sequence
+    candidate: Candidate
+    text: TextStream | None
+    stopped_by: int | str | None
+
+
+def advance(request: Request, scheduler: Scheduler, ends: frozenset[int]) -> bool:
+    """Move all beams on by a token, if all of them have continuations to choose from.
+
+    Returns:
+        Whether they moved. When the search is over, the request's sequences are its results.
+    """
+    beams = live(request)
+    if any(beam.candidates is None for beam in beams):
+        return False
+    params = request.params
+    width, stops = params.beam_width, _ends(request, ends)
+    length = len(beams[0].generated) + 1
+    at_limit = length >= request.max_tokens
+    pairs = sorted(
+        ((beam, candidate) for beam in beams for candidate in beam.candidates or ()), key=lambda pair: -pair[1].score
+    )
+    choices = [_chosen(beam, candidate, stops) for beam, candidate in pairs[: max(2, 1 + len(stops)) * width]]
+    for choice in choices[:width]:
+        if choice.stopped_by is not None or at_limit:
+            _finish(request, choice.candidate.score / length**params.length_penalty, choice)
+    going_on = [] if at_limit else [choice for choice in choices if choice.stopped_by is None][:width]
+    # The best that can still come is judged by the length reached, as transformers does.
+    hopeless = len(request.finished_beams) == width and (
+        not going_on or going_on[0].candidate.score / length**params.length_penalty <= request.finished_beams[-1][0]
+    )
+    if not going_on or hopeless:
+        _conclude(request, scheduler, beams)
+    else:
+        _continue(request, scheduler, beams, going_on)
+    return True
+
+
+def _chosen(beam: Sequence, candidate: Candidate, stops: frozenset[int]) -> _Choice:
+    params = beam.request.params
+    text = beam.text.fork() if beam.text is not None and params.stop else None
+    if candidate.token in stops:
+        return _Choice(beam, candidate, text, candidate.token)
+    if text is not None:
+        text.add(candidate.token, may_stop=len(beam.generated) + 1 >= params.min_tokens)
+        return _Choice(beam, candidate, text, text.stopped_by)
+    return _Choice(beam, candidate, None, None)
+
+
+def _ends(request: Request, ends: frozenset[int]) -> frozenset[int]:
+    own = frozenset(request.params.stop_token_ids)
+    return own if request.params.ignore_eos else own | ends
+
+
+def _finish(request: Request, score: float, choice: _Choice) -> None:
+    result = _heir(choice)
+    result.finish = "length" if choice.stopped_by is None else "stop"
+    result.stopped_by = choice.stopped_by
+    request.finished_beams.append((score, result))
+    request.finished_beams.sort(key=lambda found: -found[0])
+    del request.finished_beams[request.params.beam_width :]
+
+
+def _heir(choice: _Choice) -> Sequence:
+    """A sequence of its own that has gone on as chosen."""
+    heir = Sequence(choice.beam.request, 0, list(choice.beam.tokens))
+    heir.logprobs = list(choice.beam.logprobs)
+    heir.total_logprob = choice.beam.total_logprob
+    _take(heir, choice)
+    return heir
+
+
+def _take(sequence: Sequence, choice: _Choice) -> None:
+    candidate = choice.candidate
+    sequence.tokens.append(candidate.token)
+    sequence.score = candidate.score
+    sequence.total_logprob += candidate.logprob
+    if candidate.top is not None:
+        sequence.logprobs.append(candidate.top)
+    if choice.text is not None:
+        sequence.text = choice.text
+
+
+def _continue(request: Request, scheduler: Scheduler, beams: list[Sequence], chosen: list[_Choice]) -> None:
+    heirs: dict[Sequence, list[_Choice]] = {beam: [] for beam in beams}
+    for choice in chosen:
+        heirs[choice.beam].append(choice)
+    kept: list[Sequence] = []
+    for beam, mine in heirs.items():
+        for choice in mine[1:]:
+            child = _heir(choice)
+            scheduler.fork(beam, child)
+            kept.append(child)
+        if mine:
+            _take(beam, mine[0])
+            beam.candidates = None
+            kept.append(beam)
+        else:
+            scheduler.end(beam, "abort")
+    request.sequences = kept
+
+
+def _conclude(request: Request, scheduler: Scheduler, beams: list[Sequence]) -> None:
+    for beam in beams:
+        scheduler.end(beam, "abort")
+    request.sequences = [sequence for _, sequence in request.finished_beams[: request.params.n]]
+    for index, sequence in enumerate(request.sequences):
+        sequence.index = index

@@ -1,0 +1,611 @@
+"""The loop between scheduler and executor, and the requests that go through it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Sequence as SequenceOf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...system.errors import RuntimeProblem
+from ..decoder.kv_cache import KeysValues
+from ..decoder.model import Model
+from ..weights.live_weights import LiveWeights
+from .beam import advance
+from .block_cache import BlockCache
+from .executor import Executor, Flight, StepResult, TorchExecutor
+from .loading import load_model
+from .output import RequestOutput
+from .params import SamplingParams
+from .reserve import Reservation, reserve
+from .sampling import Sampled
+from .scheduler import Scheduler, StepPlan, live
+from .scoring import grouped
+from .sequence import Request, Sequence, TokenScore
+from .text_stream import TextStream
+
+if TYPE_CHECKING:
+    from ..gpu.fusions import Fusions
+
+Prompt = str | SequenceOf[int]
+Sink = Callable[[RequestOutput], object]
+
+_KV_DTYPES = {
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "int4": torch.int4,  # pyright: ignore[reportAttributeAccessIssue]
+}
+
+
+class Engine:
+    """Loads a checkpoint and continues prompts, many at once.
+
+    Args:
+        checkpoint: a Hugging Face directory: Smelt's, or any in compressed-tensors, GPTQ, AWQ or plain weights.
+        dtype: what to compute in: ``auto`` (the checkpoint's own), ``float32``, ``bfloat16`` or ``float16``.
+        max_length: the most tokens of a sequence, prompt included; by default the model's own limit.
+        max_sequences: the most sequences that run at once.
+        token_budget: the most tokens computed in a step; long prompts are computed in pieces.
+        block_size: positions in a cache block.
+        kv_cache_bytes: memory for keys and values; by default what ``memory_utilization`` leaves.
+        memory_utilization: the share of the memory that is free now which weights, activations and cache may take.
+        share_prefixes: whether prompts with the same beginning share what is computed of it.
+        static_batching: the baseline: a batch starts only when the one before has ended.
+        seed: for requests that bring none.
+        trust_remote_code: run the checkpoint's own Python; never unless asked for.
+        kv_dtype: how keys and values are kept: ``auto`` (what is computed in), ``int8``, ``fp8`` or, on a GPU, ``int4``,
+            with a scale for each head and position; int4 keys are rotated, which spreads their outliers.
+        native: use Smelt's compiled CPU kernels, in bfloat16; without, torch's operators.
+        exact_inputs: keep the inputs of weight-only formats in bfloat16, also for many rows, where int8 is faster.
+        reproducible: give a request the same tokens and log probabilities, to the bit, whatever runs beside it, however its prompt
+            is cut into pieces and whether it was preempted; in bfloat16 on Smelt's compiled CPU kernels. docs/runtime.md has
+            its price.
+        device: ``cpu``, or ``cuda`` for a GPU with all of a step on Triton kernels; which has not been run on one yet.
+        fusions: what is done together in one launch on a GPU; all by default.
+        compile: let torch.compile lower the layers, instead of Smelt's own kernels; it takes a minute when the first
+            prompt and the first token come.
+        quiet: print nothing.
+
+    Raises:
+        SmeltError: the checkpoint cannot be read; a RuntimeProblem, if it cannot be served or does not fit.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        *,
+        dtype: str = "auto",
+        max_length: int | None = None,
+        max_sequences: int = 32,
+        token_budget: int = 512,
+        block_size: int = 16,
+        kv_cache_bytes: int | None = None,
+        memory_utilization: float = 0.9,
+        share_prefixes: bool = True,
+        static_batching: bool = False,
+        seed: int = 0,
+        trust_remote_code: bool = False,
+        kv_dtype: str = "auto",
+        native: bool = True,
+        exact_inputs: bool = False,
+        reproducible: bool = False,
+        device: str = "cpu",
+        fusions: Fusions | None = None,
+        compile: bool = False,
+        quiet: bool = False,
+    ) -> None:
+        _check_options(max_length, max_sequences, token_budget, block_size, memory_utilization, kv_dtype)
+        self._told: Callable[[str], object] = (lambda _: None) if quiet else _print_notice
+        opened, self.model = load_model(
+            checkpoint,
+            dtype=dtype,
+            native=native,
+            exact_inputs=exact_inputs,
+            reproducible=reproducible,
+            device=device,
+            fusions=fusions,
+            compiled=compile,
+            trust_remote_code=trust_remote_code,
+            told=self._told,
+        )
+        spec = self.model.spec
+        self.max_length = spec.max_length if max_length is None else min(max_length, spec.max_length)
+        directory = opened.directory
+        self.tokenizer: Any = directory.tokenizer() if directory.has_tokenizer else None
+        self.ends = frozenset(directory.end_tokens(opened.config))
+        kept = self.model.kept(_KV_DTYPES.get(kv_dtype, self.model.dtype))
+        _check_cache(self.model, kept, block_size, kv_dtype)
+        if self.model.cache_scheme is not None:
+            self._told(self.model.cache_scheme.sentence(kept))
+        self.reservation: Reservation = reserve(
+            self.model,
+            max_length=self.max_length,
+            max_sequences=max_sequences,
+            token_budget=token_budget,
+            block_size=block_size,
+            kv_cache_bytes=kv_cache_bytes,
+            memory_utilization=memory_utilization,
+            kv_dtype=kept,
+        )
+        self._told(self.reservation.sentence())
+        self._store = self.model.keys_values(self.reservation.blocks, block_size, kept)
+        self.cache = BlockCache(self.reservation.blocks, block_size, share_prefixes=share_prefixes)
+        self.scheduler = Scheduler(
+            self.cache, token_budget=token_budget, max_sequences=max_sequences, static=static_batching
+        )
+        self._seed = seed
+        self.executor = self._executor(self._store, seed, max_sequences, token_budget)
+        self._flight: tuple[StepPlan, Flight] | None = None
+        self._awaited: set[str] = set()  # requests whose tokens must be seen before the next step is made
+        self._requests: dict[str, Request] = {}
+        self._sinks: dict[str, Sink] = {}
+        self._names = itertools.count()
+        self._lock = threading.RLock()
+        self._wake = threading.Condition(self._lock)
+        self._thread: threading.Thread | None = None
+
+    def _executor(self, store: KeysValues, seed: int, max_sequences: int, token_budget: int) -> Executor:
+        fusions = getattr(self.model.operators, "fusions", None)
+        if fusions is None or not (fusions.sampling and fusions.attention):  # plain attention goes over a step's lists
+            return TorchExecutor(self.model, store, self.ends, seed)
+        from .gpu_executor import GpuExecutor
+
+        found = GpuExecutor(
+            self.model,
+            store,
+            self.ends,
+            seed,
+            max_sequences=max_sequences,
+            token_budget=token_budget,
+            max_length=self.max_length,
+            graphs=fusions.graphs,
+        )
+        if self.model.device.type == "cuda":
+            found.warm_up(self._told)
+        return found
+
+    def take_weights(self, config: Any, names: Iterable[str], load: Callable[[str], Tensor]) -> None:
+        """Go on with other weights of the same shapes: what a model that is being trained has become, for one.
+
+        They are packed anew, once; the checkpoint's files are not touched. What was cached of earlier prompts is forgotten.
+
+        Args:
+            config: the model's Hugging Face configuration, which may untie a head and nothing else.
+            names: of all tensors, as a plain checkpoint of the model would call them.
+            load: gives one by its name; it is copied.
+
+        Raises:
+            RuntimeProblem: requests are running, or a weight is missing.
+        """
+        with self._lock:
+            if self._requests:
+                raise RuntimeProblem(
+                    f"{len(self._requests)} requests are running; weights change only between requests"
+                )
+            live = LiveWeights(config, self.model.dtype, names, load)
+            self.model = Model(live, self.model.operators)
+            self.cache.forget()
+            most, budget = self.scheduler.max_sequences, self.scheduler.token_budget
+            self.executor = self._executor(self._store, self._seed, most, budget)
+
+    def generate(
+        self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | SequenceOf[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Continue prompts and return when all are done.
+
+        Args:
+            prompts: one or many; a text, or token ids.
+            params: for all, or one for each.
+
+        Returns:
+            One output a prompt, in their order.
+
+        Raises:
+            RuntimeProblem: a prompt or its parameters cannot be served; nothing was started.
+        """
+        many = [prompts] if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)) else list(prompts)
+        each = (
+            [params or SamplingParams()] * len(many) if params is None or isinstance(params, SamplingParams) else params
+        )
+        if len(each) != len(many):
+            raise RuntimeProblem(
+                f"{len(many)} prompts but {len(each)} parameters were given; give one for each, or one for all"
+            )
+        return self._finish([self._request(prompt, p, None) for prompt, p in zip(many, each, strict=True)])  # type: ignore[arg-type]
+
+    def score(self, pairs: SequenceOf[tuple[SequenceOf[int], SequenceOf[int]]]) -> list[list[TokenScore]]:
+        """How likely given continuations are. A context that several pairs share is computed once.
+
+        Args:
+            pairs: a context and its continuation, as token ids; neither may be empty.
+
+        Returns:
+            For each pair, its continuation's tokens' log probabilities, and whether each was the likeliest token.
+
+        Raises:
+            RuntimeProblem: a pair cannot be scored (nothing was started), or the model's logits are not numbers.
+        """
+        groups = grouped(pairs, self.scheduler.max_sequences)
+        outputs = self._finish([self._scoring_request(group.context, group.continuations) for group in groups])
+        found: dict[int, list[TokenScore]] = {}
+        for group, output in zip(groups, outputs, strict=True):
+            if output.error is not None or output.scores is None:
+                raise RuntimeProblem(output.error or "scoring was aborted")
+            found |= {i: scores for places, scores in zip(group.places, output.scores, strict=True) for i in places}
+        return [found[i] for i in range(len(pairs))]
+
+    def _finish(self, requests: list[Request]) -> list[RequestOutput]:
+        """Run requests to their ends."""
+        done: dict[str, RequestOutput] = {}
+
+        def sink(output: RequestOutput) -> None:
+            if output.finished:
+                done[output.id] = output
+
+        names = [request.id for request in requests]
+        try:
+            with self._lock:
+                for request in requests:
+                    self._submit(request, sink)
+            while len(done) < len(requests):
+                self.step()
+        finally:
+            for name in names:
+                self.abort(name)
+        return [done[name] for name in names]
+
+    async def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, id: str | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        """Continue a prompt, giving its state after every token. Leaving the loop early aborts the request."""
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[RequestOutput] = asyncio.Queue()
+        request = self._request(prompt, params or SamplingParams(), id)
+        with self._wake:
+            self._submit(request, lambda output: loop.call_soon_threadsafe(queue.put_nowait, output))
+            self._keep_running()
+            self._wake.notify()
+        try:
+            while True:
+                output = await queue.get()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            self.abort(request.id)
+
+    def add_request(self, prompt: Prompt, params: SamplingParams | None = None, *, id: str | None = None) -> str:
+        """Queue a prompt; :meth:`step` continues it.
+
+        Returns:
+            The request's name.
+        """
+        request = self._request(prompt, params or SamplingParams(), id)
+        with self._lock:
+            self._submit(request, None)
+        return request.id
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step. Returns the state of every request that got on."""
+        with self._lock:
+            flight, changed, started = self._flight, [], None
+            try:
+                # A step may begin before the one before it has given its tokens, if nobody needs to see them in between.
+                if self._awaited:
+                    changed += self._land()
+                started = self._started(self.scheduler.schedule())
+                changed += self._land()
+                self._flight = started
+                if started is not None and started[1].settled:
+                    changed += self._land()
+            except Exception:
+                self._flight = None
+                self._fail_all("the engine failed while computing this request's step")
+                raise
+            if flight is None and started is None and self.scheduler.has_work:
+                # Requests are checked to fit, so this would be our mistake; better than for ever.
+                self._fail_all("no step can be made for this request")
+                raise RuntimeProblem(
+                    "nothing that waits can run in the cache; this is a bug in Smelt, please report it"
+                )
+            changed = list({request.id: request for request in changed}.values())
+            outputs = [RequestOutput.of(request) for request in changed]
+            for output in outputs:
+                sink = self._sinks.get(output.id)
+                if sink is not None:
+                    sink(output)
+                if output.finished:
+                    self._forget(output.id)
+            return outputs
+
+    def abort(self, id: str) -> None:
+        """End a request; nothing happens if it has ended already."""
+        with self._lock:
+            request = self._requests.get(id)
+            if request is None:
+                return
+            self._end_all(request, "abort")
+            sink = self._sinks.get(id)
+            self._forget(id)
+            if sink is not None:
+                sink(RequestOutput.of(request))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is not finished."""
+        return bool(self._requests)
+
+    def is_running(self, id: str) -> bool:
+        """Whether a request is known and not finished."""
+        return id in self._requests
+
+    def explain(self) -> dict[str, str]:
+        """What computes each linear, by its role; layers that agree are told once."""
+        found: dict[str, dict[str, list[int]]] = {}
+        for name, module in self.model.linears().items():
+            parts = name.split(" ", 2)
+            role, layer = (parts[2], int(parts[1])) if parts[0] == "layer" else (name, -1)
+            if role.startswith("expert "):
+                role = "experts' " + role.split(" ", 2)[2]
+            found.setdefault(role, {}).setdefault(module.explain(), []).append(layer)
+        told = {}
+        for role, kinds in found.items():
+            for explanation, layers in kinds.items():
+                where = "" if len(kinds) == 1 else f" of layers {', '.join(map(str, dict.fromkeys(layers)))}"
+                told[role + where] = explanation
+        lowered = getattr(self.model.operators, "lowered", None)
+        return told if lowered is None else {**told, "layers": lowered.sentence()}
+
+    def _request(self, prompt: Prompt, params: SamplingParams, id: str | None) -> Request:
+        """A checked request. Nothing is queued yet."""
+        text = prompt if isinstance(prompt, str) else None
+        if text is not None and self.tokenizer is None:
+            raise RuntimeProblem("the checkpoint has no tokenizer; give the prompt as token ids")
+        tokens = list(self.tokenizer(text).input_ids) if text is not None else [int(t) for t in prompt]  # type: ignore[misc]
+        problem = self._problem(tokens, params)
+        if problem:
+            raise RuntimeProblem(problem)
+        most = self.max_length - len(tokens)
+        grows_to = len(tokens) + min(most, params.max_tokens or most)
+        self._check_room(grows_to, "lower max_tokens or give the engine more kv_cache_bytes")
+        salt = repr(self.model.variant(grows_to)).encode() if self.model.cache_variants else b""
+        name = id if id is not None else f"request-{next(self._names)}"
+        request = Request(name, tokens, params, grows_to, salt, text)
+        request.sequences = [
+            Sequence(request, i, list(tokens)) for i in range(1 if params.is_beam_search else params.n)
+        ]
+        for sequence in request.sequences:
+            if self.tokenizer is not None:
+                sequence.text = TextStream(self.tokenizer, tokens, params.stop)
+        return request
+
+    def _scoring_request(self, context: list[int], continuations: list[list[int]]) -> Request:
+        longest = max(map(len, continuations))
+        # The last token of a continuation is only looked up, never computed.
+        grows_to = len(context) + longest - 1
+        problem = self._token_problem(context, "context")
+        for continuation in continuations:
+            problem = problem or self._token_problem(continuation, "continuation")
+        if problem is None and grows_to > self.max_length:
+            problem = f"context and continuation have {grows_to + 1} tokens, more than the engine's max_length of {self.max_length} and one"
+        if problem:
+            raise RuntimeProblem(problem)
+        self._check_room(grows_to, "give the engine more kv_cache_bytes or a smaller max_length")
+        salt = repr(self.model.variant(grows_to)).encode() if self.model.cache_variants else b""
+        request = Request(f"request-{next(self._names)}", context, SamplingParams(), grows_to, salt)
+        request.sequences = [Sequence(request, i, list(context), expected) for i, expected in enumerate(continuations)]
+        return request
+
+    def _check_room(self, grows_to: int, advice: str) -> None:
+        needed = self.cache.needed(grows_to)
+        if needed > self.cache.blocks:
+            raise RuntimeProblem(
+                f"the request may grow to {grows_to} tokens, which need {needed} cache blocks, and there are {self.cache.blocks};"
+                f" {advice}"
+            )
+
+    def _token_problem(self, tokens: SequenceOf[int], what: str) -> str | None:
+        vocabulary = self.model.spec.vocabulary
+        if not tokens:
+            return f"the {what} is empty; give at least one token"
+        wrong = next((t for t in tokens if not 0 <= t < vocabulary), None)
+        return None if wrong is None else f"the {what} has token {wrong}, outside the vocabulary of {vocabulary}"
+
+    def _problem(self, tokens: list[int], params: SamplingParams) -> str | None:
+        vocabulary = self.model.spec.vocabulary
+        problem = self._token_problem(tokens, "prompt")
+        if problem:
+            return problem
+        if len(tokens) >= self.max_length:
+            return f"the prompt has {len(tokens)} tokens, and the engine's max_length of {self.max_length} leaves no room to continue it"
+        outside = [t for t in (*params.logit_bias, *params.stop_token_ids) if not 0 <= t < vocabulary]
+        if outside:
+            return f"logit_bias or stop_token_ids name token {outside[0]}, outside the vocabulary of {vocabulary}"
+        if params.stop and self.tokenizer is None:
+            return "stop strings need a tokenizer, and the checkpoint has none; use stop_token_ids"
+        if params.sequences > self.scheduler.max_sequences:
+            return (
+                f"the request asks for {params.sequences} sequences at once, and the engine runs at most"
+                f" {self.scheduler.max_sequences}; raise max_sequences"
+            )
+        for field in ("logprobs", "prompt_logprobs"):
+            if (getattr(params, field) or 0) > vocabulary:
+                return f"{field} asks for more tokens than the vocabulary of {vocabulary} has"
+        return None
+
+    def _submit(self, request: Request, sink: Sink | None) -> None:
+        if request.id in self._requests:
+            raise RuntimeProblem(f"a request named {request.id!r} is running already; choose another id")
+        self._requests[request.id] = request
+        if not self.executor.runs_ahead(request):
+            self._awaited.add(request.id)
+        if sink is not None:
+            self._sinks[request.id] = sink
+        self.scheduler.add(request.sequences[0])
+
+    def _started(self, plan: StepPlan) -> tuple[StepPlan, Flight] | None:
+        """Start a step; None if there is nothing in it."""
+        if not plan.chunks:
+            return None
+        self.scheduler.started(plan)
+        return plan, self.executor.launch(plan)
+
+    def _land(self) -> list[Request]:
+        """Wait for the step that was started, and note what it found; returns the requests that got on."""
+        if self._flight is None:
+            return []
+        (plan, flight), self._flight = self._flight, None
+        return self._commit(plan, flight.result())
+
+    def _commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
+        """Note what a step found; returns the requests that got on."""
+        self.scheduler.done(plan)
+        changed: dict[str, Request] = {}
+        for sequence in result.broken:
+            request = sequence.request
+            if sequence.finish is not None:
+                continue  # it ended while this step was on its way
+            request.error = "the model's logits are not numbers; the checkpoint or its quantization is broken"
+            self._end_all(request, "error")
+            changed[request.id] = request
+        for sequence, logprobs in result.prompt_logprobs.items():
+            sequence.request.prompt_logprobs.extend(logprobs)
+        self._fork(plan, result)
+        for sequence, scores in result.scores.items():
+            if sequence.finish is None:
+                sequence.scores.extend(scores)
+                if len(sequence.scores) == len(sequence.expected):
+                    self._end(sequence, "stop")
+                    changed[sequence.request.id] = sequence.request
+        for sequence, sampled in result.tokens.items():
+            if sequence.finish is None:  # else a sibling's logits were broken
+                self._append(sequence, sampled)
+                changed[sequence.request.id] = sequence.request
+        for sequence, candidates in result.continuations.items():
+            if sequence.finish is not None:
+                continue
+            sequence.candidates = candidates
+            if advance(sequence.request, self.scheduler, self.ends):
+                self._tell_beams(sequence.request)
+                changed[sequence.request.id] = sequence.request
+        return list(changed.values())
+
+    def _fork(self, plan: StepPlan, result: StepResult) -> None:
+        """Let a prompt's samples go their own ways once it is computed."""
+        for chunk in plan.chunks:
+            request = chunk.sequence.request
+            if chunk.is_last and not request.forked and request.error is None:
+                request.forked = True
+                if not request.params.is_beam_search:
+                    for child in request.sequences[1:]:
+                        self.scheduler.fork(chunk.sequence, child)
+                for sequence in request.sequences:
+                    sequence.tokens.extend(sequence.expected[:-1])
+
+    def _append(self, sequence: Sequence, sampled: Sampled) -> None:
+        params = sequence.request.params
+        sequence.tokens.append(sampled.token)
+        sequence.total_logprob += sampled.logprob
+        if sampled.top is not None:
+            sequence.logprobs.append(sampled.top)
+        count = len(sequence.generated)
+        may_stop = count >= params.min_tokens
+        is_end = sampled.token in params.stop_token_ids or (sampled.token in self.ends and not params.ignore_eos)
+        if sequence.text is not None and not (is_end and may_stop):
+            sequence.text.add(sampled.token, may_stop=may_stop)
+        if may_stop and is_end:
+            sequence.stopped_by = sampled.token
+            self._end(sequence, "stop")
+        elif sequence.text is not None and sequence.text.stopped_by is not None:
+            sequence.stopped_by = sequence.text.stopped_by
+            self._end(sequence, "stop")
+        elif count >= sequence.request.max_tokens:
+            self._end(sequence, "length")
+
+    def _end(self, sequence: Sequence, reason: str) -> None:
+        self.scheduler.end(sequence, reason)
+        if sequence.text is not None:
+            sequence.text.end()
+
+    def _end_all(self, request: Request, reason: str) -> None:
+        for sequence in live(request):
+            self._end(sequence, reason)
+
+    def _tell_beams(self, request: Request) -> None:
+        if not request.is_finished or self.tokenizer is None:
+            return
+        params = request.params
+        for sequence in request.sequences:
+            text = sequence.text = TextStream(self.tokenizer, request.prompt, params.stop)
+            tokens = sequence.generated
+            for count, token in enumerate(tokens[:-1] if isinstance(sequence.stopped_by, int) else tokens, start=1):
+                text.add(token, may_stop=count >= params.min_tokens)
+            text.end()
+
+    def _fail_all(self, sentence: str) -> None:
+        for request in list(self._requests.values()):
+            request.error = sentence
+            self._end_all(request, "error")
+            sink = self._sinks.get(request.id)
+            self._forget(request.id)
+            if sink is not None:
+                sink(RequestOutput.of(request))
+
+    def _forget(self, id: str) -> None:
+        self._requests.pop(id, None)
+        self._awaited.discard(id)
+        self._sinks.pop(id, None)
+
+    def _keep_running(self) -> None:
+        """Step in the background for as long as there is work. The lock is held."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._serve, name="smelt-engine", daemon=True)
+            self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            with self._wake:
+                while not self._requests:
+                    self._wake.wait()
+            self.step()
+
+
+def _print_notice(text: str) -> None:
+    print(f"smelt: {text}", file=sys.stderr)
+
+
+def _check_options(
+    max_length: int | None, max_sequences: int, token_budget: int, block_size: int, utilization: float, kv_dtype: str
+) -> None:
+    if max_length is not None and max_length < 2:
+        raise RuntimeProblem(
+            f"max_length is {max_length}; it must be at least 2, a token of a prompt and one that follows"
+        )
+    for name, value in (("max_sequences", max_sequences), ("token_budget", token_budget), ("block_size", block_size)):
+        if value < 1:
+            raise RuntimeProblem(f"{name} is {value}; it must be at least 1")
+    if not 0 < utilization <= 1:
+        raise RuntimeProblem(f"memory_utilization is {utilization}; it must be above 0 and at most 1")
+    if kv_dtype != "auto" and kv_dtype not in _KV_DTYPES:
+        raise RuntimeProblem(f"kv_dtype is {kv_dtype!r}; it must be auto, {', '.join(_KV_DTYPES)}")
+
+
+def _check_cache(model: Model, kept: torch.dtype, block_size: int, kv_dtype: str) -> None:
+    scheme = model.cache_scheme
+    if scheme is not None and kv_dtype not in ("auto", scheme.numbers):
+        raise RuntimeProblem(
+            f"kv_dtype is {kv_dtype}, but the checkpoint itself rounds keys and values to {scheme.numbers}; leave kv_dtype at auto"
+        )
+    if not hasattr(model.operators, "fusions"):
+        if kept == _KV_DTYPES["int4"]:
+            raise RuntimeProblem("kv_dtype int4 is for GPUs with Smelt's kernels; use int8 or fp8 on this device")
+        return
+    if block_size % 16:
+        raise RuntimeProblem(f"block_size is {block_size}; on a GPU it must be a multiple of 16")

@@ -1,0 +1,439 @@
+"""Steps on a GPU: laid out while the one before still runs, replayed as graphs, their tokens chosen on the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..decoder.kv_cache import KeysValues
+from ..decoder.logit_statistics import Survey
+from ..decoder.model import Model
+from ..gpu.cache import GpuKeysValues
+from ..gpu.layers import GpuLayers
+from ..gpu.step import GpuStep
+from ..gpu.tables import Layout, Part, Room
+from ..kernels.base.precompile import precompile_work
+from ..kernels.base.targets import target_of
+from ..kernels.rows.rotate_and_store import Turns
+from ..kernels.rows.sample_tokens import Choices, choices, sample_tokens
+from .executor import Flight, Landed, StepResult, TorchExecutor
+from .params import SamplingParams
+from .sampling import Sampled, sequence_seed, top_logprobs
+from .scheduler import Chunk, StepPlan
+from .sequence import Request, Sequence
+
+_EDITS = 64  # of logits, that a request may ask of the device
+_ALWAYS = 2**31 - 1
+_FEW = (1, 2, 4, 8)
+# Tokens of a step that is captured in one way only, as if all sequences that there may be were in it, some with one token:
+# what that costs for nothing is little beside a long step's products.
+_LONG = 512
+
+
+class Kind(NamedTuple):
+    """What steps have in common that are computed, and captured, alike.
+
+    Attributes:
+        tokens, sequences: that there is room for.
+        prompts, singles: whether some sequences have several tokens, and whether some have one.
+    """
+
+    tokens: int
+    sequences: int
+    prompts: bool
+    singles: bool
+
+
+class GpuExecutor(TorchExecutor):
+    """Like :class:`TorchExecutor`; steps whose tokens are chosen on the device are only started, not waited for.
+
+    Args:
+        model, store, ends, seed: see there.
+        max_sequences, token_budget, max_length: the most that a step and a sequence may have.
+        graphs: whether steps are captured and replayed.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        store: KeysValues,
+        ends: frozenset[int],
+        seed: int,
+        *,
+        max_sequences: int,
+        token_budget: int,
+        max_length: int,
+        graphs: bool,
+    ) -> None:
+        super().__init__(model, store, ends, seed)
+        assert isinstance(store, GpuKeysValues)
+        assert isinstance(model.stack, GpuLayers)
+        self._decoder, self._cache, self._layers = model, store, model.stack
+        self._place = model.device
+        blocks = -(-max_length // store.block_size)
+        room = Room(max(token_budget, max_sequences), max_sequences, blocks, self._layers.tokens_of_tile(store))
+        self._layout = Layout(room, self._place)
+        self._choices: Choices = choices(max_sequences, _EDITS, max_length, self._place)
+        self._slots: dict[Sequence, int] = {}
+        self._free = list(range(max_sequences - 1, -1, -1))
+        self._blocks: dict[int, list[int]] = {}
+        self._turns = _Turning(model, room.tokens, max_length)
+        self._graphs: dict[Kind, tuple[torch.cuda.CUDAGraph, _Found]] = {}
+        rules = [rule for layer in store.rules or () for rule in layer]
+        self._captures = graphs and self._place.type == "cuda" and self._layers.captures
+        self._captures = self._captures and not any(rule.waits for rule in rules)
+        self._captures = self._captures and not any(getattr(one, "waits", False) for one in model.linears().values())
+        self._pool: Any = None
+        self._stream = torch.cuda.Stream(self._place) if self._captures else None
+        self._current = torch.cuda.device(self._place) if self._place.type == "cuda" else nullcontext()
+        self._stale: set[int] = set()  # slots whose blocks the device does not know any more
+        self._sees_stores = target_of(self._place).splits
+        self._logits = torch.empty(max_sequences, model.spec.vocabulary, dtype=torch.float32, device=self._place)
+
+    def runs_ahead(self, request: Request) -> bool:
+        """Whether all of it can be chosen on the device."""
+        params = request.params
+        plain = params.n == 1 and not params.is_beam_search and params.prompt_logprobs is None
+        if not plain or any(sequence.expected for sequence in request.sequences):
+            return False
+        edits = len(_edits(request, self._ends))
+        # Where a barrier does not make stores visible, rows may not be changed or narrowed in memory.
+        return edits <= _EDITS and (self._sees_stores or not (edits or _is_changed(params)))
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Flight:
+        """Start a step; or carry it out, if some request must be looked at on the host."""
+        self._release()
+        if not all(self.runs_ahead(chunk.sequence.request) for chunk in plan.chunks):
+            result = self.execute(plan)
+            # Their blocks may have become more meanwhile.
+            self._stale.update(self._slots[c.sequence] for c in plan.chunks if c.sequence in self._slots)
+            return Landed(result)
+        with self._current:
+            self._store.copy(plan.copies)
+            parts = [self._part(chunk) for chunk in plan.chunks]
+            self._layout.fill(parts, self._cache.block_size)
+            count = sum(part.count for part in parts)
+            if self._turns.by_length:
+                positions = torch.tensor([p for part in parts for p in range(part.start, part.stop)])
+                grows = [(chunk.count, chunk.sequence.request.grows_to) for chunk in plan.chunks]
+                self._turns.fill(positions, grows)
+            with self._device:
+                found = self._run(self._kind(count, [part.count for part in parts]))
+            return _InFlight(plan, found.sent(plan))
+
+    def warm_up(self, told: Callable[[str], object]) -> None:
+        """Compile what steps need, and capture them.
+
+        Args:
+            told: hears how far it is.
+        """
+        begun = time.monotonic()
+        kinds = self._kinds()
+        with self._current, torch.inference_mode():
+            self._layout.fill([], self._cache.block_size)
+            if self._place.type == "cuda":
+                with self._device:
+                    precompile_work([partial(self._body, kind) for kind in kinds], told)
+            for i, kind in enumerate(kinds):
+                with self._device:
+                    self._body(kind)
+                    if self._captures:
+                        self._capture(kind)
+                if i % 5 == 4 or i + 1 == len(kinds):
+                    what = "captured" if self._captures else "compiled"
+                    told(f"{what} {i + 1} of {len(kinds)} kinds of steps, {time.monotonic() - begun:.0f} s")
+
+    def _kinds(self) -> list[Kind]:
+        """The steps that are captured, the largest first."""
+        room = self._layout.room
+        singles = [Kind(count, count, False, True) for count in buckets(room.sequences)]
+        prompts = [
+            Kind(tokens, sequences, True, too)
+            for tokens in buckets(room.tokens)
+            if tokens > 1
+            for sequences in {room.sequences if tokens > _LONG else min(_FEW[-1], room.sequences), room.sequences}
+            for too in ((False,) if sequences == 1 else (True,) if tokens > _LONG else (False, True))
+        ]
+        return sorted([*singles, *prompts], reverse=True)
+
+    def _kind(self, tokens: int, counts: list[int]) -> Kind:
+        """What a step is computed as: of the captured ones, the smallest that has room for it."""
+        room, sequences = self._layout.room, len(counts)
+        if max(counts) == 1:
+            sequences = _bucket(sequences, room.sequences)
+            return Kind(sequences, sequences, False, True)
+        tokens, few = _bucket(tokens, room.tokens), min(_FEW[-1], room.sequences)
+        if tokens > _LONG:
+            return Kind(tokens, room.sequences, True, room.sequences > 1)
+        return Kind(tokens, few if sequences <= few else room.sequences, True, min(counts) == 1)
+
+    def _run(self, kind: Kind) -> _Found:
+        kept = self._graphs.get(kind)
+        if kept is None:
+            return self._body(kind)
+        kept[0].replay()
+        return kept[1]
+
+    def _capture(self, kind: Kind) -> None:
+        torch.cuda.synchronize(self._place)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            found = self._body(kind)
+        self._pool = self._pool or graph.pool()
+        self._graphs[kind] = (graph, found)
+
+    def _body(self, kind: Kind) -> _Found:
+        """The whole step, from the device's own lists to the chosen tokens; nothing waits for the host."""
+        layout, model = self._layout, self._decoder
+        tokens, sequences = kind.tokens, kind.sequences
+        positions = layout.part("positions", tokens)
+        ids = self._choices.history[layout.part("owners", tokens), positions]
+        work = layout.part("work") if kind.prompts else None
+        if work is not None:
+            work = work[: tokens // layout.room.tokens_of_tile + sequences]
+        step = GpuStep(
+            layout.part("slots", tokens),
+            layout.runs(sequences),
+            work,
+            kind.singles,
+            self._turns.of(positions),
+        )
+        hidden = self._layers.run(model.embed(ids, positions), step, self._cache)
+        # All graphs share these, so that none keeps its own.
+        logits = model.head(hidden.index_select(0, layout.part("wanted", sequences)), self._logits[:sequences])
+        chosen, logprobs, sound = sample_tokens(
+            logits, layout.part("choosers", sequences), layout.part("lengths", sequences), self._choices
+        )
+        return _Found(logits, torch.stack([logprobs, sound.float()]), chosen)
+
+    def _release(self) -> None:
+        """Take back the slots of sequences that ended, or gave way."""
+        for sequence, slot in list(self._slots.items()):
+            if sequence.finish is not None or sequence.blocks is not self._blocks[slot] or not sequence.blocks:
+                del self._slots[sequence], self._blocks[slot]
+                self._free.append(slot)
+
+    def _part(self, chunk: Chunk) -> Part:
+        sequence = chunk.sequence
+        fresh = sequence not in self._slots
+        slot = self._slot_of(sequence)
+        if slot in self._stale:
+            self._stale.discard(slot)
+            fresh = True
+        return Part(chunk.start, chunk.count, list(sequence.blocks), slot, chunk.is_last, fresh)
+
+    def _slot_of(self, sequence: Sequence) -> int:
+        """Where the device knows a sequence; it is told of it, if it does not."""
+        slot = self._slots.get(sequence)
+        if slot is None:
+            slot = self._free.pop()
+            self._slots[sequence], self._blocks[slot] = slot, sequence.blocks
+            self._stale.discard(slot)
+            self._introduce(sequence, slot)
+        return slot
+
+    def _introduce(self, sequence: Sequence, slot: int) -> None:
+        """Tell the device what a sequence has, and how it chooses."""
+        params, known = sequence.request.params, self._choices
+        edits = _edits(sequence.request, self._ends)
+        tokens, values, until = zip(*edits, strict=True) if edits else ((), (), ())
+        of_edits = slice(0, len(edits))
+        for place, given in (
+            (known.history[slot, : len(sequence.tokens)], sequence.tokens),
+            (known.edit_tokens[slot, of_edits], tokens),
+            (known.edit_values[slot, of_edits], values),
+            (known.edit_until[slot, of_edits], until),
+            (known.prompt_lengths[slot : slot + 1], [len(sequence.request.prompt)]),
+            (known.temperature[slot : slot + 1], [params.temperature]),
+            (known.top_k[slot : slot + 1], [max(params.top_k, 0)]),
+            (known.top_p[slot : slot + 1], [params.top_p]),
+            (known.min_p[slot : slot + 1], [params.min_p]),
+            (known.repetition[slot : slot + 1], [params.repetition_penalty]),
+            (known.presence[slot : slot + 1], [params.presence_penalty]),
+            (known.frequency[slot : slot + 1], [params.frequency_penalty]),
+            (known.seeds[slot : slot + 1], [sequence_seed(sequence, self._seed)]),
+            (known.edit_counts[slot : slot + 1], [len(edits)]),
+        ):
+            host = torch.tensor(given, dtype=place.dtype, device="cpu")
+            # From pinned memory it travels while the host goes on.
+            place.copy_(host.pin_memory() if self._place.type == "cuda" else host, non_blocking=True)
+
+    def _chosen(
+        self, there: Tensor, logits: Tensor, seen: Survey, rows: list[int], sequences: list[Sequence]
+    ) -> dict[Sequence, Sampled]:
+        """As in steps that nobody looks at, where the device may choose: a seed means the same in any company."""
+        here = [i for i, sequence in enumerate(sequences) if not self.runs_ahead(sequence.request)]
+        found = super()._chosen(there, logits, seen, [rows[i] for i in here], [sequences[i] for i in here])
+        mine = [i for i in range(len(sequences)) if i not in set(here)]
+        if not mine:
+            return found
+        slots = [self._slot_of(sequences[i]) for i in mine]
+        lengths = [len(sequences[i].tokens) for i in mine]
+        which, slot, length = (
+            torch.tensor(part, dtype=torch.int32, device=self._place)
+            for part in ([rows[i] for i in mine], slots, lengths)
+        )
+        with self._current:
+            tokens, logprobs, _ = sample_tokens(there.index_select(0, which).float(), slot, length, self._choices)
+        for i, token, logprob in zip(mine, tokens.tolist(), logprobs.tolist(), strict=True):
+            count = sequences[i].request.params.logprobs
+            top = None if count is None else top_logprobs(logits[rows[i]], token, count)
+            found[sequences[i]] = Sampled(token, logprob, top)
+        return found
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a step leaves on the device.
+
+    Attributes:
+        logits: ``[sequences, vocabulary]``.
+        scores: float32 ``[2, sequences]``: the tokens' log probabilities, and whether logits were numbers.
+        chosen: int32, the tokens themselves.
+    """
+
+    logits: Tensor
+    scores: Tensor
+    chosen: Tensor
+
+    def sent(self, plan: StepPlan) -> _Sent:
+        """On its way to the host."""
+        asked = ((i, chunk.sequence.request.params.logprobs) for i, chunk in enumerate(plan.chunks) if chunk.is_last)
+        wanting = {i: count for i, count in asked if count is not None}
+        best = None
+        if wanting:
+            values, tokens = self.logits[: len(plan.chunks)].log_softmax(-1).topk(max(1, *wanting.values()))
+            best = (_host(values), _host(tokens))
+        sent = _Sent(_host(self.scores), _host(self.chosen), wanting, best, None)
+        if self.scores.device.type != "cuda":
+            return sent
+        event = torch.cuda.Event()
+        event.record()
+        return _Sent(sent.scores, sent.chosen, wanting, best, event)
+
+
+@dataclass(frozen=True)
+class _Sent:
+    scores: Tensor
+    chosen: Tensor
+    wanting: dict[int, int]
+    best: tuple[Tensor, Tensor] | None
+    event: torch.cuda.Event | None
+
+
+def _host(tensor: Tensor) -> Tensor:
+    """A copy on the host, which is there once the stream has come so far."""
+    if tensor.device.type != "cuda":
+        return tensor.clone()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True, device="cpu").copy_(tensor, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    """A step on its way."""
+
+    plan: StepPlan
+    sent: _Sent
+    settled: bool = False
+
+    def result(self) -> StepResult:
+        """What it found; waits for the device."""
+        if self.sent.event is not None:
+            self.sent.event.synchronize()
+        logprobs, sound = self.sent.scores.tolist()
+        tokens = self.sent.chosen.tolist()
+        result = StepResult()
+        for i, chunk in enumerate(self.plan.chunks):
+            if not sound[i] and chunk.is_last:
+                result.broken.append(chunk.sequence)
+            elif chunk.is_last:
+                top = None
+                if i in self.sent.wanting and self.sent.best is not None:
+                    values, best = (part[i, : self.sent.wanting[i]].tolist() for part in self.sent.best)
+                    top = dict(zip(best, values, strict=True))
+                    top.setdefault(tokens[i], logprobs[i])
+                result.tokens[chunk.sequence] = Sampled(tokens[i], logprobs[i], top)
+        return result
+
+
+class _Turning:
+    """Rotary positions for steps: tables of all positions, or of a step's own where frequencies change with the length."""
+
+    def __init__(self, model: Model, tokens: int, longest: int) -> None:
+        self._rotations = model.rotations
+        self.by_length = model.rotations.by_length
+        self._tables: dict[str, tuple[Tensor, Tensor]] = {}
+        with model.device:
+            if not self.by_length:
+                self._tables = {name: _flat(turn) for name, turn in model.rotations.tables(longest).items()}
+                return
+            probe = model.rotations.of(torch.zeros(1, dtype=torch.int64), [(1, 1)])
+            for name, (cosine, _) in probe.items():
+                shape = (tokens, cosine.shape[-1])
+                self._tables[name] = (torch.zeros(shape, dtype=model.dtype), torch.zeros(shape, dtype=model.dtype))
+            self._each = torch.arange(tokens, dtype=torch.int32)
+
+    def fill(self, positions: Tensor, lengths: list[tuple[int, int]]) -> None:
+        """Send a step's own, computed on the host from its positions there."""
+        for name, turn in self._rotations.of(positions, lengths).items():
+            for kept, new in zip(self._tables[name], _flat(turn), strict=True):
+                kept[: len(new)].copy_(new.pin_memory() if kept.device.type == "cuda" else new, non_blocking=True)
+
+    def of(self, positions: Tensor) -> dict[str, Turns]:
+        """A step's."""
+        rows = self._each[: len(positions)] if self.by_length else positions
+        return {name: Turns(cosine, sine, rows) for name, (cosine, sine) in self._tables.items()}
+
+
+def _flat(turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return turn[0].flatten(1).contiguous(), turn[1].flatten(1).contiguous()
+
+
+def buckets(most: int) -> list[int]:
+    """Sizes that steps come in, and ``most``: 1, 2, 4, 8, 16, 32, then by 32 to 128, by half as much again to 512, by an eighth.
+
+    What fills a step up is computed for nothing. Few tokens cost little more than reading the weights; beyond 512 each costs
+    its products, so that sizes lie closer together, at multiples of 64.
+    """
+    found = [size for size in _FEW if size < most]
+    size = 16
+    while size < most:
+        found.append(size)
+        if size < 128:
+            size += min(size, 32)
+        elif size < 512:
+            size = min(size + size // 2, 512)
+        else:
+            size = -(-(size + size // 8) // 64) * 64
+    return [*found, most]
+
+
+def _bucket(count: int, most: int) -> int:
+    """The next of :func:`buckets`."""
+    return next(size for size in buckets(most) if size >= count)
+
+
+def _is_changed(params: SamplingParams) -> bool:
+    """Whether logits are changed, or some are left out, before a token is drawn."""
+    penalties = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
+    narrowed = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
+    return bool(penalties or narrowed)
+
+
+def _edits(request: Request, ends: frozenset[int]) -> list[tuple[int, float, int]]:
+    """What is added to which logit until which length."""
+    params = request.params
+    found = [(token, float(bias), _ALWAYS) for token, bias in params.logit_bias.items()]
+    if params.min_tokens:
+        stops = {*params.stop_token_ids, *(() if params.ignore_eos else ends)}
+        until = len(request.prompt) + params.min_tokens
+        found += [(token, float("-inf"), until) for token in sorted(stops)]
+    return found

@@ -1,0 +1,115 @@
+"""What a request may ask of generation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from ...system.errors import RuntimeProblem
+
+_MOST_LOGPROBS = 1000
+_MOST_SAMPLES = 256
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose tokens, and when to stop.
+
+    Attributes:
+        max_tokens: the most tokens to generate; None for as many as the model's length allows.
+        min_tokens: no end and no stop before so many.
+        temperature: 0 is greedy.
+        top_k: sample among so many most likely tokens; 0 for all.
+        top_p: sample among the most likely tokens that together have this probability.
+        min_p: drop tokens less likely than this share of the most likely one.
+        repetition_penalty: above 1, tokens of prompt and output become less likely.
+        presence_penalty, frequency_penalty: subtracted once, or as often as it occurs, from a token of the output.
+        logit_bias: added to tokens' logits.
+        seed: fixes this request's draws; with ``Engine(reproducible=True)`` its tokens, whatever runs beside it.
+        stop: strings that end the output; they are not part of it.
+        stop_token_ids: tokens that end the output.
+        ignore_eos: do not stop at the model's own end token.
+        logprobs: report so many most likely tokens' log probabilities with each token (the model's own, before any change).
+        prompt_logprobs: the same for the prompt.
+        n: how many samples of the same prompt.
+        beam_width: above 1, beam search of that width; ``n`` best are returned.
+        length_penalty: in beam search, the power of the length that scores are divided by.
+    """
+
+    max_tokens: int | None = 128
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    n: int = 1
+    beam_width: int = 0
+    length_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name, holds, expected in self._rules():
+            if not holds:
+                raise RuntimeProblem(f"{name} is {getattr(self, name)!r}; it must be {expected}")
+
+    @property
+    def is_beam_search(self) -> bool:
+        return self.beam_width > 1
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences may run at once."""
+        return self.beam_width if self.is_beam_search else self.n
+
+    @property
+    def is_plainly_greedy(self) -> bool:
+        """Whether the most likely token is always the one."""
+        return (
+            self.temperature == 0
+            and self.repetition_penalty == 1
+            and self.presence_penalty == self.frequency_penalty == 0
+            and not self.logit_bias
+            and self.min_tokens == 0
+        )
+
+    def _rules(self) -> list[tuple[str, bool, str]]:
+        return [
+            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1, or None"),
+            ("min_tokens", 0 <= self.min_tokens <= (self.max_tokens or math.inf), "from 0 to max_tokens"),
+            ("temperature", 0 <= self.temperature < math.inf, "0 or more"),
+            ("top_k", self.top_k >= 0, "0 (all) or more"),
+            ("top_p", 0 < self.top_p <= 1, "above 0, at most 1"),
+            ("min_p", 0 <= self.min_p <= 1, "from 0 to 1"),
+            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "above 0"),
+            ("presence_penalty", math.isfinite(self.presence_penalty), "a number"),
+            ("frequency_penalty", math.isfinite(self.frequency_penalty), "a number"),
+            ("logit_bias", all(math.isfinite(v) for v in self.logit_bias.values()), "finite numbers by token id"),
+            ("seed", self.seed is None or 0 <= self.seed < 2**63, "from 0 to 2^63 - 1"),
+            ("stop", all(self.stop) and all(isinstance(s, str) for s in self.stop), "strings that are not empty"),
+            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= _MOST_LOGPROBS, f"from 0 to {_MOST_LOGPROBS}"),
+            (
+                "prompt_logprobs",
+                self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= _MOST_LOGPROBS,
+                f"from 0 to {_MOST_LOGPROBS}",
+            ),
+            ("n", 1 <= self.n <= _MOST_SAMPLES, f"from 1 to {_MOST_SAMPLES}"),
+            (
+                "beam_width",
+                self.beam_width in (0, 1) or self.n <= self.beam_width <= _MOST_SAMPLES,
+                f"0 (no beam search) or from n to {_MOST_SAMPLES}",
+            ),
+            ("length_penalty", math.isfinite(self.length_penalty), "a number"),
+        ]

@@ -1,0 +1,93 @@
+"""How much memory goes to weights, activations and the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ...system.device import free_memory
+from ...system.errors import RuntimeProblem
+from ...system.machine import human_bytes
+from ..decoder.model import Model
+
+_SUMS = 64 << 20
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """What an engine takes.
+
+    Attributes:
+        weights, activations, cache: bytes.
+        blocks: of the cache.
+        positions: that the cache holds.
+        per_sequence: positions of the longest sequence.
+    """
+
+    weights: int
+    activations: int
+    cache: int
+    blocks: int
+    positions: int
+    per_sequence: int
+
+    def sentence(self) -> str:
+        """For people."""
+        return (
+            f"reserved {human_bytes(self.weights)} for weights, {human_bytes(self.cache)} for keys and values"
+            f" ({self.positions} positions, {self.positions / self.per_sequence:.1f} sequences of {self.per_sequence}),"
+            f" about {human_bytes(self.activations)} for activations"
+        )
+
+
+def reserve(
+    model: Model,
+    *,
+    max_length: int,
+    max_sequences: int,
+    token_budget: int,
+    block_size: int,
+    kv_cache_bytes: int | None,
+    memory_utilization: float,
+    kv_dtype: torch.dtype,
+) -> Reservation:
+    """Divide the memory that is free now; the weights are loaded already.
+
+    Raises:
+        RuntimeProblem: not even one sequence fits; the sentence shows the arithmetic.
+    """
+    spec = model.spec
+    weights = model.nbytes()
+    block = model.operators.block_bytes(spec.cached_heads, spec.head_size, block_size, kv_dtype)
+    most = max_sequences * -(-max_length // block_size)
+    if model.device.type == "cpu":
+        activations = _guessed(model, max_length, max_sequences, token_budget)
+    else:
+        from ..gpu.memory import measured_activations
+
+        # Steps and their graphs have memory of their own. Besides: logits, and for rows that are narrowed scores and tokens;
+        # the tokens of each sequence, and its table, here and there.
+        activations = 2 * measured_activations(model, token_budget, max_sequences, block_size) + _SUMS
+        activations += max_sequences * (12 * spec.vocabulary + 4 * max_length + 12 * -(-max_length // block_size))
+    free = free_memory(model.device)
+    allowed = kv_cache_bytes if kv_cache_bytes is not None else int(free * memory_utilization) - activations
+    blocks = min(most, max(0, allowed) // block)
+    if blocks == 0 or blocks * block > free - activations:
+        needed = max(1, blocks) * block
+        raise RuntimeProblem(
+            f"the cache does not fit: {human_bytes(free)} are free beside {human_bytes(weights)} of weights, activations take about"
+            f" {human_bytes(activations)} and the cache {human_bytes(needed)} (a block of {block_size} positions is"
+            f" {human_bytes(block)}); lower max_length, max_sequences, token_budget or kv_cache_bytes"
+        )
+    return Reservation(weights, activations, blocks * block, blocks, blocks * block_size, max_length)
+
+
+def _guessed(model: Model, max_length: int, max_sequences: int, token_budget: int) -> int:
+    """What a step takes at most on a CPU."""
+    spec = model.spec
+    widest = max(4 * spec.hidden, spec.most_heads * spec.head_size)
+    # A long prompt's mask, or, where scores are capped, the scores themselves; and its keys and values, gathered.
+    attending = token_budget * max_length * (8 * spec.most_heads if spec.score_cap else 5)
+    gathered = 2 * max(max_length, 16384) * max(spec.cached_heads) * spec.head_size * model.dtype.itemsize
+    return token_budget * widest * 8 * 4 + max_sequences * spec.vocabulary * 4 * 3 + attending + gathered

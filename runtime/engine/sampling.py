@@ -1,0 +1,122 @@
+"""From logits to tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..decoder.logit_statistics import Survey
+from .params import SamplingParams
+from .sequence import Sequence, TokenLogprobs
+
+_SEED_STEP = 1_000_003
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A chosen token.
+
+    Attributes:
+        token: its id.
+        logprob: its log probability under the model, before any change.
+        top: the most likely tokens' too, if they were asked for; the chosen one is always among them.
+    """
+
+    token: int
+    logprob: float
+    top: TokenLogprobs | None
+
+
+def sample(
+    logits: Tensor, seen: Survey, rows: list[int], sequences: list[Sequence], ends: frozenset[int], seed: int
+) -> list[Sampled]:
+    """Choose the next token of each sequence.
+
+    Args:
+        logits: float32 ``[rows, vocabulary]``.
+        seen: their survey.
+        rows: which row is for which sequence.
+        sequences: whose next tokens are chosen.
+        ends: the model's end tokens.
+        seed: of the engine, for requests without one of their own.
+    """
+    found = []
+    for row, sequence in zip(rows, sequences, strict=True):
+        params = sequence.request.params
+        if params.is_plainly_greedy:
+            token, logit = seen.best[row], seen.highest[row]
+        else:
+            token = _choose(logits[row], sequence, ends, seed)
+            logit = logits[row, token].item()
+        top = None if params.logprobs is None else top_logprobs(logits[row], token, params.logprobs)
+        found.append(Sampled(token, logit - seen.total[row], top))
+    return found
+
+
+def top_logprobs(row: Tensor, token: int, count: int) -> TokenLogprobs:
+    """``token``'s log probability and those of the ``count`` most likely tokens, the most likely first."""
+    logprobs = row.log_softmax(-1)
+    best = logprobs.topk(count)
+    found = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return found if token in found else {**found, token: logprobs[token].item()}
+
+
+def changed_logits(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> Tensor:
+    """A row of logits after biases, forbidden ends and penalties."""
+    params = sequence.request.params
+    row = row.clone()
+    for token, bias in params.logit_bias.items():
+        row[token] += bias
+    generated = sequence.generated
+    if params.repetition_penalty != 1:
+        seen = torch.tensor(sorted(set(sequence.tokens)))
+        values = row[seen]
+        row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+    if (params.presence_penalty or params.frequency_penalty) and generated:
+        counts = Counter(generated)
+        tokens = torch.tensor(list(counts))
+        times = torch.tensor(list(counts.values()), dtype=row.dtype)
+        row[tokens] -= params.presence_penalty + params.frequency_penalty * times
+    if len(generated) < params.min_tokens:
+        stops = [*params.stop_token_ids, *(() if params.ignore_eos else ends)]
+        row[torch.tensor(stops, dtype=torch.int64)] = float("-inf")
+    return row
+
+
+def narrowed(row: Tensor, params: SamplingParams) -> Tensor:
+    """A row of logits over the temperature, with what may not be sampled at minus infinity: top-k, then top-p, then min-p."""
+    row = row / params.temperature
+    nothing = float("-inf")
+    if 0 < params.top_k < len(row):
+        row = row.masked_fill(row < row.topk(params.top_k).values[-1], nothing)
+    if params.top_p < 1:
+        ordered, order = row.sort(stable=True)
+        dropped = ordered.softmax(-1).cumsum(-1) <= 1 - params.top_p
+        dropped[-1] = False
+        row = row.masked_fill(torch.zeros_like(dropped).scatter(0, order, dropped), nothing)
+    if params.min_p > 0:
+        shares = row.softmax(-1)
+        row = row.masked_fill(shares < params.min_p * shares.max(), nothing)
+    return row
+
+
+def sequence_seed(sequence: Sequence, seed: int) -> int:
+    """Of a sequence's noise; ``seed`` is the engine's, for requests without one of their own."""
+    own = seed if sequence.request.params.seed is None else sequence.request.params.seed
+    return (own + _SEED_STEP * sequence.index) % 2**63
+
+
+def _choose(row: Tensor, sequence: Sequence, ends: frozenset[int], seed: int) -> int:
+    params = sequence.request.params
+    row = changed_logits(row, sequence, ends)
+    if params.temperature == 0:
+        return int(row.argmax())
+    if sequence.generator is None:
+        sequence.generator = torch.Generator().manual_seed(sequence_seed(sequence, seed))
+    shares = narrowed(row, params).softmax(-1)
+    # The largest of shares over exponential noise is a sample of them, and takes as much noise whatever is narrowed.
+    noise = torch.empty_like(shares).exponential_(generator=sequence.generator)
+    return int((shares / noise).argmax())

@@ -1,0 +1,223 @@
+"""Who runs in the next step, and with how many tokens. Touches no tensor."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import islice
+
+from .block_cache import BlockCache, Copy
+from .sequence import Request, Sequence
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens of one sequence to compute: ``count`` from position ``start`` on.
+
+    Attributes:
+        is_last: whether the sequence is computed to its end, so that its next token can be chosen.
+    """
+
+    sequence: Sequence
+    start: int
+    count: int
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What to do in a step: copy blocks, then compute chunks."""
+
+    chunks: list[Chunk]
+    copies: list[Copy] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return sum(chunk.count for chunk in self.chunks)
+
+
+class Scheduler:
+    """Continuous batching: every step is filled anew, decodes first, then prompts in pieces.
+
+    ``running`` and ``waiting`` together are one order, first come, first served: a running sequence takes blocks only
+    from those behind it (and from beams of its own request that wait for it), and nobody is admitted past one that
+    waits. So the first sequence that has something to compute always gets on, whatever the cache holds: a request that fits
+    alone finishes. One is admitted only when there is room for all its tokens beside what the running ones
+    have still to compute, so that sequences do not lose their blocks by turns while none of them gets a token.
+
+    Args:
+        cache: where blocks come from.
+        token_budget: the most tokens in a step.
+        max_sequences: the most sequences that run at once.
+        static: instead, let a batch start only when the one before has ended, as the baseline does: those that wait then,
+            as many as may run.
+    """
+
+    def __init__(self, cache: BlockCache, *, token_budget: int, max_sequences: int, static: bool = False) -> None:
+        self.cache = cache
+        self.token_budget = token_budget
+        self.max_sequences = max_sequences
+        self.static = static
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.preemptions = 0
+        self._batch: set[Sequence] = set()  # with static batching, who may run
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait for its turn."""
+        self.waiting.append(sequence)
+
+    def schedule(self) -> StepPlan:
+        """Fill the next step. It is empty only if nothing waits or runs."""
+        plan = StepPlan([])
+        budget = self._continue_running(plan, self.token_budget)
+        if self.static and not (self._batch & {*self.running, *self.waiting}):
+            self._batch = set(islice(self.waiting, self.max_sequences))
+        self._admit(plan, budget)
+        while not plan.chunks and self.waiting and self._give_way():
+            self._admit(plan, self.token_budget)
+        return plan
+
+    def started(self, plan: StepPlan) -> None:
+        """Note that a plan is being carried out: the next step may go on from what it will have found."""
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            sequence.computed = chunk.start + chunk.count
+            sequence.pending += chunk.is_last
+
+    def done(self, plan: StepPlan) -> None:
+        """Note that a plan was carried out; its tokens are appended after this."""
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            sequence.pending -= chunk.is_last
+            if sequence.finish is not None:
+                continue  # it ended while this was on its way, and has no blocks any more
+            known = min(sequence.computed, len(sequence.tokens))
+            self.cache.publish(sequence.blocks, sequence.keys, sequence.tokens, known, sequence.request.salt)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let ``child`` run beside ``parent``, sharing what is computed."""
+        child.blocks = self.cache.fork(parent.blocks)
+        child.keys = list(parent.keys)
+        child.computed = parent.computed
+        if parent in self._batch:
+            self._batch.add(child)
+        if parent in self.running:
+            self.running.insert(self.running.index(parent) + 1, child)
+        else:  # the parent was preempted while its siblings were waited for
+            self.waiting.insert(self.waiting.index(parent) + 1, child)
+
+    def end(self, sequence: Sequence, reason: str) -> None:
+        """Take a sequence out."""
+        sequence.finish = sequence.finish or reason
+        self.cache.release(sequence.blocks)
+        sequence.candidates = None
+        if sequence in self.running:
+            self.running.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def _continue_running(self, plan: StepPlan, budget: int) -> int:
+        for sequence in list(self.running):
+            if sequence not in self.running or sequence.remaining == 0:
+                continue  # preempted for one before it, or waiting for its siblings
+            count = min(sequence.remaining, budget)
+            if count == 0:
+                continue
+            if self._make_room(sequence, sequence.computed + count, plan):
+                plan.chunks.append(Chunk(sequence, sequence.computed, count, count == sequence.remaining))
+                budget -= count
+        return budget
+
+    def _make_room(self, sequence: Sequence, stop: int, plan: StepPlan) -> bool:
+        """Give a running sequence blocks, taking them from others if need be; it may have to give up its own."""
+        while True:
+            copies = self.cache.grow(sequence.blocks, sequence.computed, stop)
+            if copies is not None:
+                plan.copies.extend(copies)
+                return True
+            victim = self._victim(sequence)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+
+    def _victim(self, sequence: Sequence) -> Sequence:
+        """Who gives its blocks to ``sequence``: the last behind it, else a beam that waits for it, else itself."""
+        if self.running[-1] is not sequence:
+            return self.running[-1]
+        siblings = (s for s in reversed(self.running) if s.request is sequence.request and s.candidates is not None)
+        return next(siblings, sequence)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take a sequence's blocks; it is computed again, from its own tokens, when there is room."""
+        self.preemptions += 1
+        self.running.remove(sequence)
+        self._drop(sequence)
+        self.waiting.appendleft(sequence)
+
+    def _drop(self, sequence: Sequence) -> None:
+        self.cache.release(sequence.blocks)
+        sequence.keys.clear()
+        sequence.computed = 0
+
+    def _admit(self, plan: StepPlan, budget: int) -> None:
+        passed: Request | None = None
+        for sequence in list(self.waiting):
+            if passed is not None and sequence.request is not passed:
+                return
+            if sequence.candidates is not None or sequence.pending:
+                # It has nothing to compute until its siblings, or its own last token, have come.
+                passed = sequence.request
+                continue
+            if self.static and sequence not in self._batch:
+                return
+            if budget == 0 or sum(map(_places, [*self.running, sequence])) > self.max_sequences:
+                return
+            self._find(sequence)
+            count = min(sequence.remaining, budget)
+            copies = None
+            if self._missing(sequence) + sum(map(self._missing, self.running)) <= self.cache.free:
+                copies = self.cache.grow(sequence.blocks, sequence.computed, sequence.computed + count)
+            if copies is None:
+                self._drop(sequence)
+                return
+            plan.copies.extend(copies)
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
+            plan.chunks.append(Chunk(sequence, sequence.computed, count, count == sequence.remaining))
+            budget -= count
+
+    def _find(self, sequence: Sequence) -> None:
+        """Hold what the cache has of a sequence's beginning."""
+        sequence.blocks, sequence.keys = self.cache.find(sequence.tokens, sequence.request.salt)
+        usable = sequence.first_wanted // self.cache.block_size  # what lies behind is computed for its logits
+        beyond, sequence.blocks = sequence.blocks[usable:], sequence.blocks[:usable]
+        self.cache.release(beyond)
+        del sequence.keys[usable:]
+        sequence.computed = len(sequence.blocks) * self.cache.block_size
+
+    def _missing(self, sequence: Sequence) -> int:
+        """Blocks that a sequence lacks for the tokens it has."""
+        return max(0, self.cache.needed(len(sequence.tokens)) - len(sequence.blocks))
+
+    def _give_way(self) -> bool:
+        """Preempt a beam that only waits for its siblings, so that they can run."""
+        idle = [sequence for sequence in self.running if sequence.candidates is not None]
+        if idle:
+            self._preempt(idle[-1])
+        return bool(idle)
+
+
+def _places(sequence: Sequence) -> int:
+    """How many sequences it will be once its prompt is computed."""
+    request = sequence.request
+    return 1 if request.forked else max(request.params.sequences, len(request.sequences))
+
+
+def live(request: Request) -> list[Sequence]:
+    """A request's sequences that have not ended."""
+    return [sequence for sequence in request.sequences if sequence.finish is None]

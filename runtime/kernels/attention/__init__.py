@@ -1,0 +1,1 @@
+"""Attention over a paged cache: prompts, single tokens, and rows of scores."""

@@ -1,0 +1,1 @@
+"""A kernel's launch, its targets, and what every kernel brings along to be checked."""

@@ -1,0 +1,614 @@
+"""Linears of 8-bit weights by 8-bit inputs: int8 and e4m3, scaled by output and token, or by blocks of 128.
+
+Inputs come rounded: by the norm or the attention before, or by a launch of quantize_rows. If every program
+rounded them itself it would read all of a row before its first weight, and spend five times the
+instructions for each weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+
+from ..base.kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
+from ..base.launch import GENERAL, Launch, interpreted
+from ..base.overlap import launch_dependents, prefetch_runs, wait_for_earlier
+from ..base.targets import Target
+from ..base.workspace import Workspace, parts_allowed, workspace
+from ..rows.quantize_rows import LARGEST, NAMES, TARGETS_OF, divided_by, quantize_rows
+from ..tiles.tile import Shape, Tile, Tiles, tiles_of, tiles_of_target
+from .finish import ONE_TILE, activated, is_gated, store_outputs, sum_of_parts
+from .packing import ROWS, interleaved
+from .routing import Routing, route
+
+CHUNK = 128  # columns that lie together in a row of the packed weight, and a block of scales
+
+
+@triton.jit(do_not_specialize=GENERAL)
+def _linear_bytes(
+    x,
+    x_scales,
+    weight,
+    block_scales,
+    row_scales,
+    bias,
+    residual,
+    out,
+    parts,
+    arrived,
+    block_expert,
+    slots,
+    shares,
+    M,
+    N,
+    K,
+    FILLED,
+    x_stride,
+    row_tiles,
+    split,
+    chunks,
+    weight_stride,
+    BLOCKS: tl.constexpr,
+    GATE: tl.constexpr,
+    GROUPED: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    EVEN: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    SLICES: tl.constexpr,
+    PARTED: tl.constexpr,
+    STAGES: tl.constexpr,
+    SOFT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    CODE: tl.constexpr = weight.dtype.element_ty
+    SUM: tl.constexpr = tl.int32 if CODE == tl.int8 else tl.float32  # pyright: ignore[reportAssignmentType]
+    launch_dependents(PDL)
+    pid = tl.program_id(0)
+    part_id = tl.program_id(1)
+    # Tiles of rows that share weights run together, so that the weights are read from memory once.
+    pm = pid % row_tiles
+    pn = pid // row_tiles
+    n = pn * BN + tl.arange(0, BN)
+    place = pm * BM + tl.arange(0, BM)
+    if PDL and not GROUPED:
+        # Which weights an expert's program reads, an earlier launch says.
+        mine = tl.cdiv(tl.cdiv(chunks, SLICES), split) * SLICES
+        end = tl.minimum(part_id * mine + mine, chunks) - 1
+        prefetch_runs(weight, part_id * mine, end, FILLED * 128, pn.to(tl.int64) * BN * 128, BN * 128)
+    wait_for_earlier(PDL)
+    if GROUPED:
+        expert = tl.load(block_expert + pm).to(tl.int64)
+        if expert < 0:
+            return
+        weight += expert * weight_stride
+        if row_scales is not None:
+            row_scales += expert * FILLED
+        if BLOCKS:
+            block_scales += expert * chunks * (FILLED // 128)
+        slot = tl.load(slots + place)
+        valid = slot < M
+        x_row = slot // PER_TOKEN
+    else:
+        slot = place
+        valid = slot < M
+        x_row = slot
+    x_rows = x + x_row.to(tl.int64)[:, None] * x_stride
+    inner = tl.arange(0, 128)
+    scale = tl.full([BM], 1.0, tl.float32)
+    if not BLOCKS:
+        scale = tl.load(x_scales + x_row, mask=valid, other=0.0)
+    steps = tl.cdiv(chunks, SLICES)
+    each = tl.cdiv(steps, split)
+    # With slices each warp has columns of its own, as if it were a program; sums are added up at the end.
+    acc = tl.zeros([SLICES, BN, BM] if SLICES > 1 else [BN, BM], tl.float32 if BLOCKS else SUM)
+    for step in tl.range(part_id * each, tl.minimum(part_id * each + each, steps), num_stages=STAGES):
+        if SLICES > 1:
+            chunk = step * SLICES + tl.arange(0, SLICES)[:, None, None]
+            weights = tl.load(
+                weight + ((chunk * FILLED + n[None, :, None]) * 128 + inner[None, None, :]),
+                eviction_policy="evict_first",
+            )
+            columns = chunk * 128 + inner[None, None, :]
+            codes = tl.load(x_rows[None, :, :] + columns, mask=valid[None, :, None], other=0.0)
+        else:
+            weights = tl.load(
+                weight + ((step * FILLED + n)[:, None] * 128 + inner[None, :]),
+                eviction_policy="evict_first" if BM <= ONE_TILE else "",
+            )
+            columns = step * 128 + inner
+            mask = valid[:, None] if EVEN else valid[:, None] & (columns < K)[None, :]
+            codes = tl.load(x_rows + columns[None, :], mask=mask, other=0.0)
+        if BLOCKS:
+            scale = tl.load(x_scales + x_row * chunks + step, mask=valid, other=0.0)
+        if SOFT and CODE != tl.int8:
+            # The interpreter multiplies the bits of e4m3 as if they were integers.
+            weights = weights.to(tl.float32)
+            codes = codes.to(tl.float32)
+        if BLOCKS:
+            both = tl.load(block_scales + step * (FILLED // 128) + n // 128)
+            acc += tl.dot(weights, tl.trans(codes), out_dtype=SUM).to(tl.float32) * (both[:, None] * scale[None, :])
+        elif CODE == tl.int8:
+            acc = tl.dot(weights, tl.trans(codes), acc, out_dtype=SUM)
+        else:
+            # Hopper's sums of e4m3 products have few bits; they are added up in float32 every 128 columns.
+            acc = tl.dot(weights, tl.trans(codes), acc, max_num_imprecise_acc=128)
+    if SLICES > 1:
+        acc = tl.sum(acc, 0)
+    sums = acc.to(tl.float32)
+    if PARTED:
+        sums, last = sum_of_parts(sums, parts, arrived, pid, part_id, slot, valid, n, M, FILLED, split)
+        if not last:
+            return
+    if not BLOCKS:
+        sums *= scale[None, :]
+    store_outputs(sums, out, row_scales, bias, residual, shares, pn, slot, valid, N, BN, GATE)
+
+
+@dataclass(frozen=True)
+class BytesWeight:
+    """A packed matrix of 8-bit numbers, or one for each expert.
+
+    Attributes:
+        rows, columns: of the matrix.
+        codes: int8 or e4m3, ``[chunks, rows, 128]``, filled up.
+        row_scales: float32, one for each row; None with blocks.
+        block_scales: float32 ``[chunks, rows / 128]``; None without blocks.
+        bias: one for each row, in the rows' packed order.
+        gate: one of :data:`GATES` of :mod:`finish`; a gate's rows and those of its inputs lie 8 by 8.
+        experts: how many there are; 0 for a plain matrix.
+    """
+
+    rows: int
+    columns: int
+    codes: Tensor
+    row_scales: Tensor | None
+    block_scales: Tensor | None
+    bias: Tensor | None
+    gate: str
+    experts: int
+
+    @property
+    def filled(self) -> int:
+        """Rows, filled up to whole tiles."""
+        return -(-self.rows // ROWS) * ROWS
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers come out for each row of inputs."""
+        return self.rows // 2 if is_gated(self.gate) else self.rows
+
+    @property
+    def nbytes(self) -> int:
+        """What a product by it reads, of one expert."""
+        parts = [t for t in (self.codes, self.row_scales, self.block_scales, self.bias) if t is not None]
+        return sum(part.nbytes for part in parts) // max(self.experts, 1)
+
+    def copied(self) -> BytesWeight:
+        """The same numbers in other memory."""
+        parts = {name: getattr(self, name) for name in ("codes", "row_scales", "block_scales", "bias")}
+        return replace(self, **{name: None if part is None else part.clone() for name, part in parts.items()})
+
+
+def prepare(
+    codes: Tensor,
+    *,
+    row_scale: Tensor | None = None,
+    block_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    gate: str = "none",
+) -> BytesWeight:
+    """Pack a matrix for :func:`linear_bytes`.
+
+    Args:
+        codes: ``[rows, columns]`` of int8 or e4m3.
+        row_scale: ``[rows]``.
+        block_scale: ``[rows / 128, columns / 128]``, rounded up; instead of ``row_scale``.
+        bias: ``[rows]``.
+        gate: ``silu`` or ``gelu_tanh`` if the first half of the rows is a gate for the second; with ``alone_``
+            before it (also ``relu`` and ``gelu``), an activation of all rows.
+
+    Raises:
+        ValueError: the kernel cannot take this.
+    """
+    rows, columns = codes.shape
+    if codes.numel() >= 1 << 31:
+        raise ValueError(f"a weight of {rows} by {columns} has more numbers than 32 bits can count")
+    if (row_scale is None) == (block_scale is None):
+        raise ValueError("a weight has scales by row or by block")
+    if is_gated(gate):
+        order = interleaved(rows).to(codes.device)
+        if block_scale is not None:
+            # Rows of the gate lie beside those of its inputs, so that blocks of both become blocks of neither.
+            raise ValueError("a gate in blocks of 128 cannot be fused with its inputs")
+        assert row_scale is not None
+        codes, row_scale = codes[order], row_scale.flatten()[order]
+        bias = None if bias is None else bias[order]
+    filled, across = -(-rows // ROWS) * ROWS, -(-columns // CHUNK) * CHUNK
+    # Padding knows no e4m3; zero bits are zero.
+    bits = functional.pad(codes.view(torch.int8), (0, across - columns, 0, filled - rows))
+    packed = bits.view(filled, -1, CHUNK).transpose(0, 1).contiguous().view(codes.dtype)
+    if row_scale is not None:
+        row_scale = functional.pad(row_scale.float().flatten(), (0, filled - rows)).contiguous()
+    if block_scale is not None:
+        block_scale = block_scale.float().T.contiguous()
+    return BytesWeight(
+        rows, columns, packed, row_scale, block_scale, None if bias is None else bias.contiguous(), gate, 0
+    )
+
+
+def of_experts(weights: list[BytesWeight]) -> BytesWeight:
+    """Matrices of the same kind as one that has them all."""
+    first = weights[0]
+    if any(
+        w.codes.shape != first.codes.shape or w.codes.dtype != first.codes.dtype or w.gate != first.gate
+        for w in weights
+    ):
+        raise ValueError("experts are stored differently from each other")
+    if first.bias is not None:
+        raise ValueError("experts with biases are not known")
+
+    def all_of(name: str) -> Tensor | None:
+        parts = [getattr(w, name) for w in weights]
+        return None if parts[0] is None else torch.stack(parts)
+
+    bits = torch.stack([w.codes.view(torch.int8) for w in weights]).view(first.codes.dtype)
+    scales = {name: all_of(name) for name in ("row_scales", "block_scales")}
+    return replace(first, codes=bits, experts=len(weights), **scales)
+
+
+def launch(
+    x: Tensor,
+    x_scales: Tensor,
+    weight: BytesWeight,
+    tile: Tile,
+    out: Tensor,
+    space: Workspace,
+    *,
+    residual: Tensor | None = None,
+    routing: Routing | None = None,
+) -> Launch:
+    """One product of codes and their scales, ready to run."""
+    if x.shape[1] != weight.columns or x.stride(1) != 1:
+        raise ValueError(
+            f"inputs are {list(x.shape)} for a weight of {weight.columns} columns, which must lie together"
+        )
+    rows = x.shape[0] if routing is None else routing.total
+    row_tiles = -(-rows // tile.rows) if routing is None else routing.block_expert.shape[0]
+    tiles = row_tiles * (weight.filled // tile.outputs)
+    chunks = -(-weight.columns // CHUNK)
+    if tile.slices > 1 and (weight.columns % (CHUNK * tile.slices) or weight.block_scales is not None):
+        raise ValueError(f"{weight.columns} columns do not divide into {tile.slices} slices of {CHUNK}, scaled alike")
+    split = parts_allowed(tile.split, -(-chunks // tile.slices))
+    parts, arrived = (None, None)
+    if split > 1:
+        parts, arrived = space.reserve(split * rows * weight.filled, tiles)
+    constants: dict[str, Any] = {
+        "BLOCKS": weight.block_scales is not None,
+        "GATE": weight.gate,
+        "GROUPED": routing is not None,
+        "PER_TOKEN": 1 if routing is None else routing.per_token,
+        "EVEN": weight.columns % CHUNK == 0,
+        "BN": tile.outputs,
+        "BM": tile.rows,
+        "SLICES": tile.slices,
+        "PARTED": split > 1,
+        "STAGES": tile.stages,
+        "SOFT": interpreted(),
+    }
+    arguments: dict[str, Tensor | int | None] = {
+        "x": x,
+        "x_scales": x_scales,
+        "weight": weight.codes,
+        "block_scales": weight.block_scales,
+        "row_scales": weight.row_scales,
+        "bias": weight.bias,
+        "residual": residual,
+        "out": out,
+        "parts": parts,
+        "arrived": arrived,
+        "block_expert": None if routing is None else routing.block_expert,
+        "slots": None if routing is None else routing.slots,
+        "shares": None if routing is None else routing.shares,
+        "M": rows,
+        "N": weight.rows,
+        "K": weight.columns,
+        "FILLED": weight.filled,
+        "x_stride": x.stride(0),
+        "row_tiles": row_tiles,
+        "split": split,
+        "chunks": chunks,
+        "weight_stride": weight.codes.stride(0) if weight.experts else 0,
+    }
+    return Launch(_linear_bytes, arguments, constants, (tiles, split), tile.warps, tile.stages)
+
+
+def linear_bytes(
+    x: Tensor,
+    weight: BytesWeight,
+    tile: Tile,
+    *,
+    out: Tensor | None = None,
+    residual: Tensor | None = None,
+    routing: Routing | None = None,
+) -> Tensor:
+    """``x [rows, columns]``, rounded to the weight's type in a launch of its own, times the weight, and what follows it.
+
+    Args:
+        x: float16 or bfloat16.
+        weight: from :func:`prepare`, or :func:`of_experts` with ``routing``.
+        tile: how to cut it up.
+        out: where to; made if there is none.
+        residual: added, of the output's shape.
+        routing: which rows go to which expert.
+
+    Returns:
+        ``[rows, outputs]``, or with ``routing`` a row for each of its slots.
+    """
+    rows = x.shape[0] if routing is None else routing.total
+    if out is None:
+        out = torch.empty(rows, weight.outputs, dtype=x.dtype, device=x.device)
+    if not rows:
+        return out
+    codes, scales = quantize_rows(x, weight.codes.dtype, by_block=weight.block_scales is not None)
+    launch(codes, scales, weight, tile, out, workspace(out.device), residual=residual, routing=routing).run()
+    return out
+
+
+def multiply(codes: Tensor, scales: Tensor, weight: BytesWeight, tile: Tile, dtype: torch.dtype) -> Tensor:
+    """Inputs that :func:`quantize_rows` rounded, times the weight, in ``dtype``."""
+    out = torch.empty(codes.shape[0], weight.outputs, dtype=dtype, device=codes.device)
+    if codes.shape[0]:
+        launch(codes, scales, weight, tile, out, workspace(out.device)).run()
+    return out
+
+
+def reference(
+    x: Tensor,
+    codes: Tensor,
+    *,
+    row_scale: Tensor | None = None,
+    block_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    gate: str = "none",
+    residual: Tensor | None = None,
+) -> Tensor:
+    """What :func:`linear_bytes` computes, in float64 except for how inputs are rounded."""
+    values, limit = codes.double(), LARGEST[codes.dtype]
+    wide = x.float()
+    if block_scale is None:
+        assert row_scale is not None
+        values = values * row_scale.double().view(-1, 1)
+        grouped = wide.unsqueeze(1)
+    else:
+        across = block_scale.double().repeat_interleave(CHUNK, 0)[: codes.shape[0]]
+        values = values * across.repeat_interleave(CHUNK, 1)[:, : codes.shape[1]]
+        grouped = functional.pad(wide, (0, -x.shape[1] % CHUNK)).unflatten(1, (-1, CHUNK))
+    scale = divided_by(grouped.abs().amax(-1, keepdim=True), limit)
+    scale = torch.where(scale == 0, 1.0, scale)
+    found = grouped / scale
+    found = found.round().clamp(-128, 127) if codes.dtype == torch.int8 else found.clamp(-limit, limit).to(codes.dtype)
+    inputs = (found.double() * scale.double()).flatten(1)[:, : x.shape[1]]
+    sums = inputs @ values.T
+    if bias is not None:
+        sums = sums + bias.double()
+    sums = activated(sums, gate)
+    return sums if residual is None else sums + residual.double()
+
+
+@dataclass(frozen=True)
+class BytesCase:
+    """A weight and a launch, from which inputs are drawn."""
+
+    code: torch.dtype
+    rows: int
+    outputs: int
+    columns: int
+    blocks: bool = False
+    dtype: torch.dtype = torch.float16
+    gate: str = "none"
+    bias: bool = False
+    residual: bool = False
+    in_place: bool = False  # outputs are written over their residual
+    tile: Tile | None = None  # None for the shipped one
+    experts: int = 0
+
+    @property
+    def name(self) -> str:
+        names = (NAMES[self.code], "by block" if self.blocks else "by row")
+        options = [name for name in ("bias", "residual", "in_place") if getattr(self, name)]
+        options += [self.gate] if self.gate != "none" else []
+        options += [f"{self.experts} experts"] if self.experts else []
+        kind = str(self.dtype).removeprefix("torch.")
+        size = f"{self.rows}x{self.columns} by {self.outputs}"
+        return " ".join([*names, size, kind, *options, str(self.tile or "")]).strip()
+
+    @property
+    def bits(self) -> int:
+        """Of a weight."""
+        return 8
+
+    @property
+    def block(self) -> int:
+        """Columns that are unpacked together."""
+        return CHUNK
+
+    @property
+    def key(self) -> str:
+        """What its tiles are listed under."""
+        return f"linear_bytes/{NAMES[self.code]}"
+
+    @property
+    def shape(self) -> Shape:
+        """What its tile is looked up for."""
+        return Shape(self.rows, self.outputs, self.columns, CHUNK if self.blocks else self.columns, 8)
+
+    def packed(self, device: torch.device) -> BytesWeight:
+        """A weight to be timed."""
+        return prepare(**self.weight(torch.Generator(device).manual_seed(0)))
+
+    def weight(self, draw: torch.Generator) -> dict[str, Any]:
+        """What both :func:`prepare` and :func:`reference` take."""
+        shape = (self.outputs, self.columns)
+        if self.code == torch.int8:
+            codes, size = (
+                torch.randint(-128, 128, shape, generator=draw, device=draw.device, dtype=torch.int8),
+                74.0 * self.columns**0.5,
+            )
+        else:
+            codes, size = torch.randn(shape, generator=draw, device=draw.device).to(self.code), self.columns**0.5
+        found: dict[str, Any] = {"codes": codes, "gate": self.gate}
+        if self.blocks:
+            across = (-(-self.outputs // CHUNK), -(-self.columns // CHUNK))
+            found["block_scale"] = (torch.rand(across, generator=draw, device=draw.device) + 0.5) / size
+        else:
+            found["row_scale"] = (torch.rand(self.outputs, generator=draw, device=draw.device) + 0.5) / size
+        if self.bias:
+            found["bias"] = torch.randn(self.outputs, generator=draw, device=draw.device).to(self.dtype)
+        return found
+
+    def tile_on(self, tiles: Tiles) -> Tile:
+        """Its own, or the shipped one."""
+        return self.tile or tiles.find("linear_bytes", NAMES[self.code], self.shape, CHUNK)
+
+    def trial(self, device: torch.device, draw: torch.Generator) -> Trial:
+        tile = self.tile_on(tiles_of(device))
+        x = torch.randn(self.rows, self.columns, generator=draw, device=draw.device).to(self.dtype).to(device)
+        given = moved(self.weight(draw), device)
+        weight = prepare(**given)
+        residual = (
+            torch.randn(self.rows, weight.outputs, generator=draw, device=draw.device).to(self.dtype)
+            if self.residual
+            else None
+        )
+        residual = moved(residual, device)
+        expected = reference(x, **given, residual=residual)
+
+        def compute() -> Tensor:
+            if self.in_place:
+                out = added = residual.clone()
+            else:
+                out, added = poisoned(self.rows, weight.outputs, self.dtype, device), residual
+            return linear_bytes(x, weight, tile, out=out, residual=added)
+
+        return Trial(compute, expected, weight.nbytes)
+
+    def trial_of_experts(self, device: torch.device, draw: torch.Generator) -> Trial:
+        """Each token went to two of the experts, and each slot has inputs of its own."""
+        tile = self.tile_on(tiles_of(device))
+        chosen = torch.rand(self.rows, self.experts, generator=draw, device=draw.device).argsort(-1)[:, :2]
+        x = torch.randn(2 * self.rows, self.columns, generator=draw, device=draw.device).to(self.dtype).to(device)
+        given = [moved(self.weight(draw), device) for _ in range(self.experts)]
+        weight = of_experts([prepare(**one) for one in given])
+        routing = route(chosen.to(device), self.experts, tile.rows, by_slot=True)
+        each = [reference(x, **one) for one in given]
+        expected = torch.stack([each[expert][slot] for slot, expert in enumerate(chosen.flatten().tolist())])
+
+        def compute() -> Tensor:
+            out = poisoned(2 * self.rows, weight.outputs, self.dtype, device)
+            return linear_bytes(x, weight, tile, out=out, routing=routing)
+
+        return Trial(compute, expected, weight.nbytes)
+
+    def case(self, large: bool = False) -> Case:
+        prepare_trial = self.trial_of_experts if self.experts else self.trial
+        return Case(self.name, prepare_trial, TOLERANCE[self.dtype], large, TARGETS_OF[self.code], self.launch)
+
+    def launch(self, target: Target) -> Launch:
+        """On ``meta``, to be compiled. What is in the weight does not matter, so a small one stands for it."""
+        draw, meta = torch.Generator().manual_seed(0), torch.device("meta")
+        weight = prepare(**replace(self, outputs=128, columns=512).weight(draw))
+        if self.experts:
+            weight = of_experts([weight] * self.experts)
+        fields = {name: moved(getattr(weight, name), meta) for name in ("codes", "row_scales", "block_scales", "bias")}
+        weight = replace(weight, rows=self.outputs, columns=self.columns, **fields)
+        tile = self.tile_on(tiles_of_target(target))
+        x = torch.empty(self.rows, self.columns, dtype=self.code, device=meta)
+        shape = (self.rows, -(-self.columns // CHUNK)) if self.blocks else (self.rows,)
+        scales = torch.empty(shape, device=meta)
+        routing = None
+        if self.experts:
+            slots = torch.empty(tile.rows, dtype=torch.int32, device=meta)
+            routing = Routing(slots, slots[:1], 2 * self.rows, 1, None)
+        out = torch.empty(self.rows, weight.outputs, dtype=self.dtype, device=meta)
+        residual = out if self.residual else None
+        return launch(x, scales, weight, tile, out, Workspace(meta), residual=residual, routing=routing)
+
+    def build(self) -> Build:
+        return Build(
+            self.name,
+            self.launch,
+            matrix=True,
+            streamed=("weight",),
+            wide=self.rows >= 64,
+            targets=TARGETS_OF[self.code],
+        )
+
+
+_I8, _F8, _Z8, _B = torch.int8, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.bfloat16
+_CODES = (_I8, _F8, _Z8)
+_TILE = Tile(64, 16, 128, 2, 4, 3, False)
+_SLICED = Tile(16, 8, 128, 1, 4, 3, False, slices=4)
+_SMALL = [
+    *(BytesCase(code, 1, 80, 512, tile=_SLICED) for code in _CODES),
+    *(
+        BytesCase(code, 5, 96, 2048, False, _B, "silu", bias=True, residual=True, tile=replace(_SLICED, split=2))
+        for code in _CODES
+    ),
+    BytesCase(_I8, 9, 80, 1024, tile=replace(_SLICED, outputs=32, slices=8, warps=8)),
+    BytesCase(_F8, 5, 64, 512, experts=3, tile=_SLICED),
+    *(BytesCase(code, 1, 80, 320, blocks, tile=_TILE) for code in _CODES for blocks in (False, True)),
+    *(
+        BytesCase(code, 19, 200, 256, blocks, _B, tile=replace(_TILE, outputs=128))
+        for code in _CODES
+        for blocks in (False, True)
+    ),
+    *(
+        BytesCase(code, 5, 96, 300, gate="silu", bias=True, residual=True, tile=replace(_TILE, rows=8, split=3))
+        for code in _CODES
+    ),
+    BytesCase(
+        _I8, 5, 72, 300, gate="alone_gelu_tanh", bias=True, residual=True, in_place=True, tile=replace(_TILE, split=3)
+    ),
+    BytesCase(_F8, 19, 96, 256, False, _B, "alone_silu", residual=True, in_place=True, tile=_TILE),
+    BytesCase(_I8, 5, 96, 256, gate="gelu_tanh", tile=replace(_TILE, split=1)),
+    *(BytesCase(code, 5, 64, 256, experts=3, tile=_TILE) for code in (_I8, _F8)),
+    BytesCase(_F8, 5, 64, 256, blocks=True, experts=3, tile=_TILE),
+]
+_SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096))
+_LARGE = [
+    *(
+        BytesCase(code, rows, n, k, blocks, _B)
+        for code in _CODES
+        for blocks in (False, True)
+        for n, k in _SHAPES
+        for rows in (1, 16, 300)
+        if not (blocks and code == _I8)
+    ),
+    *(BytesCase(code, rows, 28672, 4096, False, _B, gate="silu") for code in _CODES for rows in (3, 300)),
+    BytesCase(_F8, 40, 2048, 4096, experts=8),
+]
+_BUILDS = [
+    *(BytesCase(code, rows, 4096, 4096, False, _B) for code in _CODES for rows in (1, 512)),
+    *(BytesCase(code, rows, 4096, 4096, True, _B) for code in (_F8, _Z8) for rows in (1, 512)),
+    *(BytesCase(code, 1, 28672, 4096, False, _B, gate="silu") for code in _CODES),
+    BytesCase(_I8, 8, 2048, 4096, dtype=_B, experts=8),
+]
+_RARE_BUILDS = [
+    *(BytesCase(code, rows, 4096, 4096, False, _B) for code in _CODES for rows in (16, 64)),
+    *(BytesCase(code, 8, 2048, 4096, dtype=_B, experts=8) for code in (_F8, _Z8)),
+    *(BytesCase(code, 1, 16384, 4096, dtype=_B, gate="alone_gelu", bias=True, residual=True) for code in _CODES),
+    *(BytesCase(code, rows, 4096, 4096, True, _B) for code in (_F8, _Z8) for rows in (16, 64)),
+    *(BytesCase(code, 512, 28672, 4096, False, _B, gate="silu") for code in _CODES),
+]
+KERNEL = Kernel(
+    "linear_bytes",
+    [*(case.case() for case in _SMALL), *(case.case(large=True) for case in _LARGE)],
+    [*(case.build() for case in _BUILDS), *(replace(case.build(), rare=True) for case in _RARE_BUILDS)],
+)

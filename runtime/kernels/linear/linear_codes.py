@@ -1,0 +1,726 @@
+"""Linears whose weights are packed codes: W2/W3/W4/W8A16, FP8 and FP4 weights, 2:4 sparse W4A16; plain or by expert.
+
+The weights are the left operand of the product and come straight from memory into the registers from
+which tensor cores take it; a step's few rows are the narrow right one. Programs split the columns among
+them, and whoever comes last for a tile adds up the parts in a fixed order, so equal inputs give equal
+bits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..base.kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
+from ..base.launch import GENERAL, Launch, multiplied_as, takes_ptx
+from ..base.overlap import launch_dependents, prefetch_runs, wait_for_earlier
+from ..base.targets import Target
+from ..base.workspace import Workspace, parts_allowed, workspace
+from ..tiles.tile import Shape, Tile, Tiles, tiles_of, tiles_of_target
+from . import unpack
+from .codes_weight import CodesWeight, of_experts, prepare
+from .finish import ONE_TILE, activated, store_outputs, sum_of_parts
+from .packing import FORMATS, SCALES
+from .routing import Routing, route
+
+
+@triton.jit
+def _scale_of(word, part, KIND: tl.constexpr, SCALE_TYPE: tl.constexpr):
+    """The scale in one part of a word, in float32."""
+    if KIND == "full":
+        return word.to(tl.float32, bitcast=True)
+    elif KIND == "e8m0":
+        return (((word >> (part * 8)) & 0xFF) << 23).to(tl.float32, bitcast=True)
+    elif KIND == "e4m3":
+        # Scales are not negative, and 2^120 makes up for the difference of the exponents' biases.
+        return (((word >> (part * 8)) & 0xFF) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
+    else:
+        bits = word if KIND == "zero" else word >> (part * 16)
+        if SCALE_TYPE == tl.bfloat16:
+            return (bits << 16).to(tl.float32, bitcast=True)
+        else:
+            return (bits & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _words(pointer, place, BN: tl.constexpr, ONCE: tl.constexpr, SLICES: tl.constexpr):
+    if SLICES > 1:
+        return unpack.load_slices(pointer, place, SLICES, BN)
+    else:
+        return unpack.load_words(pointer, place, BN, ONCE)
+
+
+@triton.jit
+def _across(values):
+    """Values of rows, to be spread over columns."""
+    return tl.expand_dims(values, len(values.shape))
+
+
+@triton.jit
+def pieces_of(
+    codes,
+    more,
+    block,
+    rows,
+    n0,
+    BN: tl.constexpr,
+    FORMAT: tl.constexpr,
+    HALF: tl.constexpr,
+    ASM: tl.constexpr,
+    ONCE: tl.constexpr,
+    SLICES: tl.constexpr,
+):
+    """A block's weights, as a tuple of ``[BN, 16]``; ``rows`` are all that the matrix is filled up to.
+
+    With slices ``block`` has one of each, ``[SLICES, 1]``, and so have the weights.
+    """
+    if FORMAT == "int4":
+        return unpack.int4(_words(codes, (block * rows + n0) * 16, BN, ONCE, SLICES), HALF, ASM)
+    elif FORMAT == "float4":
+        return unpack.float4(_words(codes, (block * rows + n0) * 16, BN, ONCE, SLICES), HALF, ASM)
+    elif FORMAT == "int2":
+        return unpack.int2(_words(codes, (block * rows + n0) * 16, BN, ONCE, SLICES), HALF, ASM)
+    else:
+        first = _words(codes, (2 * block * rows + n0) * 16, BN, ONCE, SLICES)
+        second = _words(codes, ((2 * block + 1) * rows + n0) * 16, BN, ONCE, SLICES)
+        if FORMAT == "int8":
+            a = unpack.int8(first, HALF, ASM)
+            b = unpack.int8(second, HALF, ASM)
+            return a[0], a[1], b[0], b[1]
+        elif FORMAT == "float8":
+            c = unpack.float8(first, HALF, ASM)
+            d = unpack.float8(second, HALF, ASM)
+            return c[0], c[1], d[0], d[1]
+        else:
+            other = _words(more, (block * rows + n0) * 16, BN, ONCE, SLICES)
+            if FORMAT == "int3":
+                e = unpack.int3(first, other, False, HALF, ASM)
+                f = unpack.int3(second, other, True, HALF, ASM)
+            else:
+                e = unpack.sparse4(first, other, False, HALF, ASM)
+                f = unpack.sparse4(second, other, True, HALF, ASM)
+            return e[0], e[1], e[2], e[3], e[4], e[5], e[6], e[7], f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7]
+
+
+@triton.jit
+def scaled(
+    piece,
+    word,
+    part,
+    KIND: tl.constexpr,
+    SCALE_TYPE: tl.constexpr,
+    HALF: tl.constexpr,
+    FOLD: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """A piece less its group's zero-points, and times its scales if they are folded into the weights."""
+    if KIND == "zero":
+        piece = unpack.minus(piece, _across((word >> 16).to(tl.float32).to(HALF)), HALF, ASM)
+    if FOLD:
+        piece = unpack.times(piece, _across(_scale_of(word, part, KIND, SCALE_TYPE).to(HALF)), HALF, ASM)
+    return piece
+
+
+@triton.jit(do_not_specialize=GENERAL)
+def _linear_codes(
+    x,
+    codes,
+    more,
+    scales,
+    row_scales,
+    bias,
+    residual,
+    out,
+    parts,
+    arrived,
+    block_expert,
+    slots,
+    shares,
+    M,
+    N,
+    K,
+    FILLED,
+    x_stride,
+    row_tiles,
+    split,
+    codes_stride,
+    more_stride,
+    scales_stride,
+    FORMAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    SHARE: tl.constexpr,
+    G: tl.constexpr,
+    SCALE_TYPE: tl.constexpr,
+    FOLD: tl.constexpr,
+    GATE: tl.constexpr,
+    GROUPED: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    EVEN: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    STEP: tl.constexpr,
+    PARTED: tl.constexpr,
+    SLICES: tl.constexpr,
+    STAGES: tl.constexpr,
+    HALF: tl.constexpr,
+    ASM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    launch_dependents(PDL)
+    pid = tl.program_id(0)
+    part_id = tl.program_id(1)
+    # Tiles of rows that share weights run together, so that the weights are read from memory once.
+    pm = pid % row_tiles
+    pn = pid // row_tiles
+    n0 = pn * BN
+    n = n0 + tl.arange(0, BN)
+    place = pm * BM + tl.arange(0, BM)
+    if PDL and not GROUPED:
+        # Which weights an expert's program reads, an earlier launch says.
+        OF_BLOCK: tl.constexpr = 1 if FORMAT == "int4" or FORMAT == "float4" or FORMAT == "int2" else 2
+        PLANES: tl.constexpr = OF_BLOCK * SLICES * STEP // BLOCK
+        mine = tl.cdiv(tl.cdiv(K, STEP * SLICES), split)
+        end = tl.minimum(part_id * mine + mine, tl.cdiv(K, STEP * SLICES)) * PLANES - 1
+        prefetch_runs(codes, part_id * mine * PLANES, end, FILLED * 32, n0.to(tl.int64) * 32, BN * 32)
+    wait_for_earlier(PDL)
+    if GROUPED:
+        expert = tl.load(block_expert + pm).to(tl.int64)
+        if expert < 0:
+            return
+        codes += expert * codes_stride
+        if more is not None:
+            more += expert * more_stride
+        if scales is not None:
+            scales += expert * scales_stride
+        if row_scales is not None:
+            row_scales += expert * FILLED
+        slot = tl.load(slots + place)
+        valid = slot < M
+        x_row = slot // PER_TOKEN
+    else:
+        slot = place
+        valid = slot < M
+        x_row = slot
+    x_rows = x + x_row.to(tl.int64)[:, None] * x_stride
+    steps = tl.cdiv(K, STEP * SLICES)
+    each = tl.cdiv(steps, split)
+    if SLICES > 1:
+        # Each warp has columns of its own, as if it were a program; sums are added up at the end.
+        slices = tl.arange(0, SLICES)[:, None]
+        wanted = valid[None, :, None]
+    else:
+        slices = 0
+        wanted = valid[:, None]
+    acc = tl.zeros([SLICES, BN, BM] if SLICES > 1 else [BN, BM], tl.float32)
+    # Columns whose scales share a word; of those, what an iteration has; and whether that is all.
+    COVERS: tl.constexpr = G * SHARE if SHARE > 0 else STEP
+    WITHIN: tl.constexpr = COVERS if COVERS < STEP else STEP
+    WHOLE: tl.constexpr = STEP % COVERS == 0
+    WIDE: tl.constexpr = G if G < STEP else STEP
+    for step in tl.range(part_id * each, tl.minimum(part_id * each + each, steps), num_stages=STAGES):
+        slice_step = step * SLICES + slices
+        k0 = slice_step * STEP
+        word = tl.zeros([SLICES, BN] if SLICES > 1 else [BN], tl.int32)
+        part = tl.zeros_like(acc)
+        for b in tl.static_range(STEP // BLOCK):
+            block = slice_step * (STEP // BLOCK) + b
+            pieces = pieces_of(codes, more, block, FILLED, n0, BN, FORMAT, HALF, ASM, BM <= ONE_TILE, SLICES)
+            for s in tl.static_range(BLOCK // 64):
+                k = k0 + b * BLOCK + s * 64
+                columns = k + tl.arange(0, 64)
+                columns = tl.expand_dims(columns, len(columns.shape) - 1)
+                mask = wanted if EVEN else wanted & (columns < K)
+                inputs = tl.load(x_rows + columns, mask=mask, other=0.0).to(HALF)
+                if FORMAT == "sparse4":
+                    # Of four neighbours each is in another piece.
+                    inputs = tl.reshape(tl.permute(tl.reshape(inputs, [BM, 16, 4]), [0, 2, 1]), [BM, 64])
+                a, p, c, d = pieces[4 * s], pieces[4 * s + 1], pieces[4 * s + 2], pieces[4 * s + 3]
+                if KIND == "none":
+                    acc = tl.dot(unpack.side_by_side(a, p, c, d), tl.trans(inputs), acc)
+                else:
+                    first = b * BLOCK + s * 64
+                    if first % WITHIN == 0:
+                        word = tl.load(scales + (k // COVERS) * FILLED + n)
+                    at = first % COVERS // G if WHOLE else k % COVERS // G
+                    if FOLD or KIND == "zero":
+                        a = scaled(a, word, at, KIND, SCALE_TYPE, HALF, FOLD, ASM)
+                        if WITHIN == 16:
+                            word = tl.load(scales + (k // 16 + 1) * FILLED + n)
+                        p = scaled(p, word, at + 16 // G, KIND, SCALE_TYPE, HALF, FOLD, ASM)
+                        if WITHIN <= 32:
+                            word = tl.load(scales + ((k + 32) // COVERS) * FILLED + n)
+                        c = scaled(c, word, (at + 32 // G) % SHARE, KIND, SCALE_TYPE, HALF, FOLD, ASM)
+                        if WITHIN == 16:
+                            word = tl.load(scales + (k // 16 + 3) * FILLED + n)
+                        d = scaled(d, word, (at + 48 // G) % SHARE, KIND, SCALE_TYPE, HALF, FOLD, ASM)
+                    weights = unpack.side_by_side(a, p, c, d)
+                    if FOLD:
+                        acc = tl.dot(weights, tl.trans(inputs), acc)
+                    else:
+                        # A group's weights are whole numbers; it is scaled when it is summed up.
+                        if first % WIDE == 0:
+                            part = tl.dot(weights, tl.trans(inputs))
+                        else:
+                            part = tl.dot(weights, tl.trans(inputs), part)
+                        if (first + 64) % WIDE == 0:
+                            acc += part * _across(_scale_of(word, at, KIND, SCALE_TYPE))
+    if SLICES > 1:
+        acc = tl.sum(acc, 0)
+    if PARTED:
+        acc, last = sum_of_parts(acc, parts, arrived, pid, part_id, slot, valid, n, M, FILLED, split)
+        if not last:
+            return
+    store_outputs(acc, out, row_scales, bias, residual, shares, pn, slot, valid, N, BN, GATE)
+
+
+def launch(
+    x: Tensor,
+    weight: CodesWeight,
+    tile: Tile,
+    out: Tensor,
+    space: Workspace,
+    *,
+    residual: Tensor | None = None,
+    routing: Routing | None = None,
+) -> Launch:
+    """One product, ready to run."""
+    if x.shape[1] != weight.columns or x.stride(1) != 1:
+        raise ValueError(
+            f"inputs are {list(x.shape)} for a weight of {weight.columns} columns, which must lie together"
+        )
+    form, share = FORMATS[weight.form], SCALES[weight.kind].groups
+    step = max(tile.step, form.block)
+    fold = weight.kind != "none" and (tile.fold or weight.group < 64)
+    rows = x.shape[0] if routing is None else routing.total
+    row_tiles = -(-rows // tile.rows) if routing is None else routing.block_expert.shape[0]
+    tiles = row_tiles * (weight.filled // tile.outputs)
+    if tile.slices > 1 and (weight.columns % (step * tile.slices) or weight.form == "sparse4"):
+        raise ValueError(f"{weight.columns} columns of {weight.form} do not divide into {tile.slices} slices of {step}")
+    split = parts_allowed(tile.split, -(-weight.columns // (step * tile.slices)))
+    parts, arrived = (None, None)
+    if split > 1:
+        parts, arrived = space.reserve(split * rows * weight.filled, tiles)
+    constants: dict[str, Any] = {
+        "FORMAT": weight.form,
+        "BLOCK": form.block,
+        "KIND": weight.kind,
+        "SHARE": share,
+        "G": weight.group,
+        "SCALE_TYPE": tl.bfloat16 if weight.scale_type == torch.bfloat16 else tl.float16,
+        "FOLD": fold,
+        "GATE": weight.gate,
+        "GROUPED": routing is not None,
+        "PER_TOKEN": 1 if routing is None else routing.per_token,
+        "EVEN": weight.columns % step == 0,
+        "BN": tile.outputs,
+        "BM": tile.rows,
+        "STEP": step,
+        "SLICES": tile.slices,
+        "PARTED": split > 1,
+        "STAGES": tile.stages,
+        "HALF": multiplied_as(x.dtype),
+        "ASM": takes_ptx(x.device),
+    }
+    arguments: dict[str, Tensor | int | None] = {
+        "x": x,
+        "codes": weight.codes,
+        "more": weight.more,
+        "scales": weight.scales,
+        "row_scales": weight.row_scales,
+        "bias": weight.bias,
+        "residual": residual,
+        "out": out,
+        "parts": parts,
+        "arrived": arrived,
+        "block_expert": None if routing is None else routing.block_expert,
+        "slots": None if routing is None else routing.slots,
+        "shares": None if routing is None else routing.shares,
+        "M": rows,
+        "N": weight.rows,
+        "K": weight.columns,
+        "FILLED": weight.filled,
+        "x_stride": x.stride(0),
+        "row_tiles": row_tiles,
+        "split": split,
+        "codes_stride": weight.codes.stride(0) if weight.experts else 0,
+        "more_stride": weight.more.stride(0) if weight.experts and weight.more is not None else 0,
+        "scales_stride": weight.scales.stride(0) if weight.experts and weight.scales is not None else 0,
+    }
+    return Launch(_linear_codes, arguments, constants, (tiles, split), tile.warps, tile.stages)
+
+
+def linear_codes(
+    x: Tensor,
+    weight: CodesWeight,
+    tile: Tile,
+    *,
+    out: Tensor | None = None,
+    residual: Tensor | None = None,
+    routing: Routing | None = None,
+) -> Tensor:
+    """``x [rows, columns]`` times the weight, and what follows it.
+
+    Args:
+        x: float16 or bfloat16.
+        weight: from :func:`prepare`, or :func:`of_experts` with ``routing``.
+        tile: how to cut it up.
+        out: where to; made if there is none.
+        residual: added, of the output's shape.
+        routing: which rows go to which expert.
+
+    Returns:
+        ``[rows, outputs]``, or with ``routing`` a row for each of its slots.
+    """
+    rows = x.shape[0] if routing is None else routing.total
+    if out is None:
+        out = torch.empty(rows, weight.outputs, dtype=x.dtype, device=x.device)
+    if rows:
+        launch(x, weight, tile, out, workspace(x.device), residual=residual, routing=routing).run()
+    return out
+
+
+def reference(
+    x: Tensor,
+    codes: Tensor,
+    *,
+    scale: Tensor | None = None,
+    zero: Tensor | None = None,
+    row_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    gate: str = "none",
+    residual: Tensor | None = None,
+) -> Tensor:
+    """What :func:`linear_codes` computes, in float64, from codes given by their values."""
+    values = codes.double()
+    if scale is not None:
+        wide = scale.double().unsqueeze(-1)
+        grouped = values.unflatten(1, (scale.shape[1], -1))
+        values = ((grouped if zero is None else grouped - zero.double().unsqueeze(-1)) * wide).flatten(1)
+    if row_scale is not None:
+        values = values * row_scale.double().view(-1, 1)
+    found = x.double() @ values.T
+    if bias is not None:
+        found = found + bias.double()
+    found = activated(found, gate)
+    return found if residual is None else found + residual.double()
+
+
+@dataclass(frozen=True)
+class CodesCase:
+    """A weight and a launch, from which inputs are drawn."""
+
+    form: str
+    rows: int
+    outputs: int
+    columns: int
+    group: int  # 0 for a scale a row
+    dtype: torch.dtype = torch.float16
+    scale: str = "half"
+    zero: bool = False
+    gate: str = "none"
+    bias: bool = False
+    residual: bool = False
+    in_place: bool = False  # outputs are written over their residual
+    tile: Tile | None = None  # None for the shipped one
+    experts: int = 0
+
+    @property
+    def name(self) -> str:
+        options = [name for name in ("zero", "bias", "residual", "in_place") if getattr(self, name)]
+        group = f"g{self.group}" if self.group else "by row"
+        kind = str(self.dtype).removeprefix("torch.")
+        if self.gate != "none":
+            options.append(self.gate)
+        if self.experts:
+            options.append(f"{self.experts} experts")
+        return " ".join(
+            [
+                self.form,
+                group,
+                self.scale,
+                f"{self.rows}x{self.columns} by {self.outputs}",
+                kind,
+                *options,
+                str(self.tile or ""),
+            ]
+        ).strip()
+
+    @property
+    def bits(self) -> int:
+        """Of a weight."""
+        return FORMATS[self.form].bits
+
+    @property
+    def block(self) -> int:
+        """Columns that are unpacked together."""
+        return FORMATS[self.form].block
+
+    @property
+    def key(self) -> str:
+        """What its tiles are listed under."""
+        return f"linear_codes/{self.form}"
+
+    @property
+    def shape(self) -> Shape:
+        """What its tile is looked up for."""
+        return Shape(self.rows, self.outputs, self.columns, self.group or self.columns, self.bits)
+
+    def packed(self, device: torch.device) -> CodesWeight:
+        """A weight of small random codes, many times repeated: enough to be timed, at any size."""
+        few = replace(self, outputs=256).weight(torch.Generator(device).manual_seed(0))[0]
+        whole: dict[str, Any] = {
+            name: _repeated(part, self.outputs) if isinstance(part, Tensor) else part for name, part in few.items()
+        }
+        return prepare(**whole)
+
+    def codes(self, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Codes, and their values."""
+        shape = (self.outputs, self.columns)
+        if self.form == "float4":
+            codes = torch.randint(0, 16, shape, generator=draw, device=draw.device)
+            return codes, torch.tensor(_E2M1, device=draw.device)[codes]
+        if self.form == "float8":
+            values = torch.randn(shape, generator=draw, device=draw.device).mul(3).to(torch.float8_e4m3fn)
+            return values.view(torch.uint8), values
+        bits = 4 if self.form == "sparse4" else FORMATS[self.form].bits
+        codes = torch.randint(-(1 << (bits - 1)), 1 << (bits - 1), shape, generator=draw, device=draw.device)
+        if self.form == "sparse4":
+            kept = torch.rand(self.outputs, self.columns // 4, 4, generator=draw, device=draw.device).argsort(-1) < 2
+            codes = codes * kept.view(shape)
+        return codes, codes
+
+    def weight(self, draw: torch.Generator) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What :func:`prepare` takes, and what :func:`reference` does."""
+        codes, values = self.codes(draw)
+        size = float(values.double().square().mean().sqrt() * self.columns**0.5)
+        packed: dict[str, Any] = {"codes": codes, "form": self.form, "gate": self.gate}
+        plain: dict[str, Any] = {"codes": values, "gate": self.gate}
+        groups = self.columns // self.group if self.group else 0
+        spread = (torch.rand(self.outputs, max(groups, 1), generator=draw, device=draw.device) + 0.5) / size
+        if self.scale == "e8m0":
+            bits = torch.randint(-2, 3, spread.shape, generator=draw, device=draw.device) + 127 - round(math.log2(size))
+            packed["scale"], plain["scale"] = bits.to(torch.uint8), torch.exp2(bits.double() - 127)
+        elif self.scale == "e4m3":
+            packed["scale"] = plain["scale"] = (spread * size * 8).to(torch.float8_e4m3fn)
+            packed["row_scale"] = plain["row_scale"] = torch.full((self.outputs,), 0.125 / size, device=draw.device)
+        elif groups:
+            kind = torch.float32 if self.scale == "full" else self.dtype
+            packed["scale"] = plain["scale"] = spread.to(kind)
+        else:
+            packed["row_scale"] = plain["row_scale"] = spread.flatten()
+        if self.zero:
+            half = 1 << (FORMATS[self.form].bits - 1)
+            packed["zero"] = plain["zero"] = torch.randint(
+                -half, half, (self.outputs, groups), generator=draw, device=draw.device
+            )
+        if self.bias:
+            packed["bias"] = plain["bias"] = torch.randn(self.outputs, generator=draw, device=draw.device).to(
+                self.dtype
+            )
+        return packed, plain
+
+    def tile_on(self, tiles: Tiles) -> Tile:
+        """Its own, or the shipped one."""
+        return self.tile or tiles.find("linear_codes", self.form, self.shape, FORMATS[self.form].block)
+
+    def trial(self, device: torch.device, draw: torch.Generator) -> Trial:
+        tile = self.tile_on(tiles_of(device))
+        x = torch.randn(self.rows, self.columns, generator=draw, device=draw.device).to(self.dtype)
+        packed, plain = self.weight(draw)
+        weight = prepare(**moved(packed, device))
+        residual = (
+            torch.randn(self.rows, weight.outputs, generator=draw, device=draw.device).to(self.dtype)
+            if self.residual
+            else None
+        )
+        inputs = moved({"x": x, "residual": residual}, device)
+        expected = reference(**inputs, **moved(plain, device))
+
+        def compute() -> Tensor:
+            if self.in_place:
+                out = added = inputs["residual"].clone()
+            else:
+                out, added = poisoned(self.rows, weight.outputs, self.dtype, device), inputs["residual"]
+            return linear_codes(inputs["x"], weight, tile, out=out, residual=added)
+
+        return Trial(compute, expected, weight.nbytes)
+
+    def trial_of_experts(self, device: torch.device, draw: torch.Generator) -> Trial:
+        """Each token goes to two of the experts, whose outputs are scaled by its shares."""
+        tile = self.tile_on(tiles_of(device))
+        x = torch.randn(self.rows, self.columns, generator=draw, device=draw.device).to(self.dtype).to(device)
+        both = [self.weight(draw) for _ in range(self.experts)]
+        chosen = torch.rand(self.rows, self.experts, generator=draw, device=draw.device).argsort(-1)[:, :2]
+        shares = torch.rand(self.rows, 2, generator=draw, device=draw.device)
+        weight = of_experts([prepare(**moved(packed, device)) for packed, _ in both])
+        routing = route(chosen.to(device), self.experts, tile.rows, shares=shares.to(device))
+        each = [reference(x, **moved(plain, device)) for _, plain in both]
+        slots = list(enumerate(chosen.flatten().tolist()))
+        expected = torch.stack([each[expert][slot // 2] * float(shares.flatten()[slot]) for slot, expert in slots])
+
+        def compute() -> Tensor:
+            out = poisoned(2 * self.rows, weight.outputs, self.dtype, device)
+            return linear_codes(x, weight, tile, out=out, routing=routing)
+
+        return Trial(compute, expected, weight.nbytes)
+
+    def case(self, large: bool = False) -> Case:
+        prepare_trial = self.trial_of_experts if self.experts else self.trial
+        return Case(self.name, prepare_trial, TOLERANCE[self.dtype], large, launch=self.launch)
+
+    def launch(self, target: Target) -> Launch:
+        """On ``meta``, to be compiled. What is in the weight does not matter, so a small one stands for it."""
+        draw, meta = torch.Generator().manual_seed(0), torch.device("meta")
+        small = replace(self, outputs=16, columns=8 * (self.group or 64))
+        weight = prepare(**small.weight(draw)[0])
+        if self.experts:
+            weight = of_experts([weight] * self.experts)
+        fields = {
+            name: moved(getattr(weight, name), meta) for name in ("codes", "more", "scales", "row_scales", "bias")
+        }
+        weight = replace(weight, rows=self.outputs, columns=self.columns, **fields)
+        tile = self.tile_on(tiles_of_target(target))
+        x = torch.empty(self.rows, self.columns, dtype=self.dtype, device=meta)
+        routing = None
+        if self.experts:
+            slots = torch.empty(tile.rows, dtype=torch.int32, device=meta)
+            routing = Routing(slots, slots[:1], 2 * self.rows, 2, slots.float())
+        out = torch.empty(self.rows, weight.outputs, dtype=self.dtype, device=meta)
+        residual = out if self.residual else None
+        return launch(x, weight, tile, out, Workspace(meta), residual=residual, routing=routing)
+
+    def build(self) -> Build:
+        planes = ("codes", "more") if self.form in ("int3", "sparse4") else ("codes",)
+        return Build(self.name, self.launch, matrix=True, streamed=planes, wide=self.rows >= 64)
+
+
+def _repeated(part: Tensor, rows: int) -> Tensor:
+    return part.repeat(-(-rows // part.shape[0]), *[1] * (part.dim() - 1))[:rows]
+
+
+_E2M1 = [s * v for s in (1.0, -1.0) for v in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)]
+_F, _B = torch.float16, torch.bfloat16
+_DECODE, _PREFILL = Tile(64, 16, 256, 2, 4, 3, False), Tile(128, 32, 64, 3, 4, 3, True)
+_SLICED = Tile(16, 8, 256, 1, 4, 3, False, slices=4)
+
+# Small and awkward: one row, odd ones, widths that no tile divides, every format and option.
+_SMALL = [
+    CodesCase("int4", 1, 96, 512, 128, tile=_DECODE),
+    CodesCase("int4", 3, 80, 320, 64, _B, tile=_DECODE),
+    CodesCase("int4", 9, 80, 512, 128, tile=replace(_DECODE, rows=8)),
+    CodesCase("int4", 16, 200, 512, 128, tile=replace(_DECODE, outputs=128, split=5)),
+    CodesCase("int4", 17, 64, 256, 32, tile=_DECODE),
+    CodesCase("int4", 33, 80, 272, 16, tile=_PREFILL),
+    CodesCase("int4", 33, 130, 512, 128, _B, tile=_PREFILL),
+    CodesCase("int4", 40, 80, 384, 128, tile=replace(_PREFILL, step=128, fold=False, split=1)),
+    CodesCase("int4", 5, 80, 1000, 0, tile=_DECODE),
+    CodesCase("int4", 2, 64, 512, 256, tile=_DECODE),
+    CodesCase("int4", 2, 64, 384, 96, tile=_DECODE),
+    CodesCase("int4", 3, 80, 512, 128, zero=True, tile=_DECODE),
+    CodesCase("int4", 3, 80, 320, 32, zero=True, tile=_DECODE),
+    CodesCase("int4", 33, 64, 512, 128, _B, zero=True, tile=_PREFILL),
+    CodesCase("int4", 3, 64, 512, 128, scale="full", tile=_DECODE),
+    CodesCase("int4", 3, 96, 512, 128, gate="silu", bias=True, residual=True, tile=_DECODE),
+    CodesCase("int4", 3, 160, 512, 128, _B, gate="gelu_tanh", tile=replace(_DECODE, split=1)),
+    CodesCase("int4", 3, 70, 512, 128, bias=True, residual=True, tile=_DECODE),
+    CodesCase("int4", 3, 70, 512, 128, gate="alone_gelu", bias=True, residual=True, in_place=True, tile=_DECODE),
+    CodesCase("int4", 17, 80, 256, 128, _B, gate="alone_relu", residual=True, in_place=True, tile=_DECODE),
+    CodesCase("int4", 5, 96, 512, 128, gate="silu", experts=4, tile=replace(_DECODE, split=1)),
+    CodesCase("int8", 5, 64, 512, 128, tile=_DECODE),
+    CodesCase("int8", 5, 72, 320, 0, _B, tile=_DECODE),
+    CodesCase("int8", 33, 64, 320, 32, _B, zero=True, tile=_PREFILL),
+    CodesCase("int8", 5, 64, 256, 64, experts=3, tile=_DECODE),
+    CodesCase("int3", 5, 64, 512, 128, tile=_DECODE),
+    CodesCase("int3", 3, 72, 320, 64, _B, zero=True, tile=_DECODE),
+    CodesCase("int3", 18, 64, 512, 32, tile=replace(_PREFILL, step=256)),
+    CodesCase("int2", 5, 64, 512, 128, zero=True, tile=_DECODE),
+    CodesCase("int2", 3, 72, 320, 64, _B, tile=_DECODE),
+    CodesCase("int2", 18, 64, 512, 16, tile=replace(_PREFILL, step=128)),
+    CodesCase("float8", 5, 64, 512, 0, tile=_DECODE),
+    CodesCase("float8", 5, 72, 384, 128, _B, scale="full", tile=_DECODE),
+    CodesCase("float8", 18, 64, 512, 0, tile=_PREFILL),
+    CodesCase("float4", 5, 64, 512, 16, scale="e4m3", tile=_DECODE),
+    CodesCase("float4", 5, 72, 320, 32, _B, scale="e8m0", tile=_DECODE),
+    CodesCase("float4", 18, 64, 256, 16, _B, scale="e4m3", tile=_PREFILL),
+    CodesCase("float4", 4, 64, 256, 32, scale="e8m0", experts=3, tile=_DECODE),
+    CodesCase("sparse4", 5, 64, 512, 128, tile=_DECODE),
+    CodesCase("sparse4", 3, 72, 320, 64, _B, tile=_DECODE),
+    CodesCase("sparse4", 18, 64, 512, 0, tile=replace(_PREFILL, step=256)),
+    CodesCase("sparse4", 4, 64, 256, 64, experts=3, tile=_DECODE),
+    CodesCase("int4", 1, 96, 1024, 128, tile=_SLICED),
+    CodesCase("int4", 3, 96, 2048, 128, _B, gate="silu", bias=True, residual=True, tile=replace(_SLICED, split=2)),
+    CodesCase("int4", 9, 80, 512, 128, zero=True, tile=replace(_SLICED, step=128)),
+    CodesCase("int4", 3, 80, 512, 32, zero=True, tile=replace(_SLICED, step=64, slices=8, warps=8)),
+    CodesCase("int4", 5, 80, 1024, 0, tile=replace(_SLICED, outputs=32, slices=2, warps=2)),
+    CodesCase("int4", 5, 64, 512, 128, experts=3, tile=replace(_SLICED, step=128)),
+    CodesCase("int8", 3, 64, 1024, 128, tile=_SLICED),
+    CodesCase("int3", 3, 64, 1024, 64, tile=_SLICED),
+    CodesCase("int2", 3, 64, 1024, 128, zero=True, tile=_SLICED),
+    CodesCase("float4", 3, 64, 512, 16, scale="e4m3", tile=replace(_SLICED, step=128)),
+    CodesCase("float4", 3, 64, 512, 32, _B, scale="e8m0", tile=replace(_SLICED, step=64, slices=8)),
+    CodesCase("float8", 3, 64, 512, 128, _B, scale="full", tile=replace(_SLICED, step=128)),
+]
+# Of Llama-3-8B, with the shipped tiles.
+_SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096))
+_LARGE = [
+    *(
+        CodesCase("int4", rows, n, k, 128, dtype)
+        for n, k in _SHAPES
+        for rows in (1, 7, 16, 64, 512)
+        for dtype in (_B, _F)
+    ),
+    *(
+        CodesCase(form, rows, 4096, 14336, 128, _B)
+        for form in ("int2", "int3", "int8", "sparse4")
+        for rows in (1, 16, 300)
+    ),
+    *(CodesCase("float4", rows, 4096, 14336, 16, _B, scale="e4m3") for rows in (1, 300)),
+    *(CodesCase("float4", rows, 4096, 14336, 32, _B, scale="e8m0") for rows in (1, 300)),
+    *(CodesCase("float8", rows, 4096, 14336, 0, _B) for rows in (1, 300)),
+    CodesCase("int4", 1, 28672, 4096, 128, _B, gate="silu"),
+    CodesCase("int4", 300, 28672, 4096, 128, _B, gate="silu", bias=True, residual=True),
+    CodesCase("int4", 9, 4096, 14336, 32, _B, zero=True),
+    CodesCase("int4", 1030, 4096, 4096, 128, _B),
+    CodesCase("int4", 40, 2048, 4096, 128, _B, gate="silu", experts=8),
+]
+_BUILDS = [
+    *(CodesCase("int4", rows, 4096, 4096, 128, _B) for rows in (1, 32, 512)),
+    CodesCase("int4", 1, 4096, 4096, 128, _F),
+    CodesCase("int4", 1, 4096, 4096, 128, _B, zero=True),
+    CodesCase("int4", 1, 28672, 4096, 128, _B, gate="silu", bias=True, residual=True),
+    CodesCase("int4", 8, 2048, 4096, 128, _B, gate="silu", experts=8),
+    *(CodesCase(form, 1, 4096, 4096, 128, _B) for form in ("int2", "int3", "int8", "sparse4")),
+    CodesCase("sparse4", 512, 4096, 4096, 128, _B),
+    *(CodesCase("float4", rows, 4096, 4096, 16, _B, scale="e4m3") for rows in (1, 512)),
+    CodesCase("float4", 1, 4096, 4096, 32, _B, scale="e8m0"),
+    CodesCase("float8", 1, 4096, 4096, 0, _B),
+]
+_RARE_BUILDS = [
+    *(CodesCase("int4", rows, 4096, 4096, 128, _B) for rows in (16, 64)),
+    CodesCase("int4", 1, 4096, 4096, 32, _B),
+    *(CodesCase("int4", rows, 28672, 4096, 128, _B, gate="silu") for rows in (512, 1024)),
+    *(
+        CodesCase("int4", 1, 16384, 4096, 128, _B, gate=gate, bias=True, residual=True)
+        for gate in ("alone_gelu", "alone_gelu_tanh")
+    ),
+    CodesCase("int4", 512, 4096, 4096, 128, _F),
+    CodesCase("int4", 1024, 4096, 4096, 128, _B, residual=True),
+    CodesCase("int8", 1024, 4096, 4096, 128, _B, zero=True),
+    CodesCase("int4", 512, 4096, 4096, 128, _B, zero=True),
+    CodesCase("int4", 1, 4096, 4096, 64, _B),
+    *(CodesCase(form, 512, 4096, 4096, 128, _B) for form in ("int2", "int3", "int8")),
+    CodesCase("float8", 512, 4096, 4096, 0, _B),
+    CodesCase("float8", 1, 4096, 4096, 128, _B, scale="full"),
+]
+KERNEL = Kernel(
+    "linear_codes",
+    [*(case.case() for case in _SMALL), *(case.case(large=True) for case in _LARGE)],
+    [*(case.build() for case in _BUILDS), *(replace(case.build(), rare=True) for case in _RARE_BUILDS)],
+)

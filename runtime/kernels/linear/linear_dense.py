@@ -1,0 +1,492 @@
+"""Linears of plain float16 and bfloat16 weights for few rows, or by expert, with what follows them in the same launch.
+
+The weight stays as it is stored, one row after another, so that :func:`torch.nn.functional.linear` can
+multiply many rows by the same memory. As elsewhere it is the left operand: of a step's few rows 8 are
+enough to fill the right one. Rows of several experts come here however many they are: torch's products
+would wait to hear how many each expert has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..base.kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
+from ..base.launch import GENERAL, Launch, multiplied_as
+from ..base.overlap import launch_dependents, prefetch_rows, wait_for_earlier
+from ..base.targets import Target
+from ..base.workspace import Workspace, parts_allowed, workspace
+from ..tiles.tile import Shape, Tile, Tiles, tiles_of, tiles_of_target
+from .finish import ONE_TILE, activated, is_gated, store_outputs, sum_of_parts
+from .packing import interleaved
+from .routing import Routing, most_blocks, route
+
+BLOCK = 64  # the fewest columns of an iteration: 128 bytes of each row, what memory is read by
+
+
+@triton.jit(do_not_specialize=GENERAL)
+def _linear_dense(
+    x,
+    weight,
+    bias,
+    residual,
+    out,
+    parts,
+    arrived,
+    block_expert,
+    slots,
+    shares,
+    M,
+    N,
+    K,
+    FILLED,
+    x_stride,
+    row_tiles,
+    split,
+    weight_stride,
+    GATE: tl.constexpr,
+    GROUPED: tl.constexpr,
+    PER_TOKEN: tl.constexpr,
+    EVEN: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    STEP: tl.constexpr,
+    SLICES: tl.constexpr,
+    PARTED: tl.constexpr,
+    STAGES: tl.constexpr,
+    HALF: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    launch_dependents(PDL)
+    pid = tl.program_id(0)
+    part_id = tl.program_id(1)
+    # Tiles of rows that share weights run together, so that the weights are read from memory once.
+    pm = pid % row_tiles
+    pn = pid // row_tiles
+    n = pn * BN + tl.arange(0, BN)
+    place = pm * BM + tl.arange(0, BM)
+    if PDL and not GROUPED:
+        # Which weights an expert's program reads, an earlier launch says.
+        mine = tl.cdiv(tl.cdiv(K, STEP * SLICES), split) * STEP * SLICES
+        end = tl.minimum(part_id * mine + mine, K) * 2 - 1
+        prefetch_rows(weight, tl.minimum(n, N - 1), part_id * mine * 2, end, K * 2)
+    wait_for_earlier(PDL)
+    if GROUPED:
+        expert = tl.load(block_expert + pm).to(tl.int64)
+        if expert < 0:
+            return
+        weight += expert * weight_stride
+        slot = tl.load(slots + place)
+        x_row = slot // PER_TOKEN
+    else:
+        slot = place
+        x_row = slot
+    valid = slot < M
+    # Behind the last row it is read again, which needs no mask; nobody stores what comes of it.
+    w_rows = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K
+    x_rows = x + x_row.to(tl.int64)[:, None] * x_stride
+    steps = tl.cdiv(K, STEP * SLICES)
+    each = tl.cdiv(steps, split)
+    # With slices each warp has columns of its own, as if it were a program; sums are added up at the end.
+    acc = tl.zeros([SLICES, BN, BM] if SLICES > 1 else [BN, BM], tl.float32)
+    for step in tl.range(part_id * each, tl.minimum(part_id * each + each, steps), num_stages=STAGES):
+        columns = step * STEP + tl.arange(0, STEP)
+        if SLICES > 1:
+            columns = (step * SLICES + tl.arange(0, SLICES)[:, None, None]) * STEP + tl.arange(0, STEP)[None, None, :]
+            weights = tl.load(w_rows[None, :, :] + columns, eviction_policy="evict_first")
+            inputs = tl.load(x_rows[None, :, :] + columns, mask=valid[None, :, None], other=0.0)
+        elif EVEN:
+            weights = tl.load(w_rows + columns[None, :], eviction_policy="evict_first" if BM <= ONE_TILE else "")
+            inputs = tl.load(x_rows + columns[None, :], mask=valid[:, None], other=0.0)
+        else:
+            inside = (columns < K)[None, :]
+            weights = tl.load(w_rows + columns[None, :], mask=inside, other=0.0)
+            inputs = tl.load(x_rows + columns[None, :], mask=valid[:, None] & inside, other=0.0)
+        acc = tl.dot(weights.to(HALF), tl.trans(inputs.to(HALF)), acc)
+    if SLICES > 1:
+        acc = tl.sum(acc, 0)
+    if PARTED:
+        acc, last = sum_of_parts(acc, parts, arrived, pid, part_id, slot, valid, n, M, FILLED, split)
+        if not last:
+            return
+    store_outputs(acc, out, None, bias, residual, shares, pn, slot, valid, N, BN, GATE)
+
+
+@dataclass(frozen=True)
+class DenseWeight:
+    """A matrix of 16-bit floats, or one for each expert.
+
+    Attributes:
+        rows, columns: of the matrix.
+        weight: float16 or bfloat16, ``[rows, columns]``, one row after another; with experts ``[experts, rows, columns]``.
+        bias: one for each row, in the rows' order; None if there is none.
+        gate: one of :data:`GATES` of :mod:`finish`; a gate's rows and those of its inputs lie 8 by 8.
+        experts: how many there are; 0 for a plain matrix.
+    """
+
+    rows: int
+    columns: int
+    weight: Tensor
+    bias: Tensor | None
+    gate: str
+    experts: int = 0
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers come out for each row of inputs."""
+        return self.rows // 2 if is_gated(self.gate) else self.rows
+
+    @property
+    def nbytes(self) -> int:
+        """What a product by it reads, of one expert."""
+        return self.weight.nbytes // max(self.experts, 1) + (0 if self.bias is None else self.bias.nbytes)
+
+    def copied(self) -> DenseWeight:
+        """The same numbers in other memory."""
+        return replace(self, weight=self.weight.clone(), bias=None if self.bias is None else self.bias.clone())
+
+
+def prepare(weight: Tensor, bias: Tensor | None = None, gate: str = "none") -> DenseWeight:
+    """A matrix for :func:`linear_dense`; unless it is gated it stays where it is, without a copy.
+
+    Args:
+        weight: float16 or bfloat16, ``[rows, columns]``.
+        bias: ``[rows]``.
+        gate: ``silu`` or ``gelu_tanh`` if the first half of the rows is a gate for the second; with ``alone_``
+            before it (also ``relu`` and ``gelu``), an activation of all rows.
+
+    Raises:
+        ValueError: the kernel cannot take this.
+    """
+    rows, columns = weight.shape
+    if weight.dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"a weight of {weight.dtype}; the kernel takes 16-bit floats")
+    if is_gated(gate):
+        order = interleaved(rows).to(weight.device)
+        weight, bias = weight[order], None if bias is None else bias[order]
+    return DenseWeight(rows, columns, weight.contiguous(), None if bias is None else bias.contiguous(), gate)
+
+
+def of_experts(weights: list[DenseWeight]) -> DenseWeight:
+    """Matrices of the same kind as one that has them all."""
+    first = weights[0]
+    if any(
+        w.weight.shape != first.weight.shape or w.weight.dtype != first.weight.dtype or w.gate != first.gate
+        for w in weights
+    ):
+        raise ValueError("experts are stored differently from each other")
+    if any(w.bias is not None for w in weights):
+        raise ValueError("experts with biases are not known")
+    return replace(first, weight=torch.stack([w.weight for w in weights]), experts=len(weights))
+
+
+def launch(
+    x: Tensor,
+    weight: DenseWeight,
+    tile: Tile,
+    out: Tensor,
+    space: Workspace,
+    *,
+    residual: Tensor | None = None,
+    routing: Routing | None = None,
+) -> Launch:
+    """One product, ready to run."""
+    if x.shape[1] != weight.columns or x.stride(1) != 1 or x.dtype != weight.weight.dtype:
+        raise ValueError(
+            f"inputs are {list(x.shape)} of {x.dtype} for a weight of {weight.columns} columns of {weight.weight.dtype},"
+            " which must lie together"
+        )
+    rows = x.shape[0] if routing is None else routing.total
+    row_tiles = -(-rows // tile.rows) if routing is None else routing.block_expert.shape[0]
+    across = -(-weight.rows // tile.outputs)
+    if tile.slices > 1 and weight.columns % (tile.step * tile.slices):
+        raise ValueError(f"{weight.columns} columns do not divide into {tile.slices} slices of {tile.step}")
+    split = parts_allowed(tile.split, -(-weight.columns // (tile.step * tile.slices)))
+    parts, arrived = (None, None)
+    if split > 1:
+        parts, arrived = space.reserve(split * rows * across * tile.outputs, row_tiles * across)
+    constants: dict[str, Any] = {
+        "GATE": weight.gate,
+        "GROUPED": routing is not None,
+        "PER_TOKEN": 1 if routing is None else routing.per_token,
+        "EVEN": weight.columns % tile.step == 0,
+        "BN": tile.outputs,
+        "BM": tile.rows,
+        "STEP": tile.step,
+        "SLICES": tile.slices,
+        "PARTED": split > 1,
+        "STAGES": tile.stages,
+        "HALF": multiplied_as(x.dtype),
+    }
+    arguments: dict[str, Tensor | int | None] = {
+        "x": x,
+        "weight": weight.weight,
+        "bias": weight.bias,
+        "residual": residual,
+        "out": out,
+        "parts": parts,
+        "arrived": arrived,
+        "block_expert": None if routing is None else routing.block_expert,
+        "slots": None if routing is None else routing.slots,
+        "shares": None if routing is None else routing.shares,
+        "M": rows,
+        "N": weight.rows,
+        "K": weight.columns,
+        "FILLED": across * tile.outputs,
+        "x_stride": x.stride(0),
+        "row_tiles": row_tiles,
+        "split": split,
+        "weight_stride": weight.weight.stride(0) if weight.experts else 0,
+    }
+    return Launch(_linear_dense, arguments, constants, (row_tiles * across, split), tile.warps, tile.stages)
+
+
+def linear_dense(
+    x: Tensor,
+    weight: DenseWeight,
+    tile: Tile,
+    *,
+    out: Tensor | None = None,
+    residual: Tensor | None = None,
+    routing: Routing | None = None,
+) -> Tensor:
+    """``x [rows, columns]`` times the weight, and what follows it.
+
+    Args:
+        x: of the weight's type; each row's numbers lie together.
+        weight: from :func:`prepare`, or :func:`of_experts` with ``routing``.
+        tile: how to cut it up.
+        out: where to, also float32; made, of the inputs' type, if there is none.
+        residual: added, of the output's shape; may be ``out`` itself.
+        routing: which rows go to which expert.
+
+    Returns:
+        ``[rows, outputs]``, or with ``routing`` a row for each of its slots.
+    """
+    rows = x.shape[0] if routing is None else routing.total
+    if out is None:
+        out = torch.empty(rows, weight.outputs, dtype=x.dtype, device=x.device)
+    if rows:
+        launch(x, weight, tile, out, workspace(x.device), residual=residual, routing=routing).run()
+    return out
+
+
+def reference(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    gate: str = "none",
+    residual: Tensor | None = None,
+) -> Tensor:
+    """What :func:`linear_dense` computes, in float64."""
+    sums = x.double() @ weight.double().T
+    found = activated(sums if bias is None else sums + bias.double(), gate)
+    return found if residual is None else found + residual.double()
+
+
+@dataclass(frozen=True)
+class DenseCase:
+    """A weight and a launch, from which inputs are drawn."""
+
+    rows: int
+    outputs: int
+    columns: int
+    dtype: torch.dtype = torch.float16
+    gate: str = "none"
+    bias: bool = False
+    residual: bool = False
+    in_place: bool = False  # outputs are written over their residual
+    out: torch.dtype | None = None  # None for the inputs' own
+    tile: Tile | None = None  # None for the shipped one
+    experts: int = 0  # each row goes to two of them
+    by_slot: bool = False  # each of the two reads a row of its own, and is multiplied by its share
+
+    @property
+    def name(self) -> str:
+        options = [name for name in ("bias", "residual", "in_place") if getattr(self, name)]
+        options += [self.gate] if self.gate != "none" else []
+        options += [f"to {self.out}"] if self.out else []
+        options += [f"{self.experts} experts{' by slot' * self.by_slot}"] if self.experts else []
+        parts = [f"{self.rows}x{self.columns} by {self.outputs} {self.dtype}", *options, str(self.tile or "")]
+        return " ".join(parts).replace("torch.", "").strip()
+
+    @property
+    def bits(self) -> int:
+        """Of a weight."""
+        return 16
+
+    @property
+    def block(self) -> int:
+        """The fewest columns of an iteration."""
+        return BLOCK
+
+    @property
+    def key(self) -> str:
+        """What its tiles are listed under."""
+        return "linear_dense"
+
+    @property
+    def shape(self) -> Shape:
+        """What its tile is looked up for; with experts, by the rows that each gets."""
+        rows = max(1, 2 * self.rows // self.experts) if self.experts else self.rows
+        return Shape(rows, self.outputs, self.columns, self.columns, 16)
+
+    def packed(self, device: torch.device) -> DenseWeight:
+        """A weight to be timed."""
+        return prepare(**self.weight(torch.Generator(device).manual_seed(0)))
+
+    def weight(self, draw: torch.Generator) -> dict[str, Any]:
+        """What both :func:`prepare` and :func:`reference` take."""
+        values = torch.randn(self.outputs, self.columns, generator=draw, device=draw.device) / self.columns**0.5
+        bias = torch.randn(self.outputs, generator=draw, device=draw.device).to(self.dtype) if self.bias else None
+        return {"weight": values.to(self.dtype), "bias": bias, "gate": self.gate}
+
+    def tile_on(self, tiles: Tiles) -> Tile:
+        """Its own, or the shipped one."""
+        form = "experts" if self.experts else "half"
+        return self.tile or tiles.find("linear_dense", form, self.shape, BLOCK, self.experts)
+
+    def trial(self, device: torch.device, draw: torch.Generator) -> Trial:
+        tile = self.tile_on(tiles_of(device))
+        x = torch.randn(self.rows, self.columns, generator=draw, device=draw.device).to(self.dtype).to(device)
+        given = moved(self.weight(draw), device)
+        weight = prepare(**given)
+        residual = None
+        if self.residual:
+            residual = torch.randn(self.rows, weight.outputs, generator=draw, device=draw.device)
+            residual = residual.to(self.out or self.dtype).to(device)
+        expected = reference(x, **given, residual=residual)
+
+        def compute() -> Tensor:
+            if self.in_place and residual is not None:
+                out = added = residual.clone()
+            else:
+                out, added = poisoned(self.rows, weight.outputs, self.out or self.dtype, device), residual
+            return linear_dense(x, weight, tile, out=out, residual=added)
+
+        return Trial(compute, expected, weight.nbytes)
+
+    def trial_of_experts(self, device: torch.device, draw: torch.Generator) -> Trial:
+        """Each token goes to two of the experts."""
+        tile = self.tile_on(tiles_of(device))
+        slots = 2 * self.rows
+        x = torch.randn(slots if self.by_slot else self.rows, self.columns, generator=draw, device=draw.device)
+        x = x.to(self.dtype).to(device)
+        each = [moved(self.weight(draw), device) for _ in range(self.experts)]
+        chosen = torch.rand(self.rows, self.experts, generator=draw, device=draw.device).argsort(-1)[:, :2].to(device)
+        shares = torch.rand(self.rows, 2, generator=draw, device=draw.device).to(self.dtype) if self.by_slot else None
+        weight = of_experts([prepare(**given) for given in each])
+        shares = moved(shares, device)
+        routing = route(chosen, self.experts, tile.rows, by_slot=self.by_slot, shares=shares)
+        expected = torch.empty(slots, weight.outputs, dtype=torch.float64, device=device)
+        for expert, given in enumerate(each):
+            those = torch.where(chosen.flatten() == expert)[0]
+            expected[those] = reference(x[those if self.by_slot else those // 2], **given)
+        if shares is not None:
+            expected *= shares.double().view(-1, 1)
+
+        def compute() -> Tensor:
+            out = poisoned(slots, weight.outputs, self.dtype, device)
+            return linear_dense(x, weight, tile, out=out, routing=routing)
+
+        return Trial(compute, expected, weight.nbytes)
+
+    def case(self, large: bool = False) -> Case:
+        prepare_trial = self.trial_of_experts if self.experts else self.trial
+        return Case(self.name, prepare_trial, TOLERANCE[self.dtype], large, launch=self.launch)
+
+    def launch(self, target: Target) -> Launch:
+        """On ``meta``, to be compiled."""
+        meta = torch.device("meta")
+        bias = torch.empty(self.outputs, dtype=self.dtype, device=meta) if self.bias else None
+        values = torch.empty(self.outputs, self.columns, dtype=self.dtype, device=meta)
+        weight = DenseWeight(self.outputs, self.columns, values, bias, self.gate)
+        x = torch.empty(self.rows, self.columns, dtype=self.dtype, device=meta)
+        out = torch.empty(self.rows, weight.outputs, dtype=self.out or self.dtype, device=meta)
+        tile = self.tile_on(tiles_of_target(target))
+        routing = None
+        if self.experts:
+            weight = replace(weight, weight=values.expand(self.experts, -1, -1).contiguous(), experts=self.experts)
+            blocks = torch.empty(most_blocks(2 * self.rows, self.experts, tile.rows), dtype=torch.int32, device=meta)
+            slots = torch.empty(blocks.shape[0] * tile.rows, dtype=torch.int32, device=meta)
+            shares = torch.empty(2 * self.rows, dtype=self.dtype, device=meta) if self.by_slot else None
+            routing = Routing(slots, blocks, 2 * self.rows, 1 if self.by_slot else 2, shares)
+        residual = out if self.residual else None
+        return launch(x, weight, tile, out, Workspace(meta), residual=residual, routing=routing)
+
+    def build(self) -> Build:
+        return Build(self.name, self.launch, matrix=True, streamed=("weight",), wide=self.shape.rows >= 64)
+
+
+_F, _B, _FULL = torch.float16, torch.bfloat16, torch.float32
+_TILE = Tile(64, 16, 64, 2, 4, 3, False)
+_SLICED = Tile(16, 8, 64, 1, 4, 3, False, slices=4)
+_SMALL = [
+    DenseCase(1, 80, 512, tile=_SLICED),
+    DenseCase(3, 70, 1024, _B, bias=True, residual=True, in_place=True, tile=replace(_SLICED, split=2)),
+    DenseCase(9, 48, 512, gate="silu", bias=True, tile=replace(_SLICED, outputs=32, slices=8, warps=8)),
+    DenseCase(5, 48, 256, gate="silu", experts=3, tile=_SLICED),
+    DenseCase(1, 80, 320, tile=replace(_TILE, rows=8, step=128)),
+    DenseCase(3, 70, 300, _B, bias=True, tile=replace(_TILE, split=3)),
+    DenseCase(3, 200, 75, tile=replace(_TILE, outputs=128, split=1)),
+    DenseCase(16, 96, 256, _B, residual=True, in_place=True, tile=replace(_TILE, split=4)),
+    DenseCase(33, 72, 200, residual=True, in_place=True, tile=_TILE),
+    DenseCase(33, 130, 256, _B, bias=True, residual=True, tile=replace(_TILE, rows=64, split=1)),
+    DenseCase(16, 96, 320, gate="silu", bias=True, residual=True, tile=_TILE),
+    DenseCase(3, 112, 130, _B, gate="gelu_tanh", tile=replace(_TILE, outputs=32, split=1)),
+    DenseCase(1, 48, 192, gate="silu", residual=True, in_place=True, tile=replace(_TILE, outputs=16, rows=8)),
+    DenseCase(3, 70, 256, gate="alone_relu", bias=True, tile=_TILE),
+    DenseCase(3, 70, 256, _B, gate="alone_silu", tile=_TILE),
+    DenseCase(3, 70, 256, gate="alone_gelu", bias=True, residual=True, in_place=True, tile=replace(_TILE, split=1)),
+    DenseCase(17, 70, 256, gate="alone_gelu_tanh", bias=True, tile=_TILE),
+    DenseCase(3, 200, 320, _B, out=_FULL, tile=_TILE),
+    DenseCase(1, 70, 128, out=_FULL, residual=True, in_place=True, tile=replace(_TILE, split=1)),
+    DenseCase(3, 80, 320),
+    DenseCase(5, 96, 192, gate="silu", experts=4, tile=replace(_TILE, rows=8, split=1)),
+    DenseCase(3, 80, 300, _B, gate="gelu_tanh", experts=7, tile=_TILE),
+    DenseCase(6, 70, 256, _B, experts=3, by_slot=True, tile=replace(_TILE, rows=8, split=3)),
+    DenseCase(40, 72, 130, experts=3, by_slot=True, tile=replace(_TILE, rows=32, split=1)),
+    DenseCase(2, 64, 128, experts=5, by_slot=True),
+]
+# Of Llama-3-8B, with the shipped tiles.
+_LLAMA = [
+    one
+    for rows in (1, 16)
+    for one in (
+        DenseCase(rows, 6144, 4096, _B),
+        DenseCase(rows, 28672, 4096, _B, gate="silu"),
+        DenseCase(rows, 4096, 14336, _B, residual=True, in_place=True),
+        DenseCase(rows, 128256, 4096, _B, out=_FULL),
+    )
+]
+# Of Qwen3-30B-A3B, with fewer experts: a token, and steps that give each expert 8, 64 and 512 rows.
+_QWEN = [
+    one
+    for rows in (1, 64, 512, 4096)
+    for one in (
+        DenseCase(rows, 1536, 2048, _B, gate="silu", experts=16),
+        DenseCase(rows, 2048, 768, _B, experts=16, by_slot=True),
+    )
+]
+# More numbers than 31 bits count.
+_MANY = DenseCase(3, 28672, 4096, _B, gate="silu", experts=20)
+_LARGE = [*_LLAMA, *(DenseCase(rows, 4096, 4096, dtype) for rows in (7, 32, 64) for dtype in (_F, _B)), *_QWEN, _MANY]
+_BUILDS = [_LLAMA[0], _LLAMA[5], _QWEN[2]]
+_RARE_BUILDS = [
+    *(one for one in (*_LLAMA, *_QWEN) if one not in _BUILDS),
+    *(DenseCase(rows, 6144, 4096, _B, bias=True) for rows in (8, 32, 64)),
+    *(DenseCase(rows, 28672, 4096, _B, gate="silu", bias=True, residual=True) for rows in (32, 64)),
+    DenseCase(1, 16384, 4096, _F, gate="alone_gelu", bias=True, residual=True),
+    DenseCase(16, 16384, 4112, _B, gate="alone_gelu_tanh", bias=True),
+]
+KERNEL = Kernel(
+    "linear_dense",
+    [*(case.case() for case in _SMALL), *(case.case(large=True) for case in _LARGE)],
+    [*(case.build() for case in _BUILDS), *(replace(case.build(), rare=True) for case in _RARE_BUILDS)],
+)

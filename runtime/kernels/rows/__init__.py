@@ -1,0 +1,1 @@
+"""What happens to rows: norms, rounding, rotary positions and cache writes, sampling, losses."""

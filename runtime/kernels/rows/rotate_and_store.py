@@ -1,0 +1,481 @@
+"""What comes between a layer's first product and its attention: norms of queries and keys, rotary positions, and the
+cache's format, in one launch, or on the way into attention."""
+
+# Triton's functions are not typed as what they are inside of one.
+# pyright: reportAttributeAccessIssue=false
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...heads import Heads
+from ..base.kernel import Build, Case, Kernel, Trial
+from ..base.launch import Launch, interpreted
+from ..base.overlap import launch_and_wait
+from ..base.targets import Target
+from .cached import LayerCache, layer_cache, padded, restored, rotation, store_key_and_value, storing
+from .quantize_rows import TARGETS_OF
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """Norms of queries and keys by their root mean square.
+
+    Attributes:
+        queries, keys: float32 weights, of a head or of all heads.
+        eps: added to the mean square.
+        whole: whether all heads of a token are one row.
+        rounds_first: whether the quotient is rounded to the computing type before it is multiplied.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    eps: float
+    whole: bool
+    rounds_first: bool
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Rotary positions.
+
+    Attributes:
+        cosines, sines: ``[rows, rotated / 2]``.
+        rows: int32, which of them each token takes.
+    """
+
+    cosines: Tensor
+    sines: Tensor
+    rows: Tensor
+
+
+@triton.jit
+def _whole_inverse(x, count, eps):
+    """The reciprocal root mean square of ``count`` numbers."""
+    squares = tl.zeros([1024], tl.float32)
+    for start in range(0, count, 1024):
+        columns = start + tl.arange(0, 1024)
+        part = tl.load(x + columns, mask=columns < count, other=0.0).to(tl.float32)
+        squares += part * part
+    return tl.rsqrt(tl.sum(squares, 0) / count + eps)
+
+
+@triton.jit
+def prepared(
+    x,
+    head,
+    query_weight,
+    key_weight,
+    cosines,
+    sines,
+    hadamard,
+    QUERIES: tl.constexpr,
+    SHARED: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    HALF: tl.constexpr,
+    NORM: tl.constexpr,
+    EPS: tl.constexpr,
+    ROUNDS_FIRST: tl.constexpr,
+    TURNED: tl.constexpr,
+):
+    """float32 ``[ROWS, DP]``: the queries of a token that share a key, that key, its value, as attention wants them; zeros."""
+    NARROW: tl.constexpr = x.dtype.element_ty
+    row = tl.arange(0, ROWS)
+    column = tl.arange(0, DP)
+    is_key = row == GROUP
+    is_value = row == GROUP + 1
+    of_head = tl.where(is_key, QUERIES + head, tl.where(is_value, QUERIES + SHARED + head, head * GROUP + row))
+    inside = (row < GROUP + 2)[:, None] & (column < D)[None, :]
+    pointers = x + of_head[:, None] * D
+    values = tl.load(pointers + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    turned = column < 2 * HALF
+    # Each number's partner is loaded once more, instead of being fetched from another thread.
+    other = tl.where(column < HALF, column + HALF, column - HALF)
+    partners = tl.zeros([ROWS, DP], tl.float32)
+    if HALF > 0:
+        partners = tl.load(pointers + other[None, :], mask=inside & turned[None, :], other=0.0).to(tl.float32)
+    found = values
+    if NORM != "none":
+        if NORM == "head":
+            inverse = tl.rsqrt(tl.sum(values * values, 1) / D + EPS)
+            at = tl.zeros([ROWS], tl.int32)
+        else:
+            of_queries = _whole_inverse(x, QUERIES * D, EPS)
+            of_keys = _whole_inverse(x + QUERIES * D, SHARED * D, EPS)
+            inverse = tl.where(is_key, of_keys, of_queries)
+            at = tl.where(is_key, head, head * GROUP + row) * D
+        is_query = (row < GROUP)[:, None] & (column < D)[None, :]
+        of_key = is_key[:, None] & (column < D)[None, :]
+        weight = tl.load(query_weight + at[:, None] + column[None, :], mask=is_query, other=0.0)
+        weight += tl.load(key_weight + at[:, None] + column[None, :], mask=of_key, other=0.0)
+        found = values * inverse[:, None]
+        if HALF > 0:
+            swapped = tl.load(
+                query_weight + at[:, None] + other[None, :], mask=is_query & turned[None, :], other=0.0
+            ) + tl.load(key_weight + at[:, None] + other[None, :], mask=of_key & turned[None, :], other=0.0)
+            partners = partners * inverse[:, None]
+            if ROUNDS_FIRST:
+                partners = partners.to(NARROW).to(tl.float32) * swapped.to(NARROW).to(tl.float32)
+            else:
+                partners = partners * swapped
+            partners = partners.to(NARROW).to(tl.float32)
+        if ROUNDS_FIRST:
+            found = found.to(NARROW).to(tl.float32) * weight.to(NARROW).to(tl.float32)
+        else:
+            found = found * weight
+        found = found.to(NARROW).to(tl.float32)
+    if HALF > 0:
+        frequency = tl.where(column < HALF, column, column - HALF)
+        cosine = tl.load(cosines + frequency, mask=turned, other=1.0).to(tl.float32)
+        sine = tl.load(sines + frequency, mask=turned, other=0.0).to(tl.float32)
+        sine = tl.where(column < HALF, -sine, sine)
+        found = found * cosine[None, :] + partners * sine[None, :]
+        found = found.to(NARROW).to(tl.float32)
+    if TURNED > 0:
+        SIDE: tl.constexpr = TURNED if TURNED > 16 else 16  # pyright: ignore[reportAssignmentType]
+        inner = tl.arange(0, SIDE)
+        matrix = tl.load(hadamard + inner[:, None] * SIDE + inner[None, :])
+        # Its entries are ones, and what comes in has been rounded already, so that the product rounds nothing.
+        by_side = tl.reshape(found, [ROWS * DP // SIDE, SIDE]).to(matrix.dtype)
+        found = tl.reshape(tl.dot(by_side, matrix, input_precision="ieee"), [ROWS, DP]) * (1.0 / tl.sqrt(TURNED * 1.0))
+    return tl.where(is_value[:, None], values, found)
+
+
+@triton.jit
+def _rotate_and_store(
+    x,
+    queries,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    slots,
+    turn_rows,
+    cosines,
+    sines,
+    query_weight,
+    key_weight,
+    hadamard,
+    x_stride,
+    QUERIES: tl.constexpr,
+    SHARED: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    HALF: tl.constexpr,
+    NORM: tl.constexpr,
+    EPS: tl.constexpr,
+    ROUNDS_FIRST: tl.constexpr,
+    TURNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    LIMIT: tl.constexpr,
+    SOFT: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    launch_and_wait(PDL)
+    token = tl.program_id(0)
+    head = tl.program_id(1)
+    slot = tl.load(slots + token)
+    if slot >= 0:
+        turn = 0
+        if HALF > 0:
+            turn = tl.load(turn_rows + token)
+        tile = prepared(
+            x + token.to(tl.int64) * x_stride,
+            head,
+            query_weight,
+            key_weight,
+            cosines + turn.to(tl.int64) * HALF if HALF > 0 else cosines,
+            sines + turn.to(tl.int64) * HALF if HALF > 0 else sines,
+            hadamard,
+            QUERIES,
+            SHARED,
+            GROUP,
+            ROWS,
+            D,
+            DP,
+            HALF,
+            NORM,
+            EPS,
+            ROUNDS_FIRST,
+            TURNED,
+        )
+        row = tl.arange(0, ROWS)
+        column = tl.arange(0, DP)
+        to = queries + token.to(tl.int64) * (QUERIES * D) + ((head * GROUP + row) * D)[:, None] + column[None, :]
+        tl.store(to, tile.to(queries.dtype.element_ty), mask=(row < GROUP)[:, None] & (column < D)[None, :])
+        place = (slot // BLOCK).to(tl.int64) * (SHARED * BLOCK) + head * BLOCK + slot % BLOCK
+        store_key_and_value(tile, keys, values, key_scales, value_scales, place, GROUP, D, DP, KIND, LIMIT, SOFT)
+
+
+def preparing(
+    heads: Heads, cache: LayerCache, norms: HeadNorms | None, turns: Turns | None, dtype: torch.dtype
+) -> tuple[dict[str, Tensor | int | None], dict[str, object]]:
+    """Arguments and constants of :func:`prepared`, all but its input, of ``dtype``, and its rows."""
+    together = cache.turned()
+    arguments: dict[str, Tensor | int | None] = {
+        "turn_rows": None if turns is None else turns.rows,
+        "cosines": None if turns is None else turns.cosines,
+        "sines": None if turns is None else turns.sines,
+        "query_weight": None if norms is None else norms.queries,
+        "key_weight": None if norms is None else norms.keys,
+        "hadamard": _signs(together, dtype, cache.keys.device) if together else None,
+    }
+    constants: dict[str, object] = {
+        "QUERIES": heads.queries,
+        "GROUP": heads.group,
+        "HALF": 0 if turns is None else turns.cosines.shape[-1],
+        "NORM": "none" if norms is None else "whole" if norms.whole else "head",
+        "EPS": 0.0 if norms is None else norms.eps,
+        "ROUNDS_FIRST": norms is not None and norms.rounds_first,
+        "TURNED": together,
+    }
+    return arguments, constants
+
+
+def launch(
+    x: Tensor,
+    queries: Tensor,
+    heads: Heads,
+    cache: LayerCache,
+    slots: Tensor,
+    norms: HeadNorms | None,
+    turns: Turns | None,
+) -> Launch:
+    """One step's, ready to run."""
+    arguments, constants = preparing(heads, cache, norms, turns, x.dtype)
+    # The product that rotates wants 16 rows.
+    rows = max(triton.next_power_of_2(heads.group + 2), 16 if cache.turned() else 1)
+    arguments |= {"x": x, "queries": queries, "slots": slots, "x_stride": x.stride(0), **cache.arguments()}
+    constants |= {"ROWS": rows, **cache.constants(), **storing(cache)}
+    warps = 4 if rows * padded(heads.size) >= 2048 else 1
+    return Launch(_rotate_and_store, arguments, constants, (x.shape[0], heads.shared), warps, 1)
+
+
+def rotate_and_store(
+    x: Tensor,
+    heads: Heads,
+    cache: LayerCache,
+    slots: Tensor,
+    norms: HeadNorms | None = None,
+    turns: Turns | None = None,
+) -> Tensor:
+    """Queries ``[tokens, query heads x size]`` as attention wants them; keys and values go to the cache.
+
+    Args:
+        x: ``[tokens, (query heads + 2 shared heads) x size]``.
+        heads: the layer's.
+        cache: the layer's.
+        slots: int32, where each token's key goes: a block's number times its size, and the place inside; -1 for nowhere.
+        norms: of queries and keys.
+        turns: rotary positions; None if they are not rotated.
+    """
+    queries = torch.empty(x.shape[0], heads.queries * heads.size, dtype=x.dtype, device=x.device)
+    if x.shape[0]:
+        launch(x, queries, heads, cache, slots, norms, turns).run()
+    return queries
+
+
+_SIGNS: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+
+
+def _signs(together: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The rotation of numbers that lie together, at least 16, without its factor: ones, minus ones and zeros."""
+    side = max(16, together)
+    if interpreted() and dtype == torch.bfloat16:
+        dtype = torch.float32
+    if device.type == "meta":
+        return torch.empty(side, side, dtype=dtype, device=device)
+    key = (together, dtype, device)
+    if key not in _SIGNS:
+        _SIGNS[key] = (rotation(side, together, device) * together**0.5).round().to(dtype).contiguous()
+    return _SIGNS[key]
+
+
+def reference(
+    x: Tensor, heads: Heads, norms: HeadNorms | None, cosines: Tensor | None, sines: Tensor | None, together: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values ``[tokens, heads, size]`` in float64; ``cosines`` and ``sines`` are each token's."""
+    widths = [heads.queries, heads.shared, heads.shared]
+    queries, keys, values = x.double().unflatten(-1, (-1, heads.size)).split(widths, dim=1)
+    if norms is not None:
+        queries, keys = (
+            _normed(part, weight.double(), norms) for part, weight in ((queries, norms.queries), (keys, norms.keys))
+        )
+    if cosines is not None and sines is not None:
+        queries, keys = (_rotated(part, cosines.double(), sines.double()) for part in (queries, keys))
+    if together:
+        matrix = rotation(heads.size, together, x.device)
+        queries, keys = queries @ matrix, keys @ matrix
+    return queries, keys, values
+
+
+def _normed(part: Tensor, weight: Tensor, norms: HeadNorms) -> Tensor:
+    shape = part.shape
+    if norms.whole:
+        part = part.flatten(1)
+    return (part * (part.square().mean(-1, keepdim=True) + norms.eps).rsqrt() * weight).reshape(shape)
+
+
+def _rotated(part: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    half = cosines.shape[-1]
+    first, second, rest = part[..., :half], part[..., half : 2 * half], part[..., 2 * half :]
+    cosines, sines = cosines.unsqueeze(1), sines.unsqueeze(1)
+    return torch.cat([first * cosines - second * sines, second * cosines + first * sines, rest], -1)
+
+
+@dataclass(frozen=True)
+class StoreCase:
+    """A way to call it.
+
+    Attributes:
+        norm: ``none``, ``head`` or ``whole``.
+        half: how many pairs of each head are rotated.
+    """
+
+    heads: Heads
+    kind: str
+    dtype: torch.dtype
+    norm: str = "none"
+    rounds_first: bool = False
+    half: int = 0
+    block: int = 16
+    tokens: int = 5
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        parts = f"{self.heads.queries}/{self.heads.shared}x{self.heads.size} {self.kind} {self.dtype}"
+        first = ", rounds first" if self.rounds_first else ""
+        return f"{parts}, norm {self.norm}{first}, {2 * self.half} rotated, blocks of {self.block}".replace(
+            "torch.", ""
+        )
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """That know the cache's numbers."""
+        code = {"float8": torch.float8_e4m3fn, "float8 fnuz": torch.float8_e4m3fnuz}.get(self.kind)
+        return () if code is None else TARGETS_OF[code]
+
+    def norms(self, draw: torch.Generator, device: torch.device | str) -> HeadNorms | None:
+        """Random weights."""
+        if self.norm == "none":
+            return None
+        size, whole = self.heads.size, self.norm == "whole"
+        widths = [(n if whole else 1) * size for n in (self.heads.queries, self.heads.shared)]
+        weights = [(1 + 0.3 * torch.randn(width, generator=draw, device=draw.device)).to(device) for width in widths]
+        return HeadNorms(weights[0], weights[1], 1e-6, whole, self.rounds_first)
+
+    def turns(self, draw: torch.Generator, device: torch.device | str) -> Turns | None:
+        """Of positions that are all over the place."""
+        if not self.half:
+            return None
+        angles = 6 * torch.rand(50, self.half, generator=draw, device=draw.device)
+        rows = torch.randint(0, 50, (self.tokens,), generator=draw, device=draw.device)
+        parts = [part.to(device) for part in (angles.cos().to(self.dtype), angles.sin().to(self.dtype), rows.int())]
+        return Turns(*parts)
+
+    def trial(self, device: torch.device, draw: torch.Generator) -> Trial:
+        """Queries, and what the cache gives back; codes may be either neighbour of a tie."""
+        heads = self.heads
+        width = (heads.queries + 2 * heads.shared) * heads.size
+        x = torch.randn(self.tokens, width, generator=draw, device=draw.device).to(device, self.dtype)
+        norms, turns = self.norms(draw, device), self.turns(draw, device)
+        blocks = -(-2 * self.tokens // self.block) + 1
+        slots = torch.randperm(blocks * self.block, generator=draw, device=draw.device)[: self.tokens].int().to(device)
+        slots[-1] = -1
+        cache = layer_cache(blocks, heads.shared, self.block, heads.size, self.kind, self.dtype, device)
+        each = None if turns is None else (turns.cosines[turns.rows], turns.sines[turns.rows])
+        queries, keys, values = reference(x, heads, norms, *(each or (None, None)), cache.turned())
+        written = slice(0, self.tokens - 1)
+        places = slots[written].long()
+        at = (places // self.block, slice(None), places % self.block)
+
+        def compute() -> Tensor:
+            found = rotate_and_store(x, heads, cache, slots, norms, turns)
+            parts = [found[written].float().unflatten(-1, (-1, heads.size))]
+            for exact, codes, scales in (
+                (keys, cache.keys, cache.key_scales),
+                (values, cache.values, cache.value_scales),
+            ):
+                parts.append(_snapped(codes[at], None if scales is None else scales[at], exact[written], self.kind))
+            return torch.cat([part.flatten().float() for part in parts])
+
+        expected = torch.cat([part[written].flatten() for part in (queries, keys, values)])
+        return Trial(compute, expected, 0)
+
+    def launch(self, target: Target) -> Launch:
+        """On ``meta``."""
+        heads, meta = self.heads, "meta"
+        draw = torch.Generator()
+        x = torch.empty(self.tokens, (heads.queries + 2 * heads.shared) * heads.size, dtype=self.dtype, device=meta)
+        queries = torch.empty(self.tokens, heads.queries * heads.size, dtype=self.dtype, device=meta)
+        cache = layer_cache(8, heads.shared, self.block, heads.size, self.kind, self.dtype, meta)
+        slots = torch.empty(self.tokens, dtype=torch.int32, device=meta)
+        return launch(x, queries, heads, cache, slots, self.norms(draw, meta), self.turns(draw, meta))
+
+    def case(self) -> Case:
+        """For the checks."""
+        tolerance = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[self.dtype]
+        return Case(self.name, self.trial, tolerance, targets=self.targets, launch=self.launch)
+
+    def build(self, *, rare: bool = False) -> Build:
+        """For the checks."""
+        return Build(self.name, self.launch, False, (), targets=self.targets, rare=rare)
+
+
+def _snapped(codes: Tensor, scales: Tensor | None, exact: Tensor, kind: str) -> Tensor:
+    """What codes stand for; the exact number instead where a code is a nearest one."""
+    found = restored(codes, scales, kind)
+    if scales is None:
+        return found
+    # The largest number sets the scale, and it must be near to what it should be.
+    scale = scales.double().unsqueeze(-1)
+    step = found.abs() / 8 if kind.startswith("float8") else scale
+    smallest = scale * 2**-9 if kind.startswith("float8") else scale
+    near = (found - exact).abs() <= 0.52 * torch.maximum(step, smallest)
+    return torch.where(near, exact, found)
+
+
+def _cases() -> list[StoreCase]:
+    def heads(queries: int, shared: int, size: int) -> Heads:
+        return Heads(queries, shared, size, size**-0.5, None, None)
+
+    half, wide = torch.float16, torch.float32
+    plain = StoreCase(heads(4, 2, 64), "plain", wide, half=32)
+    found = [
+        plain,
+        replace(plain, norm="head", dtype=half, rounds_first=True),
+        replace(plain, norm="whole", dtype=half),
+        replace(plain, heads=heads(3, 1, 80), half=10, norm="head", block=24),
+        replace(plain, heads=heads(2, 2, 8), half=0, norm="whole", rounds_first=True),
+        replace(plain, dtype=torch.bfloat16, half=32),
+    ]
+    for kind, size in product(("int8", "float8", "int4"), (64, 96)):
+        found.append(replace(plain, kind=kind, heads=heads(6, 2, size), half=size // 2, block=32, norm="head"))
+    found.append(replace(plain, kind="float8 fnuz"))
+    found.append(replace(plain, kind="int4", heads=heads(4, 4, 8), half=4, dtype=half))
+    return found
+
+
+def _builds() -> list[Build]:
+    llama = Heads(32, 8, 128, 128**-0.5, None, None)
+    base = StoreCase(llama, "plain", torch.bfloat16, half=64, tokens=512)
+    cases = [replace(base, kind=kind) for kind in ("plain", "int8", "float8", "float8 fnuz", "int4")]
+    cases.append(replace(base, norm="head", rounds_first=True))
+    cases.append(replace(base, norm="whole", heads=replace(llama, shared=32)))
+    cases.append(replace(base, heads=Heads(16, 8, 256, 256**-0.5, None, None), half=128, kind="int4"))
+    return [case.build(rare=case.kind != "int4" or case.heads.size != 128) for case in cases]
+
+
+KERNEL = Kernel("rotate_and_store", [case.case() for case in _cases()], _builds())

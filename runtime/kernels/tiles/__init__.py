@@ -1,0 +1,1 @@
+"""How launches are cut into programs: shipped tables and rules."""

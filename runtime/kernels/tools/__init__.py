@@ -1,0 +1,1 @@
+"""The registry of kernels, and what checks, times and tunes them."""

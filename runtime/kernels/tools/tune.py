@@ -1,0 +1,270 @@
+"""Finding the fastest tiles for a device, once, into the file that is shipped for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import triton
+from torch import Tensor
+
+from ..base.launch import Launch
+from ..base.precompile import precompile
+from ..base.targets import Target, target_of
+from ..tiles.tile import Tiles, file_name, read, text, tiles_of
+from .timing import device_lives, seconds
+
+
+class Tunable(Protocol):
+    """One shape of a kernel.
+
+    Attributes:
+        name: for people.
+        stage: what is compiled together, before any of it is timed.
+        listed: what its tile is listed under, for people.
+        turns: how often tiles around the best are tried.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def stage(self) -> str: ...
+    @property
+    def listed(self) -> str: ...
+    @property
+    def turns(self) -> int: ...
+
+    def shipped(self, tiles: Tiles) -> Any:
+        """The tile that it has now."""
+        ...
+
+    def around(self, best: Any, turn: int, target: Target) -> list[Any]:
+        """Tiles that may be faster than the best so far; the shipped one is the first best."""
+        ...
+
+    def launches(self, tile: Any, target: Target) -> list[Launch]:
+        """What a call launches, on ``meta``."""
+        ...
+
+    def calls(self, device: torch.device) -> list[Callable[[Any], Tensor]]:
+        """The same work by a tile, on different memory, so that none finds its inputs in the cache."""
+        ...
+
+    def kept(self, tiles: Tiles, tile: Any) -> Tiles:
+        """Tiles with this one for it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Found:
+    """The fastest tile of one shape so far.
+
+    Attributes:
+        of: the shape.
+        tile: the fastest.
+        seconds: its time.
+        tried: how many were.
+        finished: whether no other will be.
+    """
+
+    of: Tunable
+    tile: Any
+    seconds: float
+    tried: int
+    finished: bool = True
+
+
+class NotHere(Exception):  # noqa: N818 - it is told, not debugged
+    """There is no GPU to tune on, or its file cannot be written."""
+
+
+def tune(work: Sequence[Tunable], limit_s: float, told: Callable[[str], object]) -> Iterator[Found]:
+    """Time candidates of each shape on this machine's GPU, until time is up.
+
+    All shapes of a stage take their turns together, so that what a turn asks for is compiled on all processors at once.
+
+    Args:
+        work: later ones may not be reached.
+        limit_s: nothing is begun after so long.
+        told: hears of progress.
+
+    Yields:
+        The fastest tile of a shape, after each of its turns.
+
+    Raises:
+        NotHere: there is no GPU.
+    """
+    require_gpu()
+    yield from search(work, torch.device("cuda"), limit_s, told)
+
+
+def search(
+    work: Sequence[Tunable], device: torch.device, limit_s: float, told: Callable[[str], object]
+) -> Iterator[Found]:
+    """:func:`tune` on a device."""
+    target, start = target_of(device), time.monotonic()
+    for stage in dict.fromkeys(one.stage for one in work):
+        searches = [_Search(one, device, target) for one in work if one.stage == stage]
+        for turn in range(max(one.of.turns for one in searches)):
+            if time.monotonic() - start > limit_s:
+                told(f"{stage}: turn {turn + 1} not reached in {limit_s:.0f} s")
+                break
+            asked = [(one, one.asked(turn)) for one in searches if turn < one.of.turns]
+            launches = [x for one, tiles in asked for tile in tiles for x in one.of.launches(tile, target)]
+            told(f"{stage}, turn {turn + 1}: compiling up to {len(launches)} variants")
+            precompile(launches, told)
+            for one, tiles in asked:
+                if time.monotonic() - start > limit_s:
+                    told(f"{one.of.name}: turn {turn + 1} not reached in {limit_s:.0f} s")
+                    continue
+                lives = one.take(tiles, told)
+                # What stopped the device would do so again.
+                best = one.found(finished=not lives or turn + 1 == one.of.turns)
+                if best is not None:
+                    told(f"{best.of.name}: {best.seconds * 1e6:.1f} us with {best.tile}")
+                    yield best
+                if not lives:
+                    return
+
+
+def require_gpu() -> None:
+    """Say so if there is none.
+
+    Raises:
+        NotHere: there is no GPU.
+    """
+    if not torch.cuda.is_available():
+        raise NotHere("tiles are tuned on a GPU, and this machine has none; the shipped ones serve without")
+
+
+def write(found: Sequence[Found], restore_rows: int | None, path: Path | None = None) -> Path:
+    """Keep what was found as this device's tiles, over those that it had.
+
+    Args:
+        found: from :func:`tune`.
+        restore_rows: from how many rows on restoring pays; None leaves what was known.
+        path: where to; the shipped place if there is none.
+
+    Raises:
+        NotHere: the file cannot be written.
+    """
+    path, device = path or destination(), torch.device("cuda")
+    here = _here()
+    known = _measured(path)
+    facts: dict[str, Any] = {
+        **here,
+        "tuned": sorted({*known.get("tuned", []), *(one.of.listed for one in found)}),
+        "finished": sorted({*finished(path), *(one.of.name for one in found if one.finished)}),
+    }
+    told = f"{here['device']}; {', '.join(facts['tuned'])} measured by smelt kernels tune, others not"
+    before = read(path, target_of(device)) if known else tiles_of(device)
+    tiles = replace(overlaid(before, found), told=told)
+    if restore_rows is not None:
+        tiles = replace(tiles, restore_rows=restore_rows)
+    try:
+        partial = path.with_suffix(".partial")
+        partial.write_text(text(tiles, facts))
+        return partial.replace(path)
+    except OSError as error:
+        raise NotHere(f"{path} cannot be written ({error.strerror}); choose another place with --output") from None
+
+
+def finished(path: Path) -> set[str]:
+    """Names of the shapes that need not be tuned again: those in a file of this device, with these versions."""
+    known = _measured(path)
+    return set(known.get("finished", [])) if known and known.items() >= _here().items() else set()
+
+
+def _here() -> dict[str, str]:
+    return {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+
+
+def _measured(path: Path) -> dict[str, Any]:
+    """What a file of tiles says of how they were measured; nothing if there is no such file."""
+    try:
+        return json.loads(path.read_text())["measured"] or {}
+    except (OSError, ValueError, KeyError):
+        return {}
+
+
+def destination() -> Path:
+    """Where this device's tiles are kept.
+
+    Raises:
+        NotHere: nothing can be written there.
+    """
+    path = Path(__file__).parent / "configs" / file_name(torch.cuda.get_device_name())
+    if not os.access(path.parent, os.W_OK):
+        raise NotHere(f"{path.parent} cannot be written; choose another place with --output")
+    return path
+
+
+def overlaid(before: Tiles, found: Sequence[Found]) -> Tiles:
+    """Known tiles with new ones in place of those for the same shape."""
+    for one in found:
+        before = one.of.kept(before, one.tile)
+    return before
+
+
+class _Search:
+    """The search for one shape's tile."""
+
+    def __init__(self, of: Tunable, device: torch.device, target: Target) -> None:
+        self.of = of
+        self._device, self._target = device, target
+        self._tried: dict[Any, float | None] = {}
+        self._calls: list[Callable[[Any], Tensor]] = []
+        self._expected: Tensor | None = None
+
+    def asked(self, turn: int) -> list[Any]:
+        """What this turn tries, and no turn before did."""
+        best = self._best() or self.of.shipped(tiles_of(self._device))
+        return [
+            tile for tile in dict.fromkeys([best, *self.of.around(best, turn, self._target)]) if tile not in self._tried
+        ]
+
+    def take(self, tiles: list[Any], told: Callable[[str], object]) -> bool:
+        """Time them; false if one stopped the device.
+
+        What does not compute what the first tile does, which is the shipped one, is left out.
+        """
+        self._calls = self._calls or self.of.calls(self._device)
+        for tile in tiles:
+            self._tried[tile] = None
+            try:
+                self._tried[tile] = self._seconds(tile, told)
+            except Exception as error:
+                if not device_lives():
+                    told(f"{self.of.name}: {tile} stopped the device ({error})")
+                    return False
+                # It does not compile, or asks for too much.
+        return True
+
+    def found(self, *, finished: bool) -> Found | None:
+        """The fastest so far."""
+        best = self._best()
+        taken = None if best is None else self._tried[best]
+        return None if taken is None else Found(self.of, best, taken, len(self._tried), finished)
+
+    def _best(self) -> Any:
+        timed = {tile: taken for tile, taken in self._tried.items() if taken is not None}
+        return min(timed, key=lambda tile: timed[tile]) if timed else None
+
+    def _seconds(self, tile: Any, told: Callable[[str], object]) -> float | None:
+        if self._expected is not None:
+            # What is freed here is what the outputs are written to, as a rule: what is not written shows.
+            torch.full_like(self._expected, float("nan"))
+        got = self._calls[0](tile)
+        if self._expected is None:
+            self._expected = got
+        error = float((got.float() - self._expected.float()).norm())
+        if not error <= 2e-2 * float(self._expected.float().norm()):
+            told(f"{self.of.name}: {tile} computes something else, and is left out")
+            return None
+        return seconds([lambda call=call, tile=tile: call(tile) for call in self._calls], replays=5)

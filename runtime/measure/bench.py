@@ -1,0 +1,281 @@
+"""How fast an engine is here, and how much of what the machine can do that is."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...system.errors import RuntimeProblem
+from ...system.pages import in_large_pages
+from ..engine.engine import Engine
+from ..engine.params import SamplingParams
+from .workload import Arrival, random_prompt
+
+_READ_BYTES = 1 << 29
+_PRODUCT = 2048
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one load measured. Times are in seconds.
+
+    Attributes:
+        name: which load.
+        requests: how many.
+        prompt_tokens, output_tokens: of all of them together.
+        seconds: from the first arrival to the last token.
+        first_token_p50, first_token_p99: from a request's arrival to its first token.
+        between_tokens_p50, between_tokens_p99: between a request's tokens.
+        output_rate: generated tokens a second, over all.
+        total_rate: prompt and generated tokens a second.
+    """
+
+    name: str
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    seconds: float
+    first_token_p50: float
+    first_token_p99: float
+    between_tokens_p50: float | None
+    between_tokens_p99: float | None
+    output_rate: float
+    total_rate: float
+
+
+@dataclass
+class Machine:
+    """What the machine can do, measured just now.
+
+    Attributes:
+        read_bytes: bytes a second, reading memory; on a GPU of a large copy, read and written.
+        operations: a second, of a matrix product in the type that the model computes in.
+        dtype: that type.
+        device: ``cpu``, or the name of a GPU.
+    """
+
+    read_bytes: float
+    operations: float
+    dtype: str
+    device: str
+
+
+@dataclass
+class Measured:
+    """A benchmark's result.
+
+    Attributes:
+        prefill_rate: prompt tokens a second, alone.
+        decode_rate: generated tokens a second, alone.
+        prefill_of_peak: the share of the machine's matrix product rate that prefilling reaches; integers may exceed it.
+        decode_of_peak: the share of its memory bandwidth that decoding reaches, counting each weight once a token.
+        peak_memory: the largest memory of this process so far, in bytes: resident, or on the GPU that it computes on.
+    """
+
+    machine: Machine
+    prefill_rate: float
+    decode_rate: float
+    prefill_of_peak: float
+    decode_of_peak: float
+    loads: list[Load] = field(default_factory=list)
+    peak_memory: int | None = None
+    kernels: dict[str, str] = field(default_factory=dict)
+
+    def as_data(self) -> dict[str, Any]:
+        """As plain data for JSON."""
+        return asdict(self)
+
+
+def measure(
+    engine: Engine,
+    *,
+    prompt: int,
+    output: int,
+    concurrencies: list[int],
+    requests: int,
+    trace: list[Arrival] | None = None,
+    repeats: int = 5,
+    told: Callable[[str], object] = lambda _: None,
+) -> Measured:
+    """Measure an engine.
+
+    Args:
+        engine: a loaded engine that nothing else uses.
+        prompt, output: lengths of the fixed shape.
+        concurrencies: how many requests to keep in flight, one load each.
+        requests: how many requests a load has, at least its concurrency.
+        trace: arrivals to replay as one more load, instead of the fixed shapes' concurrencies if those are empty.
+        repeats: of the single-request measurements; their medians are given.
+        told: hears what is being done.
+    """
+    if prompt + output > engine.max_length:
+        raise RuntimeProblem(
+            f"a prompt of {prompt} tokens and {output} to generate are more than the {engine.max_length} that the engine"
+            " has room for; lower them"
+        )
+    told("measuring the machine")
+    dtype = engine.model.dtype
+    machine = machine_rates(engine.model.device, dtype)
+    told("warming up")
+    run_load(engine, "warm up", [Arrival(0, prompt, min(output, 8))], 1, seed=1)
+    alone = []
+    for i in range(repeats):
+        told(f"one request, {i + 1} of {repeats}")
+        alone.append(run_load(engine, "alone", [Arrival(0, prompt, output)], 1, seed=100 + i))
+    prefill = prompt / statistics.median(load.first_token_p50 for load in alone)
+    pauses = [load.between_tokens_p50 for load in alone if load.between_tokens_p50 is not None]
+    decode = 1 / statistics.median(pauses) if pauses else 0.0
+    found = Measured(
+        machine,
+        prefill,
+        decode,
+        prefill * engine.model.operations_per_token() / machine.operations,
+        decode * engine.model.bytes_per_token() / machine.read_bytes,
+        kernels=engine.explain(),
+    )
+    for concurrency in concurrencies:
+        told(f"{concurrency} at once")
+        arrivals = [Arrival(0, prompt, output)] * max(requests, concurrency)
+        found.loads.append(run_load(engine, f"{concurrency} at once", arrivals, concurrency, seed=1000 * concurrency))
+    if trace:
+        told("the trace")
+        found.loads.append(run_load(engine, "trace", trace, None, seed=7))
+    found.peak_memory = peak_memory(engine.model.device)
+    return found
+
+
+def run_load(engine: Engine, name: str, arrivals: list[Arrival], in_flight: int | None, seed: int) -> Load:
+    """Serve arrivals at their times, or as many at once as ``in_flight`` says.
+
+    Args:
+        engine: that nothing else uses.
+        name: of the load.
+        arrivals: prompts of random tokens are made for them.
+        in_flight: how many to keep running; None to follow the arrivals' times.
+        seed: of the prompts.
+    """
+    waiting = list(reversed(arrivals))
+    came: dict[str, float] = {}
+    tokens: dict[str, list[float]] = {}
+    begun = time.perf_counter()
+    while waiting or engine.has_work:
+        now = time.perf_counter()
+        while waiting and (_running(engine, came) < in_flight if in_flight else waiting[-1].at <= now - begun):
+            arrival = waiting.pop()
+            ids = random_prompt(arrival.prompt, engine.model.spec.vocabulary, seed + len(came))
+            params = SamplingParams(max_tokens=arrival.output, temperature=0, ignore_eos=True)
+            key = engine.add_request(ids, params)
+            came[key] = begun + arrival.at if in_flight is None else time.perf_counter()
+            tokens[key] = []
+        if not engine.has_work:
+            time.sleep(max(0.0, begun + waiting[-1].at - time.perf_counter()))
+            continue
+        for output in engine.step():
+            tokens[output.id].append(time.perf_counter())
+    seconds = time.perf_counter() - begun
+    firsts = [times[0] - came[key] for key, times in tokens.items()]
+    pauses = [b - a for times in tokens.values() for a, b in itertools.pairwise(times)]
+    prompts, outputs = sum(a.prompt for a in arrivals), sum(len(times) for times in tokens.values())
+    return Load(
+        name,
+        len(arrivals),
+        prompts,
+        outputs,
+        seconds,
+        _share(firsts, 0.5),
+        _share(firsts, 0.99),
+        _share(pauses, 0.5) if pauses else None,
+        _share(pauses, 0.99) if pauses else None,
+        outputs / seconds,
+        (prompts + outputs) / seconds,
+    )
+
+
+def _running(engine: Engine, names: Iterable[str]) -> int:
+    return sum(engine.is_running(name) for name in names)
+
+
+def _share(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def machine_rates(device: torch.device, dtype: torch.dtype) -> Machine:
+    """What a device can do.
+
+    Args:
+        device: a CPU or a GPU.
+        dtype: of the matrix product.
+    """
+    name = str(dtype).removeprefix("torch.")
+    if device.type == "cpu":
+        return Machine(read_rate(), product_rate(dtype), name, "cpu")
+    from ..kernels.tools.timing import copy_rate, matmul_rate
+
+    with torch.cuda.device(device):
+        return Machine(copy_rate(device), matmul_rate(device, dtype), name, torch.cuda.get_device_name(device))
+
+
+def read_rate() -> float:
+    """Bytes a second that this process reads from memory."""
+    block = in_large_pages(torch.ones(_READ_BYTES // 4))
+    return max(_READ_BYTES / _timed(block.sum) for _ in range(5))
+
+
+def product_rate(dtype: torch.dtype) -> float:
+    """Additions and multiplications a second, of torch's matrix product."""
+    a = torch.randn(_PRODUCT, _PRODUCT).to(dtype)
+    return max(2 * _PRODUCT**3 / _timed(lambda: a @ a) for _ in range(5))
+
+
+def _timed(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """The most memory that this process had resident, or on a GPU, so far; None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def table(found: Measured) -> str:
+    """The result for a terminal."""
+    lines = [
+        f"machine   {found.machine.read_bytes / 1e9:.1f} GB/s {'read' if found.machine.device == 'cpu' else 'copied'}, {found.machine.operations / 1e12:.2f} TFLOP/s in {found.machine.dtype}",
+        f"prefill   {found.prefill_rate:.0f} tokens/s alone, {found.prefill_of_peak:.0%} of the machine's {found.machine.dtype} products",
+        f"decode    {found.decode_rate:.1f} tokens/s alone, {found.decode_of_peak:.0%} of its memory bandwidth",
+    ]
+    if "layers" in found.kernels:
+        lines.append(f"layers    {found.kernels['layers']}")
+    if found.peak_memory:
+        lines.append(f"memory    {found.peak_memory / 1e6:.0f} MB at the peak")
+    if found.loads:
+        lines += [
+            "",
+            f"{'load':<14}{'requests':>9}{'tokens/s':>10}{'first token p50/p99':>23}{'between tokens p50/p99':>26}",
+        ]
+        for load in found.loads:
+            between = (
+                "-"
+                if load.between_tokens_p50 is None or load.between_tokens_p99 is None
+                else f"{1e3 * load.between_tokens_p50:.1f} / {1e3 * load.between_tokens_p99:.1f} ms"
+            )
+            first = f"{1e3 * load.first_token_p50:.0f} / {1e3 * load.first_token_p99:.0f} ms"
+            lines.append(f"{load.name:<14}{load.requests:>9}{load.output_rate:>10.1f}{first:>23}{between:>26}")
+    return "\n".join(lines)

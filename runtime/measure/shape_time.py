@@ -1,0 +1,86 @@
+"""How long a decoding step takes for models of given shapes, whatever their weights: timed side by side on the runtime's kernels."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..decoder.batch import Batch, Run
+from ..decoder.model import Model
+from ..engine.loading import operators_for
+from ..weights.live_weights import LiveWeights
+
+_BLOCK = 16
+_ROUNDS, _STEPS = 9, 8
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model without weights.
+
+    Attributes:
+        config: its Hugging Face configuration.
+        tensors: the shape of each, by its name in a checkpoint.
+    """
+
+    config: Any
+    tensors: Mapping[str, tuple[int, ...]]
+
+
+def decode_seconds(
+    shapes: Sequence[Shape], dtype: torch.dtype, *, batch: int, context: int, told: Callable[[str], object]
+) -> list[float]:
+    """Seconds of a step that adds one token to each sequence, for every shape: medians of rounds in which all take turns.
+
+    Args:
+        shapes: the models; all are in memory at once.
+        dtype: what they compute in.
+        batch: how many sequences.
+        context: how many tokens each has, the new one included; at least two.
+        told: hears what a person should know.
+
+    Raises:
+        RuntimeProblem: the runtime does not serve such a model.
+    """
+    blocks = -(-context // _BLOCK)
+    runs = [Run([1], context - 1, list(range(i * blocks, (i + 1) * blocks)), context, wants=1) for i in range(batch)]
+    return _in_turns(shapes, dtype, runs, told, steps=_STEPS)
+
+
+def prompt_seconds(
+    shapes: Sequence[Shape], dtype: torch.dtype, *, tokens: int, told: Callable[[str], object]
+) -> list[float]:
+    """The same for a step that reads a prompt of so many tokens and asks for one token's logits."""
+    runs = [Run([1] * tokens, 0, list(range(-(-tokens // _BLOCK))), tokens, wants=1)]
+    return _in_turns(shapes, dtype, runs, told, steps=1)
+
+
+def _in_turns(
+    shapes: Sequence[Shape], dtype: torch.dtype, runs: list[Run], told: Callable[[str], object], *, steps: int
+) -> list[float]:
+    operators = operators_for(dtype, torch.device("cpu"), told=told)
+    blocks = 1 + max(block for run in runs for block in run.blocks)
+    models = [Model(_filled(shape, dtype), operators) for shape in shapes]
+    stores = [model.keys_values(blocks, _BLOCK, dtype) for model in models]
+    spent: list[list[float]] = [[] for _ in models]
+    for turn in range(_ROUNDS + 1):
+        for mine, model, store in zip(spent, models, stores, strict=True):
+            model(Batch(runs, _BLOCK), store)  # so that a cache holds of it what it would if it ran alone
+            begun = time.perf_counter()
+            for _ in range(steps):
+                model(Batch(runs, _BLOCK), store)
+            if turn:
+                mine.append((time.perf_counter() - begun) / steps)
+    return [statistics.median(mine) for mine in spent]
+
+
+def _filled(shape: Shape, dtype: torch.dtype) -> LiveWeights:
+    """Every tensor holds small numbers, in memory of its own."""
+    return LiveWeights(
+        shape.config, dtype, shape.tensors, lambda name: torch.full(shape.tensors[name], 1e-3, dtype=dtype)
+    )

@@ -1,0 +1,135 @@
+"""What a token's step takes here, and each of its linears: timed on the kernels that serve them.
+
+The fastest of several rounds counts: what other work on the machine adds is no property of a kernel.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from compressed_tensors.quantization import QuantizationConfig
+from torch import Tensor
+
+from ...quant.grid import Grid
+from ...quant.scheme import Scheme
+from ...quant.stored.quantized_weight import QuantizedWeight
+from ..decoder.linear import Linear
+from ..engine.engine import Engine
+from ..engine.loading import operators_for
+from ..weights.matrix import Matrix
+from ..weights.stored import reader_of
+from .bench import run_load
+from .workload import Arrival
+
+_CACHE_SIZES = Path("/sys/devices/system/cpu/cpu0/cache")
+_USUAL_CACHE = 32 << 20
+_ROUNDS = 15
+_CALLS = 24
+_SMALL_ROWS, _SMALL_COLUMNS = 32, 128
+_PROMPT, _OUTPUT = 16, 48
+
+
+def linear_seconds(
+    rows: int, columns: int, schemes: Sequence[Scheme | None], dtype: torch.dtype, step: int
+) -> list[float]:
+    """Seconds that a linear takes for one row, on this machine's CPU, by what it is stored as.
+
+    The schemes take turns, so that the machine's moods hit all alike. Of each, so many copies of the weight take turns
+    that they are as large as all that a step reads would be, stored so: a cache then holds no more of them than it would.
+    No more than fill it four times. What a call takes that does next to nothing is taken off.
+
+    Args:
+        rows, columns: of the weight.
+        schemes: what it is stored as; None for as it is.
+        dtype: what the model computes in.
+        step: how many weights a step reads altogether.
+    """
+    operators = operators_for(dtype, torch.device("cpu"), told=lambda _: None)
+    all_of_step = -(-step // (rows * columns))
+    timed: list[tuple[list[Linear], Tensor, float]] = []
+    for scheme in schemes:
+        matrix = _random_matrix(rows, columns, scheme, dtype)
+        first = operators.linear(matrix, None)
+        enough = -(-4 * _last_cache() // max(1, first.nbytes))
+        copies = [first, *(operators.linear(matrix, None) for _ in range(min(all_of_step, enough) - 1))]
+        small = (_SMALL_ROWS, max(_SMALL_COLUMNS, (scheme and scheme.args.group_size) or 0))
+        nothing = [operators.linear(_random_matrix(*small, scheme, dtype), None)]
+        little = torch.randn(1, small[1]).to(dtype)
+        idle = min(_each(nothing, little) for _ in range(_ROUNDS))
+        timed.append((copies, torch.randn(1, columns).to(dtype), idle))
+    spent: list[list[float]] = [[] for _ in timed]
+    for _ in range(_ROUNDS):
+        for mine, (copies, x, idle) in zip(spent, timed, strict=True):
+            mine.append(_each(copies, x) - idle)
+    return [max(0.0, min(mine)) for mine in spent]
+
+
+def step_seconds(checkpoint: str | Path, told: Callable[[str], object], *, trust_remote_code: bool = False) -> float:
+    """Seconds between the tokens of one request alone, on this machine's CPU.
+
+    Args:
+        checkpoint: a Hugging Face directory.
+        told: hears what a person should know.
+        trust_remote_code: run the checkpoint's own Python.
+
+    Raises:
+        RuntimeProblem: it cannot be served.
+    """
+    told("measuring the original's speed")
+    engine = Engine(
+        checkpoint, max_sequences=1, max_length=_PROMPT + _OUTPUT, trust_remote_code=trust_remote_code, quiet=True
+    )
+    found = []
+    for i in range(_ROUNDS + 1):
+        load = run_load(engine, "alone", [Arrival(0, _PROMPT, _OUTPUT)], 1, seed=i)
+        assert load.between_tokens_p50 is not None
+        found.append(load.between_tokens_p50)
+    return min(found[1:])
+
+
+def _each(linears: list[Linear], x: Tensor) -> float:
+    calls = max(_CALLS, len(linears))
+    turns = itertools.islice(itertools.cycle(linears), calls)
+    begun = time.perf_counter()
+    for linear in turns:
+        linear(x)
+    return (time.perf_counter() - begun) / calls
+
+
+def _random_matrix(rows: int, columns: int, scheme: Scheme | None, dtype: torch.dtype) -> Matrix:
+    weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)).div_(columns**0.5).to(dtype)
+    if scheme is None:
+        return Matrix.plain(weight)
+    grid = Grid.fit(weight, scheme.args)
+    stored = QuantizedWeight(grid.round(weight.float()), grid).stored(scheme)
+    config = QuantizationConfig(config_groups={"group_0": scheme.config_group(["Linear"])}, format=scheme.format)
+    data = config.model_dump(mode="json") | {"quant_method": "compressed-tensors"}
+    return reader_of(data, _Held(stored)).matrix("linear")
+
+
+class _Held:
+    """Tensors of one linear."""
+
+    def __init__(self, stored: dict[str, Tensor]) -> None:
+        self._stored = {f"linear.{name}": tensor for name, tensor in stored.items()}
+
+    def has(self, name: str) -> bool:
+        return name in self._stored
+
+    def tensor(self, name: str) -> Tensor:
+        return self._stored[name]
+
+
+def _last_cache() -> int:
+    """Bytes of the largest cache of the processor; what is usual where the system does not tell."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    found = []
+    for path in _CACHE_SIZES.glob("index*/size"):
+        text = path.read_text().strip()
+        if text[-1:] in units and text[:-1].isdigit():
+            found.append(int(text[:-1]) * units[text[-1]])
+    return max(found, default=_USUAL_CACHE)

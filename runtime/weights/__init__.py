@@ -1,0 +1,1 @@
+"""Weights as a checkpoint stores them, read for the decoder."""

@@ -1,0 +1,167 @@
+"""How a checkpoint wants its keys and values rounded: compressed-tensors' ``kv_cache_scheme``, and the scales of each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from compressed_tensors.quantization import QuantizationArgs
+from pydantic import ValidationError
+from torch import Tensor
+
+from ...quant.activations import ActivationRounding
+from ...quant.row_rounding import RowRounding, cache_rounding
+from ...system.errors import RuntimeProblem
+from .rounding import FixedRounding, is_fixed
+from .stored import Tensors, rounding_of
+
+
+@dataclass(frozen=True)
+class CacheScheme:
+    """How all layers' keys and values are rounded.
+
+    Attributes:
+        args: the number format, and what shares a scale.
+        layers: keys and values of each layer.
+        head_size: numbers of a head.
+    """
+
+    args: QuantizationArgs
+    layers: Sequence[tuple[ActivationRounding, ActivationRounding]]
+    head_size: int
+
+    @property
+    def kept(self) -> torch.dtype | None:
+        """What holds the codes, if every head and position has one scale and no zero-point; None if they cannot be kept so."""
+        if not self.args.symmetric or (self.args.dynamic is True and self.args.group_size != self.head_size):
+            return None
+        return torch.float8_e4m3fn if self.args.type == "float" else torch.int8
+
+    @property
+    def numbers(self) -> str:
+        """As an engine's ``kv_dtype`` calls them."""
+        return "fp8" if self.args.type == "float" else f"int{self.args.num_bits}"
+
+    def sentence(self, kept: torch.dtype) -> str:
+        """For people: what is rounded to what, and kept in what."""
+        scale = "a scale for each position and head"
+        if self.args.dynamic is True and self.args.group_size != self.head_size:
+            scale = f"a scale for {self.args.group_size} numbers of a position and head"
+        if self.args.dynamic is False:
+            scale = "a fixed scale" + (" for each head" if self.args.strategy == "attn_head" else "")
+        zero = "" if self.args.symmetric else " and zero-point"
+        name = str(kept).removeprefix("torch.")
+        return f"keys and values are rounded to {self.numbers} with {scale}{zero}, as the checkpoint says, and kept in {name}"
+
+    def rules(
+        self, dtype: torch.dtype, kept: torch.dtype, device: torch.device | None = None
+    ) -> list[tuple[CacheRule, CacheRule]]:
+        """What rounds keys and values of each layer.
+
+        Args:
+            dtype: what they are computed in.
+            kept: what they are kept in: :attr:`kept`, or ``dtype``.
+            device: where.
+        """
+        return [
+            (CacheRule(keys, dtype, kept, device), CacheRule(values, dtype, kept, device))
+            for keys, values in self.layers
+        ]
+
+
+class CacheRule:
+    """Rounds keys, or values, of one layer ``[tokens, heads, size]``.
+
+    Args:
+        rounding: to what.
+        dtype: what they are computed in.
+        kept: what they are kept in; ``dtype`` itself for numbers after rounding and back.
+        device: where.
+
+    Attributes:
+        rounding: that.
+        waits: whether compressed-tensors' own code rounds, which sends scalars to a GPU and waits.
+    """
+
+    def __init__(
+        self, rounding: ActivationRounding, dtype: torch.dtype, kept: torch.dtype, device: torch.device | None
+    ) -> None:
+        self.rounding = rounding
+        self._kept = None if kept == dtype else kept
+        self._round: Callable[[Tensor], Tensor] = cache_rounding(rounding)
+        if is_fixed(rounding):
+            # Scales stand for heads, which are the last dimension but one here.
+            scale, zero = (None if part is None else part.reshape(-1, 1) for part in (rounding.scale, rounding.zero))
+            self._round = FixedRounding(replace(rounding, scale=scale, zero=zero), dtype, device)
+        self.waits = self._round is rounding
+
+    def by_head(self, heads: int) -> Tensor | None:
+        """float32 scales of each head, in the computing type's precision; None if they are not fixed."""
+        if not isinstance(self._round, FixedRounding):
+            return None
+        return self._round.scale.float().flatten().expand(heads).contiguous()
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes as they are kept, and float32 scales ``[tokens, heads]``; rounded numbers, twice, where no codes are kept."""
+        if self._kept is None or not isinstance(self._round, FixedRounding | RowRounding):
+            found = self._round(x)
+            return found, found
+        codes, scale = self._round.parts(x)
+        return codes.to(self._kept), scale.float().squeeze(-1).expand(x.shape[:-1])
+
+
+def cache_args(config: dict[str, Any] | None) -> QuantizationArgs | None:
+    """What a ``quantization_config`` says of keys and values; None if they are left as they are.
+
+    Raises:
+        RuntimeProblem: it says what the runtime does not compute.
+    """
+    scheme = (config or {}).get("kv_cache_scheme")
+    if not scheme:
+        return None
+    try:
+        args = QuantizationArgs.model_validate(scheme)
+    except ValidationError as error:
+        raise RuntimeProblem(f"kv_cache_scheme is not one of compressed-tensors ({error.errors()[0]['msg']})") from None
+    known = args.num_bits == 8 if args.type == "float" else 2 <= args.num_bits <= 8
+    fixed = args.dynamic is False and args.strategy in ("tensor", "attn_head")
+    by_group = args.dynamic is True and args.strategy == "group"
+    if not known or not (fixed or by_group):
+        how = "dynamic" if args.dynamic else "fixed"
+        raise RuntimeProblem(
+            f"kv_cache_scheme: keys and values in {args.type}{args.num_bits} with {how} scales by {args.strategy} are not"
+            " supported; integers and 8-bit floats are, with fixed scales by tensor or attn_head, or dynamic ones by group"
+        )
+    return args
+
+
+def cache_scheme(
+    args: QuantizationArgs | None, tensors: Tensors, attentions: Sequence[str], heads: Sequence[int], head_size: int
+) -> CacheScheme | None:
+    """The scheme with its scales.
+
+    Args:
+        args: what the checkpoint says of keys and values, if anything.
+        tensors: of the checkpoint.
+        attentions: each layer's attention, by its name there.
+        heads: that each one's keys and values have.
+        head_size: numbers of a head.
+
+    Raises:
+        RuntimeProblem: a layer lacks scales, or has too few of them.
+    """
+    if args is None:
+        return None
+    if args.dynamic is True and head_size % (args.group_size or 1):
+        raise RuntimeProblem(f"kv_cache_scheme: groups of {args.group_size} do not divide heads of {head_size} numbers")
+    layers = []
+    for name, count in zip(attentions, heads, strict=True):
+        keys, values = (rounding_of(args, tensors, name, what) for what in ("k", "v"))
+        for what, rounding in (("k", keys), ("v", values)):
+            wanted = count if args.strategy == "attn_head" else 1
+            if rounding.scale is not None and rounding.scale.numel() != wanted:
+                raise RuntimeProblem(f"{name}: its {what}_scale has {rounding.scale.numel()} numbers, not {wanted}")
+        layers.append((keys, values))
+    return CacheScheme(args, layers, head_size)

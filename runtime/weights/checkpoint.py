@@ -1,0 +1,121 @@
+"""A Hugging Face directory as the runtime reads it: its weights in whatever format they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...models.checkpoint.weights import CheckpointWeights
+from ...models.directory.directory import ModelDirectory
+from ...system.errors import RuntimeProblem, SmeltError
+from ...system.pages import zeros_in_large_pages
+from .cache_scheme import cache_args
+from .matrix import Matrix
+from .stored import reader_of
+
+
+class Checkpoint:
+    """A directory with ``config.json`` and safetensors, checked; numbers are checked as they are read.
+
+    Args:
+        path: the directory.
+        trust_remote_code: run the checkpoint's own Python for its config; refused unless asked for.
+
+    Attributes:
+        directory: it, for its tokenizer and end tokens.
+        weights: its tensors as they are stored.
+        cache_args: how keys and values are rounded; None if they are not.
+
+    Raises:
+        SmeltError: it is damaged, or no model that the runtime reads.
+    """
+
+    def __init__(self, path: str | Path, *, trust_remote_code: bool = False) -> None:
+        self.path = Path(path).expanduser()
+        self.directory = ModelDirectory(str(path), self.path, trust_remote_code)
+        self.config: Any = self.directory.config()
+        self.directory.check_generation()
+        self.weights = CheckpointWeights(self.path)
+        self._rooms: dict[str, Tensor] = {}
+        stored = self.directory.config_data().get("quantization_config")
+        try:
+            self._reader = reader_of(stored, self)
+            self.cache_args = cache_args(stored)
+        except SmeltError as error:
+            raise RuntimeProblem(f"{self.path}/config.json: {error}") from None
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise RuntimeProblem(
+                f"{self.path}/config.json: its quantization_config cannot be understood ({error!r}); quantize the model again"
+            ) from None
+
+    def check(self) -> None:
+        """See that it holds the tensors that its config calls for, of these shapes, and no more layers.
+
+        Raises:
+            SmeltError: one line for each that does not fit.
+        """
+        self.directory.check_weights(self.config, self.weights)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that the model computes in."""
+        dtype = getattr(self.config, "dtype", None)
+        return dtype if isinstance(dtype, torch.dtype) else torch.float32
+
+    def has(self, name: str) -> bool:
+        """Whether a tensor is stored."""
+        return self.weights.has(name)
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor as it is stored.
+
+        Raises:
+            SmeltError: it is not there, or not finite.
+        """
+        if not self.weights.has(name):
+            raise RuntimeProblem(f"{self.path}: the checkpoint lacks {name}")
+        return self.weights.load(name, self._rooms.pop(name, None))
+
+    def place_together(self, names: Sequence[str]) -> None:
+        """Have the plain weights of some linears read, the next time, to one place, so that nobody has to copy them there."""
+        self._rooms.clear()
+        tensors = [f"{name}.weight" for name in names]
+        if len(tensors) < 2 or not all(map(self.has, tensors)):
+            return
+        first, *others = [self.weights.info(name) for name in tensors]
+        alike = all((i.dtype, i.shape[1:]) == (first.dtype, first.shape[1:]) for i in others)
+        if not alike or len(first.shape) != 2 or first.dtype.itemsize < 2:
+            return
+        counts = [info.shape[0] for info in (first, *others)]
+        whole = zeros_in_large_pages((sum(counts), first.shape[1]), first.dtype)
+        self._rooms = dict(zip(tensors, whole.split(counts), strict=True))
+
+    def matrix(self, name: str, kind: str = "Linear") -> Matrix:
+        """The weight of linear ``name``, or of another kind of module, in the format it is stored in."""
+        try:
+            found = self._reader.matrix(name, kind)
+        except SmeltError:
+            raise
+        except (RuntimeError, ValueError, TypeError, LookupError, AssertionError) as error:
+            first = " ".join(str(error).split())[:200]
+            raise RuntimeProblem(f"{self.path}: {name}: its parts do not fit each other ({first})") from None
+        rows, columns = found.shape
+        for part in (found.scale, found.zero):
+            if part is not None and (part.dim() != 2 or part.shape[0] != rows or columns % max(part.shape[1], 1)):
+                raise RuntimeProblem(
+                    f"{self.path}: {name} has {rows} x {columns} codes and scales or zero-points of the shape"
+                    f" {list(part.shape)}, which do not fit; quantize the model again"
+                )
+        return found
+
+    def has_matrix(self, name: str) -> bool:
+        """Whether linear ``name`` is stored, in any format."""
+        return any(self.has(f"{name}.{kind}") for kind in ("weight", "weight_packed", "qweight"))
+
+    def optional(self, name: str) -> Tensor | None:
+        """A tensor, or None if it is not stored."""
+        return self.tensor(name) if self.has(name) else None

@@ -1,0 +1,287 @@
+"""How weights are stored on the disk: plain, compressed-tensors, GPTQ, AWQ. Each reader gives a :class:`Matrix`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+from pydantic import ValidationError
+from torch import Tensor
+
+from ...quant.activations import ActivationRounding
+from ...system.errors import RuntimeProblem
+from .matrix import FloatCodes, Matrix
+
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+class Tensors(Protocol):
+    """Where tensors come from."""
+
+    def has(self, name: str) -> bool: ...
+    def tensor(self, name: str) -> Tensor: ...
+
+
+class Reader(Protocol):
+    """Reads a linear's weight by the linear's name, or that of another kind of module."""
+
+    def matrix(self, name: str, kind: str = "Linear") -> Matrix: ...
+
+
+def reader_of(config: dict[str, Any] | None, tensors: Tensors) -> Reader:
+    """The reader for a checkpoint's ``quantization_config``."""
+    if not config:
+        return _Plain(tensors)
+    method = str(config.get("quant_method", "")).replace("_", "-")
+    if method == "compressed-tensors":
+        return _CompressedTensors(config, tensors)
+    if method == "gptq":
+        return _Gptq(config, tensors)
+    if method == "awq":
+        return _Awq(config, tensors)
+    raise RuntimeProblem(
+        f"quantization method {method!r} is not supported; the runtime reads compressed-tensors, gptq, awq and plain weights"
+    )
+
+
+class _Plain:
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+
+    def matrix(self, name: str, kind: str = "Linear") -> Matrix:
+        return Matrix.plain(self._tensors.tensor(f"{name}.weight"))
+
+
+class _CompressedTensors:
+    def __init__(self, config: dict[str, Any], tensors: Tensors) -> None:
+        self._tensors = tensors
+        try:
+            self._config = QuantizationConfig.model_validate({k: v for k, v in config.items() if k != "version"})
+        except ValidationError as error:
+            raise RuntimeProblem(
+                f"quantization_config is not one of compressed-tensors ({error.errors()[0]['msg']})"
+            ) from None
+        for name, scheme in self._config.config_groups.items():
+            assert isinstance(scheme, QuantizationScheme)
+            if scheme.weights is None and scheme.input_activations is not None:
+                raise RuntimeProblem(
+                    f"quantization_config: {name} rounds inputs of {', '.join(scheme.targets)} but no weights, which is not"
+                    " supported; keys and values may be rounded by a kv_cache_scheme"
+                )
+
+    def matrix(self, name: str, kind: str = "Linear") -> Matrix:
+        stored = {
+            kind: self._tensors.tensor(f"{name}.{kind}")
+            for kind in (
+                "weight_packed",
+                "weight",
+                "weight_scale",
+                "weight_zero_point",
+                "weight_shape",
+                "weight_global_scale",
+                "weight_g_idx",
+            )
+            if self._tensors.has(f"{name}.{kind}")
+        }
+        if "weight_scale" not in stored:
+            return _Plain(self._tensors).matrix(name)
+        scheme = self._scheme(name, kind)
+        args = scheme.weights
+        assert args is not None
+        inputs = self._inputs(name, scheme.input_activations)
+        scale = stored["weight_scale"]
+        if args.type == "int" and "weight_packed" in stored:
+            rows, columns = stored["weight_shape"].tolist()
+            codes = unpack_from_int32(stored["weight_packed"], args.num_bits, torch.Size((rows, columns)))
+            zero = stored.get("weight_zero_point")
+            if zero is not None:
+                shape = torch.Size((rows, scale.shape[1]))
+                zero = (
+                    unpack_from_int32(zero, args.num_bits, shape, packed_dim=0) if zero.dtype == torch.int32 else zero
+                )
+            found = Matrix(
+                codes, _label(args.num_bits, columns, scale), args.num_bits, scale, zero, inputs, widens=True
+            )
+            places = stored.get("weight_g_idx")
+            return found if places is None or int(places.min()) < 0 else _gathered(found, places, name)
+        if args.type == "int" and scale.dim() == 2 and stored["weight"].dtype == torch.int8:
+            codes = stored["weight"]
+            return Matrix(
+                codes,
+                _label(args.num_bits, codes.shape[1], scale),
+                args.num_bits,
+                scale,
+                stored.get("weight_zero_point"),
+                inputs,
+                widens=True,
+            )
+        form = scheme.format or self._config.format
+        compressor = BaseCompressor.get_value_from_registry(str(getattr(form, "value", form)))
+        values = compressor.decompress(dict(stored), scheme)["weight"]
+        assert values is not None
+        plain = Matrix.plain(values, inputs, f"{args.type}{args.num_bits}, {args.strategy}")
+        return replace(plain, floats=_float_codes(stored, args, values.shape[0], values.shape[1]))
+
+    def _inputs(self, name: str, args: QuantizationArgs | None) -> ActivationRounding | None:
+        """How the linear's inputs are rounded."""
+        if args is None:
+            return None
+        if args.dynamic is False and args.strategy != "tensor":
+            raise RuntimeProblem(
+                f"{name}: inputs with fixed scales by {args.strategy} are not supported; one scale for all of them is"
+            )
+        return rounding_of(args, self._tensors, name, "input")
+
+    def _scheme(self, name: str, kind: str) -> QuantizationScheme:
+        best: QuantizationScheme | None = None
+        for scheme in self._config.config_groups.values():
+            assert isinstance(scheme, QuantizationScheme)
+            for target in scheme.targets:
+                if target == name or (target.startswith("re:") and re.match(target[3:], name)):
+                    return scheme
+                if target == kind:
+                    best = scheme
+        if best is None:
+            raise RuntimeProblem(f"{name}: is stored quantized, but no group of quantization_config names it")
+        return best
+
+
+def rounding_of(args: QuantizationArgs, tensors: Tensors, module: str, what: str) -> ActivationRounding:
+    """How ``input``, ``k`` or ``v`` of a module is rounded.
+
+    Raises:
+        RuntimeProblem: the checkpoint lacks a scale or a zero-point.
+    """
+    kinds = ("scale", "global_scale") if args.symmetric else ("scale", "zero_point")
+    names = {f"{what}_{kind}": f"{module}.{what}_{kind}" for kind in kinds}
+    stored = {own: tensors.tensor(name) for own, name in names.items() if tensors.has(name)}
+    if args.dynamic is False and not args.symmetric and f"{what}_zero_point" not in stored:
+        raise RuntimeProblem(f"{module}: its {what}_zero_point is missing; compress the model again")
+    try:
+        return ActivationRounding.stored_as(args, stored, what)
+    except ValueError as error:
+        raise RuntimeProblem(f"{module}: {error}; compress the model again") from None
+
+
+def _float_codes(stored: dict[str, Tensor], args: QuantizationArgs, rows: int, columns: int) -> FloatCodes | None:
+    """The bits that kernels multiply; None for layouts that none knows."""
+    codes, scale = stored.get("weight_packed", stored.get("weight")), stored["weight_scale"]
+    if codes is None or args.type != "float" or codes.dtype not in (torch.float8_e4m3fn, torch.uint8):
+        return None
+    if codes.dtype == torch.uint8 and (args.num_bits != 4 or codes.shape != (rows, columns // 2)):
+        return None
+    height, width = args.block_structure or (1, columns)
+    if args.strategy == "tensor" or scale.numel() == 1:
+        scale = scale.reshape(1, 1).expand(rows, 1).contiguous()
+    if scale.dim() != 2 or scale.shape[0] != -(-rows // height) or columns % scale.shape[1] or columns % width:
+        return None
+    total = stored.get("weight_global_scale")
+    factor = None if total is None else (1.0 / total.float().reshape(1)).expand(rows).contiguous()
+    return FloatCodes(codes, scale, height, factor)
+
+
+class _Gptq:
+    """``qweight`` holds codes along its rows; zeros are stored one less than they are (v1) or as they are (v2)."""
+
+    def __init__(self, config: dict[str, Any], tensors: Tensors) -> None:
+        self._bits = int(config["bits"])
+        self._group = int(config.get("group_size", -1))
+        # GPTQModel's settings of layers that differ, by regular expression.
+        self._dynamic: dict[str, dict[str, Any]] = config.get("dynamic") or {}
+        self._v1 = config.get("checkpoint_format", "gptq") == "gptq"
+        self._tensors = tensors
+        for bits in (self._bits, *(each["bits"] for each in self._dynamic.values() if "bits" in each)):
+            if bits not in (2, 3, 4, 8):
+                raise RuntimeProblem(f"GPTQ of {bits} bits is not supported; 2, 3, 4 and 8 are")
+
+    def matrix(self, name: str, kind: str = "Linear") -> Matrix:
+        if not self._tensors.has(f"{name}.qweight"):
+            return _Plain(self._tensors).matrix(name)
+        bits, group = self._settings(name)
+        codes = _unpacked(self._tensors.tensor(f"{name}.qweight").T.contiguous(), bits)
+        scale = self._tensors.tensor(f"{name}.scales").T.contiguous()
+        zero = _unpacked(self._tensors.tensor(f"{name}.qzeros"), bits).T.contiguous()[: scale.shape[0]]
+        zero = (zero + 1 if self._v1 else zero) - 2 ** (bits - 1)
+        codes = codes - 2 ** (bits - 1)
+        columns = codes.shape[1]
+        centred = zero.to(torch.int8)
+        kept = None if not centred.any() else centred
+        found = Matrix(codes.to(torch.int8), _label(bits, columns, scale), bits, scale, kept)
+        if self._tensors.has(f"{name}.g_idx"):
+            return _gathered(found, self._tensors.tensor(f"{name}.g_idx"), name)
+        size = columns if group <= 0 else group
+        return _gathered(found, torch.arange(columns) // size, name)
+
+    def _settings(self, name: str) -> tuple[int, int]:
+        for pattern, each in self._dynamic.items():
+            if re.match(pattern.removeprefix("+:"), name):
+                return int(each.get("bits", self._bits)), int(each.get("group_size", self._group))
+        return self._bits, self._group
+
+
+class _Awq:
+    """``qweight`` packs eight 4-bit codes of neighbouring rows into a word, in an order of its own."""
+
+    def __init__(self, config: dict[str, Any], tensors: Tensors) -> None:
+        bits = int(config.get("bits", config.get("w_bit", 4)))
+        if bits != 4 or str(config.get("version", "gemm")).lower() != "gemm":
+            raise RuntimeProblem(
+                f"AWQ is supported with 4 bits in version gemm, not {bits} bits in {config.get('version')}"
+            )
+        self._tensors = tensors
+
+    def matrix(self, name: str, kind: str = "Linear") -> Matrix:
+        if not self._tensors.has(f"{name}.qweight"):
+            return _Plain(self._tensors).matrix(name)
+        codes = self._in_order(self._tensors.tensor(f"{name}.qweight")).T - 8
+        zero = self._in_order(self._tensors.tensor(f"{name}.qzeros")).T - 8
+        scale = self._tensors.tensor(f"{name}.scales").T.contiguous()
+        label = _label(4, codes.shape[1], scale)
+        return Matrix(codes.to(torch.int8).contiguous(), label, 4, scale, zero.to(torch.int8).contiguous())
+
+    def _in_order(self, packed: Tensor) -> Tensor:
+        shifts = 4 * torch.tensor(_AWQ_ORDER, dtype=torch.int32)
+        return ((packed.unsqueeze(-1) >> shifts) & 15).flatten(-2)
+
+
+def _gathered(matrix: Matrix, places: Tensor, name: str) -> Matrix:
+    """A matrix whose columns belong to the groups in ``places``, with each group's columns together; plain if groups are uneven."""
+    assert matrix.scale is not None
+    columns, groups, places = matrix.shape[1], matrix.scale.shape[1], places.long()
+    if len(places) != columns or int(places.min()) < 0 or int(places.max()) >= groups:
+        raise RuntimeProblem(f"{name}: its g_idx must give each of {columns} columns one of {groups} groups")
+    if columns % groups == 0:
+        ordered = torch.arange(columns) // matrix.group
+        if torch.equal(places, ordered):
+            return matrix
+        order = places.argsort(stable=True)
+        if torch.equal(places[order], ordered):
+            label = f"{matrix.format}, activation order"
+            return replace(matrix, values=matrix.values[:, order].contiguous(), format=label, order=order)
+    codes = matrix.values if matrix.zero is None else matrix.values.short() - matrix.zero.short()[:, places]
+    values = codes.to(matrix.scale.dtype) * matrix.scale[:, places]
+    return Matrix.plain(values, matrix.inputs, f"int{matrix.bits}, uneven groups")
+
+
+def _unpacked(packed: Tensor, bits: int) -> Tensor:
+    """Codes stored dense and little-endian along the last dimension of int32 words; of 3 bits some straddle two words."""
+    rows, words = packed.shape
+    wide = packed.long() & 0xFFFFFFFF
+    count = words * 32 // bits
+    first = torch.arange(count) * bits
+    word, shift = first // 32, first % 32
+    low = wide[:, word] >> shift
+    following = wide[:, (word + 1).clamp_max(words - 1)]
+    straddling = shift + bits > 32
+    high = torch.where(straddling, following << (32 - shift), torch.zeros_like(low))
+    return ((low | high) & (2**bits - 1)).view(rows, count)
+
+
+def _label(bits: int, columns: int, scale: Tensor) -> str:
+    groups = scale.shape[1] if scale.dim() == 2 else 1
+    return f"int{bits}" if groups == 1 else f"int{bits} g{columns // groups}"

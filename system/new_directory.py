@@ -1,0 +1,96 @@
+"""Directories that commands make of a checkpoint: never half there, and never over what is not theirs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import SmeltError
+from .files import disk_error
+from .machine import human_bytes
+from .paths import named_path
+from .resources import free_disk
+
+RECORD = "smelt.json"
+_COMMANDS = ("merge", "export")
+# What a name gets while its directory is put together, and while it is replaced.
+_STAGING, _EARLIER = ".partial", ".replaced"
+
+
+def check_output(
+    output: Path, source: Path, command: str, *, fresh: bool, made_file: Callable[[Path], bool] | None = None
+) -> None:
+    """Refuse an output that stands in the way.
+
+    Args:
+        output: the new directory.
+        source: the checkpoint that it is made of.
+        command: which command makes it; its name is a key of the directory's ``smelt.json``.
+        fresh: whether what the same command left there may be replaced.
+        made_file: whether the command wrote a file, of those that it writes instead of a directory.
+
+    Raises:
+        SmeltError: it may not be written.
+    """
+    if not output.name:
+        raise SmeltError(f"--output: {output} is no name for something new; give one")
+    named_path(output.with_name(output.name + _EARLIER))
+    if output.resolve() == source.resolve():
+        raise SmeltError(f"--output: {output} is the checkpoint itself; choose another")
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    if not fresh:
+        raise SmeltError(
+            f"--output: {output} exists; choose another, or pass --fresh to replace what an earlier {command} left there"
+        )
+    if not (_made_by(command, output) or (made_file is not None and output.is_file() and made_file(output))):
+        raise SmeltError(f"--output: {output} was not made by `smelt {command}`; choose another or remove it yourself")
+
+
+@contextmanager
+def appearing(output: Path, size: int) -> Iterator[Path]:
+    """Where to put a directory together; it appears as ``output`` when all went well, and is gone if not.
+
+    What an earlier command left there stays until then.
+
+    Args:
+        output: the new directory.
+        size: bytes of its tensors.
+    """
+    free = free_disk(output)
+    if size > free:
+        raise SmeltError(
+            f"{output}: {human_bytes(size)} are needed and {human_bytes(free)} are free; make room or choose another"
+        )
+    staging = output.with_name(output.name + _STAGING)
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        yield staging
+        _publish(staging, output)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+
+def _made_by(command: str, output: Path) -> bool:
+    """Whether it was the last of the commands that keep the record of what they were given."""
+    try:
+        commands = [key for key in json.loads((output / RECORD).read_text(encoding="utf-8")) if key in _COMMANDS]
+    except (OSError, ValueError):
+        return False
+    return commands[-1:] == [command]
+
+
+def _publish(staging: Path, output: Path) -> None:
+    earlier = output.with_name(output.name + _EARLIER)
+    try:
+        shutil.rmtree(earlier, ignore_errors=True)
+        if output.exists():
+            output.rename(earlier)
+        staging.rename(output)
+        shutil.rmtree(earlier, ignore_errors=True)
+    except OSError as error:
+        raise disk_error(error, output, 0) from None

@@ -1,0 +1,294 @@
+"""Several processes that calibrate and train together, each on its share of the windows.
+
+``accelerate launch`` or ``torchrun`` starts them. All go through the blocks in step: each passes its own windows, what
+they gather is put together, and what must be decided once (rounding, above all) the first decides and the others
+are told. The first alone writes to the output and measures the result.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from .activation_store import ActivationStore, windows_a_batch
+from .device import device_named
+from .errors import SmeltError
+
+# Tensors, and plain data that JSON can hold.
+Told = tuple[dict[str, Tensor], Any]
+
+_DATA = "data as JSON"
+# The others wait while the first rounds and evaluates, which may take days.
+_PATIENCE = timedelta(days=30)
+_MEETING = timedelta(minutes=10)
+# What is said when a process has gone; other errors are about something else.
+_GONE = re.compile(r"/gloo/|ncclRemoteError|[Cc]onnection (closed|reset|refused)|Broken pipe|recvValue failed")
+# Default groups of this process so far: all processes count alike.
+_groups = itertools.count()
+
+
+class Processes:
+    """This process and those beside it; by itself, a process that is alone.
+
+    Args:
+        device: where it computes; the CPU by default.
+        rank: its number.
+        count: how many there are.
+        here: how many of them run on this machine.
+    """
+
+    def __init__(self, device: torch.device | None = None, rank: int = 0, count: int = 1, here: int = 1) -> None:
+        self.device = device or torch.device("cpu")
+        self.rank, self.count, self.here = rank, count, here
+
+    @classmethod
+    def launched(cls, device: str) -> Processes:
+        """Those that a launcher has started together, or this one alone.
+
+        Args:
+            device: ``cpu`` or ``cuda``; of several processes each takes a GPU of its own.
+        """
+        if _launched() == 1:
+            return cls(torch.device(device))
+        _meeting_place()  # which says what the environment lacks
+        return _Together(device_named(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device))
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the first one, which writes, evaluates and talks."""
+        return self.rank == 0
+
+    def share(self, tokens: Tensor) -> Tensor:
+        """This process's windows: whole batches, so that each is computed as one process would compute it."""
+        size = windows_a_batch(tokens.shape[1])
+        batches = -(-len(tokens) // size)
+        start, stop = (size * (batches * i // self.count) for i in (self.rank, self.rank + 1))
+        return tokens[start:stop]
+
+    def sum_(self, tensor: Tensor) -> None:
+        """Replace a tensor by the sum over all processes."""
+
+    def everyones(self, tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        """What all processes gave, in their order."""
+        return [tensors]
+
+    def from_first(self, make: Callable[[], Told]) -> Told:
+        """What the first process makes; the others wait and are told."""
+        return make()
+
+    def edited(self, edit: Callable[[], None], tensors: Iterable[Tensor]) -> None:
+        """Let the first process edit tensors in place; the others' become the same."""
+        edit()
+
+    @contextmanager
+    def collected(self, store: ActivationStore) -> Iterator[ActivationStore]:
+        """The activations of all processes' windows, for the first; the others get none."""
+        yield store
+
+    @contextmanager
+    def default_group(self) -> Iterator[None]:
+        """Within it, torch's default group is these processes: FSDP works in no other."""
+        yield
+
+    def wait(self) -> None:
+        """Go on when the first process has come here, too."""
+        self.from_first(lambda: ({}, None))
+
+    def agree(self, what: str, value: str) -> None:
+        """See to it that all processes have the same value.
+
+        Raises:
+            SmeltError: one has another; ``what`` says of what.
+        """
+
+
+class _Together(Processes):
+    """One of several processes that talk through groups of their own.
+
+    torch's default group, which accelerate would set up, stays away: whatever else looks for one (compressed-tensors as
+    it loads a checkpoint) would wait for all processes to do the same, and only the first evaluates.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device, int(os.environ["RANK"]), _launched(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # where FSDP and Triton look, too
+        with _heard():
+            self._messages, self._sums = _group("cpu"), _group(device.type)
+
+    def sum_(self, tensor: Tensor) -> None:
+        with _heard():
+            self._sums.allreduce([tensor]).wait()
+
+    def everyones(self, tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+        return [self._told(rank, (tensors, None))[0] for rank in range(self.count)]
+
+    def from_first(self, make: Callable[[], Told]) -> Told:
+        if not self.leads:
+            return self._told(0, ({}, None))
+        try:
+            told = make()
+        except Exception as error:
+            with suppress(SmeltError):  # nobody may be left to hear it
+                self._told(0, ({}, None), failed=str(error) or type(error).__name__)
+            raise
+        return self._told(0, told)
+
+    def edited(self, edit: Callable[[], None], tensors: Iterable[Tensor]) -> None:
+        if self.leads:
+            edit()
+        for tensor in tensors:
+            tensor.copy_(self._broadcast(tensor.contiguous(), 0))
+
+    @contextmanager
+    def collected(self, store: ActivationStore) -> Iterator[ActivationStore]:
+        counts = [int(found["windows"]) for found in self.everyones({"windows": torch.tensor(store.shape[0])})]
+        whole = store.beside(store.shape[2], sum(counts) if self.leads else 0)
+        size, start = windows_a_batch(store.shape[1]), 0
+        try:
+            for rank, count in enumerate(counts):
+                for first in range(0, count, size):
+                    batch = slice(first, min(first + size, count))
+                    mine = {"hidden": store.read(batch)} if rank == self.rank else {}
+                    hidden = self._told(rank, (mine, None))[0]["hidden"]
+                    if self.leads:
+                        whole.write(slice(start + batch.start, start + batch.stop), hidden)
+                start += count
+            yield whole
+        finally:
+            whole.close()
+
+    @contextmanager
+    def default_group(self) -> Iterator[None]:
+        with _heard():
+            distributed.init_process_group(
+                "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl",
+                store=PrefixStore(f"smelt default group {next(_groups)}", _meeting_place()),
+                rank=self.rank,
+                world_size=self.count,
+                timeout=_PATIENCE,
+            )
+        try:
+            with _heard(of_all=False):
+                yield
+        finally:
+            distributed.destroy_process_group()
+
+    def agree(self, what: str, value: str) -> None:
+        told = self.everyones({"value": _bytes(value.encode())})
+        for rank, found in enumerate(told):
+            if not torch.equal(found["value"], told[0]["value"]):
+                raise SmeltError(
+                    f"process {rank} has {what} other than process 0's; start all with the same command and libraries,"
+                    " where they see the same files"
+                )
+
+    def _told(self, rank: int, told: Told, failed: str | None = None) -> Told:
+        """What one of the processes tells; what the others pass is ignored.
+
+        Raises:
+            SmeltError: that process failed, and tells why.
+        """
+        from safetensors.torch import load, save
+
+        message = torch.empty(0, dtype=torch.uint8, device="cpu")
+        if rank == self.rank:
+            tensors, data = told
+            # A copy of each: tensors that share memory would be refused.
+            copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+            message = _bytes(save(copies | {_DATA: _bytes(json.dumps([data, failed]).encode())}))
+        size = int(self._broadcast(torch.tensor(len(message), device="cpu"), rank))
+        if rank == self.rank:
+            self._broadcast(message, rank)
+            return told
+        found = load(self._broadcast(message.new_empty(size), rank).numpy().tobytes())
+        data, failed = json.loads(found.pop(_DATA).numpy().tobytes())
+        if failed is not None:
+            raise SmeltError(failed)
+        return {name: tensor.to(self.device) for name, tensor in found.items()}, data
+
+    def _broadcast(self, tensor: Tensor, rank: int) -> Tensor:
+        options = distributed.BroadcastOptions()
+        options.rootRank = rank
+        here = tensor.cpu()
+        with _heard():
+            self._messages.broadcast([here], options).wait()
+        return here
+
+
+def is_first() -> bool:
+    """Whether this is the first of the processes that a launcher has started, or alone."""
+    return _launched() == 1 or int(os.environ.get("RANK", "0")) == 0
+
+
+def first_to_fail() -> bool:
+    """Whether this process is the first to end with an error, and so the one to say why; the others only follow."""
+    if _launched() == 1 or not _meeting_place.cache_info().currsize:
+        return True
+    try:
+        return _meeting_place().add("smelt: ended", 1) == 1
+    except RuntimeError:  # nobody is left who could have said it
+        return True
+
+
+def _launched() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+@cache
+def _meeting_place() -> Store:
+    try:
+        store = next(rendezvous("env://", timeout=_MEETING))[0]
+    except (ValueError, RuntimeError) as error:  # torch names what is missing, or whom it waited for
+        raise SmeltError(
+            f"WORLD_SIZE is {_launched()}, so this is one of several processes, and they did not meet ({error}); start"
+            " all with torchrun or accelerate launch, or unset WORLD_SIZE"
+        ) from error
+    store.set_timeout(_PATIENCE)
+    return store
+
+
+@cache
+def _group(device: str) -> Any:
+    """Processes meet once; those that run several recipes go on with the same group."""
+    store = PrefixStore(f"smelt on {device}", _meeting_place())
+    if device == "cpu":
+        return distributed.ProcessGroupGloo(store, int(os.environ["RANK"]), _launched(), _PATIENCE)
+    options = distributed.ProcessGroupNCCL.Options()
+    options._timeout = _PATIENCE
+    return distributed.ProcessGroupNCCL(store, int(os.environ["RANK"]), _launched(), options)
+
+
+@contextmanager
+def _heard(*, of_all: bool = True) -> Iterator[None]:
+    """What torch says when another process has gone, as a sentence.
+
+    Args:
+        of_all: whether nothing but talk between processes happens within, so that whatever fails is that.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        said = next(iter(str(error).splitlines()), type(error).__name__)
+        if not of_all and not isinstance(error, distributed.DistError) and not _GONE.search(said):
+            raise
+        raise SmeltError(
+            "another process of this run has ended without a word, perhaps killed for its memory; the same command"
+            f" continues where this one stopped (torch says: {said})"
+        ) from error
+
+
+def _bytes(raw: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
