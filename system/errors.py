@@ -26,10 +26,22 @@ class Problem:
         return f"{self.where}: {self.what}"
 
 
+class ProblemsError(SmeltError):
+    """Problems that were found before any work, one a line.
+
+    Attributes:
+        problems: what would make the run fail.
+    """
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = problems
+
+
 def raise_problems(problems: list[Problem]) -> None:
-    """Raise one :class:`SmeltError` that lists all ``problems``; do nothing if there are none."""
+    """Raise a :class:`ProblemsError` that lists all ``problems``; do nothing if there are none."""
     if problems:
-        raise SmeltError("\n".join(str(problem) for problem in problems))
+        raise ProblemsError(problems)
 
 
 def nearest_name(value: str, known: list[str]) -> str:

@@ -10,13 +10,11 @@ from compressed_tensors.quantization import QuantizationArgs
 
 from ...models.checkpoint.weights import CheckpointWeights
 from ...models.directory.directory import ModelDirectory
-from ...models.steps.step import Step
-from ...models.structure.open_model import OpenModel
+from ...models.steps.step import PreparedStep
 from ...quant.scheme import Scheme
 from ...quant.stored.config import StoredSchemes
 from ...runtime.decoder.architectures import spec_of
 from ...system.errors import RuntimeProblem
-from ..steps.quantize import QuantizeStep
 
 
 @dataclass(frozen=True)
@@ -81,30 +79,23 @@ def facts_of_checkpoint(directory: ModelDirectory) -> Facts | None:
     return Facts(config, linears, table in names, schemes.keys_values, limits)
 
 
-def facts_of_plan(original: Path, step: Step, model: OpenModel) -> Facts:
+def facts_of_plan(original: Path, last: PreparedStep) -> Facts:
     """Those of what a recipe's last step would leave, as far as they are known before any work.
 
     Args:
         original: the model that the recipe begins with.
-        step: the last step.
-        model: what it is given.
+        last: the last step.
     """
-    if not isinstance(step, QuantizeStep):
-        left = step.outlook(model)
-        return Facts(left.config, not_in_gguf=_not_in_gguf(original, left.config))
-    working = step.working(model)
+    stored = last.stored
+    if stored is None:
+        return Facts(last.output.config, not_in_gguf=_not_in_gguf(original, last.output.config))
+    model = stored.model
     linears = tuple(
-        StoredLinear(name, working.linears[name].rows, working.linears[name].columns, scheme)
-        for name, schemes in step.may_store(working).items()
+        StoredLinear(name, model.linears[name].rows, model.linears[name].columns, scheme)
+        for name, schemes in stored.schemes.items()
         for scheme in schemes
     )
-    return Facts(
-        working.config,
-        linears,
-        step.settings.embeddings is not None,
-        step.cache_args(working),
-        _not_in_gguf(original, working.config),
-    )
+    return Facts(model.config, linears, stored.embedding, stored.kv_cache, _not_in_gguf(original, model.config))
 
 
 def _not_in_gguf(model: Path, config: Any = None) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from ...distill.run.checks import sharing_problems
 from ...distill.run.sharding import shards
 from ...distill.settings import Training
 from ...models.directory.directory import ModelDirectory
-from ...models.steps.step import RunContext, Step, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
 from ...models.streaming.streamed import StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...models.text.windows import fingerprint, recut
@@ -134,18 +134,11 @@ def _sharing_problems(recipe: Recipe, model: OpenModel | None, count: int) -> li
 
 def _help(plan: Plan, processes: Processes, show: Progress) -> RunResult:
     """What a process does that is not the first: its share of the steps."""
-    recipe, model = plan.recipe, plan.model
-    assert model is not None
-    output = Output(Path(recipe.output), {})  # not entered: it is the first one's
+    output = Output(Path(plan.recipe.output), {})  # not entered: it is the first one's
     _, has_work = processes.from_first(lambda: ({}, None))
     if has_work:
         tokens = processes.from_first(lambda: ({}, None))[0]["tokens"].cpu()
-        for number, step in enumerate(plan.steps[:-1]):
-            done = _intermediate(step, model, _context(plan, model, output, number, tokens, show, processes))
-            before, model = model, _left_by(number, output, model)
-            tokens = _as_read(tokens, done, before.directory, model.directory)
-        context = _context(plan, model, output, len(plan.steps) - 1, tokens, show, processes)
-        plan.steps[-1].help(model, context)
+        _run_steps(plan, output, tokens, show, processes)
     processes.wait()
     return RunResult(output.checkpoint, load(output.report))
 
@@ -161,7 +154,7 @@ def _context(
 ) -> RunContext:
     dtype = compute_dtype(model.dtype, plan.recipe.calibrate.device)
     journal, adapter = output.journal / f"step-{number}", plan.adapter and plan.adapter.fingerprint()
-    return RunContext(dtype, tokens, plan.recipe.seed, journal, show, processes, adapter, plan.model, number)
+    return RunContext(dtype, tokens, plan.recipe.seed, journal, show, processes, adapter, number)
 
 
 def _make_checkpoint(
@@ -170,16 +163,8 @@ def _make_checkpoint(
     assert plan.model is not None
     recipe, model = plan.recipe, plan.model
     dtype = compute_dtype(model.dtype, recipe.calibrate.device)
-    records: list[StepRecord] = []
     processes.from_first(lambda: ({"tokens": tokens}, None))
-    worked_on = model
-    for number, step in enumerate(plan.steps[:-1]):
-        context = _context(plan, worked_on, output, number, tokens, show, processes)
-        records.append(_intermediate(step, worked_on, context))
-        before, worked_on = worked_on, _left_by(number, output, worked_on)
-        tokens = _as_read(tokens, records[-1], before.directory, worked_on.directory)
-    context = _context(plan, worked_on, output, len(plan.steps) - 1, tokens, show, processes)
-    records.append(plan.steps[-1].run(worked_on, context, output.staging))
+    records, worked_on, tokens = _run_steps(plan, output, tokens, show, processes)
     show.say("reloading the checkpoint")
     staged = ModelDirectory("", output.staging, worked_on.directory.trust_remote_code)
     read = _as_read(tokens, records[-1], worked_on.directory, staged)
@@ -210,23 +195,53 @@ def _make_checkpoint(
     output.publish()
 
 
+def _run_steps(
+    plan: Plan, output: Output, tokens: torch.Tensor, show: Progress, processes: Processes
+) -> tuple[list[StepRecord], OpenModel, torch.Tensor]:
+    """Do all steps, in every process; the last one's model lies in the staging directory.
+
+    Returns:
+        What was done, of which processes that write nothing lack the last step's; what the last step worked on; and the
+        calibration windows as it read them.
+    """
+    assert plan.model is not None
+    model, records = plan.model, []
+    last = len(plan.steps) - 1
+    for number in range(last):
+        context = _context(plan, model, output, number, tokens, show, processes)
+        records.append(_intermediate(plan, number, model, context))
+        before, model = model, _left_by(number, output, model)
+        tokens = _as_read(tokens, records[-1], before.directory, model.directory)
+    context = _context(plan, model, output, last, tokens, show, processes)
+    done = _ready(plan, last, model).run(context, output.staging)
+    return [*records, *([] if done is None else [done])], model, tokens
+
+
+def _ready(plan: Plan, number: int, model: OpenModel) -> PreparedStep:
+    """A step, prepared for what it is really given: the plan knew only shapes of what the steps before it leave."""
+    assert plan.model is not None
+    if number == 0:
+        return plan.prepared[0]
+    return plan.steps[number].prepare(Given(model, plan.model, plan.recipe.calibrate.device != "cpu"))
+
+
 def _data(recipe: Recipe, tokens: torch.Tensor) -> dict[str, Any]:
     """What is kept of the calibration text."""
     c = recipe.calibrate
     return {"source": c.source, "samples": c.samples, "length": c.length, "sha256": fingerprint(tokens)}
 
 
-def _intermediate(step: Step, model: OpenModel, context: RunContext) -> StepRecord:
-    """Do a step that others follow, or a share of it, unless an earlier run has: its model stands in the journal."""
+def _intermediate(plan: Plan, number: int, model: OpenModel, context: RunContext) -> StepRecord:
+    """Do a step that others follow, unless an earlier run has: its model stands in the journal."""
     record = context.journal / "record.json"
     _, finished = context.processes.from_first(lambda: ({}, record.exists()))
-    if not finished and context.processes.leads:
+    if not finished:
         place = _place(context.journal)
-        shutil.rmtree(place, ignore_errors=True)
-        done = step.run(model, context, place)
-        write_text(record, json.dumps(asdict(done)) + "\n")
-    elif not finished:
-        step.help(model, context)
+        if context.processes.leads:
+            shutil.rmtree(place, ignore_errors=True)
+        done = _ready(plan, number, model).run(context, place)
+        if done is not None:
+            write_text(record, json.dumps(asdict(done)) + "\n")
     context.processes.wait()
     return StepRecord(**json.loads(record.read_text(encoding="utf-8")))
 

@@ -11,10 +11,9 @@ from typing import Any
 import psutil
 
 from ...distill.run.checks import other_tokens
-from ...distill.run.step import DistillStep
 from ...models.checkpoint.weights import CheckpointWeights
 from ...models.directory.find import find_model
-from ...models.steps.step import Step
+from ...models.steps.step import Given, PreparedStep, Step
 from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.lora import Adapter, adapted
 from ...models.structure.open_model import OpenModel
@@ -22,7 +21,7 @@ from ...models.text.source import TextSource
 from ...models.text.windows import Windows, calibration_windows, evaluation_windows
 from ...quant.stored.compressed import open_dense
 from ...system.activation_store import BATCH_TOKENS
-from ...system.errors import Problem, SmeltError
+from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import available_memory, human_bytes
 from ...system.resources import Cost, compute_dtype, free_disk, human_time, matmul_rate
 from ...system.run_directory import Output, digest
@@ -33,7 +32,6 @@ from ..loaders.facts import facts_of_plan
 from ..loaders.rules import loaders
 from ..recipe.recipe import Recipe
 from ..results.result import Loader
-from ..steps.quantize import QuantizeStep
 from .build import build
 from .verify import reload_bytes
 
@@ -51,13 +49,14 @@ class Plan:
     Attributes:
         recipe: what was asked for, with lengths that were not chosen fitted to the model.
         model: the opened model; None if it could not be opened.
-        steps: its steps, ready to run.
+        steps: its steps.
         problems: everything that would make the run fail; empty if it may start.
         cost: the largest memory, all disk and all operations.
         adapter: what is merged into the model, if anything.
         calibration: the calibration windows, where a text gives them.
         tasks: lm-eval's tasks to evaluate on, if any.
-        given: what each step will work on, as far as its shapes are known before any work.
+        prepared: the steps, prepared for what they will work on as far as its shapes are known before any work; of a recipe
+            with problems, those before the first that has one.
         text: what asks for the calibration text, by step; nothing is read if it is empty.
     """
 
@@ -69,7 +68,7 @@ class Plan:
     adapter: Adapter | None = None
     calibration: Windows | None = None
     tasks: Tasks | None = None
-    given: list[OpenModel] = field(default_factory=list)
+    prepared: list[PreparedStep] = field(default_factory=list)
     text: dict[int, list[str]] = field(default_factory=dict)
 
     @classmethod
@@ -107,24 +106,22 @@ class Plan:
         blocked = Output(Path(recipe.output), identity, fresh=fresh).problem()
         if blocked:
             problems.append(Problem("output", blocked))
-        given, wrong = _chained(steps if not misplaced else steps[:1], model)
-        problems += wrong or _teacher_problems(steps, given, model)
+        on_gpu = recipe.calibrate.device != "cpu"
+        prepared, wrong = _prepared(steps if not misplaced else steps[:1], model, on_gpu)
+        problems += wrong or _teacher_problems(prepared, model)
         cost, shared = Cost(0, 0, 0.0), 0  # what follows the steps the first process does alone
         calibration = tasks = None
         text: dict[int, list[str]] = {}
         if not problems:
             problems += _length_problems(recipe, model)
-            asked = (step.reads_text(its_model) for step, its_model in zip(steps, given, strict=True))
-            text = {number: reasons for number, reasons in enumerate(asked) if reasons}
-            for step, its_model in zip(steps, given, strict=True):
-                if isinstance(step, DistillStep | QuantizeStep):
-                    step.original, step.on_gpu = model, recipe.calibrate.device != "cpu"
-                alone = step.cost(its_model, recipe.calibrate.samples, recipe.calibrate.length)
+            text = {number: list(step.reads_text) for number, step in enumerate(prepared) if step.reads_text}
+            for step in prepared:
+                alone = step.cost(recipe.calibrate.samples, recipe.calibrate.length)
                 shared = max(shared, processes * alone.of_each(shards))
                 cost += alone if processes == 1 else replace(alone, memory=alone.of_each(shards))
             if recipe.evaluate:
                 cost += _evaluation_cost(recipe, model)
-            reloading = _reload_bytes(steps[-1], given[-1])
+            reloading = _reload_bytes(prepared[-1])
             if reloading <= available_memory():
                 cost += Cost(reloading, 0, 0.0)
             if text and recipe.calibrate.source == "self":
@@ -142,7 +139,7 @@ class Plan:
                         problems += task_problems(tasks, [found])
                 except SmeltError as error:
                     problems += [Problem("data", line) for line in str(error).split("\n")]
-        return cls(recipe, model, steps, problems, cost, adapter, calibration, tasks, given, text)
+        return cls(recipe, model, steps, problems, cost, adapter, calibration, tasks, prepared, text)
 
     def as_data(self) -> dict[str, Any]:
         """The plan as plain data."""
@@ -157,7 +154,7 @@ class Plan:
             if not self.problems:
                 held = psutil.Process().memory_info().rss
                 data |= {
-                    "steps": [step.plan(model) for step, model in zip(self.steps, self.given, strict=True)],
+                    "steps": [step.plan() for step in self.prepared],
                     "loaders": [loader.model_dump() for loader in self.loaders()],
                     "text": self._text(),
                     "predicted": {
@@ -177,7 +174,7 @@ class Plan:
     def loaders(self) -> list[Loader]:
         """Which other programs will load what the run leaves; of a recipe without problems."""
         assert self.model is not None
-        return loaders(facts_of_plan(self.model.directory.path, self.steps[-1], self.given[-1]))
+        return loaders(facts_of_plan(self.model.directory.path, self.prepared[-1]))
 
     def seconds(self) -> float:
         """A rough prediction of the time, from a matrix product measured now."""
@@ -275,27 +272,25 @@ def _order_problems(steps: list[Step]) -> list[Problem]:
     return []
 
 
-def _chained(steps: list[Step], model: OpenModel) -> tuple[list[OpenModel], list[Problem]]:
-    """What each step will be given, and what stands in the way of the first that cannot work on it."""
-    given: list[OpenModel] = []
-    for step in steps:
-        given.append(model)
-        problems = step.check(model)
-        if problems:
-            return given, problems
-        if step is not steps[-1]:
-            model = step.outlook(model)
-    return given, []
+def _prepared(steps: list[Step], model: OpenModel, on_gpu: bool) -> tuple[list[PreparedStep], list[Problem]]:
+    """Each step prepared for what those before it leave, and what stands in the way of the first that cannot work on it."""
+    found: list[PreparedStep] = []
+    given = model
+    for number, step in enumerate(steps):
+        try:
+            found.append(step.prepare(Given(given, model, on_gpu)))
+        except ProblemsError as error:
+            return found, error.problems
+        given = found[number].output
+    return found, []
 
 
-def _teacher_problems(steps: list[Step], given: list[OpenModel], original: OpenModel) -> list[Problem]:
+def _teacher_problems(steps: list[PreparedStep], original: OpenModel) -> list[Problem]:
     """Whose tokens are no longer those of the original that it is to learn from."""
     return [
         Problem(f"steps.{number}", other_tokens("the original"))
-        for number, (step, model) in enumerate(zip(steps, given, strict=False))
-        if isinstance(step, DistillStep | QuantizeStep)
-        and step.learns_from_original
-        and model.vocabulary() != original.vocabulary()
+        for number, step in enumerate(steps)
+        if step.learns_from_original and step.model.vocabulary() != original.vocabulary()
     ]
 
 
@@ -344,9 +339,9 @@ def _length_problems(recipe: Recipe, model: OpenModel) -> list[Problem]:
     return problems
 
 
-def _reload_bytes(last: Step, model: OpenModel) -> int:
-    told = last.plan(model)
-    return reload_bytes(model, told["checkpoint_bytes"] if told["stays_packed"] else None)
+def _reload_bytes(last: PreparedStep) -> int:
+    told = last.plan()
+    return reload_bytes(last.model, told["checkpoint_bytes"] if told["stays_packed"] else None)
 
 
 def _evaluation_cost(recipe: Recipe, model: OpenModel) -> Cost:

@@ -8,40 +8,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from compressed_tensors.quantization import QuantizationArgs
 
 from ...distill.run.checks import teacher_of, training_problems
 from ...distill.run.costs import training_cost
-from ...models.checkpoint.writer import Entry, write_checkpoint
 from ...models.steps.parts import layers_of
-from ...models.steps.step import RunContext, StepRecord
-from ...models.structure.anatomy import is_linear
+from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord, Stored
 from ...models.structure.attention import head_width
 from ...models.structure.block_calls import block_calls
-from ...models.structure.open_model import LinearFacts, OpenModel
-from ...models.structure.untied_head import untied, with_own_head
+from ...models.structure.open_model import OpenModel
+from ...models.structure.untied_head import with_own_head
 from ...quant.blockwise.apply_transforms import Transforms
 from ...quant.blockwise.assignment import Assignment, Treatment
-from ...quant.blockwise.embedding import EMBEDDING, SLICE, embedding_key
+from ...quant.blockwise.embedding import EMBEDDING, embedding_key
 from ...quant.blockwise.guard import LayerGuard
 from ...quant.blockwise.quantize_blocks import BlockQuantizer
 from ...quant.blockwise.quantize_weights import WeightQuantizer
 from ...quant.scheme import Scheme, cache_args, resolve
 from ...quant.settings.methods import AUTO
-from ...quant.stored.config import quantization_config
-from ...quant.stored.dense_weights import CACHE_SCALES
 from ...quant.stored.kv_cache import takes_cache
-from ...system.activation_store import BATCH_TOKENS
-from ...system.errors import Problem, SmeltError
+from ...system.errors import Problem, SmeltError, raise_problems
 from ...system.machine import human_bytes
-from ...system.resources import Cost, compute_dtype
-from ...system.tensor_files import SafetensorsFile
+from ...system.resources import Cost
 from .mixed_precision import MixedPrecision
+from .quantize_cost import Rounding
+from .quantized_checkpoint import embedding_tables, write_quantized
 from .settings import Quantize
 from .train_quantized import QuantizedTraining
-
-# Where there are several schemes, transformers takes that for the experts' whose targets have a pattern that names them.
-_EXPERTS = r"re:.*\.experts\.\d+\..*"
 
 
 class QuantizeStep:
@@ -57,11 +49,7 @@ class QuantizeStep:
 
     def __init__(self, settings: Quantize, where: str) -> None:
         self.settings = settings
-        self._where = where
-        self.original: OpenModel | None = None  # what the run begins with, once it is known
-        self.on_gpu = False  # whether what is trained is in another memory
-        self._assignment = (MixedPrecision if settings.scheme == AUTO else Assignment)(settings, where)
-        self.transforms = Transforms(settings.transforms, where)
+        self.where = where
 
     @property
     def keeps_zeros(self) -> bool:
@@ -79,31 +67,117 @@ class QuantizeStep:
         trained = "" if settings.train is None else f", trained by {settings.train.label}"
         return f"{settings.scheme}{group} {' + '.join(methods)}{trained}"
 
-    def outlook(self, model: OpenModel) -> OpenModel:
-        return model  # of the same shapes; that nothing can follow is checked before
+    def prepare(self, given: Given) -> PreparedQuantize:
+        return PreparedQuantize(self.settings, self.where, given)
 
-    def check(self, model: OpenModel) -> list[Problem]:
-        problems = self.transforms.problems(model)
-        if problems:
-            return problems
-        problems = self._assignment.problems(self.working(model))
-        if self.settings.train is not None:
-            problems += training_problems(self.settings.train, model, f"{self._where}.train")
-        return problems + self._embedding_problems(model) + self._cache_problems(model)
 
-    @property
-    def learns_from_original(self) -> bool:
-        """Whether it is trained, and by the model that the run began with."""
-        return self.settings.train is not None and self.settings.train.learns_from_original
+class PreparedQuantize(PreparedStep):
+    """Quantizing one model.
 
-    def plan(self, model: OpenModel) -> dict[str, Any]:
-        working = self.working(model)
-        chosen = self._chosen(working)
+    Args:
+        settings: the recipe's section.
+        where: how messages name the step.
+        given: the model, and the one that the run began with, which may teach it.
+
+    Raises:
+        ProblemsError: it cannot be quantized so.
+    """
+
+    def __init__(self, settings: Quantize, where: str, given: Given) -> None:
+        self.settings, self._where, self._given, self.model = settings, where, given, given.model
+        self.transforms = Transforms(settings.transforms, where)
+        self._assignment = (MixedPrecision if settings.scheme == AUTO else Assignment)(settings, where)
+        self._mixed = self._assignment if isinstance(self._assignment, MixedPrecision) else None
+        raise_problems(self.transforms.problems(self.model))
+        self._working = self._changed()
+        problems = self._assignment.problems(self._working)
+        if settings.train is not None:
+            problems += training_problems(settings.train, self.model, f"{where}.train")
+        raise_problems(problems + self._embedding_problems() + self._cache_problems())
+        self._chosen = self._assignment.of(self._working)
+        wanted = settings.kv_cache
+        self._cache = (
+            None if wanted is None else cache_args(wanted.numbers, wanted.scales, head_width(self.model.config))
+        )
+        self.reads_text = self._text_readers()
+        self.learns_from_original = settings.train is not None and settings.train.learns_from_original
+        self.output = self.model  # of the same shapes; that nothing can follow is checked before
+        self.stored = Stored(self._working, self._may_store(), settings.embeddings is not None, self._cache)
+
+    def _changed(self, seed: int = 0, context: RunContext | None = None) -> OpenModel:
+        """The same function, with the weights that are quantized: transforms change some, and a head needs its own."""
+        changed = self.transforms.opened(self.model, seed, context)
+        return with_own_head(changed) if changed.anatomy.head in self._assignment.of(changed) else changed
+
+    def _may_store(self) -> dict[str, list[Scheme]]:
+        """What each linear will be stored as: one scheme, or those that measuring chooses from."""
+        guard = self.settings.guard
+        further = [resolve(guard.fallback)] if guard is not None and guard.otherwise == "fallback" else []
+        if self._mixed is not None:
+            further += self._mixed.candidates
+        return {
+            name: list({scheme.label: scheme for scheme in (treatment.scheme, *further)}.values())
+            for name, treatment in self._chosen.items()
+        }
+
+    def _text_readers(self) -> list[str]:
+        settings, cache = self.settings, self._cache
+        found = self.transforms.reads_inputs
+        if self._mixed is not None:
+            found.append("scheme auto")
+        else:
+            found += [what for treatment in self._chosen.values() for what in treatment.reads_inputs]
+        if cache is not None and cache.dynamic is not True:
+            found.append("kv_cache's fixed scales")
+        found += [name for name in ("guard", "train", "diagnostics") if getattr(settings, name) is not None]
+        return list(dict.fromkeys(found))
+
+    def cost(self, windows: int, length: int) -> Cost:
+        settings, plan = self.settings, self.plan()
+        disk = int(plan["bytes_after"] + plan["checkpoint_bytes"])
+        work = Rounding(self._working, self._chosen, self.transforms, embedding=settings.embeddings is not None)
+        if not self.reads_text:
+            return work.of_weights() + Cost(0, disk, 0.0)
+        if self.reads_text == ["diagnostics"]:
+            windows = min(windows, settings.diagnostics or windows)
+        rounding = work.of_text(windows, length) + Cost(0, disk, 0.0)
+        everything = rounding + self.transforms.cost(self.model, windows * length)
+        if settings.train is not None:
+            teacher = teacher_of(settings.train, self.model, self._given.original)
+            everything += training_cost(
+                settings.train, self._working, teacher, len(self._chosen), on_gpu=self._given.on_gpu
+            )
+        if self._mixed is None:
+            return everything
+        candidates = len(self._mixed.candidates)
+        measuring = self._mixed.cost(self._working, windows, length)
+        again = Cost(0, 0, candidates * rounding.operations, candidates * rounding.sequential)
+        return everything + measuring + again
+
+    def run(self, context: RunContext, target: Path) -> StepRecord | None:
+        working, chosen, rounded, record = self._quantized(context)
+        training = self._training(working, chosen, rounded, context)
+        outcome = None if training is None else training.run(context)
+        if not context.processes.leads:
+            return None
+        parts = rounded if training is None else [*rounded, training.part(context)]
+        tables = {} if self.settings.embeddings is None else embedding_tables(working)
+        write_quantized(working, chosen, parts, target, cache=self._cache, tables=tables)
+        layers, settings = layers_of(rounded), self.settings.model_dump(mode="json")
+        unknown = list(self.model.anatomy.unknown)
+        if outcome is None:
+            return StepRecord("quantize", settings, layers, unknown, record)
+        done = [outcome.sentence, "the errors of layers are those before training"]
+        return StepRecord("quantize", settings, layers, unknown, record, done, training=outcome.told)
+
+    def plan(self) -> dict[str, Any]:
+        working = self._working
+        chosen = [(working.linears[name], treatment) for name, treatment in self._chosen.items()]
         stored = sum(treatment.scheme.stored_bytes(f.rows, f.columns, f.dtype.itemsize) for f, treatment in chosen)
         before = sum(facts.numel * facts.dtype.itemsize for facts, _ in chosen)
         numbers = sum(facts.numel for facts, _ in chosen)
         # What auto chooses from are linears; the rest of its checkpoint it counts itself.
-        if self.settings.embeddings is not None and not isinstance(self._assignment, MixedPrecision):
+        if self.settings.embeddings is not None and self._mixed is None:
             table = working.weights.info(embedding_key(working))
             stored += EMBEDDING.stored_bytes(table.shape[0], table.shape[1], table.dtype.itemsize)
             before += table.nbytes
@@ -118,7 +192,7 @@ class QuantizeStep:
             "bytes_before": before,
             "bytes_after": stored,
             "checkpoint_bytes": working.weights.nbytes - before + stored,
-            "stays_packed": self._stays_packed(working),
+            "stays_packed": self._stays_packed(),
         }
         if isinstance(self._assignment, MixedPrecision):
             told |= self._assignment.plan(working)
@@ -127,161 +201,12 @@ class QuantizeStep:
             told |= {"group_size": usual.args.group_size, "format": usual.format}
         return told | {"sentence": _sentence(told)}
 
-    def may_store(self, working: OpenModel) -> dict[str, list[Scheme]]:
-        """What each linear will be stored as: one scheme, or those that measuring chooses from."""
-        guard = self.settings.guard
-        further = [resolve(guard.fallback)] if guard is not None and guard.otherwise == "fallback" else []
-        if isinstance(self._assignment, MixedPrecision):
-            further += self._assignment.candidates
-        return {
-            name: list({scheme.label: scheme for scheme in (treatment.scheme, *further)}.values())
-            for name, treatment in self._assignment.of(working).items()
-        }
-
-    def _stays_packed(self, model: OpenModel) -> bool:
+    def _stays_packed(self) -> bool:
         """Whether transformers restores the checkpoint's weights when they are used, and not as it loads them."""
-        mixed = self._assignment if isinstance(self._assignment, MixedPrecision) else None
-        schemes = mixed.candidates if mixed else [treatment.scheme for treatment in self._assignment.of(model).values()]
-        return all(s.args.symmetric for s in schemes) and not any(f.is_expert for f in model.linears.values())
-
-    def reads_text(self, model: OpenModel) -> list[str]:
-        settings, cache = self.settings, self.cache_args(model)
-        found = self.transforms.reads_inputs
-        if isinstance(self._assignment, MixedPrecision):
-            found.append("scheme auto")
-        else:
-            found += [what for treatment in self._assignment.of(model).values() for what in treatment.reads_inputs]
-        if cache is not None and cache.dynamic is not True:
-            found.append("kv_cache's fixed scales")
-        found += [name for name in ("guard", "train", "diagnostics") if getattr(settings, name) is not None]
-        return list(dict.fromkeys(found))
-
-    def _weights_cost(self, model: OpenModel) -> Cost:
-        """Of rounding that reads no text: a portion that is rounded, the next one, and a block's results."""
-        model = self.working(model, 0)
-        chosen, itemsize = self._assignment.of(model), 4 if model.is_edited else model.dtype.itemsize
-        memory, operations = 0, 0.0
-        for index, anatomy in enumerate(model.anatomy.blocks):
-            facts = [model.linears[name] for name in anatomy.linears if name in chosen]
-            stored = sum(chosen[f.name].scheme.stored_bytes(f.rows, f.columns, f.dtype.itemsize) for f in facts)
-            if self.transforms.links:
-                portion = model.block_numel(index) * 4
-                memory = max(
-                    memory, model.block_numel(index) * 3 * 8
-                )  # the experiments that show where scales can move
-            else:
-                groups = ([f"{anatomy.name}.{name}" for name in group.linears] for group in anatomy.groups)
-                portion = max((sum(model.linears[n].numel for n in group) for group in groups), default=0) * itemsize
-            # A weight that is rounded whole is there in float32 as itself, its values, their errors and what is fitted.
-            whole = max((f.numel for f in facts if not chosen[f.name].method.by_row), default=0) * 4 * 8
-            memory = max(memory, 2 * portion + 2 * stored + whole)
-            operations += sum(f.numel for f in facts) * 100.0
-        if model.anatomy.head in chosen:
-            memory = max(memory, 3 * model.linears[model.anatomy.head].numel * itemsize)
-        memory = max(memory, model.embedding_bytes(), self._embedding_bytes(model))
-        plan = self.plan(model)
-        return Cost(int(memory), int(plan["bytes_after"] + plan["checkpoint_bytes"]), operations)
-
-    def _embedding_bytes(self, model: OpenModel) -> int:
-        """What rounding the embedding takes: the codes in pieces and in one, and a slice in float64."""
-        if self.settings.embeddings is None:
-            return 0
-        table = model.weights.info(embedding_key(model))
-        return table.nbytes + 2 * math.prod(table.shape) + SLICE * table.shape[1] * 3 * 8
-
-    def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
-        if not self.reads_text(model):
-            return self._weights_cost(model)
-        if self.reads_text(model) == ["diagnostics"]:
-            windows = min(windows, self.settings.diagnostics or windows)
-        tokens = windows * length
-        learning = self.transforms.cost(model, tokens)
-        model = self.working(model)
-        batch = max(BATCH_TOKENS, length)
-        chosen = self._assignment.of(model)
-        number = compute_dtype(model.dtype).itemsize
-        wide = model.is_edited or self.transforms.change_weights
-        held = number + (4 if wide else 0)
-        memory, operations, kept, sequential = 0, 0.0, 0, 0
-        for index, anatomy in enumerate(model.anatomy.blocks):
-            numel = model.block_numel(index)
-            facts = [model.linears[name] for name in anatomy.linears]
-            rounding, beside = 0, 0
-            for group in anatomy.groups:
-                mine = [model.linears[f"{anatomy.name}.{n}"] for n in group.linears if f"{anatomy.name}.{n}" in chosen]
-                size, columns = sum(f.numel for f in mine), model.linears[f"{anatomy.name}.{group.linears[0]}"].columns
-                if any(chosen[f.name].method.needs_hessian for f in mine):
-                    # The weight as it shrinks, its result and a copy in the stored type; the Hessian and its factor, or it
-                    # and the half in float64 that it is made of.
-                    rounding = max(rounding, size * (4 + 4 + 2) + 2 * columns * columns * 4)
-                    operations += tokens * columns * columns + size * columns + columns**3
-                    sequential += columns
-                    if any(chosen[f.name].options.reads_unrounded and not f.is_expert for f in mine):
-                        # The differences' matrix and its permutation, and the weight's own change.
-                        rounding = max(rounding, size * (4 + 4 + 4 + 2) + 5 * columns * columns * 4)
-                        operations += 2 * tokens * columns * columns + 4 * size * columns
-                        beside += columns
-                else:
-                    rounding = max(rounding, size * (4 + 4 + 4 + 2))
-            # The block, then whichever is more: rounding one group, or one batch's activations inside the block.
-            passing = batch * (2 * max(f.rows for f in facts) + 2 * max(f.columns for f in facts)) * number
-            memory = max(memory, numel * held + max(rounding, passing))
-            if self.transforms.change_weights:
-                memory = max(memory, numel * 3 * 8)  # the experiments in float64 that show where scales can move
-            tails = [model.linears[f"{anatomy.name}.{tail.linear}"].columns for tail in anatomy.tails]
-            unrounded = [chosen[f.name] for f in facts if f.name in chosen]
-            width = model.skeleton.hidden_size
-            passes = 1.5 + sum(c.method != "equalize" for c in self.transforms.links)
-            if any(t.method.by_block or t.options.reads_unrounded for t in unrounded):
-                # The unrounded block runs, too, and again if transforms change what its linears read.
-                passes += 1 + bool(beside and self.transforms.links)
-                beside += 2 * width
-            kept = max(kept, width + sum(tails) + beside)
-            operations += 2 * numel * tokens * passes
-        head = model.linears[model.anatomy.head]
-        if head.name in chosen:
-            matrices = 5 if chosen[head.name].options.reads_unrounded else 2
-            hessian = matrices * head.columns * head.columns * 4 if chosen[head.name].method.needs_hessian else 0
-            memory = max(memory, head.numel * (2 * head.dtype.itemsize + 4 * 5) + hessian)
-            sequential += head.columns
-        hidden = tokens * kept * number
-        memory = max(memory, model.embedding_bytes(), self._embedding_bytes(model))
-        plan = self.plan(model)
-        disk = plan["bytes_after"] + plan["checkpoint_bytes"] + hidden
-        by_block = any(treatment.method.by_block for treatment in chosen.values())
-        collected = 2 * tokens * model.skeleton.hidden_size * number if by_block else 0
-        rounding = Cost(int(memory), int(disk), operations, sequential, collected) + learning
-        if self.settings.train is not None:
-            teacher = teacher_of(self.settings.train, model, self.original)
-            rounding += training_cost(self.settings.train, model, teacher, len(chosen), on_gpu=self.on_gpu)
-        mixed = self._assignment if isinstance(self._assignment, MixedPrecision) else None
-        if mixed is None:
-            return rounding
-        measuring = mixed.cost(model, windows, length)
-        candidates = len(mixed.candidates)
-        return rounding + measuring + Cost(0, 0, candidates * operations, candidates * sequential)
-
-    def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
-        working, chosen, rounded, record = self._quantized(model, context)
-        parts, outcome = rounded, None
-        training = self._training(working, chosen, parts, context)
-        if training is not None:
-            part, outcome = training.run(context)
-            parts = [*parts, part]
-        self._write(working, chosen, parts, target)
-        layers, settings = layers_of(rounded), self.settings.model_dump(mode="json")
-        if outcome is None:
-            return StepRecord("quantize", settings, layers, list(model.anatomy.unknown), record)
-        done = [outcome.sentence, "the errors of layers are those before training"]
-        return StepRecord(
-            "quantize", settings, layers, list(model.anatomy.unknown), record, done, training=outcome.told
-        )
-
-    def help(self, model: OpenModel, context: RunContext) -> None:
-        working, chosen, parts, _ = self._quantized(model, context)
-        training = self._training(working, chosen, parts, context)
-        if training is not None:
-            training.help(context)
+        chosen = [treatment.scheme for treatment in self._chosen.values()]
+        schemes = chosen if self._mixed is None else self._mixed.candidates
+        experts = any(facts.is_expert for facts in self._working.linears.values())
+        return all(scheme.args.symmetric for scheme in schemes) and not experts
 
     def _training(
         self, working: OpenModel, chosen: dict[str, Treatment], parts: list[Path], context: RunContext
@@ -289,36 +214,36 @@ class QuantizeStep:
         if self.settings.train is None:
             return None
         context.processes.wait()  # for what the first has rounded last
-        cache, known = self.cache_args(working), not self.transforms.links
-        return QuantizedTraining(self.settings.train, working, chosen, parts, cache, latent_known=known)
+        known, original = not self.transforms.links, self._given.original
+        return QuantizedTraining(
+            self.settings.train, working, chosen, parts, self._cache, original=original, latent_known=known
+        )
 
     def _quantized(
-        self, model: OpenModel, context: RunContext
+        self, context: RunContext
     ) -> tuple[OpenModel, dict[str, Treatment], list[Path], dict[str, Any] | None]:
         context.journal.mkdir(parents=True, exist_ok=True)
-        working = self.working(model, context.seed, context)
+        working = self._changed(context.seed, context)
         record = None
-        if isinstance(self._assignment, MixedPrecision):
-            chosen, record = self._assignment.chosen(working, self.transforms.ranges, context)
+        if self._mixed is not None:
+            chosen, record = self._mixed.chosen(working, self.transforms.ranges, context)
         else:
             chosen = self._assignment.of(working)
-        embedding, wanted = self.settings.embeddings is not None, self.reads_text(model)
-        if wanted:
-            if wanted == ["diagnostics"]:
+        embedding = self.settings.embeddings is not None
+        if self.reads_text:
+            if self.reads_text == ["diagnostics"]:
                 context = replace(context, tokens=context.tokens[: self.settings.diagnostics])
-            guard, cache = LayerGuard(self.settings.guard), self.cache_args(working)
-            quantizer = BlockQuantizer(working, chosen, self.transforms, cache, guard, context, embedding=embedding)
+            guard = LayerGuard(self.settings.guard)
+            quantizer = BlockQuantizer(
+                working, chosen, self.transforms, self._cache, guard, context, embedding=embedding
+            )
         else:
             quantizer = WeightQuantizer(working, chosen, self.transforms, context, embedding=embedding)
         quantizer.run()
         return working, chosen, quantizer.parts, record
 
-    def cache_args(self, model: OpenModel) -> QuantizationArgs | None:
-        """What keys and values will be cached in; None for as they are computed."""
-        wanted = self.settings.kv_cache
-        return None if wanted is None else cache_args(wanted.numbers, wanted.scales, head_width(model.config))
-
-    def _cache_problems(self, model: OpenModel) -> list[Problem]:
+    def _cache_problems(self) -> list[Problem]:
+        model = self.model
         if self.settings.kv_cache is None:
             return []
         where = f"{self._where}.kv_cache"
@@ -333,81 +258,11 @@ class QuantizeStep:
             ]
         return []
 
-    def working(self, model: OpenModel, seed: int = 0, context: RunContext | None = None) -> OpenModel:
-        """The same function, with the weights that are quantized: transforms change some, and a head needs its own."""
-        changed = self.transforms.opened(model, seed, context)
-        return with_own_head(changed) if changed.anatomy.head in self._assignment.of(changed) else changed
-
-    def _embedding_problems(self, model: OpenModel) -> list[Problem]:
-        if self.settings.embeddings is None or not self.working(model).is_tied:
+    def _embedding_problems(self) -> list[Problem]:
+        if self.settings.embeddings is None or not self._working.is_tied:
             return []
-        head = f"{model.anatomy.head} shares the input embedding's weight and cannot be left as it is"
+        head = f"{self.model.anatomy.head} shares the input embedding's weight and cannot be left as it is"
         return [Problem(f"{self._where}.embeddings", f"{head}; quantize it, too (remove lm_head from ignore)")]
-
-    def _chosen(self, model: OpenModel) -> list[tuple[LinearFacts, Treatment]]:
-        return [(model.linears[name], treatment) for name, treatment in self._assignment.of(model).items()]
-
-    def _write(self, model: OpenModel, chosen: dict[str, Treatment], parts: list[Path], target: Path) -> None:
-        quantized = {model.linears[name].key for name in chosen}
-        if self.settings.embeddings is not None:
-            quantized.add(embedding_key(model))
-        files = [SafetensorsFile(part) for part in parts]
-        home = {name: file for file in files for name in file.tensors}
-        of_module: dict[str, list[str]] = {}
-        for name in sorted(home):
-            of_module.setdefault(name.rpartition(".")[0], []).append(name)
-        entries: list[Entry] = []
-        for key in model.weights.names():
-            names = of_module[key.removesuffix(".weight")] if key in quantized else [key]
-            if key in quantized:  # a bias beside it has a name of its own
-                names = [name for name in names if name.rpartition(".")[2] != "bias"]
-            for name in names:
-                if name in home:
-                    entries.append((name, home[name].tensors[name], lambda name=name: home[name].load(name)))
-                else:
-                    info = model.weights.info(key)
-                    entries.append((key, info, lambda key=key, info=info: model.weights.load(key).to(info.dtype)))
-        config = dict(model.directory.config_data())
-        if not model.is_tied:
-            config = untied(config) if config.get("tie_word_embeddings", True) else config
-        labels = {name: list(dict.fromkeys((model.linears[name].key.removesuffix(".weight"), name))) for name in chosen}
-        schemes = {label: treatment.scheme for name, treatment in chosen.items() for label in labels[name]}
-        tables: dict[str, Scheme] = {}
-        if self.settings.embeddings is not None:
-            key = embedding_key(model).removesuffix(".weight")
-            tables = dict.fromkeys((key, model.skeleton.embedding_name), EMBEDDING)
-        experts = next((treatment.scheme for name, treatment in chosen.items() if model.linears[name].is_expert), None)
-        if experts is not None:
-            schemes[_EXPERTS] = experts
-        entries += [
-            (name, file.tensors[name], lambda name=name, file=file: file.load(name))
-            for name, file in home.items()
-            if name.rpartition(".")[2] in CACHE_SCALES
-        ]
-        ignored = self._ignored(model, chosen)
-        head = labels.get(model.anatomy.head)
-        config["quantization_config"] = quantization_config(schemes, ignored, self.cache_args(model), tables, head)
-        write_checkpoint(target, model.directory.path, config, entries, with_code=model.directory.trust_remote_code)
-
-    def _ignored(self, model: OpenModel, chosen: dict[str, Treatment]) -> list[str]:
-        """Matrices that stay as they are, by the names that loaders will match: checkpoint names, and the head's own.
-
-        Routers are listed too: transformers has its own class for them, but vLLM makes them linears.
-        """
-        quantized = {model.linears[name].key for name in chosen}
-        inside = model.skeleton.blocks_name + "."
-        matrices = {name for name, _ in model.skeleton.model.named_modules() if is_linear(_)}
-        left = [
-            label.removesuffix(".weight")
-            for name, key in model.names.items()
-            for label in dict.fromkeys((key, name))  # some loaders match the one, some the other
-            if key.endswith(".weight")
-            and key not in quantized
-            and len(model.weights.info(key).shape) == 2
-            and (name.startswith(inside) or name.removesuffix(".weight") in matrices)
-        ]
-        head = model.anatomy.head
-        return [*left, head] if head not in chosen and head not in left else left
 
 
 def _sentence(told: dict[str, Any]) -> str:

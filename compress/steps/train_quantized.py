@@ -40,6 +40,7 @@ class QuantizedTraining:
         chosen: what each linear was given.
         parts: what was stored for them.
         cache: what keys and values are cached in, if not as they are computed.
+        original: the model that the run began with, which may teach it.
         latent_known: whether the model's weights are those that were rounded; transforms of blocks change them before.
     """
 
@@ -51,25 +52,26 @@ class QuantizedTraining:
         parts: list[Path],
         cache: QuantizationArgs | None,
         *,
+        original: OpenModel,
         latent_known: bool,
     ) -> None:
         self._settings, self._chosen, self._cache = settings, chosen, cache
-        self._latent_known = latent_known
+        self._latent_known, self._original = latent_known, original
         self._model = model
         self._stored = _Stored(parts)
         self._linears: dict[str, QatLinear] = {}
         self._stays: dict[str, Tensor | None] = {}
 
-    def run(self, context: RunContext) -> tuple[Path, Outcome]:
-        """Train, and leave a part that takes the place of what it was made of; an earlier run's is found again."""
-        outcome, trained = self._train(context)
-        part = context.journal / "trained.safetensors"
-        save_part(part, self._result(outcome.weights, trained, context.processes.device), [])
-        return part, outcome
+    def part(self, context: RunContext) -> Path:
+        """The file that takes the place of what it was made of."""
+        return context.journal / "trained.safetensors"
 
-    def help(self, context: RunContext) -> None:
-        """What a process does that is not the first: its share of the training."""
-        self._train(context)
+    def run(self, context: RunContext) -> Outcome:
+        """Train, in every process; the main one leaves the part. What an earlier run has trained is found again."""
+        outcome, trained = self._train(context)
+        if context.processes.leads:
+            save_part(self.part(context), self._result(outcome.weights, trained, context.processes.device), [])
+        return outcome
 
     def _train(self, context: RunContext) -> tuple[Outcome, dict[str, Trained]]:
         settings, model = self._settings, self._model
@@ -77,7 +79,7 @@ class QuantizedTraining:
         if settings.checkpointing:
             student.keep_less()
         trained = self._trained(student)
-        teacher = teacher_of(settings, model, context.original)
+        teacher = teacher_of(settings, model, self._original)
         with ExitStack() as hooks:
             self._round_the_rest(student, hooks)
             outcome = train(

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from ...models.checkpoint.writer import Entry, write_checkpoint
-from ...models.steps.step import RunContext, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
 from ...models.structure.open_model import OpenModel
-from ...system.errors import Problem
+from ...system.errors import raise_problems
 from ...system.machine import human_bytes
 from ...system.resources import Cost
 from ..settings import Distill
@@ -34,8 +34,6 @@ class DistillStep:
     def __init__(self, settings: Distill, where: str) -> None:
         self.settings = settings
         self._where = where
-        self.original: OpenModel | None = None  # what the run begins with, once it is known
-        self.on_gpu = False  # whether what is trained is in another memory
 
     @property
     def keeps_zeros(self) -> bool:
@@ -45,23 +43,32 @@ class DistillStep:
     def label(self) -> str:
         return f"{'distilled' if self.settings.has_teacher else 'trained'} by {self.settings.label}"
 
-    @property
-    def learns_from_original(self) -> bool:
-        """Whether the teacher is the model that the run began with."""
-        return self.settings.learns_from_original
+    def prepare(self, given: Given) -> PreparedDistill:
+        raise_problems(training_problems(self.settings, given.model, self._where))
+        return PreparedDistill(self.settings, given)
 
-    def check(self, model: OpenModel) -> list[Problem]:
-        return training_problems(self.settings, model, self._where)
 
-    def reads_text(self, model: OpenModel) -> list[str]:
-        return ["distill"]
+class PreparedDistill(PreparedStep):
+    """Training one model.
 
-    def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
-        teacher = teacher_of(self.settings, model, self.original)
-        return training_cost(self.settings, model, teacher, on_gpu=self.on_gpu)
+    Args:
+        settings: the recipe's section.
+        given: the model, and the one that the run began with, which may teach it.
+    """
 
-    def plan(self, model: OpenModel) -> dict[str, Any]:
-        settings, nbytes = self.settings, model.weights.nbytes
+    reads_text = ("distill",)
+
+    def __init__(self, settings: Distill, given: Given) -> None:
+        self.settings, self._given, self.model = settings, given, given.model
+        self.learns_from_original = settings.learns_from_original
+        self.output = given.model  # of the same shapes
+
+    def cost(self, windows: int, length: int) -> Cost:
+        teacher = teacher_of(self.settings, self.model, self._given.original)
+        return training_cost(self.settings, self.model, teacher, on_gpu=self._given.on_gpu)
+
+    def plan(self) -> dict[str, Any]:
+        settings, nbytes = self.settings, self.model.weights.nbytes
         return {
             "step": "distill",
             "loss": settings.loss.method if settings.has_teacher else "cross_entropy",
@@ -77,11 +84,10 @@ class DistillStep:
             + f": {human_bytes(nbytes)} as before",
         }
 
-    def outlook(self, model: OpenModel) -> OpenModel:
-        return model  # of the same shapes
-
-    def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
-        outcome = self._trained(model, context)
+    def run(self, context: RunContext, target: Path) -> StepRecord | None:
+        model, outcome = self.model, self._trained(context)
+        if not context.processes.leads:
+            return None
         entries: list[Entry] = []
         by_key = {key: outcome.weights[name] for name, key in model.names.items() if name in outcome.weights}
 
@@ -95,12 +101,9 @@ class DistillStep:
         settings = self.settings.model_dump(mode="json")
         return StepRecord("distill", settings, [], [], None, [outcome.sentence], training=outcome.told)
 
-    def help(self, model: OpenModel, context: RunContext) -> None:
-        self._trained(model, context)
-
-    def _trained(self, model: OpenModel, context: RunContext) -> Outcome:
-        settings, device = self.settings, context.processes.device
-        teacher = teacher_of(settings, model, context.original)
+    def _trained(self, context: RunContext) -> Outcome:
+        settings, model, device = self.settings, self.model, context.processes.device
+        teacher = teacher_of(settings, model, self._given.original)
         student = WholeModel(OpenModel(model.directory, model.weights), context.dtype, device)
         if settings.student == "random":
             begin_anew(student, context.seed)

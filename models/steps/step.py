@@ -1,7 +1,9 @@
-"""The joint between the pipeline and what a step does."""
+"""What the pipeline and the plan know of a step: it is prepared once for a model, and then costs, tells its plan, and runs."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,7 +11,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ...system.errors import Problem
 from ...system.processes import Processes
 from ...system.progress import Progress
 from ...system.resources import Cost
@@ -29,7 +30,6 @@ class RunContext:
         progress: shows how far it is.
         processes: this one and those that share the work. All are given the same tokens.
         adapter: the fingerprint of what is merged into the model's files, if anything.
-        original: the model that the run began with; None for one that is not part of a run.
         number: the step's place in the recipe.
     """
 
@@ -40,7 +40,6 @@ class RunContext:
     progress: Progress
     processes: Processes
     adapter: str | None = None
-    original: OpenModel | None = None
     number: int = 0
 
 
@@ -69,13 +68,29 @@ class StepRecord:
     training: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a step is given to work on.
+
+    Attributes:
+        model: the model; before a run, of the shapes that the step before leaves in the worst case.
+        original: the model that the run began with.
+        on_gpu: whether what calibrates and trains is in another memory than the model's files are read into.
+    """
+
+    model: OpenModel
+    original: OpenModel
+    on_gpu: bool = False
+
+
 class Step(Protocol):
-    """One step of a recipe.
+    """One step of a recipe, by its settings alone.
 
     Attributes:
         quantizes: whether what it leaves is quantized, so that no step can follow.
         leaves_zeros: whether it removes weights by making them zero.
         keeps_zeros: whether weights that are zero stay so.
+        label: what it does, in a few words, to call the result by.
     """
 
     quantizes: bool
@@ -85,34 +100,63 @@ class Step(Protocol):
     def keeps_zeros(self) -> bool: ...
 
     @property
-    def label(self) -> str:
-        """What it does, in a few words, to call the result by."""
+    def label(self) -> str: ...
+
+    def prepare(self, given: Given) -> PreparedStep:
+        """Work out once what its cost, its plan and its run need. Reads headers, no weights.
+
+        Raises:
+            ProblemsError: all that can be known to be wrong before any work.
+        """
         ...
 
-    def check(self, model: OpenModel) -> list[Problem]:
-        """All that can be known to be wrong before any work."""
-        ...
 
-    def reads_text(self, model: OpenModel) -> list[str]:
-        """What of it asks for the calibration text, in a few words each; nothing if it needs none."""
-        ...
+class PreparedStep(ABC):
+    """A step and the model that it will work on.
 
-    def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
-        """Memory, disk and operations it will take."""
-        ...
+    Attributes:
+        model: what it works on.
+        output: the model that the next step will be given, as far as its shapes are known before any work: the worst case.
+        reads_text: what of it asks for the calibration text, in a few words each; empty if nothing does.
+        learns_from_original: whether the model that the run began with teaches it.
+        stored: what a quantize step will store; None for a step that leaves plain weights.
+    """
 
-    def plan(self, model: OpenModel) -> dict[str, Any]:
+    model: OpenModel
+    output: OpenModel
+    reads_text: Sequence[str] = ()
+    learns_from_original: bool = False
+    stored: Stored | None = None
+
+    @abstractmethod
+    def cost(self, windows: int, length: int) -> Cost:
+        """Memory, disk and operations it will take, with so many windows of calibration text."""
+
+    @abstractmethod
+    def plan(self) -> dict[str, Any]:
         """What it will do, in numbers, and as a sentence, for the plan that ``--dry-run`` prints."""
-        ...
 
-    def outlook(self, model: OpenModel) -> OpenModel:
-        """The model that the next step will be given, as far as its shapes are known before any work."""
-        ...
+    @abstractmethod
+    def run(self, context: RunContext, target: Path) -> StepRecord | None:
+        """Do it, in every process: the main one writes a model directory at ``target``.
 
-    def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
-        """Do it: read ``model``, write a model directory at ``target``."""
-        ...
+        Returns:
+            What was done; None in processes that write nothing.
+        """
 
-    def help(self, model: OpenModel, context: RunContext) -> None:
-        """Do a share of it in a process that writes nothing, while the first one runs it."""
-        ...
+
+@dataclass(frozen=True)
+class Stored:
+    """What a quantize step will store, as far as it is known before any work.
+
+    Attributes:
+        model: with the weights that are stored: a quantized head has a weight of its own.
+        schemes: by linear, what it will be stored as: one scheme, or those that measuring chooses from.
+        embedding: whether the input embedding is stored in codes.
+        kv_cache: compressed-tensors' arguments of the cache of keys and values; None for as they are computed.
+    """
+
+    model: OpenModel
+    schemes: Mapping[str, Sequence[Any]]
+    embedding: bool
+    kv_cache: Any

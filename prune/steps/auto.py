@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ...models.directory.directory import ModelDirectory
 from ...models.steps.smaller_model import write_model
-from ...models.steps.step import RunContext, Step, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...runtime.decoder.architectures import spec_of
 from ...runtime.measure.shape_time import decode_seconds
-from ...system.errors import Problem, RuntimeProblem, SmeltError
+from ...system.errors import Problem, ProblemsError, RuntimeProblem, SmeltError
 from ...system.files import write_text
 from ...system.processes import Processes
 from ...system.progress import Progress
@@ -53,58 +53,80 @@ class PruneAutoStep:
 
     def __init__(self, settings: Prune, where: str) -> None:
         self.settings = settings
-        self._where = where
+        self.where = where
         assert settings.target is not None
-        self._target = settings.target
-        self._known: tuple[OpenModel, Grid, bool] | None = None
+        self.target = settings.target
 
     @property
     def label(self) -> str:
-        return f"pruned to {self._target.label}"
+        return f"pruned to {self.target.label}"
 
-    def check(self, model: OpenModel) -> list[Problem]:
-        field = f"{self._where}.target"
-        if self._target.latency is not None:
-            try:
-                spec = spec_of(model.config)
-            except RuntimeProblem as problem:
-                return [Problem(field, f"latency: {problem}; give a target of params instead")]
-            if self._target.place.context > spec.max_length:
-                what = f"at.context is {self._target.place.context}, more than the {spec.max_length} tokens that the model takes"
-                return [Problem(field, what)]
-            if len(model.anatomy.blocks) < 2:
-                return [Problem(field, "latency: a model of one block has nothing to compare; give a target of params")]
+    def prepare(self, given: Given) -> PreparedAuto:
+        return PreparedAuto(self, given.model)
+
+
+class PreparedAuto(PreparedStep):
+    """Searching for the best shape of one model.
+
+    Args:
+        step: the step.
+        model: whose shape it is.
+
+    Raises:
+        ProblemsError: no shape that is searched keeps to the target.
+    """
+
+    def __init__(self, step: PruneAutoStep, model: OpenModel) -> None:
+        self.settings, self._where, self._target, self.model = step.settings, step.where, step.target, model
+        self.reads_text = [f"prune {step.settings.structure}"]
+        self._check_latency()
         if set(layer_parts(model)) != {"all"}:
             what = (
                 f"{type(model.skeleton.model).__name__}: parts of some of its blocks were removed; search first, or give"
                 " structures and shares"
             )
-            return [Problem(f"{self._where}.structure", what)]
-        grid = self._grid(model)
-        if all(len(levels) == 1 for levels in grid.levels.values()):
+            raise self._wrong("structure", what)
+        self._grid, self._is_turned = Grid.of(model, step.settings.multiple), _turns(model)
+        if all(len(levels) == 1 for levels in self._grid.levels.values()):
             kind = type(model.skeleton.model).__name__
-            return [Problem(f"{self._where}.structure", f"{kind}: no dimension of it can be made smaller")]
-        if self._target.params is not None:
-            try:
-                costs = Costs(model, grid, turned=self._turned(model))
-            except SmeltError as error:
-                return [Problem(f"{self._where}.structure", str(error))]
-            least = min(costs.parameters(sizes) for sizes in grid) / costs.parameters(grid.whole)
-            if least > self._target.params:
-                what = (
-                    f"params: the smallest shape that is searched has {least:.2f} of the parameters; give at least that"
-                )
-                return [Problem(field, what)]
-        return []
+            raise self._wrong("structure", f"{kind}: no dimension of it can be made smaller")
+        self._check_parameters()
+        # The shape is what the search is for: of those that it may find, the one that the fewest group sizes divide.
+        self.output = model
+        for settings in self._settings(self._grid.oddest):
+            self.output = _step(settings).prepare(Given(self.output, self.output)).output
 
-    def outlook(self, model: OpenModel) -> OpenModel:
-        """The shape is what the search is for: of those that it may find, the one that the fewest group sizes divide."""
-        for settings in self._settings(model, self._grid(model).oddest):
-            model = _step(settings).outlook(model)
-        return model
+    def _wrong(self, field: str, what: str) -> ProblemsError:
+        return ProblemsError([Problem(f"{self._where}.{field}", what)])
 
-    def plan(self, model: OpenModel) -> dict[str, Any]:
-        grid, before = self._grid(model), model.weights.nbytes
+    def _check_latency(self) -> None:
+        if self._target.latency is None:
+            return
+        try:
+            spec = spec_of(self.model.config)
+        except RuntimeProblem as problem:
+            raise self._wrong("target", f"latency: {problem}; give a target of params instead") from None
+        if self._target.place.context > spec.max_length:
+            what = f"at.context is {self._target.place.context}, more than the {spec.max_length} tokens that the model takes"
+            raise self._wrong("target", what)
+        if len(self.model.anatomy.blocks) < 2:
+            what = "latency: a model of one block has nothing to compare; give a target of params"
+            raise self._wrong("target", what)
+
+    def _check_parameters(self) -> None:
+        if self._target.params is None:
+            return
+        try:
+            costs = Costs(self.model, self._grid, turned=self._is_turned)
+        except SmeltError as error:
+            raise self._wrong("structure", str(error)) from None
+        least = min(costs.parameters(sizes) for sizes in self._grid) / costs.parameters(self._grid.whole)
+        if least > self._target.params:
+            what = f"params: the smallest shape that is searched has {least:.2f} of the parameters; give at least that"
+            raise self._wrong("target", what)
+
+    def plan(self) -> dict[str, Any]:
+        grid, before = self._grid, self.model.weights.nbytes
         count = math.prod(len(levels) for levels in grid.levels.values())
         after = int(before * self._target.params) if self._target.params is not None else before
         return {
@@ -120,12 +142,10 @@ class PruneAutoStep:
             f" {' x '.join(f'{len(grid.levels[name])} {name}' for name in DIMENSIONS)}",
         }
 
-    def reads_text(self, model: OpenModel) -> list[str]:
-        return [f"prune {self.settings.structure}"]
-
-    def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
+    def cost(self, windows: int, length: int) -> Cost:
+        model = self.model
         tokens, number = windows * length, compute_dtype(model.dtype).itemsize
-        grid = self._grid(model)
+        grid = self._grid
         runs = sum(1 for _ in grid.alone()) + 3 * _TRIED
         numel = sum(model.block_numel(i) for i in range(len(model.anatomy.blocks)))
         head = model.linears[model.anatomy.head].numel
@@ -139,13 +159,15 @@ class PruneAutoStep:
         kept = (len(model.anatomy.blocks) + 4) * model.skeleton.hidden_size + width
         return Cost(int(memory), int(4 * model.weights.nbytes + tokens * kept * number), operations)
 
-    def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
+    def run(self, context: RunContext, target: Path) -> StepRecord | None:
+        if not context.processes.leads:
+            return None  # what many short steps would share is less than what it takes to share it
+        model = self.model
         context.journal.mkdir(parents=True, exist_ok=True)
-        # Alone: what many short steps would share is less than what it takes to share it.
         context = replace(context, processes=Processes(context.processes.device))
-        grid = self._grid(model)
+        grid = self._grid
         search = _Search(model, grid, context, self._settings)
-        costs = Costs(model, grid, turned=self._turned(model))
+        costs = Costs(model, grid, turned=self._is_turned)
         known = context.journal / "sizes.json"
         if known.exists():  # clocks would not say the same again
             data = json.loads(known.read_text(encoding="utf-8"))
@@ -154,7 +176,7 @@ class PruneAutoStep:
             limit, spent = self._limits(costs, grid, context.progress)
             found, timed = search.best(self._allowed(grid, limit, spent)), costs.as_data()
             write_text(known, json.dumps({"sizes": vars(found), "milliseconds": timed}) + "\n")
-        settings = self._settings(model, found)
+        settings = self._settings(found)
         final = _applied(settings, model, context, context.journal / "final")
         write_model(final, model, target)
         if (context.journal / "final").exists():
@@ -169,13 +191,13 @@ class PruneAutoStep:
         }
         return StepRecord("prune", self.settings.model_dump(mode="json"), [], list(model.anatomy.unknown), chosen, told)
 
-    def _settings(self, model: OpenModel, sizes: Sizes) -> list[Prune]:
+    def _settings(self, sizes: Sizes) -> list[Prune]:
         """The steps that make a shape, in order."""
-        whole, found = self._grid(model).whole, []
+        whole, found = self._grid.whole, []
         if sizes.blocks < whole.blocks:
             found.append({"structure": "blocks", "count": whole.blocks - sizes.blocks})
         for name, more in (
-            ("hidden", {"score": "pca" if self._turned(model) else "activation"}),
+            ("hidden", {"score": "pca" if self._is_turned else "activation"}),
             ("heads", {"score": "taylor", "update": "least_squares"}),
             ("ffn", {"score": "wanda", "update": "least_squares"}),
         ):
@@ -185,18 +207,6 @@ class PruneAutoStep:
                 found.append({"structure": name, "ratio": 1 - left / all_of_them, **multiple, **more})
         return [Prune.model_validate(each) for each in found]
 
-    def _grid(self, model: OpenModel) -> Grid:
-        return self._about(model)[1]
-
-    def _turned(self, model: OpenModel) -> bool:
-        return self._about(model)[2]
-
-    def _about(self, model: OpenModel) -> tuple[OpenModel, Grid, bool]:
-        """The sizes of a model, and whether its stream can be turned; found once."""
-        if self._known is None or self._known[0] is not model:
-            self._known = model, Grid.of(model, self.settings.multiple), _turns(model)
-        return self._known
-
     def _allowed(self, grid: Grid, limit: float, spent: Callable[[Sizes], float]) -> list[Sizes]:
         allowed = [sizes for sizes in grid if spent(sizes) <= limit]
         if not allowed:
@@ -205,9 +215,6 @@ class PruneAutoStep:
                 f"{self._where}.target: the fastest shape that is searched takes {share:.2f} of the time; give at least that"
             )
         return allowed
-
-    def help(self, model: OpenModel, context: RunContext) -> None:
-        """It is the first process's work alone."""
 
     def _limits(self, costs: Costs, grid: Grid, progress: Progress) -> tuple[float, Callable[[Sizes], float]]:
         """The most that a shape may cost, and what it costs."""
@@ -254,7 +261,7 @@ class _Search:
         model: OpenModel,
         grid: Grid,
         context: RunContext,
-        settings: Callable[[OpenModel, Sizes], list[Prune]],
+        settings: Callable[[Sizes], list[Prune]],
     ) -> None:
         self._model, self._grid, self._context, self._settings = model, grid, context, settings
         judged = max(1, len(context.tokens) // _JUDGING)
@@ -274,7 +281,7 @@ class _Search:
         alone: dict[tuple[str, int], float] = {}
         for name, size in self._context.progress.track(each, "measuring dimensions", len(each)):
             sizes = replace(self._grid.whole, **{name: size})
-            alone[name, size] = self._loss(f"{name} {size}", self._settings(self._model, sizes)) - whole
+            alone[name, size] = self._loss(f"{name} {size}", self._settings(sizes)) - whole
 
         def expected(sizes: Sizes) -> float:
             return sum(alone.get((name, getattr(sizes, name)), 0.0) for name in DIMENSIONS)
@@ -282,7 +289,7 @@ class _Search:
         first = sorted(allowed, key=expected)[:_TRIED]
         tried = {}
         for sizes in self._context.progress.track(first, "trying shapes", len(first)):
-            tried[sizes] = self._loss(_named(sizes), self._settings(self._model, sizes))
+            tried[sizes] = self._loss(_named(sizes), self._settings(sizes))
         return min(first, key=lambda sizes: tried[sizes])
 
     def _loss(self, name: str, settings: list[Prune]) -> float:
@@ -300,14 +307,14 @@ class _Search:
 def _applied(settings: list[Prune], model: OpenModel, context: RunContext, place: Path) -> OpenModel:
     """The model after some steps; its files lie in ``place``. What an interrupted run has made there is not made again."""
     for number, each in enumerate(settings):
-        step = _step(each)
-        problems = step.check(model)
-        if problems:
-            raise SmeltError(str(problems[0]))
+        try:
+            step = _step(each).prepare(Given(model, model))
+        except ProblemsError as error:
+            raise SmeltError(str(error.problems[0])) from None
         directory, done = place / f"model-{number}", place / f"model-{number}.done"
         if not done.exists():
             shutil.rmtree(directory, ignore_errors=True)
-            step.run(model, replace(context, journal=place / f"step-{number}"), directory)
+            step.run(replace(context, journal=place / f"step-{number}"), directory)
             done.touch()
         model = OpenModel(ModelDirectory(directory.name, directory, model.directory.trust_remote_code))
     return model
@@ -343,7 +350,11 @@ def _loss_of(model: OpenModel, tokens: Tensor, context: RunContext) -> float:
 def _turns(model: OpenModel) -> bool:
     """Whether the stream of a model can be turned to its principal directions."""
     step = PruneHiddenStep(Prune.model_validate({"structure": "hidden", "ratio": 0.5, "score": "pca"}), "")
-    return not any("turned" in problem.what for problem in step.check(model))
+    try:
+        step.prepare(Given(model, model))
+    except ProblemsError as error:
+        return not any("turned" in problem.what for problem in error.problems)
+    return True
 
 
 def _named(sizes: Sizes) -> str:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from ...models.steps.smaller_model import last_hidden, write_model
-from ...models.steps.step import RunContext, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS, HeadFunction, StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...system.activation_store import BATCH_TOKENS, ActivationStore
 from ...system.device import on
-from ...system.errors import Problem, SmeltError
+from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.files import write_text
 from ...system.machine import human_bytes
 from ...system.resources import Cost, compute_dtype
@@ -41,8 +41,8 @@ class PruneBlocksStep:
 
     def __init__(self, settings: Prune, where: str) -> None:
         self.settings = settings
-        self._where = where
-        self._score = settings.score or "influence"
+        self.where = where
+        self.score = settings.score or "influence"
 
     @property
     def keeps_zeros(self) -> bool:
@@ -57,69 +57,83 @@ class PruneBlocksStep:
         plural = {"blocks": "blocks", "attention": "attentions", "mlp": "feed-forward parts"}[self.settings.structure]
         noun = plural if count is None or count > 1 else plural.removesuffix("s")
         amount = f"{self.settings.ratio:.0%} of {noun}" if count is None else f"{count} {noun}"
-        return f"{amount} fewer by {self._score}{' merged' if self.settings.update else ''}"
+        return f"{amount} fewer by {self.score}{' merged' if self.settings.update else ''}"
 
-    def check(self, model: OpenModel) -> list[Problem]:
+    def prepare(self, given: Given) -> PreparedBlocks:
+        return PreparedBlocks(self, given.model)
+
+
+class PreparedBlocks(PreparedStep):
+    """Taking blocks of one model away, or parts of them.
+
+    Args:
+        step: the step.
+        model: whose blocks they are.
+
+    Raises:
+        ProblemsError: those, or so many, cannot go.
+    """
+
+    def __init__(self, step: PruneBlocksStep, model: OpenModel) -> None:
+        self.settings, self._where, self._score = step.settings, step.where, step.score
+        self.model, structure, keep = model, step.settings.structure, step.settings.keep
+        self.reads_text = [] if keep is not None else [f"score {step.score}"]
         try:
-            removable = self._removable(model)
+            self._removable: Removable = (
+                WholeBlocks(model, merging=step.settings.update == "merge")
+                if structure == "blocks"
+                else BlockParts(model, structure)
+            )
         except SmeltError as error:
-            return [Problem(f"{self._where}.structure", str(error))]
-        depth = len(removable.candidates)
-        if self.settings.keep is not None:
-            wrong = self._wrong_mapping(model, removable)
-            return [] if wrong is None else [Problem(f"{self._where}.keep", wrong)]
-        count, field = self._count(model), "count" if self.settings.count is not None else "ratio"
-        if count >= depth + (self.settings.structure == "mlp"):
-            return [
-                Problem(
-                    f"{self._where}.{field}",
-                    f"leaves nothing: the model has {depth} {removable.plural if depth != 1 else removable.noun};"
-                    " leave at least one",
-                )
-            ]
+            raise self._wrong("structure", str(error)) from None
+        self._unmapped = [index for index in range(len(model.anatomy.blocks)) if index not in (keep or [])]
+        if keep is None:
+            self._count = self._counted()
+        else:
+            self._count = len(self._unmapped)
+            self._check_mapping(keep)
+        candidates = self._removable.candidates
+        try:
+            self.output = self._removable.left(
+                self._unmapped if keep is not None else candidates[len(candidates) - self._count :]
+            )
+        except SmeltError as error:
+            raise self._wrong("structure" if keep is None else "keep", str(error)) from None
+
+    def _wrong(self, field: str, what: str) -> ProblemsError:
+        return ProblemsError([Problem(f"{self._where}.{field}", what)])
+
+    def _counted(self) -> int:
+        """How many go."""
+        settings, removable, depth = self.settings, self._removable, len(self._removable.candidates)
+        field = "count" if settings.count is not None else "ratio"
+        if settings.count is not None:
+            count = settings.count
+        else:
+            assert settings.ratio is not None
+            count = round(settings.ratio * depth)
+        if count >= depth + (settings.structure == "mlp"):
+            nouns = removable.plural if depth != 1 else removable.noun
+            raise self._wrong(field, f"leaves nothing: the model has {depth} {nouns}; leave at least one")
         if count < 1:
-            return [
-                Problem(
-                    f"{self._where}.{field}",
-                    f"{self.settings.ratio} of {depth} {removable.plural} is less than one; give a larger share or a count",
-                )
-            ]
-        try:
-            self.outlook(model)
-        except SmeltError as error:
-            return [Problem(f"{self._where}.structure", str(error))]
-        return []
+            what = f"{settings.ratio} of {depth} {removable.plural} is less than one; give a larger share or a count"
+            raise self._wrong(field, what)
+        return count
 
-    def _wrong_mapping(self, model: OpenModel, removable: Removable) -> str | None:
-        depth, keep = len(model.anatomy.blocks), self.settings.keep or []
+    def _check_mapping(self, keep: list[int]) -> None:
+        depth = len(self.model.anatomy.blocks)
         if keep[-1] >= depth:
-            return f"there is no block {keep[-1]}; the model has those from 0 to {depth - 1}"
-        removed = self._unmapped(model)
-        if not removed:
-            return f"keeps all {depth} blocks; leave some of them out"
-        stuck = sorted(set(removed) - set(removable.candidates))
+            raise self._wrong("keep", f"there is no block {keep[-1]}; the model has those from 0 to {depth - 1}")
+        if not self._unmapped:
+            raise self._wrong("keep", f"keeps all {depth} blocks; leave some of them out")
+        stuck = sorted(set(self._unmapped) - set(self._removable.candidates))
         if stuck:
-            return f"block {stuck[0]} differs from the others by its number and cannot go; keep it, too"
-        try:
-            self.outlook(model)
-        except SmeltError as error:
-            return str(error)
-        return None
+            what = f"block {stuck[0]} differs from the others by its number and cannot go; keep it, too"
+            raise self._wrong("keep", what)
 
-    def _unmapped(self, model: OpenModel) -> list[int]:
-        return [index for index in range(len(model.anatomy.blocks)) if index not in (self.settings.keep or [])]
-
-    def outlook(self, model: OpenModel) -> OpenModel:
-        removable = self._removable(model)
-        if self.settings.keep is not None:
-            return removable.left(self._unmapped(model))
-        return removable.left(removable.candidates[len(removable.candidates) - self._count(model) :])
-
-    def plan(self, model: OpenModel) -> dict[str, Any]:
-        after = self.outlook(model)
-        before_bytes, after_bytes = model.weights.nbytes, after.weights.nbytes
-        removable = self._removable(model)
-        count, depth = self._count(model), len(removable.candidates)
+    def plan(self) -> dict[str, Any]:
+        before_bytes, after_bytes = self.model.weights.nbytes, self.output.weights.nbytes
+        removable, count, depth = self._removable, self._count, len(self._removable.candidates)
         return {
             "step": "prune",
             "structure": self.settings.structure,
@@ -135,10 +149,8 @@ class PruneBlocksStep:
             f" {human_bytes(before_bytes)} -> {human_bytes(after_bytes)}",
         }
 
-    def reads_text(self, model: OpenModel) -> list[str]:
-        return [] if self.settings.keep is not None else [f"score {self._score}"]
-
-    def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
+    def cost(self, windows: int, length: int) -> Cost:
+        model = self.model
         depth, tokens = len(model.anatomy.blocks), windows * length
         number = compute_dtype(model.dtype).itemsize
         width = max(
@@ -154,14 +166,14 @@ class PruneBlocksStep:
             head = model.linears[model.anatomy.head].numel
             logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 3
             memory = max(memory, model.embedding_bytes() + logits)
-            rounds = self._count(model)
+            rounds = self._count
             operations, stores = rounds * (tokens * numel * depth + 2.0 * tokens * head * depth), 2
         if self.settings.keep is not None:
             operations = 0.0
         return Cost(int(memory), int(model.weights.nbytes + stores * hidden), operations)
 
-    def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
-        removable = self._removable(model)
+    def run(self, context: RunContext, target: Path) -> StepRecord | None:
+        model, removable = self.model, self._removable
 
         def tried() -> tuple[dict[str, Tensor], None]:
             if self.settings.structure != "blocks":
@@ -179,29 +191,13 @@ class PruneBlocksStep:
             return {}, None
 
         context.processes.from_first(verified)
+        if not context.processes.leads:
+            return None
         after = removable.left(removed)
         write_model(after, model, target)
         return StepRecord(
             "prune", self.settings.model_dump(mode="json"), [], [], record, [self._told(removable, removed, record)]
         )
-
-    def help(self, model: OpenModel, context: RunContext) -> None:
-        context.processes.wait()  # for what the first tries
-        self._decided(model, self._removable(model), context)
-        context.processes.wait()  # for what the first verifies
-
-    def _count(self, model: OpenModel) -> int:
-        if self.settings.keep is not None:
-            return len(self._unmapped(model))
-        if self.settings.count is not None:
-            return self.settings.count
-        assert self.settings.ratio is not None
-        return round(self.settings.ratio * len(self._removable(model).candidates))
-
-    def _removable(self, model: OpenModel) -> Removable:
-        if self.settings.structure == "blocks":
-            return WholeBlocks(model, merging=self.settings.update == "merge")
-        return BlockParts(model, self.settings.structure)
 
     def _told(self, removable: Removable, removed: list[int], record: dict[str, Any]) -> str:
         numbers = ", ".join(str(index) for index in removed)
@@ -225,7 +221,7 @@ class PruneBlocksStep:
     def _decided(self, model: OpenModel, removable: Removable, context: RunContext) -> tuple[list[int], dict[str, Any]]:
         """Which blocks go, and the scores that said so; what an interrupted run has measured is not measured again."""
         if self.settings.keep is not None:
-            removed = self._unmapped(model)
+            removed = self._unmapped
             context.journal.mkdir(parents=True, exist_ok=True)
             return removed, {"removed": removed}
         context.journal.mkdir(parents=True, exist_ok=True)
@@ -237,9 +233,9 @@ class PruneBlocksStep:
         scores = _Scores(model, removable, context, file, known)
         with on(context.processes.device), torch.no_grad():
             removed = (
-                scores.least_influential(self._count(model))
+                scores.least_influential(self._count)
                 if self._score == "influence"
-                else scores.least_missed(self._count(model))
+                else scores.least_missed(self._count)
             )
         return removed, {"removed": removed, self._score: known}
 

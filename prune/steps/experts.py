@@ -12,12 +12,12 @@ from ...models.directory.experts import watched
 from ...models.steps.parts import layers_of, save_part
 from ...models.steps.record import LayerRecord
 from ...models.steps.smaller_model import computes_the_same, write_model
-from ...models.steps.step import RunContext, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...system.activation_store import BATCH_TOKENS, ActivationStore
 from ...system.device import on
-from ...system.errors import Problem, SmeltError
+from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import human_bytes
 from ...system.resources import Cost, compute_dtype, release_freed_memory
 from ...system.tensor_files import SafetensorsFile
@@ -51,54 +51,78 @@ class PruneExpertsStep:
         amount = f"{self.settings.ratio:.0%} of" if count is None else f"{count}"
         return f"{amount} experts fewer by {self._score}"
 
-    def check(self, model: OpenModel) -> list[Problem]:
+    def prepare(self, given: Given) -> PreparedExperts:
+        return PreparedExperts(self.settings, self._where, self.label, given.model)
+
+
+class PreparedExperts(PreparedStep):
+    """Pruning the experts of one model.
+
+    Args:
+        settings: the recipe's section.
+        where: how messages name the step.
+        label: what layers' records call it.
+        model: whose experts they are.
+
+    Raises:
+        ProblemsError: so many cannot go.
+    """
+
+    def __init__(self, settings: Prune, where: str, label: str, model: OpenModel) -> None:
+        self.settings, self.label = settings, label
+        self._where, self.model = where, model
+        self._score = settings.score or "activation"
+        self.reads_text = [f"prune {settings.structure}"]
         try:
-            layers = ExpertLayers.find(model)
+            self._layers = ExpertLayers.find(model)
         except SmeltError as error:
-            return [Problem(f"{self._where}.structure", str(error))]
-        amount = f"{self._where}.{'ratio' if self.settings.count is None else 'count'}"
-        left = self._left(layers)
+            raise ProblemsError([Problem(f"{where}.structure", str(error))]) from None
+        self._left = self._units_left()
+        try:
+            kept = dict.fromkeys(self._layers.modules, torch.arange(self._left))
+            self.output = fewer_experts(model, self._layers, kept, self._left)
+        except SmeltError as error:
+            raise ProblemsError([Problem(self._amount, str(error))]) from None
+
+    @property
+    def _amount(self) -> str:
+        return f"{self._where}.{'ratio' if self.settings.count is None else 'count'}"
+
+    def _units_left(self) -> int:
+        layers = self._layers
+        if self.settings.count is not None:
+            left = layers.count - self.settings.count
+        else:
+            assert self.settings.ratio is not None
+            left = round(layers.count * (1 - self.settings.ratio))
         if left < layers.chosen:
             what = (
                 f"leaves {max(left, 0)} of {layers.count} experts, but every token is sent to {layers.chosen};"
                 f" take at most {layers.count - layers.chosen}"
             )
-            return [Problem(amount, what)]
+            raise ProblemsError([Problem(self._amount, what)])
         if left == layers.count:
-            return [Problem(amount, f"takes none of {layers.count} experts; take more")]
-        try:
-            self.outlook(model)
-        except SmeltError as error:
-            return [Problem(amount, str(error))]
-        return []
+            raise ProblemsError([Problem(self._amount, f"takes none of {layers.count} experts; take more")])
+        return left
 
-    def outlook(self, model: OpenModel) -> OpenModel:
-        layers = ExpertLayers.find(model)
-        left = self._left(layers)
-        return fewer_experts(model, layers, dict.fromkeys(layers.modules, torch.arange(left)), left)
-
-    def plan(self, model: OpenModel) -> dict[str, Any]:
-        layers = ExpertLayers.find(model)
-        before, after = model.weights.nbytes, self.outlook(model).weights.nbytes
-        left = self._left(layers)
+    def plan(self) -> dict[str, Any]:
+        before, after = self.model.weights.nbytes, self.output.weights.nbytes
         return {
             "step": "prune",
             "structure": "experts",
             "score": self._score,
-            "experts_before": layers.count,
-            "experts_after": left,
+            "experts_before": self._layers.count,
+            "experts_after": self._left,
             "bytes_before": before,
             "bytes_after": after,
             "checkpoint_bytes": after,
             "stays_packed": True,
-            "sentence": f"prune experts from {layers.count} to {left} in each layer by {self._score}:"
+            "sentence": f"prune experts from {self._layers.count} to {self._left} in each layer by {self._score}:"
             f" {human_bytes(before)} -> {human_bytes(after)}",
         }
 
-    def reads_text(self, model: OpenModel) -> list[str]:
-        return [f"prune {self.settings.structure}"]
-
-    def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
+    def cost(self, windows: int, length: int) -> Cost:
+        model = self.model
         tokens, number = windows * length, compute_dtype(model.dtype).itemsize
         hidden, blocks = model.skeleton.hidden_size, len(model.anatomy.blocks)
         width = max(facts.rows for name, facts in model.linears.items() if name != model.anatomy.head)
@@ -113,8 +137,8 @@ class PruneExpertsStep:
             kept += (blocks + 2) * hidden
         return Cost(int(memory), int(2 * model.weights.nbytes + tokens * kept * number), operations)
 
-    def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
-        layers = ExpertLayers.find(model)
+    def run(self, context: RunContext, target: Path) -> StepRecord | None:
+        model, layers = self.model, self._layers
 
         def tried() -> tuple[dict[str, Tensor], None]:
             self._try_layout(model, layers, context)
@@ -122,22 +146,14 @@ class PruneExpertsStep:
 
         context.processes.from_first(tried)
         parts = self._parts(model, layers, context)
+        if not context.processes.leads:
+            return None
         kept = {index: SafetensorsFile(parts[index]).load("kept") for index in layers.modules}
-        after = fewer_experts(model, layers, kept, self._left(layers))
+        after = fewer_experts(model, layers, kept, self._left)
         write_model(after, model, target)
-        done = f"{self._left(layers)} of {layers.count} experts are left in each layer"
+        done = f"{self._left} of {layers.count} experts are left in each layer"
         settings = self.settings.model_dump(mode="json")
         return StepRecord("prune", settings, layers_of(list(parts.values())), list(model.anatomy.unknown), None, [done])
-
-    def help(self, model: OpenModel, context: RunContext) -> None:
-        context.processes.wait()  # for what the first tries
-        self._parts(model, ExpertLayers.find(model), context)
-
-    def _left(self, layers: ExpertLayers) -> int:
-        if self.settings.count is not None:
-            return layers.count - self.settings.count
-        assert self.settings.ratio is not None
-        return round(layers.count * (1 - self.settings.ratio))
 
     def _try_layout(self, model: OpenModel, layers: ExpertLayers, context: RunContext) -> None:
         """See that the model computes the same with its experts in another order, so that the router knows no order."""
@@ -158,7 +174,7 @@ class PruneExpertsStep:
         if all(finished.values()):
             return parts
         kept: dict[int, Tensor] = {}
-        after = fewer_experts(model, layers, kept, self._left(layers))
+        after = fewer_experts(model, layers, kept, self._left)
         whole, narrow = (
             StreamedModel(each.skeleton, each.weights, context.dtype, context.journal, device=processes.device)
             for each in (model, after)
@@ -210,7 +226,7 @@ class PruneExpertsStep:
             scores = _paths(model, layers, index)
         if not scores.isfinite().all():
             raise SmeltError(f"{name}: the scores of its experts are not finite; use other text or another score")
-        stays = scores.cpu().double().topk(self._left(layers)).indices.sort().values
+        stays = scores.cpu().double().topk(self._left).indices.sort().values
         if processes.leads:
             gone = sorted(set(range(layers.count)) - set(stays.tolist()))
             sizes = added.tolist()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...models.steps.parts import load_part
 from ...models.steps.record import LayerRecord
 from ...models.steps.smaller_model import last_hidden, write_model
-from ...models.steps.step import RunContext, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...models.structure.untied_head import with_own_head
@@ -24,7 +24,7 @@ from ...quant.transforms.rotated_model import Streams, Turn, turned
 from ...quant.transforms.rotation import Rotation
 from ...system.activation_store import BATCH_TOKENS
 from ...system.device import on
-from ...system.errors import Problem, SmeltError
+from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import human_bytes
 from ...system.resources import Cost, compute_dtype, release_freed_memory
 from ...system.tensor_files import SafetensorsFile, save_tensors
@@ -51,61 +51,77 @@ class PruneHiddenStep:
 
     def __init__(self, settings: Prune, where: str) -> None:
         self.settings = settings
-        self._where = where
-        self._score = settings.score or "pca"
+        self.where = where
+        self.score = settings.score or "pca"
 
     @property
     def keeps_zeros(self) -> bool:
-        return self._score != "pca"  # weights are turned into one another
+        return self.score != "pca"  # weights are turned into one another
 
     @property
     def label(self) -> str:
         size, ratio = self.settings.size, self.settings.ratio
         return (
-            f"{size} hidden left by {self._score}" if ratio is None else f"{ratio:.0%} of hidden fewer by {self._score}"
+            f"{size} hidden left by {self.score}" if ratio is None else f"{ratio:.0%} of hidden fewer by {self.score}"
         )
 
-    def check(self, model: OpenModel) -> list[Problem]:
+    def prepare(self, given: Given) -> PreparedHidden:
+        return PreparedHidden(self, given.model)
+
+
+class PreparedHidden(PreparedStep):
+    """Narrowing the residual stream of one model.
+
+    Args:
+        step: the step.
+        model: whose stream it is.
+
+    Raises:
+        ProblemsError: it cannot be made so narrow.
+    """
+
+    def __init__(self, step: PruneHiddenStep, model: OpenModel) -> None:
+        self.settings, self._where, self.label = step.settings, step.where, step.label
+        self._score, self.model = step.score, model
+        self.reads_text = [f"prune {step.settings.structure}"]
         try:
-            axis = self._axis(model)
-            if self._score == "pca":
+            # Folding a norm into the head takes a head of its own.
+            self._source = _untied(model) if step.score == "pca" else model
+            axis = axes.hidden(self._source)
+            self._axis = axis if step.settings.multiple is None else replace(axis, multiple=step.settings.multiple)
+            if step.score == "pca":
                 self._check_streams(Streams.find(model))
         except SmeltError as error:
             advice = "; choose score: activation" if "turned" in str(error) else ""
-            return [Problem(f"{self._where}.structure", f"{error}{advice}")]
-        left = self._left(axis)
-        amount = f"{self._where}.{'ratio' if self.settings.size is None else 'size'}"
-        if left > axis.units or (left == axis.units and self.settings.size is not None):
-            what = f"leaves all of {axis.units} {axis.noun}; the size that is left must be less"
-            return [Problem(amount, what)]
-        if left < 1:
-            return [Problem(amount, f"leaves none of {axis.units} {axis.noun}; take a smaller share")]
-        if left == axis.units:
-            what = f"takes none of {axis.units} {axis.noun}, which go in {axis.multiple}s; take more"
-            return [Problem(amount, what)]
+            raise ProblemsError([Problem(f"{step.where}.structure", f"{error}{advice}")]) from None
+        self._left = self._units_left()
         try:
-            self.outlook(model)
+            self.output = narrower(self._source, self._axis, self._left)
         except SmeltError as error:
-            possible = [str(units) for units in axes.possible_units(model, axis)]
+            possible = [str(units) for units in axes.possible_units(model, self._axis)]
             why = str(error).rsplit("Error: ", 1)[-1].rstrip(".)")
-            what = f"leaves {left} of {axis.units} {axis.noun}, which its configuration does not allow ({why})"
-            return [Problem(amount, f"{what}; what can be left: {', '.join(possible)}")]
-        return []
+            what = (
+                f"leaves {self._left} of {self._axis.units} {self._axis.noun}, which its configuration does not allow"
+            )
+            raise self._wrong_amount(f"{what} ({why}); what can be left: {', '.join(possible)}") from None
 
-    def _left(self, axis: Axis) -> int:
-        if self.settings.ratio is not None:
-            return axis.left(self.settings.ratio)
-        assert self.settings.size is not None
-        return self.settings.size
+    def _units_left(self) -> int:
+        axis, size = self._axis, self.settings.size
+        left = axis.left(self.settings.ratio) if self.settings.ratio is not None else size or 0
+        if left > axis.units or (left == axis.units and size is not None):
+            raise self._wrong_amount(f"leaves all of {axis.units} {axis.noun}; the size that is left must be less")
+        if left < 1:
+            raise self._wrong_amount(f"leaves none of {axis.units} {axis.noun}; take a smaller share")
+        if left == axis.units:
+            raise self._wrong_amount(f"takes none of {axis.units} {axis.noun}, which go in {axis.multiple}s; take more")
+        return left
 
-    def outlook(self, model: OpenModel) -> OpenModel:
-        axis = self._axis(model)
-        return narrower(self._source(model), axis, self._left(axis))
+    def _wrong_amount(self, what: str) -> ProblemsError:
+        return ProblemsError([Problem(f"{self._where}.{'ratio' if self.settings.size is None else 'size'}", what)])
 
-    def plan(self, model: OpenModel) -> dict[str, Any]:
-        axis = self._axis(model)
-        before, after = model.weights.nbytes, self.outlook(model).weights.nbytes
-        left = self._left(axis)
+    def plan(self) -> dict[str, Any]:
+        model, axis, left = self.model, self._axis, self._left
+        before, after = model.weights.nbytes, self.output.weights.nbytes
         apart = " (the head gets a weight of its own)" if self._score == "pca" and model.is_tied else ""
         return {
             "step": "prune",
@@ -121,10 +137,8 @@ class PruneHiddenStep:
             f" {human_bytes(before)} -> {human_bytes(after)}{apart}",
         }
 
-    def reads_text(self, model: OpenModel) -> list[str]:
-        return [f"prune {self.settings.structure}"]
-
-    def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
+    def cost(self, windows: int, length: int) -> Cost:
+        model = self.model
         tokens, number = windows * length, compute_dtype(model.dtype).itemsize
         hidden, blocks = model.skeleton.hidden_size, len(model.anatomy.blocks)
         width = max(facts.rows for name, facts in model.linears.items() if name != model.anatomy.head)
@@ -143,16 +157,17 @@ class PruneHiddenStep:
             kept += (blocks + 2) * hidden
         return Cost(int(memory), int(2 * model.weights.nbytes + tokens * kept * number), operations)
 
-    def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
-        axis = self._axis(model)
+    def run(self, context: RunContext, target: Path) -> StepRecord | None:
+        model, axis, source = self.model, self._axis, self._source
 
         def tried() -> tuple[dict[str, Tensor], None]:
-            self._try_layout(self._source(model), axis, context)
+            self._try_layout(source, axis, context)
             return {}, None
 
         context.processes.from_first(tried)
         stays, shares = self._decided(model, axis, context)
-        source = self._source(model)
+        if not context.processes.leads:
+            return None
         if stays.turn is not None:
             streams = Streams.find(model)
             turn = Turn(Rotation.dense(stays.turn), (None,) * len(streams.blocks))
@@ -175,18 +190,6 @@ class PruneHiddenStep:
             for norm, share in shares.items()
         ]
         return StepRecord("prune", settings, layers, list(model.anatomy.unknown), None, [done, *apart])
-
-    def help(self, model: OpenModel, context: RunContext) -> None:
-        context.processes.wait()  # for what the first tries
-        self._decided(model, self._axis(model), context)
-
-    def _source(self, model: OpenModel) -> OpenModel:
-        """The model that is pruned: folding a norm into the head takes a head of its own."""
-        return _untied(model) if self._score == "pca" else model
-
-    def _axis(self, model: OpenModel) -> Axis:
-        axis = axes.hidden(self._source(model))
-        return axis if self.settings.multiple is None else replace(axis, multiple=self.settings.multiple)
 
     def _check_streams(self, streams: Streams) -> None:
         if streams.outer.centred or any(block.centred for block in streams.blocks):
@@ -242,7 +245,7 @@ class PruneHiddenStep:
     def _chosen(
         self, model: OpenModel, axis: Axis, norms: list[str], streamed: StreamedModel, context: RunContext
     ) -> _Stays:
-        left, processes = self._left(axis), context.processes
+        left, processes = self._left, context.processes
         if self._score == "pca":
             directions = Directions(axis.units)
             read = dict.fromkeys(norms, directions.add)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...models.steps.parts import layers_of, load_part, save_part
 from ...models.steps.record import LayerRecord
 from ...models.steps.smaller_model import computes_the_same, write_model
-from ...models.steps.step import RunContext, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel
 from ...models.structure.anatomy import SharedInput
 from ...models.structure.open_model import OpenModel
@@ -24,7 +24,7 @@ from ...quant.layer_stats import LayerStats, output_error
 from ...quant.transforms.links import as_rows
 from ...system.activation_store import BATCH_TOKENS, ActivationStore
 from ...system.device import on
-from ...system.errors import Problem, SmeltError
+from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import human_bytes
 from ...system.resources import Cost, compute_dtype, release_freed_memory
 from ...system.tensor_files import SafetensorsFile, save_tensors
@@ -59,66 +59,106 @@ class PruneUnitsStep:
 
     def __init__(self, settings: Prune, where: str) -> None:
         self.settings = settings
-        self._where = where
-        self._score = settings.score or "activation"
+        self.where = where
+        self.score = settings.score or "activation"
 
     @property
     def label(self) -> str:
         s = self.settings
         amount = f"{s.count}" if s.count is not None else f"{s.ratio:.0%} of" if s.ratio is not None else None
         update = "" if s.update is None else " + least squares"
-        update += "" if self._is_even else f", shared out by {s.allocation}"
+        update += "" if self.is_even else f", shared out by {s.allocation}"
         if amount is None:
-            return f"{s.size} {s.structure} left by {self._score}{update}"
-        return f"{amount} {s.structure} fewer by {self._score}{update}"
+            return f"{s.size} {s.structure} left by {self.score}{update}"
+        return f"{amount} {s.structure} fewer by {self.score}{update}"
 
-    def check(self, model: OpenModel) -> list[Problem]:
+    @property
+    def is_even(self) -> bool:
+        """Whether each layer keeps as many."""
+        return self.settings.allocation == "uniform"
+
+    def prepare(self, given: Given) -> PreparedUnits:
+        return PreparedUnits(self, given.model)
+
+
+class PreparedUnits(PreparedStep):
+    """Pruning the channels or heads of one model.
+
+    Args:
+        step: the step.
+        model: whose units they are.
+
+    Raises:
+        ProblemsError: so many cannot go.
+    """
+
+    def __init__(self, step: PruneUnitsStep, model: OpenModel) -> None:
+        self.settings, self.label, self._where = step.settings, step.label, step.where
+        self._score, self._is_even, self.model = step.score, step.is_even, model
+        self.reads_text = [f"prune {step.settings.structure}"]
         try:
-            axis = self._axis(model)
+            axis = AXES[step.settings.structure](model)
         except SmeltError as error:
-            return [Problem(f"{self._where}.structure", str(error))]
-        given = next(name for name in ("count", "ratio", "size") if getattr(self.settings, name) is not None)
-        amount, per_unit = f"{self._where}.{given}", max(axis.fields.values())
-        if self.settings.size is not None and self.settings.size % per_unit:
-            what = f"{self.settings.size} heads are no whole groups of {per_unit} that read the same keys and values"
-            return [Problem(amount, f"{what}; take a multiple of {per_unit}")]
-        if self.settings.count is not None and self.settings.count % per_unit:
-            what = (
-                f"{self.settings.count} heads are no whole groups: {per_unit} query heads read each head of keys and"
+            raise ProblemsError([Problem(f"{step.where}.structure", str(error))]) from None
+        self._axis = axis if step.settings.multiple is None else replace(axis, multiple=step.settings.multiple)
+        self._left = self._units_left()
+        self._narrow = self._narrowed()
+        if not self._is_even and sum(bool(axis.of_block(block.name)) for block in model.anatomy.blocks) < 2:
+            what = "only one block has them, so there is nothing to share out"
+            raise ProblemsError([Problem(f"{step.where}.allocation", what)])
+        self.output = self._narrow if self._is_even else narrower(model, axis, oddest_units(model, axis, self._left))
+
+    def _units_left(self) -> int:
+        """How many units are left in each layer, or on average."""
+        axis, settings = self._axis, self.settings
+        per_unit = max(axis.fields.values())
+        if settings.size is not None and settings.size % per_unit:
+            what = f"{settings.size} heads are no whole groups of {per_unit} that read the same keys and values"
+            raise self._wrong_amount(f"{what}; take a multiple of {per_unit}")
+        if settings.count is not None and settings.count % per_unit:
+            raise self._wrong_amount(
+                f"{settings.count} heads are no whole groups: {per_unit} query heads read each head of keys and"
                 f" values; take a multiple of {per_unit}"
             )
-            return [Problem(amount, what)]
-        left = self._left(axis)
+        if settings.count is not None:
+            left = axis.units - settings.count // per_unit
+        elif settings.size is not None:
+            left = settings.size // per_unit
+        else:
+            assert settings.ratio is not None
+            left = axis.left(settings.ratio)
         if left < 1:
-            return [Problem(amount, f"leaves none of {axis.units} {axis.noun}; take fewer")]
-        if left >= axis.units and self.settings.size is not None:
-            what = f"leaves all of {axis.units * per_unit} {axis.noun}; the size that is left must be less"
-            return [Problem(amount, what)]
+            raise self._wrong_amount(f"leaves none of {axis.units} {axis.noun}; take fewer")
+        if left >= axis.units and settings.size is not None:
+            raise self._wrong_amount(
+                f"leaves all of {axis.units * per_unit} {axis.noun}; the size that is left must be less"
+            )
         if left == axis.units:
             each = "one by one" if axis.multiple == 1 else f"in {axis.multiple}s"
-            return [Problem(amount, f"takes none of {axis.units} {axis.noun}, which go {each}; take more")]
+            raise self._wrong_amount(f"takes none of {axis.units} {axis.noun}, which go {each}; take more")
+        return left
+
+    def _narrowed(self) -> OpenModel:
+        """The model with as many units in each layer."""
+        model, axis, left = self.model, self._axis, self._left
         try:
-            narrower(model, axis, left)
+            return narrower(model, axis, left)
         except SmeltError as error:
             why = str(error).rsplit("Error: ", 1)[-1].rstrip(".)")
             what = f"leaves {left} of {axis.units} {axis.noun}, which its configuration does not allow ({why})"
             if axis.multiple == 1:
+                per_unit = max(axis.fields.values())
                 possible = [str(per_unit * (axis.units - units)) for units in axes.possible_units(model, axis)]
                 what += f"; heads that can go: {', '.join(possible)}"
-            return [Problem(amount, what)]
-        if not self._is_even and sum(bool(axis.of_block(block.name)) for block in model.anatomy.blocks) < 2:
-            return [Problem(f"{self._where}.allocation", "only one block has them, so there is nothing to share out")]
-        return []
+            raise self._wrong_amount(what) from None
 
-    def outlook(self, model: OpenModel) -> OpenModel:
-        axis = self._axis(model)
-        left = self._left(axis)
-        return narrower(model, axis, left if self._is_even else oddest_units(model, axis, left))
+    def _wrong_amount(self, what: str) -> ProblemsError:
+        given = next(name for name in ("count", "ratio", "size") if getattr(self.settings, name) is not None)
+        return ProblemsError([Problem(f"{self._where}.{given}", what)])
 
-    def plan(self, model: OpenModel) -> dict[str, Any]:
-        axis = self._axis(model)
-        left = self._left(axis)
-        before, after = model.weights.nbytes, narrower(model, axis, left).weights.nbytes
+    def plan(self) -> dict[str, Any]:
+        axis, left = self._axis, self._left
+        before, after = self.model.weights.nbytes, self._narrow.weights.nbytes
         uneven = "" if self._is_even else f" in each layer on average, shared out by {self.settings.allocation},"
         return {
             "step": "prune",
@@ -136,11 +176,8 @@ class PruneUnitsStep:
             f" {human_bytes(before)} -> {human_bytes(after)}",
         }
 
-    def reads_text(self, model: OpenModel) -> list[str]:
-        return [f"prune {self.settings.structure}"]
-
-    def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
-        axis = self._axis(model)
+    def cost(self, windows: int, length: int) -> Cost:
+        model, axis = self.model, self._axis
         tokens, number = windows * length, compute_dtype(model.dtype).itemsize
         numel, columns = model.largest_block(), axis.units * axis.columns
         blocks, hidden = len(model.anatomy.blocks), model.skeleton.hidden_size
@@ -168,8 +205,8 @@ class PruneUnitsStep:
             kept += (blocks + 2) * hidden
         return Cost(int(memory), int(2 * model.weights.nbytes + tokens * kept * number), operations)
 
-    def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
-        axis = self._axis(model)
+    def run(self, context: RunContext, target: Path) -> StepRecord | None:
+        model, axis = self.model, self._axis
 
         def tried() -> tuple[dict[str, Tensor], None]:
             self._try_layout(model, axis, context)
@@ -177,6 +214,8 @@ class PruneUnitsStep:
 
         context.processes.from_first(tried)
         parts = self._parts(model, axis, context)
+        if not context.processes.leads:
+            return None
         files = [SafetensorsFile(part) for part in parts]
         stored = {name: file for file in files for name in file.tensors}
         kept = {reader: stored[f"{_KEPT}{reader}"].load(f"{_KEPT}{reader}") for reader in axis.readers}
@@ -193,22 +232,6 @@ class PruneUnitsStep:
             done, chosen = [f"{left.pop()} of {axis.units} {axis.noun} are left in each layer"], None
         settings = self.settings.model_dump(mode="json")
         return StepRecord("prune", settings, layers_of(parts), list(model.anatomy.unknown), chosen, done)
-
-    def help(self, model: OpenModel, context: RunContext) -> None:
-        context.processes.wait()  # for what the first tries
-        self._parts(model, self._axis(model), context)
-
-    def _axis(self, model: OpenModel) -> Axis:
-        axis = AXES[self.settings.structure](model)
-        return axis if self.settings.multiple is None else replace(axis, multiple=self.settings.multiple)
-
-    def _left(self, axis: Axis) -> int:
-        if self.settings.count is not None:
-            return axis.units - self.settings.count // max(axis.fields.values())
-        if self.settings.size is not None:
-            return self.settings.size // max(axis.fields.values())
-        assert self.settings.ratio is not None
-        return axis.left(self.settings.ratio)
 
     def _try_layout(self, model: OpenModel, axis: Axis, context: RunContext) -> None:
         """See that the model computes the same with its units in another order, so that they are what they are thought."""
@@ -252,7 +275,7 @@ class PruneUnitsStep:
             known: the scores that gradients give.
             context: the run.
         """
-        left = self._left(axis)
+        left = self._left
         if self._is_even:
             return dict.fromkeys(axis.readers, left)
 
@@ -264,10 +287,6 @@ class PruneUnitsStep:
         blocks = [index for index, rest in enumerate(layer_parts(model)) if rest in ("all", part)]
         units = shared_out_units(model, axis, left, blocks, scores, context, refits=self.refits)
         return by_reader(model, axis, units)
-
-    @property
-    def _is_even(self) -> bool:
-        return self.settings.allocation == "uniform"
 
     @property
     def needs_gradients(self) -> bool:
@@ -305,7 +324,7 @@ class _LayerPruner:
         parts: the files that it leaves, one for each block.
     """
 
-    def __init__(self, model: OpenModel, axis: Axis, step: PruneUnitsStep, context: RunContext) -> None:
+    def __init__(self, model: OpenModel, axis: Axis, step: PreparedUnits, context: RunContext) -> None:
         self._model, self._axis, self._step, self._context = model, axis, step, context
         self._streamed = StreamedModel(
             model.skeleton, model.weights, context.dtype, context.journal, device=context.processes.device

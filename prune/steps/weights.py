@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...models.checkpoint.writer import Entry, write_checkpoint
 from ...models.steps.parts import layers_of, load_part, save_part
 from ...models.steps.record import LayerRecord
-from ...models.steps.step import RunContext, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
 from ...models.streaming.streamed import StreamedModel
 from ...models.structure.anatomy import SharedInput
 from ...models.structure.open_model import LinearFacts, OpenModel
@@ -27,7 +27,7 @@ from ...quant.sparsity import keep_share
 from ...quant.transforms.links import as_rows
 from ...system.activation_store import BATCH_TOKENS, ActivationStore
 from ...system.device import on
-from ...system.errors import Problem, SmeltError
+from ...system.errors import Problem, SmeltError, raise_problems
 from ...system.machine import human_bytes
 from ...system.resources import Cost, compute_dtype, release_freed_memory
 from ...system.tensor_files import SafetensorsFile
@@ -56,22 +56,56 @@ class PruneWeightsStep:
 
     def __init__(self, settings: Prune, where: str) -> None:
         self.settings = settings
-        self._where = where
-        self._pattern = None if settings.structure == "weights" else Pattern.named(settings.structure)
-        self._score = settings.score or ("obs" if settings.update else "wanda")
-        self._shares: dict[str, float] = {}
-        self._guard = LayerGuard(settings.guard, "take less, add it to ignore, or let guard.otherwise be warn")
+        self.where = where
+        self.pattern = None if settings.structure == "weights" else Pattern.named(settings.structure)
+        self.score = settings.score or ("obs" if settings.update else "wanda")
 
     @property
     def label(self) -> str:
-        share = f"{self.settings.sparsity:.0%} sparse" if self._pattern is None else self.settings.structure
+        share = f"{self.settings.sparsity:.0%} sparse" if self.pattern is None else self.settings.structure
         allocation = "" if self.settings.allocation == "uniform" else f", by {self.settings.allocation}"
-        return (
-            f"{share}{allocation} {self._score}{'' if self.settings.update is None else ' + ' + self.settings.update}"
-        )
+        return f"{share}{allocation} {self.score}{'' if self.settings.update is None else ' + ' + self.settings.update}"
 
-    def check(self, model: OpenModel) -> list[Problem]:
-        facts = self._facts(model)
+    def prepare(self, given: Given) -> PreparedWeights:
+        return PreparedWeights(self, given.model)
+
+
+class PreparedWeights(PreparedStep):
+    """Setting weights of one model to zero.
+
+    Args:
+        step: the step.
+        model: whose weights they are.
+
+    Raises:
+        ProblemsError: no linear is meant, or the pattern does not fit one.
+    """
+
+    def __init__(self, step: PruneWeightsStep, model: OpenModel) -> None:
+        settings = step.settings
+        self.settings, self.label, self._where = settings, step.label, step.where
+        self._pattern, self._score, self.model = step.pattern, step.score, model
+        self._shares: dict[str, float] = {}
+        self._guard = LayerGuard(settings.guard, "take less, add it to ignore, or let guard.otherwise be warn")
+        # The head is none of them: it may share the embedding's weight.
+        self._facts = [
+            facts
+            for facts in model.linears.values()
+            if facts.name != model.anatomy.head
+            and named(facts, settings.targets, model)
+            and not named(facts, settings.ignore, model)
+        ]
+        raise_problems(self._problems())
+        self.reads_text = [
+            *([] if self._score == "magnitude" else [f"score {self._score}"]),
+            *([] if settings.update is None else [f"update {settings.update}"]),
+            *([] if settings.allocation == "uniform" else [f"allocation {settings.allocation}"]),
+            *([] if settings.guard is None else ["guard"]),
+        ]
+        self.output = model  # of the same shapes
+
+    def _problems(self) -> list[Problem]:
+        model, facts = self.model, self._facts
         problems = [
             Problem(f"{self._where}.{field}", f"{pattern!r} matches no linear of the model")
             for field, patterns in (("targets", self.settings.targets), ("ignore", self.settings.ignore))
@@ -101,12 +135,8 @@ class PruneWeightsStep:
                 )
         return problems
 
-    def outlook(self, model: OpenModel) -> OpenModel:
-        return model  # of the same shapes
-
-    def plan(self, model: OpenModel) -> dict[str, Any]:
-        facts = self._facts(model)
-        nbytes = model.weights.nbytes
+    def plan(self) -> dict[str, Any]:
+        facts, nbytes = self._facts, self.model.weights.nbytes
         return {
             "step": "prune",
             "structure": self.settings.structure,
@@ -120,21 +150,15 @@ class PruneWeightsStep:
             "sentence": f"prune {len(facts)} linears to {self.label}: {human_bytes(nbytes)} as before",
         }
 
-    def reads_text(self, model: OpenModel) -> list[str]:
-        settings = self.settings
-        found = [] if self._score == "magnitude" else [f"score {self._score}"]
-        found += [] if settings.update is None else [f"update {settings.update}"]
-        found += [] if settings.allocation == "uniform" else [f"allocation {settings.allocation}"]
-        return found + ([] if settings.guard is None else ["guard"])
-
-    def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
-        if not self.reads_text(model):
-            largest = max(each.numel for each in self._facts(model))
+    def cost(self, windows: int, length: int) -> Cost:
+        model = self.model
+        if not self.reads_text:
+            largest = max(each.numel for each in self._facts)
             block = model.largest_block() * model.dtype.itemsize
             return Cost(block + largest * 4 * 5, 2 * model.weights.nbytes, 50.0 * model.weights.nbytes)
         tokens, number = windows * length, compute_dtype(model.dtype).itemsize
         memory, operations, kept, sequential = 0, 0.0, 0, 0
-        pruned = {each.name for each in self._facts(model)}
+        pruned = {each.name for each in self._facts}
         for index, anatomy in enumerate(model.anatomy.blocks):
             facts = [model.linears[name] for name in anatomy.linears]
             largest = 0
@@ -162,8 +186,10 @@ class PruneWeightsStep:
         disk = 2 * model.weights.nbytes + tokens * kept * number
         return Cost(int(max(memory, model.embedding_bytes())), int(disk), operations, sequential)
 
-    def run(self, model: OpenModel, context: RunContext, target: Path) -> StepRecord:
-        parts = self._parts(model, context)
+    def run(self, context: RunContext, target: Path) -> StepRecord | None:
+        model, parts = self.model, self._parts(context)
+        if not context.processes.leads:
+            return None
         home = {name: file for part in parts for file in [SafetensorsFile(part)] for name in file.tensors}
         entries: list[Entry] = []
         for key in model.weights.names():
@@ -177,28 +203,15 @@ class PruneWeightsStep:
         done = f"{len(layers)} linears were pruned to {self.label}; {_NO_FASTER}"
         return StepRecord("prune", settings, layers, list(model.anatomy.unknown), None, [done])
 
-    def help(self, model: OpenModel, context: RunContext) -> None:
-        self._parts(model, context)
-
-    def _facts(self, model: OpenModel) -> list[LinearFacts]:
-        """The linears in blocks that are pruned. The head is none of them: it may share the embedding's weight."""
-        return [
-            facts
-            for facts in model.linears.values()
-            if facts.name != model.anatomy.head
-            and named(facts, self.settings.targets, model)
-            and not named(facts, self.settings.ignore, model)
-        ]
-
-    def _parts(self, model: OpenModel, context: RunContext) -> list[Path]:
+    def _parts(self, context: RunContext) -> list[Path]:
         context.journal.mkdir(parents=True, exist_ok=True)
-        facts = self._facts(model)
+        model, facts = self.model, self._facts
         if self.settings.allocation == "uniform":
             self._shares = {each.name: self._share for each in facts if self._pattern is None}
         else:
             self._shares = shared_out(self.settings.allocation, self._share, facts, model, context)
         chosen = {each.name for each in facts}
-        if not self.reads_text(model):
+        if not self.reads_text:
             return self._pruned_alone(model, chosen, context)
         pruner = _BlockPruner(model, chosen, self, context)
         pruner.run()
@@ -300,7 +313,7 @@ class _BlockPruner:
         parts: the files that it leaves, one for each block.
     """
 
-    def __init__(self, model: OpenModel, chosen: set[str], step: PruneWeightsStep, context: RunContext) -> None:
+    def __init__(self, model: OpenModel, chosen: set[str], step: PreparedWeights, context: RunContext) -> None:
         self._model = model
         self._chosen = chosen
         self._step = step

@@ -108,15 +108,15 @@ def _tensor(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
 
 
 def done(recipe: Recipe, journal: Path) -> dict[str, float]:
-    """Do a recipe's step on the device, up to its finished parts; each layer's error, or a training's curve."""
+    """Do a recipe's step on the device; each layer's error, or a training's curve."""
     plan = Plan.make(recipe)
     assert not plan.problems, plan.problems
-    assert plan.model is not None
     assert plan.calibration is not None
-    (step,) = plan.steps
+    (step,) = plan.prepared
     dtype, tokens = torch.float32, plan.calibration.tokens
     with OnDevice():
-        step.help(plan.model, RunContext(dtype, tokens, recipe.seed, journal, Progress(False), Processes(DEVICE)))
+        context = RunContext(dtype, tokens, recipe.seed, journal, Progress(False), Processes(DEVICE))
+        step.run(context, journal.parent / "model")
     table = journal.parent.parent / f"training-step-{journal.name.removeprefix('step-')}.csv"
     if table.exists():
         rows = list(csv.DictReader(table.open()))

@@ -382,17 +382,14 @@ def test_memory_and_time_are_those_of_the_teacher_that_will_read(distilled: Make
     alone = Plan.make(distilled("builtin:smelt-6m"))
     pruned = Plan.make(distilled("builtin:smelt-6m", {"prune": {"structure": "blocks", "count": 4}}))
     blocks = 4 * 786_944  # parameters that the student loses and the teacher does not
-    apart = (
-        alone.steps[0].cost(alone.given[0], 4, 32).operations - pruned.steps[1].cost(pruned.given[1], 4, 32).operations
-    )
+    apart = alone.prepared[0].cost(4, 32).operations - pruned.prepared[1].cost(4, 32).operations
     assert apart == pytest.approx(6 * blocks * 8 * 4 * 32, rel=1e-6)
 
 
 def test_memory_of_processes_is_what_each_keeps_when_weights_are_sharded(distilled: Make) -> None:
     recipe = distilled("builtin:smelt-6m", length=256)
     plan = Plan.make(recipe)
-    (model,) = plan.given
-    cost, numel = plan.steps[0].cost(model, 4, 32), 5_770_496
+    cost, numel = plan.prepared[0].cost(4, 32), 5_770_496
     alone, half = cost.of_each(1), cost.of_each(2)
     # Gradients, masters and two moments, of which another process has half; teacher and student come whole.
     assert alone - half == pytest.approx(numel * (2 + 4 + 4 + 8) / 2, rel=1e-3)

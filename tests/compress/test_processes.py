@@ -202,7 +202,7 @@ def test_memory_is_planned_for_what_each_does(recipe: Callable[..., Recipe]) -> 
     made = recipe("builtin:smelt-6m", {"calibrate": calibrate, "evaluate": False}, **settings)
     one, two, many = (Plan.make(made, processes=count) for count in (1, 2, 8))
     assert one.model is not None
-    each = one.steps[0].cost(one.model, windows=2, length=32).memory
+    each = one.prepared[0].cost(windows=2, length=32).memory
     assert each < whole_model_bytes(one.model)
     assert one.cost.memory < two.cost.memory < 2 * one.cost.memory
     assert many.cost.memory > 8 * each

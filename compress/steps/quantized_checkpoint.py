@@ -1,0 +1,110 @@
+"""The checkpoint that a quantize step leaves: stored parts, what stays as it is, and the configuration that describes both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from compressed_tensors.quantization import QuantizationArgs
+
+from ...models.checkpoint.writer import Entry, write_checkpoint
+from ...models.structure.anatomy import is_linear
+from ...models.structure.open_model import OpenModel
+from ...models.structure.untied_head import untied
+from ...quant.blockwise.assignment import Treatment
+from ...quant.blockwise.embedding import EMBEDDING, embedding_key
+from ...quant.scheme import Scheme
+from ...quant.stored.config import quantization_config
+from ...quant.stored.dense_weights import CACHE_SCALES
+from ...system.tensor_files import SafetensorsFile
+
+# Where there are several schemes, transformers takes that for the experts' whose targets have a pattern that names them.
+_EXPERTS = r"re:.*\.experts\.\d+\..*"
+
+
+def embedding_tables(model: OpenModel) -> dict[str, Scheme]:
+    """What a quantized input embedding is stored as, by every name of it."""
+    return dict.fromkeys((embedding_key(model).removesuffix(".weight"), model.skeleton.embedding_name), EMBEDDING)
+
+
+def write_quantized(
+    model: OpenModel,
+    chosen: Mapping[str, Treatment],
+    parts: list[Path],
+    target: Path,
+    *,
+    cache: QuantizationArgs | None,
+    tables: dict[str, Scheme],
+) -> None:
+    """Write a quantized checkpoint.
+
+    Args:
+        model: the model with the weights that were rounded.
+        chosen: what each quantized linear was given.
+        parts: the files of what was stored for them; what comes later counts.
+        target: the directory to make.
+        cache: what keys and values are cached in; None for as they are computed.
+        tables: what the input embedding is stored as, by its names; empty if it is not quantized.
+    """
+    quantized = {model.linears[name].key for name in chosen} | ({embedding_key(model)} if tables else set())
+    files = [SafetensorsFile(part) for part in parts]
+    home = {name: file for file in files for name in file.tensors}
+    entries = [
+        *_entries(model, quantized, home),
+        *(
+            (name, file.tensors[name], lambda name=name, file=file: file.load(name))
+            for name, file in home.items()
+            if name.rpartition(".")[2] in CACHE_SCALES
+        ),
+    ]
+    config = dict(model.directory.config_data())
+    if not model.is_tied:
+        config = untied(config) if config.get("tie_word_embeddings", True) else config
+    labels = {name: list(dict.fromkeys((model.linears[name].key.removesuffix(".weight"), name))) for name in chosen}
+    schemes = {label: treatment.scheme for name, treatment in chosen.items() for label in labels[name]}
+    experts = next((treatment.scheme for name, treatment in chosen.items() if model.linears[name].is_expert), None)
+    if experts is not None:
+        schemes[_EXPERTS] = experts
+    head = labels.get(model.anatomy.head)
+    config["quantization_config"] = quantization_config(schemes, _ignored(model, chosen), cache, tables, head)
+    write_checkpoint(target, model.directory.path, config, entries, with_code=model.directory.trust_remote_code)
+
+
+def _entries(model: OpenModel, quantized: set[str], home: Mapping[str, SafetensorsFile]) -> list[Entry]:
+    """The model's tensors in their order, each quantized one replaced by what was stored for it."""
+    of_module: dict[str, list[str]] = {}
+    for name in sorted(home):
+        of_module.setdefault(name.rpartition(".")[0], []).append(name)
+    entries: list[Entry] = []
+    for key in model.weights.names():
+        names = of_module[key.removesuffix(".weight")] if key in quantized else [key]
+        if key in quantized:  # a bias beside it has a name of its own
+            names = [name for name in names if name.rpartition(".")[2] != "bias"]
+        for name in names:
+            if name in home:
+                entries.append((name, home[name].tensors[name], lambda name=name: home[name].load(name)))
+            else:
+                info = model.weights.info(key)
+                entries.append((key, info, lambda key=key, info=info: model.weights.load(key).to(info.dtype)))
+    return entries
+
+
+def _ignored(model: OpenModel, chosen: Mapping[str, Treatment]) -> list[str]:
+    """Matrices that stay as they are, by the names that loaders will match: checkpoint names, and the head's own.
+
+    Routers are listed too: transformers has its own class for them, but vLLM makes them linears.
+    """
+    quantized = {model.linears[name].key for name in chosen}
+    inside = model.skeleton.blocks_name + "."
+    matrices = {name for name, _ in model.skeleton.model.named_modules() if is_linear(_)}
+    left = [
+        label.removesuffix(".weight")
+        for name, key in model.names.items()
+        for label in dict.fromkeys((key, name))  # some loaders match the one, some the other
+        if key.endswith(".weight")
+        and key not in quantized
+        and len(model.weights.info(key).shape) == 2
+        and (name.startswith(inside) or name.removesuffix(".weight") in matrices)
+    ]
+    head = model.anatomy.head
+    return [*left, head] if head not in chosen and head not in left else left
