@@ -130,7 +130,7 @@ def test_killed_between_blocks_and_continued(
     script = f"""
 import os, sys
 from smelt.compress import Recipe, run
-from smelt.compress.steps import quantize_weights as step
+from smelt.quant.blockwise import quantize_weights as step
 save, saved = step.save_part, []
 def kill(*args):
     save(*args)

@@ -31,7 +31,7 @@ Make = Callable[..., Recipe]
 # The command line, but for a snapshot after every step.
 ALWAYS_SAVING = """
 from smelt.compress.cli import main
-from smelt.distill import trainer
+from smelt.distill.training import trainer
 trainer._SNAPSHOT_SECONDS, trainer._SNAPSHOT_SHARE = 0.0, 1e9
 main()
 """

@@ -93,7 +93,7 @@ def version(name):
 importlib.metadata.version = version
 import smelt.distill, smelt.prune, smelt.quant
 from smelt.compress import Recipe, run
-from smelt.compress.versions import versions
+from smelt.system.versions import versions
 from smelt.runtime import Engine, SamplingParams
 
 recipe = Recipe.model_validate(json.loads(sys.argv[1]))

@@ -158,7 +158,7 @@ def test_inspect_sees_a_plain_model() -> None:
 def test_large_checkpoints_are_sharded(
     tiny: Callable[..., Path], recipe: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from smelt.compress.steps import quantize as step
+    from smelt.compress.steps import quantized_checkpoint as step
 
     original = step.write_checkpoint
     monkeypatch.setattr(step, "write_checkpoint", lambda *a, **k: original(*a, **k, shard_bytes=300_000))

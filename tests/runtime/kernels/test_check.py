@@ -56,11 +56,11 @@ def test_all_shipped_kernels_compile_clean_with_another_triton(tmp_path: Path) -
 BAD = """
 from dataclasses import replace
 import torch
-from smelt.runtime.kernels.check import compile_build
-from smelt.runtime.kernels.linear_codes import CodesCase
-from smelt.runtime.kernels.quantize_rows import KERNEL
-from smelt.runtime.kernels.targets import TARGETS
-from smelt.runtime.kernels.tile import Tile
+from smelt.runtime.kernels.tools.check import compile_build
+from smelt.runtime.kernels.linear.linear_codes import CodesCase
+from smelt.runtime.kernels.rows.quantize_rows import KERNEL
+from smelt.runtime.kernels.base.targets import TARGETS
+from smelt.runtime.kernels.tiles.tile import Tile
 
 def told(case, target, **changes):
     print("; ".join(compile_build("", replace(case.build(), **changes), TARGETS[target]).faults))

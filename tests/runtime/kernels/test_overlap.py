@@ -16,11 +16,11 @@ ROOT = Path(__file__).parents[3]
 LAUNCHED = """
 import sys
 import torch
-from smelt.runtime.device import on
-from smelt.runtime.kernels.linear_dense import DenseCase
-from smelt.runtime.kernels.precompile import precompile
-from smelt.runtime.kernels.targets import TARGETS
-from smelt.runtime.kernels.tile import Tile
+from smelt.system.device import on
+from smelt.runtime.kernels.linear.linear_dense import DenseCase
+from smelt.runtime.kernels.base.precompile import precompile
+from smelt.runtime.kernels.base.targets import TARGETS
+from smelt.runtime.kernels.tiles.tile import Tile
 from tests.runtime.kernels.mock_device import CUDA, mock_device
 from tests.runtime.kernels.mock_driver import MockDriver
 

@@ -10,10 +10,10 @@ from .test_check import ENVIRONMENT
 ABSENT = """
 from dataclasses import replace
 import torch
-from smelt.runtime.kernels.linear_dense import DenseCase
-from smelt.runtime.kernels.precompile import compiling
-from smelt.runtime.kernels.targets import TARGETS
-from smelt.runtime.kernels.tile import Tile
+from smelt.runtime.kernels.linear.linear_dense import DenseCase
+from smelt.runtime.kernels.base.precompile import compiling
+from smelt.runtime.kernels.base.targets import TARGETS
+from smelt.runtime.kernels.tiles.tile import Tile
 from triton.runtime.driver import driver
 
 class Absent:

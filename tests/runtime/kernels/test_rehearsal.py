@@ -44,9 +44,9 @@ def test_no_engine_leaves_a_python_error_for_a_gpu_to_find(options: list[str]) -
 REFUSED = """
 import torch
 from dataclasses import replace
-from smelt.runtime.kernels.linear_dense import DenseCase
-from smelt.runtime.kernels.targets import TARGETS
-from smelt.runtime.kernels.tile import Tile
+from smelt.runtime.kernels.linear.linear_dense import DenseCase
+from smelt.runtime.kernels.base.targets import TARGETS
+from smelt.runtime.kernels.tiles.tile import Tile
 from tests.runtime.kernels.mock_device import CUDA, mock_device
 from tests.runtime.kernels.mock_driver import MockDriver
 

@@ -233,10 +233,10 @@ def test_what_is_finished_is_known_from_the_file(tmp_path: Path, monkeypatch: py
 COMPILE = """
 import sys
 from dataclasses import replace
-from smelt.runtime.kernels.check import compile_build
-from smelt.runtime.kernels.targets import TARGETS
-from smelt.runtime.kernels.tile import tiles_of_target
-from smelt.runtime.kernels.tune_linears import linears
+from smelt.runtime.kernels.tools.check import compile_build
+from smelt.runtime.kernels.base.targets import TARGETS
+from smelt.runtime.kernels.tiles.tile import tiles_of_target
+from smelt.runtime.kernels.tools.tune_linears import linears
 
 target = TARGETS["sm_90"]
 for form in ("int4", "bytes-e4m3", "bytes-int8", "bf16"):
@@ -272,8 +272,8 @@ def test_one_compilation_serves_launches_that_differ_in_size_alone() -> None:
 
 SPECIALIZE = """
 import torch
-from smelt.runtime.kernels.registry import KERNELS
-from smelt.runtime.kernels.targets import TARGETS
+from smelt.runtime.kernels.tools.registry import KERNELS
+from smelt.runtime.kernels.base.targets import TARGETS
 from triton._C.libtriton import native_specialize_impl
 from triton.compiler.compiler import make_backend
 from triton.runtime.jit import MockTensor
