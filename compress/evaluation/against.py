@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..results.reasons import reasons
 from ..results.result import Against, Change, Machine, ModelResult, Speed, Spread, TaskChange, TaskResult, Text
-from ..results.statistics import Interval, excludes, mean_interval, median_interval, resampled_interval, sign_test
+from ..results.statistics import Interval, excludes, exp, mean_interval, median_interval, resampled_interval, sign_test
 from .tasks import Aggregate, aggregation, is_right_or_wrong
-from .text import Divergence, exp
+
+if TYPE_CHECKING:
+    from .text import Divergence  # which imports torch: two reports are compared without it
 
 # Texts of which two models read so nearly as much are the same text, cut by other tokens.
 _AS_MUCH = 0.1

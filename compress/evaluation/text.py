@@ -16,7 +16,7 @@ from ...system.activation_store import ActivationStore
 from ...system.errors import SmeltError
 from ...system.progress import Progress
 from ..results.result import Text
-from ..results.statistics import mean_interval
+from ..results.statistics import exp, mean_interval
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -207,11 +207,6 @@ def _text(reading: Reading, sums: list[float], name: str) -> Text:
         source_sha256=excerpt.source_sha256,
         computed_by=reading.computed_by,
     )
-
-
-def exp(value: float) -> float:
-    """The exponential, kept within what a float holds: a broken model's perplexity is huge, not an error."""
-    return math.exp(min(value, 700.0))
 
 
 def _bytes(tokens: Tensor, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from ..results.result import Change, ModelResult, TaskChange, TaskResult
 from . import wording
-from .markup import Cell, Row, beside, esc, name, table
 from .report import ReportData
+from .tables import Cell, Row, Table, table
 
 _TEXT_HEADS = ["model", "perplexity", "change", "bits per byte", "change of bits", "KL, nats", "same first choice"]
 _TASK_HEADS = ["model", "task", "metric", "value", "difference", "gained / lost", "McNemar"]
 
 
-def accuracy_tables(report: ReportData) -> str:
+def accuracy_tables(report: ReportData) -> list[Table]:
     """The tables of text and of tasks; nothing of what was not measured."""
-    return _text(report) + _tasks(report)
+    return [found for found in (_text(report), _tasks(report)) if found is not None]
 
 
 def named(report: ReportData, model: ModelResult) -> Cell:
     """A model's name as the first cell of a row, with its role where it is the baseline."""
     tag = "baseline" if model.role == "baseline" and len(report.models) > 1 else ""
-    return Cell(beside(name(model.name), tag), model.name)
+    return Cell(model.name, model.name, notes=(tag,), kind="name")
 
 
 def change_cell(change: Change | None) -> Cell | None:
@@ -27,10 +27,10 @@ def change_cell(change: Change | None) -> Cell | None:
     if change is None:
         return None
     bounds = wording.interval(change.interval, wording.percent_change)
-    return Cell(beside(wording.percent_change(change.ratio), bounds, wording.noise(change)), change.ratio)
+    return Cell(wording.percent_change(change.ratio), change.ratio, notes=(bounds, wording.noise(change)))
 
 
-def _text(report: ReportData) -> str:
+def _text(report: ReportData) -> Table | None:
     rows: list[Row] = []
     readings = {}
     for i, model in enumerate(report.models):
@@ -39,19 +39,18 @@ def _text(report: ReportData) -> str:
             continue
         reading = f"{text.source}: {text.windows} windows of {text.length} tokens, read by {text.computed_by}"
         readings.setdefault(reading, []).append(model.name)
-        shown = beside(
-            wording.perplexity(text.perplexity), wording.interval(text.perplexity_interval, wording.perplexity)
-        )
-        cells = [named(report, model), Cell(shown, text.perplexity), None]
+        bounds = wording.interval(text.perplexity_interval, wording.perplexity)
+        perplexity = Cell(wording.perplexity(text.perplexity), text.perplexity, notes=(bounds,))
+        cells = [named(report, model), perplexity, None]
         cells += [Cell(wording.fixed(text.bits_per_byte, 4), text.bits_per_byte), None, None, None]
         if against is not None:
             cells[2], cells[4] = change_cell(against.perplexity), change_cell(against.bits_per_byte)
             if against.kl is not None:
                 bounds = wording.interval(against.kl_interval, wording.number)
-                cells[5] = Cell(beside(wording.number(against.kl), bounds), against.kl)
+                cells[5] = Cell(wording.number(against.kl), against.kl, notes=(bounds,))
             if against.top1_agreement is not None:
                 bounds = wording.interval(against.top1_interval, wording.share)
-                cells[6] = Cell(beside(wording.share(against.top1_agreement), bounds), against.top1_agreement)
+                cells[6] = Cell(wording.share(against.top1_agreement), against.top1_agreement, notes=(bounds,))
         rows.append((i, cells))
     said = "; ".join(
         reading if len(readings) == 1 else f"{reading} ({', '.join(models)})" for reading, models in readings.items()
@@ -60,7 +59,7 @@ def _text(report: ReportData) -> str:
     return table("Text", _TEXT_HEADS, rows, note=note)
 
 
-def _tasks(report: ReportData) -> str:
+def _tasks(report: ReportData) -> Table | None:
     keys = list(dict.fromkeys(_key(task) for model in report.models for task in model.tasks))
     rows: list[Row] = []
     shots: dict[str, str] = {}
@@ -78,8 +77,9 @@ def _tasks(report: ReportData) -> str:
 def _task_cells(task: TaskResult) -> list[Cell]:
     better = "" if task.higher_is_better else "lower is better"
     through = "" if task.filter == "none" else f", {task.filter}"
-    shown = beside(wording.number(task.value), wording.interval(task.interval, wording.number))
-    return [Cell(esc(task.task)), Cell(beside(esc(f"{task.metric}{through}"), better)), Cell(shown, task.value)]
+    bounds = wording.interval(task.interval, wording.number)
+    value = Cell(wording.number(task.value), task.value, notes=(bounds,))
+    return [Cell(task.task), Cell(f"{task.metric}{through}", notes=(better,)), value]
 
 
 def _change_cells(change: TaskChange | None) -> list[Cell | None]:
@@ -87,14 +87,14 @@ def _change_cells(change: TaskChange | None) -> list[Cell | None]:
         return [None, None, None]
     bounds = wording.interval(change.interval, wording.signed)
     cells: list[Cell | None] = [
-        Cell(beside(wording.signed(change.difference), bounds, wording.noise(change)), change.difference),
+        Cell(wording.signed(change.difference), change.difference, notes=(bounds, wording.noise(change))),
         None,
         None,
     ]
     if change.gained is not None and change.lost is not None:
         cells[1] = Cell(f"+{change.gained} / −{change.lost}", change.gained - change.lost)
     if change.p_value is not None:
-        cells[2] = Cell(esc(wording.p_value(change.p_value)), change.p_value)
+        cells[2] = Cell(wording.p_value(change.p_value), change.p_value)
     return cells
 
 

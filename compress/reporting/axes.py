@@ -10,6 +10,14 @@ _FURTHEST = 1e12  # and what is beyond this one, at its end
 
 
 @dataclass(frozen=True)
+class Tick:
+    """A round value, and where it is drawn."""
+
+    text: str
+    at: float
+
+
+@dataclass(frozen=True)
 class Axis:
     """One axis of a plot.
 
@@ -59,6 +67,10 @@ class Axis:
         first = math.ceil(self.low / step)
         return [round(i * step, 12) for i in range(first, math.floor(self.high / step) + 1)]
 
+    def marks(self, count: int = 6) -> list[Tick]:
+        """The ticks as they are written."""
+        return [Tick(_text(value), self.at(value)) for value in self.ticks(count)]
+
 
 def nice_step(at_least: float) -> float:
     """The smallest of 1, 2, 2.5, 5 and 10 times a power of ten that is no less."""
@@ -66,6 +78,6 @@ def nice_step(at_least: float) -> float:
     return next(d * power for d in (1, 2, 2.5, 5, 10) if d * power >= at_least * 0.999)
 
 
-def tick_text(value: float) -> str:
+def _text(value: float) -> str:
     """A round value without needless zeros."""
     return f"{value:,.6f}".rstrip("0").rstrip(".") if abs(value) < 1e9 else f"{value:g}"

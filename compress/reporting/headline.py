@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..results.result import Against, Change, ModelResult
 from . import wording
-from .markup import Cell, beside, bullets, esc, fold, name, table
 from .report import ReportData
+from .tables import Cell, Row, Table, table
 
 _MOST_IN_ROWS = 4
 
@@ -31,13 +32,42 @@ class Figure:
     worse: bool = False
 
 
-def headline(report: ReportData) -> str:
+@dataclass(frozen=True)
+class FigureRow:
+    """One candidate's figures.
+
+    Attributes:
+        model: its position in the report.
+        name, scheme: its own.
+        figures: side by side.
+        why: what explains its speed.
+        slow: whether anything runs slower than on the baseline.
+    """
+
+    model: int
+    name: str
+    scheme: str
+    figures: list[Figure]
+    why: list[str]
+    slow: bool
+
+
+@dataclass(frozen=True)
+class Headline:
+    """Few candidates have a row each, many a table, and what explains their speeds below it."""
+
+    rows: list[FigureRow]
+    table: Table | None = None
+    explained: Sequence[str] = ()
+
+
+def headline(report: ReportData) -> Headline:
     """Each candidate's figures in a row of their own, or one table if there are many candidates."""
     rows = [(i, model, figures(model)) for i, model in enumerate(report.models)]
     rows = [(i, model, found) for i, model, found in rows if found]
     if len(rows) > _MOST_IN_ROWS:
         return _as_table(rows)
-    return "".join(_as_row(i, model, found) for i, model, found in rows)
+    return Headline([_row(i, model, found) for i, model, found in rows])
 
 
 def figures(model: ModelResult) -> list[Figure]:
@@ -104,44 +134,27 @@ def _figure(label: str, change: Change, text: str, bounds: str) -> Figure:
     return Figure(label, text, (bounds, wording.noise(change)), change.ratio, text.endswith("slower"))
 
 
-def _as_row(i: int, model: ModelResult, found: list[Figure]) -> str:
-    boxes = []
-    for f in found:
-        worse = ' class="worse"' if f.worse else ""
-        notes = "".join(f"<small>{esc(note)}</small>" for note in f.notes if note)
-        boxes.append(f"<div{worse}><dt>{esc(f.label)}</dt><dd><strong>{esc(f.text)}</strong>{notes}</dd></div>")
-    reasons = why(model.against) if model.against is not None else []
-    told = f'<div class="why{" worse" if _slow(model) else ""}">{bullets(reasons)}</div>' if reasons else ""
-    return (
-        f'<article class="headline" data-model="{i}"><h2>{name(model.name)}<small>{esc(model.scheme)}</small></h2>'
-        f'<dl class="figures">{"".join(boxes)}</dl>{told}</article>'
-    )
+def _row(i: int, model: ModelResult, found: list[Figure]) -> FigureRow:
+    reasons, is_slow = (why(model.against), slow(model.against)) if model.against is not None else ([], False)
+    return FigureRow(i, model.name, model.scheme, found, reasons, is_slow)
 
 
-def _as_table(rows: list[tuple[int, ModelResult, list[Figure]]]) -> str:
+def _as_table(rows: list[tuple[int, ModelResult, list[Figure]]]) -> Headline:
     labels = list(dict.fromkeys(f.label for _, _, found in rows for f in found))
-    out = []
+    out: list[Row] = []
     for i, model, found in rows:
         by_label = {f.label: f for f in found}
-        cells: list[Cell | None] = [Cell(name(model.name))]
+        cells: list[Cell | None] = [Cell(model.name, kind="name")]
         for label in labels:
             f = by_label.get(label)
-            if f is None:
-                cells.append(None)
-                continue
-            text = f'<span class="worse">{esc(f.text)}</span>' if f.worse else esc(f.text)
-            cells.append(Cell(beside(text, *map(esc, f.notes)), f.sort))
+            cells.append(None if f is None else Cell(f.text, f.sort, f.notes, "worse" if f.worse else "plain"))
         reasons = why(model.against) if model.against is not None and slow(model.against) else []
-        cells.append(Cell(bullets(reasons)) if reasons else None)
+        cells.append(Cell("", items=reasons) if reasons else None)
         out.append((i, cells))
     explained = [f"{model.name}: {reason}" for _, model, _ in rows if model.against for reason in why(model.against)]
     shown = table("Candidates beside the baseline", ["model", *labels, "why"], out, words=["why"])
-    return shown + fold("Why each is as fast as it is", bullets(explained))
+    return Headline([], shown, explained)
 
 
 def _slower(change: Change) -> bool:
     return wording.speedup(change.ratio).endswith("slower")
-
-
-def _slow(model: ModelResult) -> bool:
-    return model.against is not None and slow(model.against)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import dataclass
 
 from ..results.result import Layer, ModelResult
 from . import wording
-from .markup import esc, fold, name
 from .report import ReportData
 
 _SHOWN = 20
 _OPEN = 3
-NOT_REACHED = "no calibration token reached it"
 _MEANS = {
     "outputs": "The output error is |X(W − Q)| / |XW| over calibration inputs X: the share of a linear’s output that"
     " quantizing it changed.",
@@ -20,18 +19,55 @@ _MEANS = {
 }
 
 
-def layer_bars(report: ReportData) -> str:
-    """A chart for each model with layers; all have the same scale."""
+@dataclass(frozen=True)
+class Bar:
+    """One linear's error.
+
+    Attributes:
+        name, about: its own, and its scheme and shape.
+        error: in words; None where no calibration token reached the linear.
+        width: of the bar, in percent of the widest.
+    """
+
+    name: str
+    about: str
+    error: str | None
+    width: float
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A model's linears; the first of them are seen at once."""
+
+    name: str
+    said: str
+    shown: list[Bar]
+    rest: list[Bar]
+
+
+@dataclass(frozen=True)
+class Charts:
+    """The charts of all models with layers, which share a scale; few of them are opened."""
+
+    note: str
+    charts: list[Chart]
+    opened: bool
+
+
+def layer_bars(report: ReportData) -> Charts | None:
+    """A chart for each model with layers; all have the same scale. None where no model has any."""
     models = [model for model in report.models if model.layers]
+    if not models:
+        return None
     largest = max((e for model in models for e in _errors(model) if math.isfinite(e)), default=0)
-    charts = [_chart(model, largest, opened=len(models) <= _OPEN) for model in models]
     kinds = {layer.error_of for model in models for layer in model.layers}
     said = " ".join(sentence for kind, sentence in _MEANS.items() if kind in kinds)
-    note = f'<p class="note">{said} All bars have one scale.</p>'
-    return note + "".join(charts) if charts else ""
+    return Charts(
+        f"{said} All bars have one scale.", [_chart(model, largest) for model in models], len(models) <= _OPEN
+    )
 
 
-def _chart(model: ModelResult, largest: float, *, opened: bool) -> str:
+def _chart(model: ModelResult, largest: float) -> Chart:
     layers = model.layers
     known = _errors(model)
     said = f"{len(layers)} linear{'' if len(layers) == 1 else 's'}"
@@ -42,25 +78,18 @@ def _chart(model: ModelResult, largest: float, *, opened: bool) -> str:
         said += f", median {of} error {wording.number(statistics.median(known))}, worst {wording.number(max(known))}"
     if unknown := len(layers) - len(known):
         said += f", {unknown} not reached"
-    rest = layers[_SHOWN:]
-    body = _rows(layers[:_SHOWN], largest) + fold(f"the other {len(rest)}", _rows(rest, largest) if rest else "")
-    return fold(f"{name(model.name)} <small>{esc(said)}</small>", f'<div class="layers">{body}</div>', opened=opened)
+    bars = [_bar(layer, largest) for layer in layers]
+    return Chart(model.name, said, bars[:_SHOWN], bars[_SHOWN:])
 
 
 def _errors(model: ModelResult) -> list[float]:
     return [layer.error for layer in model.layers if layer.error is not None]
 
 
-def _rows(layers: list[Layer], largest: float) -> str:
-    out = []
-    for layer in layers:
-        shape = "×".join(map(str, layer.shape))
-        head = f"<span><code>{esc(layer.name)}</code> <small>{esc(layer.scheme)}, {esc(shape)}</small></span>"
-        if layer.error is None:
-            out.append(f'<li>{head}<span class="unknown">{NOT_REACHED}</span></li>')
-            continue
-        beyond = not math.isfinite(layer.error)
-        width = 100 if beyond else 100 * layer.error / largest if largest > 0 else 0
-        bar = f'<svg aria-hidden="true"><rect width="{width:.2f}%" height="100%"/></svg>'
-        out.append(f"<li>{head}{bar}<span>{wording.number(layer.error)}</span></li>")
-    return f"<ol>{''.join(out)}</ol>"
+def _bar(layer: Layer, largest: float) -> Bar:
+    about = f"{layer.scheme}, {'×'.join(map(str, layer.shape))}"
+    if layer.error is None:
+        return Bar(layer.name, about, None, 0)
+    beyond = not math.isfinite(layer.error)
+    width = 100 if beyond else 100 * layer.error / largest if largest > 0 else 0
+    return Bar(layer.name, about, wording.number(layer.error), width)

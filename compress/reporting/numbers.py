@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ..results.result import Against, Change, Interval, ModelResult, Spread
 from . import wording
-from .markup import Cell, Row, beside, esc, name, table
 from .report import ReportData
+from .tables import Cell, Row, Table, table
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,14 @@ class Number:
     change: Change | None = None
 
 
-def every_number(report: ReportData) -> str:
+def every_number(report: ReportData) -> Table | None:
     """One row for each model and metric."""
     rows: list[Row] = []
     for i, model in enumerate(report.models):
         for n in numbers(model):
             low, high = (Cell(wording.exact(b), b) for b in n.bounds) if n.bounds else (None, None)
-            cells = [Cell(esc(n.metric)), Cell(name(model.name)), Cell(wording.exact(n.value), n.value), low, high]
-            cells += [Cell(esc(n.unit)) if n.unit else None, _compared(n.change)]
+            cells = [Cell(n.metric), Cell(model.name, kind="name"), Cell(wording.exact(n.value), n.value), low, high]
+            cells += [Cell(n.unit) if n.unit else None, _compared(n.change)]
             rows.append((i, cells))
     heads = ["metric", "model", "value", "low", "high", "unit", "beside the baseline"]
     note = "Low and high are the 95% interval for accuracy, and the smallest and the largest repeat for speed."
@@ -103,4 +103,4 @@ def _compared(change: Change | None) -> Cell | None:
     if change is None:
         return None
     bounds = wording.interval(change.interval, lambda ratio: f"{wording.fixed(ratio, 3)}×")
-    return Cell(beside(f"{wording.number(change.ratio)}×", bounds, wording.noise(change)), change.ratio)
+    return Cell(f"{wording.number(change.ratio)}×", change.ratio, notes=(bounds, wording.noise(change)))

@@ -2,40 +2,56 @@
 
 from __future__ import annotations
 
-from .markup import esc, name
+from dataclasses import dataclass
+
 from .report import ReportData
 
 
-def samples(report: ReportData) -> str:
+@dataclass(frozen=True)
+class Written:
+    """A text, and the models that wrote it.
+
+    Attributes:
+        models: names, and whether each is the baseline's.
+        same: the text up to where it leaves the baseline's.
+        differs: the rest; None where it does not leave it.
+    """
+
+    models: list[tuple[str, bool]]
+    same: str
+    differs: str | None
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt and what was written after it."""
+
+    prompt: str
+    written: list[Written]
+
+
+def samples(report: ReportData) -> list[Prompt]:
     """For each prompt the models' texts beside each other; models that wrote the same share a column."""
     prompts = list(dict.fromkeys(s.prompt for model in report.models for s in model.samples))
-    return "".join(_prompt(report, prompt) for prompt in prompts)
+    return [_prompt(report, prompt) for prompt in prompts]
 
 
-def _prompt(report: ReportData, prompt: str) -> str:
+def _prompt(report: ReportData, prompt: str) -> Prompt:
     original = next((s.text for s in report.baseline.samples if s.prompt == prompt), None) if report.baseline else None
     written: dict[str, list[int]] = {}
     for i, model in enumerate(report.models):
         for sample in model.samples:
             if sample.prompt == prompt:
                 written.setdefault(sample.text, []).append(i)
-    columns = "".join(_column(report, text, models, original) for text, models in written.items())
-    return f'<h3 class="prompt"><span>Prompt</span> {esc(prompt)}</h3><div class="samples">{columns}</div>'
+    return Prompt(prompt, [_written(report, text, models, original) for text, models in written.items()])
 
 
-def _column(report: ReportData, text: str, models: list[int], original: str | None) -> str:
-    heads = []
-    for i in models:
-        tag = " <small>baseline</small>" if report.models[i].role == "baseline" else ""
-        heads.append(f"{name(report.models[i].name)}{tag}")
-    body = esc(text)
-    if original is not None and text != original:
-        at = _whole_words(text, _shared(text, original))
-        body = (
-            f'{esc(text[:at])}<ins title="From here on it differs from the baseline.">'
-            f'<span class="unseen">[differs from here] </span>{esc(text[at:])}</ins>'
-        )
-    return f'<article class="sample"><h4>{", ".join(heads)}</h4><p dir="auto">{body}</p></article>'
+def _written(report: ReportData, text: str, models: list[int], original: str | None) -> Written:
+    names = [(report.models[i].name, report.models[i].role == "baseline") for i in models]
+    if original is None or text == original:
+        return Written(names, text, None)
+    at = _whole_words(text, _shared(text, original))
+    return Written(names, text[:at], text[at:])
 
 
 def _shared(a: str, b: str) -> int:

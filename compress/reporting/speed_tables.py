@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ..results.result import Change, Speed, Spread
 from . import wording
 from .accuracy_tables import named
-from .markup import Cell, Row, beside, esc, fold, name, table
 from .report import ReportData
+from .tables import Cell, Row, Table, table
 
 _ALONE = ["model", "first token", "prefill, tokens/s", "of limit", "decode, tokens/s", "of its limit"]
 _ALONE += ["peak memory", "load time"]
@@ -16,7 +17,29 @@ _LOADED = ["model", "in flight", "tokens/s, all together", "beside the baseline"
 _LOADED += ["between tokens p50", "between tokens p99"]
 
 
-def speed_tables(report: ReportData) -> str:
+@dataclass(frozen=True)
+class Kernels:
+    """What computes each linear of some models, by their names."""
+
+    models: list[str]
+    table: Table
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """What the section on speed shows."""
+
+    tables: list[Table]
+    kernels: list[Kernels]
+
+
+def speeds(report: ReportData) -> Speeds | None:
+    """How fast the models run, and what computes them; None if nothing was measured."""
+    found = Speeds(_speed_tables(report), _kernel_tables(report))
+    return found if found.tables or found.kernels else None
+
+
+def _speed_tables(report: ReportData) -> list[Table]:
     """One request alone, then each load; nothing of what was not measured."""
     alone: list[Row] = []
     loaded: list[Row] = []
@@ -59,12 +82,14 @@ def speed_tables(report: ReportData) -> str:
                 ),
             ]
             loaded.append((i, cells))
-    return table("One request alone", _ALONE, alone, note=_shape(report)) + table(
-        "Several requests in flight", _LOADED, loaded
-    )
+    found = [
+        table("One request alone", _ALONE, alone, note=_shape(report)),
+        table("Several requests in flight", _LOADED, loaded),
+    ]
+    return [each for each in found if each is not None]
 
 
-def kernel_tables(report: ReportData) -> str:
+def _kernel_tables(report: ReportData) -> list[Kernels]:
     """What computes each linear, by model; models that agree are told once."""
     groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for model in report.models:
@@ -72,10 +97,11 @@ def kernel_tables(report: ReportData) -> str:
             groups.setdefault(tuple(model.speed.kernels.items()), []).append(model.name)
     out = []
     for kernels, models in groups.items():
-        rows: list[Row] = [(None, [Cell(esc(role)), Cell(esc(kernel))]) for role, kernel in kernels]
-        summary = ", ".join(name(m) for m in models)
-        out.append(fold(summary, table("What computes each linear", ["linear", "kernel"], rows, words=["kernel"])))
-    return f'<h3 class="quiet">What computes each linear</h3>{"".join(out)}' if out else ""
+        rows: list[Row] = [(None, [Cell(role), Cell(kernel)]) for role, kernel in kernels]
+        shown = table("What computes each linear", ["linear", "kernel"], rows, words=["kernel"])
+        assert shown is not None
+        out.append(Kernels(models, shown))
+    return out
 
 
 def _shape(report: ReportData) -> str:
@@ -96,17 +122,17 @@ def _shape(report: ReportData) -> str:
 
 
 def _measured(spread: Spread, say: Callable[[float], str], change: Change | None = None) -> Cell:
-    beside_baseline = "" if change is None else _change(change).html
-    return Cell(beside(say(spread.median), wording.spread(spread, say), beside_baseline), spread.median)
+    beside_baseline = "" if change is None else _change(change)
+    return Cell(say(spread.median), spread.median, notes=(wording.spread(spread, say), beside_baseline))
 
 
 def _change(change: Change) -> Cell:
     text = wording.speedup(change.ratio)
-    said = f'<span class="worse">{text}</span>' if text.endswith("slower") else text
-    return Cell(beside(said, wording.noise(change)), change.ratio)
+    kind = "worse" if text.endswith("slower") else "plain"
+    return Cell(text, change.ratio, notes=(wording.noise(change),), kind=kind)
 
 
 def _part(part: float | None, limit: float | None) -> Cell | None:
     if part is None:
         return None
-    return Cell(beside(wording.share(part), "" if limit is None else f"of {wording.number(limit)}"), part)
+    return Cell(wording.share(part), part, notes=("" if limit is None else f"of {wording.number(limit)}",))

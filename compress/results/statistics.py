@@ -1,28 +1,38 @@
-"""How sure a number is: 95% intervals of means, shares and differences of the same items."""
+"""How sure a number is: 95% intervals of means, shares and differences of the same items.
+
+scipy is imported where it is used: it takes most of a second, and not every command needs an interval.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Interval = tuple[float, float]
 
-_Z = 1.959963984540054
+_CONFIDENCE = 0.95
+_TAIL = (1 - _CONFIDENCE) / 2
 _RESAMPLES = 1000
+_AT_ONCE = 100  # resamples whose places are drawn and kept together
 _MOST_SECONDS = 60
 
 
 def mean_interval(values: Sequence[float]) -> Interval | None:
     """Of the mean of independent values, by Student's t; None for fewer than two."""
+    from scipy import stats
+
     count = len(values)
     if count < 2:
         return None
     mean = math.fsum(values) / count
     spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
-    half = _t95(count - 1) * spread / math.sqrt(count)
+    half = float(stats.t.ppf(1 - _TAIL, count - 1)) * spread / math.sqrt(count)
     return mean - half, mean + half
 
 
@@ -32,34 +42,29 @@ def median_interval(values: Sequence[float]) -> Interval | None:
     The k-th smallest and largest hold the median unless fewer than k values fall on one side of it, which is as likely as
     so few heads among as many coins.
     """
-    count = len(values)
+    from scipy import stats
+
     ordered = sorted(values)
-    tail, chosen = 0.0, None
-    for k in range(count // 2):
-        tail += math.comb(count, k) / 2**count
-        if 2 * tail > 0.05:
-            break
-        chosen = ordered[k], ordered[count - 1 - k]
-    return chosen
+    k = int(stats.binom.ppf(_TAIL, len(ordered), 0.5))
+    return (ordered[k - 1], ordered[-k]) if k else None
 
 
 def share_interval(hits: float, count: int) -> Interval | None:
     """Of a share of successes, by Wilson's score; None for no trial."""
+    from scipy import stats
+
     if count == 0:
         return None
-    share, z = hits / count, _Z
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    found = stats.binomtest(int(hits), count).proportion_ci(_CONFIDENCE, method="wilson")
+    return float(found.low), float(found.high)
 
 
 def sign_test(gained: int, lost: int) -> float:
     """How likely so uneven a split of flipped answers is by chance (McNemar's exact test)."""
+    from scipy import stats
+
     flipped = gained + lost
-    if flipped == 0:
-        return 1.0
-    tail = sum(math.comb(flipped, k) for k in range(min(gained, lost) + 1)) / 2**flipped
-    return min(1.0, 2 * tail)
+    return float(stats.binomtest(gained, flipped).pvalue) if flipped else 1.0
 
 
 def resampled_interval(items: Sequence[Any], statistic: Callable[[Sequence[Any]], float]) -> Interval | None:
@@ -69,24 +74,39 @@ def resampled_interval(items: Sequence[Any], statistic: Callable[[Sequence[Any]]
 
     The resamples are the same at every call with as many items.
     """
+    import numpy as np
+    from scipy import stats
+
     count = len(items)
     if count < 2:
         return None
-    draw = random.Random(count)
-    found = []
-    begun = time.monotonic()
+    calls, begun = itertools.count(1), time.monotonic()
+
+    def of_places(places: np.ndarray) -> float:
+        value = statistic([items[i] for i in places.tolist()])
+        # BLEU and the like take seconds for one value.
+        if next(calls) == 3 and (time.monotonic() - begun) / 3 * _RESAMPLES > _MOST_SECONDS:
+            raise _NoIntervalError
+        if not math.isfinite(value):
+            raise _NoIntervalError
+        return value
+
+    # Places are drawn and not items, which may be texts or pairs of anything.
     try:
-        for i in range(_RESAMPLES):
-            found.append(statistic([items[draw.randrange(count)] for _ in range(count)]))
-            # BLEU and the like take seconds for one value.
-            if i == 2 and (time.monotonic() - begun) / 3 * _RESAMPLES > _MOST_SECONDS:
-                return None
-    except (ArithmeticError, ValueError):  # an exponential of what is too large
+        found = stats.bootstrap(
+            (np.arange(count),),
+            of_places,
+            n_resamples=_RESAMPLES,
+            batch=_AT_ONCE,
+            vectorized=False,
+            confidence_level=_CONFIDENCE,
+            method="percentile",
+            rng=np.random.default_rng(count),
+        )
+    except (_NoIntervalError, ArithmeticError, ValueError):  # an exponential of what is too large
         return None
-    if not all(map(math.isfinite, found)):
-        return None
-    found.sort()
-    return found[int(0.025 * _RESAMPLES)], found[int(0.975 * _RESAMPLES) - 1]
+    low, high = found.confidence_interval
+    return float(low), float(high)
 
 
 def excludes(interval: Interval | None, nothing: float) -> bool | None:
@@ -94,20 +114,10 @@ def excludes(interval: Interval | None, nothing: float) -> bool | None:
     return None if interval is None else not interval[0] <= nothing <= interval[1]
 
 
-def _t95(freedom: int) -> float:
-    """The 97.5% quantile of Student's t: exact for one and two degrees, else an expansion around the normal's.
+def exp(value: float) -> float:
+    """The exponential, kept within what a float holds: a broken model's perplexity is huge, not an error."""
+    return math.exp(min(value, 700.0))
 
-    The expansion (Hill's, to the fourth order) is off by less than 0.5% from three degrees on.
-    """
-    if freedom == 1:
-        return 12.706204736432095
-    if freedom == 2:
-        return 4.302652729911275
-    z, n = _Z, freedom
-    return (
-        z
-        + (z**3 + z) / (4 * n)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
-        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * n**4)
-    )
+
+class _NoIntervalError(Exception):
+    """A statistic that is too slow, or no number for some resample."""

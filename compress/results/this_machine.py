@@ -7,7 +7,6 @@ import platform
 from pathlib import Path
 
 import psutil
-import torch
 
 from .result import Machine
 
@@ -21,6 +20,8 @@ def this_machine(device: str = "cpu") -> Machine:
     Args:
         device: what computes, as torch names it; if it is not here, it is called that.
     """
+    import torch
+
     return Machine(
         processor=_processor(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -44,6 +45,8 @@ def differences(one: Machine, other: Machine) -> list[str]:
 
 
 def _named(device: str) -> str:
+    import torch
+
     if device == "cpu" or not torch.cuda.is_available():
         return device
     return torch.cuda.get_device_name(device)

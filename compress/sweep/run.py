@@ -40,10 +40,6 @@ class SweepResult:
     failed: dict[str, str]
 
 
-# Runs trials, each to an end or to a sentence; tells of each as it ends.
-RunTrials = Callable[[Sequence[Trial], Callable[[Trial, str | None], None]], None]
-
-
 def run_sweep(sweep: Sweep, *, fresh: bool = False, progress: bool = True, ray: str | None = None) -> SweepResult:
     """Run a sweep, or continue one: trials and measurements that are finished are not done again.
 

@@ -35,11 +35,9 @@ class TrainingLog:
         self._written, self._taken, self._told = 0.0, 0.0, 0
         self._writer: Any = None
         self._begun = (time.monotonic(), 0)
-        self._last: list[Moment] = []
 
     def noted(self, moments: list[Moment]) -> None:
         """Take note of a step."""
-        self._last = moments
         # The table is written whole, which takes longer the longer it is.
         pause = max(_TABLE_SECONDS, 50 * self._taken)
         if len(moments) == 1 or time.monotonic() - self._written > pause or len(moments) == self._steps:

@@ -1,4 +1,9 @@
-"""Tokens to text as they come, and stop strings that may be split across tokens."""
+"""Tokens to text as they come, and stop strings that may be split across tokens.
+
+``tokenizers.decoders.DecodeStream`` decodes in the same way, but for fast tokenizers only: it repeats a prompt that ends
+inside a character, raises where bytes make no text (sentencepiece's), and keeps what is unfinished when no token follows.
+So one mechanism serves all tokenizers here.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+_CONTEXT = 8  # tokens of the prompt
+_MOST_BYTES = 4  # of a character in UTF-8
 
 
 class TextStream:
@@ -30,7 +37,7 @@ class TextStream:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: list[int], stop: tuple[str, ...]) -> None:
         self._tokenizer = tokenizer
         self._stop = stop
-        self._tokens = list(prompt[-8:])
+        self._tokens = self._context(prompt)
         self._from = 0  # decoding begins here, early enough to join words as the whole would
         self._to = len(self._tokens)  # text up to here is decoded
         self._decoded = ""
@@ -87,6 +94,15 @@ class TextStream:
                     longest = size
                     break
         return longest
+
+    def _context(self, prompt: list[int]) -> list[int]:
+        """The prompt's last tokens, from the beginning of a character on.
+
+        Sentencepiece's bytes are decoded a run at a time, and a run that begins inside a character is no text at all.
+        """
+        sizes = range(_CONTEXT, _CONTEXT + _MOST_BYTES)
+        whole = (size for size in sizes if not self._decode(prompt[-size:]).startswith(_UNFINISHED))
+        return list(prompt[-next(whole, _CONTEXT) :])
 
     def _decode(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ..tiny import REPOSITORY
+from . import report_samples
 
 RUN = """
 import json, sys
@@ -20,7 +21,8 @@ try:
     from smelt.compress.__main__ import main
     main()
 finally:
-    loaded = [name for name in ("torch", "transformers", "compressed_tensors", "numpy", "datasets") if name in sys.modules]
+    slow = ("torch", "transformers", "compressed_tensors", "numpy", "scipy", "jinja2", "datasets")
+    loaded = [name for name in slow if name in sys.modules]
     print("loaded:", loaded, file=sys.stderr)
 """
 COMMANDS = ["run", "eval", "sweep", "compare", "inspect", "export", "merge", "chat", "bench", "schema", "kernels"]
@@ -48,6 +50,14 @@ def test_mistakes_in_recipes(command: str, override: str) -> None:
     status, loaded, said = _answer(command, str(REPOSITORY / "recipes" / recipe), "--set", override)
     assert (status, loaded) == (1, "loaded: []")
     assert said.startswith(f"smelt: --set {override}: ")
+
+
+def test_two_reports_are_compared_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(json.dumps(report_samples.full().as_data()))
+    status, loaded, said = _answer("compare", str(tmp_path), str(tmp_path), "--output", str(tmp_path / "out"))
+    assert status == 0, said
+    assert "torch" not in loaded
+    assert len(list((tmp_path / "out").rglob("report.html"))) == 3
 
 
 def test_every_shipped_recipe_is_read_and_checked() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shutil
+import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
@@ -19,6 +21,7 @@ from smelt.compress.reporting.pareto import front, pareto_svg
 from smelt.compress.reporting.report import ReportData
 from smelt.compress.results.result import Against, Change, Size, Spread
 
+from ..tiny import REPOSITORY
 from . import report_samples as samples
 
 ALL = [samples.full, samples.minimal, samples.partial, samples.sweep, samples.hostile]
@@ -172,6 +175,23 @@ def test_hostile_strings_become_text_and_no_elements() -> None:
     assert sum(tag == "script" for tag, _ in parsed.elements) == 2
     assert not {"img", "b"} & {tag for tag, _ in parsed.elements}
     assert "\x00" not in markup
+
+
+def test_characters_that_xml_cannot_write_are_replaced() -> None:
+    original, one = samples.full().models[:2]
+    report = samples.report([original, one.model_copy(update={"name": "4\x07bits\x9b\ufffe"})])
+    shown = "4\ufffdbits\ufffd\ufffd"
+    root = ElementTree.fromstring(pareto_svg(report) or "")
+    assert shown in [name.text for name in root.iter(f"{_SVG}text")]
+    assert shown in _text(report)
+
+
+def test_what_a_page_is_made_of_is_installed() -> None:
+    folder = Path(inspect.getfile(page)).parent
+    setup = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns = setup["package-data"]["smelt.compress.reporting"]
+    besides = {path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert besides == {path for pattern in patterns for path in folder.glob(pattern)}
 
 
 @pytest.mark.parametrize("make", [samples.full, samples.partial, samples.sweep, samples.hostile])

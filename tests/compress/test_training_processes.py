@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import patch_environment
 from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 from smelt.compress import Recipe, SmeltError, run
@@ -154,7 +155,8 @@ def test_shipped_launches_say_how_weights_lie(name: str) -> None:
     environment = prepare_multi_gpu_env(settings)
     count, replicas = shapes[name]
     assert settings.num_processes == count
-    assert Arrangement.told(count, environment) == Arrangement(replicas)
+    with patch_environment(**environment):
+        assert Arrangement.told(count) == Arrangement(replicas)
 
 
 REFUSED = [
@@ -164,6 +166,9 @@ REFUSED = [
     ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"}, "fsdp_version: 2"),
     ({"ACCELERATE_USE_FSDP": "true", "FSDP_ACTIVATION_CHECKPOINTING": "true"}, "checkpointing: true in the recipe"),
     ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_TP_SIZE": "2"}, "split a model by TP"),
+    ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_CP_SIZE": "2"}, "split a model by CP"),
+    ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_SP_SIZE": "2"}, "split a model by SP"),
+    ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "0"}, "must be at least 1"),
     (
         {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "3"},
         "3 copies over 1 processes each, but 2 processes were started",
@@ -173,8 +178,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("environment", "said"), REFUSED)
 def test_what_accelerate_is_told_and_is_not_offered_is_refused(environment: dict[str, str], said: str) -> None:
-    with pytest.raises(SmeltError, match=said):
-        Arrangement.told(2, environment)
+    with patch_environment(**environment), pytest.raises(SmeltError, match=said):
+        Arrangement.told(2)
 
 
 def test_too_few_windows_for_all_processes_are_told_before_any_work() -> None:
