@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .pipeline.in_memory import quantize
     from .pipeline.pipeline import RunResult, run
     from .recipe.recipe import Recipe
-    from .reporting.report import ReportData
+    from .results.report import ReportData
 
 __all__ = [
     "Evaluate",
@@ -41,7 +41,7 @@ __all__ = [
 _HOMES = {
     "Evaluate": ".evaluation.settings",
     "Recipe": ".recipe.recipe",
-    "ReportData": ".reporting.report",
+    "ReportData": ".results.report",
     "RunResult": ".pipeline.pipeline",
     "SmeltError": "..system.errors",
     "config_for": ".integrations.transformers",

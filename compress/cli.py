@@ -575,7 +575,7 @@ def schema(
         smelt schema --report > docs/report.schema.json
     """
     from .commands.schema import recipe_schema
-    from .reporting.report import report_schema
+    from .results.report import report_schema
 
     print(json.dumps(report_schema() if report else recipe_schema(), indent=2))
     return 0

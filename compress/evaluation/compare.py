@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ...system.errors import SmeltError
-from ..reporting.report import ReportData
+from ..results.report import ReportData
 from ..results.result import ModelResult
 from ..results.this_machine import differences
 from .against import against, incomparable

@@ -10,7 +10,7 @@ from ...system.paths import named_path
 from ...system.progress import Progress
 from ...system.run_directory import Output
 from ..reporting.files import load, save
-from ..reporting.report import ReportData
+from ..results.report import ReportData
 from ..results.result import ModelResult
 from ..results.this_machine import differences, this_machine
 from .measure import Evaluation

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...system.errors import SmeltError, nearest_name
-from ..reporting.report import ReportData
+from ..results.report import ReportData
 from ..results.result import ModelResult
 
 # From a model beside its baseline to a number; a relative one is a ratio, of which gates name the change in percent.

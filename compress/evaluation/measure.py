@@ -15,7 +15,7 @@ from ...system.device import device_named, give_back
 from ...system.errors import SmeltError
 from ...system.progress import Progress
 from ...system.versions import versions
-from ..reporting.report import ReportData
+from ..results.report import ReportData
 from ..results.result import Against, Machine, ModelResult, Sample, Speed, TaskResult, Text
 from ..results.this_machine import this_machine
 from .against import against, incomparable

@@ -35,7 +35,7 @@ from ..evaluation.subject import Subject, worst_first
 from ..recipe.recipe import Recipe
 from ..reporting.card import write_card
 from ..reporting.files import load
-from ..reporting.report import ReportData
+from ..results.report import ReportData
 from .plan import Plan, run_identity
 from .self_text import written_once
 from .verify import Reload, random_windows, reload, whole_model_bytes

@@ -14,11 +14,11 @@ from ...models.directory.layer_sizes import LAYER_SIZES
 from ...quant.stored.config import StoredSchemes
 from ...system.files import write_text
 from ..loaders.rules import VLLM
+from ..results.report import ReportData
 from ..results.result import ModelResult
 from ..results.tasks import primary_tasks
+from ..results.wording import bytes_, interval, noise, number, percent_change, perplexity, speedup
 from .markdown import plain, table
-from .report import ReportData
-from .wording import bytes_, interval, noise, number, percent_change, perplexity, speedup
 
 
 def write_card(report: ReportData, checkpoint: Path, original: ModelDirectory) -> None:

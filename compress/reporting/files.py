@@ -10,10 +10,10 @@ from pydantic import ValidationError
 from ...system.errors import SmeltError
 from ...system.files import write_text
 from ...system.paths import irregular, named_path
+from ..results.report import SCHEMA, ReportData
 from .markdown import markdown
-from .page import page
-from .pareto import pareto_svg
-from .report import SCHEMA, ReportData
+from .page.page import page
+from .plot.pareto import pareto_svg
 
 PLOT = "pareto.svg"
 

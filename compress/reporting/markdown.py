@@ -6,9 +6,9 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 
+from ..results.report import ReportData
 from ..results.result import ModelResult, Speed
-from .report import ReportData
-from .wording import (
+from ..results.wording import (
     bytes_,
     interval,
     noise,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..results.report import ReportData
 from ..results.result import Against, Change, ModelResult
 from ..results.tasks import is_worse, primary_tasks
-from .measures import accuracy, cost
-from .pareto import drawn_models, front
-from .report import ReportData
-from .wording import bytes_, noise, percent_change, perplexity, rate, shrinkage, signed, speedup
+from ..results.wording import bytes_, noise, percent_change, perplexity, rate, shrinkage, signed, speedup
+from .plot.measures import accuracy, cost
+from .plot.pareto import drawn_models, front
 
 _NAMED = 3
 

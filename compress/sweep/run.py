@@ -18,8 +18,8 @@ from ..evaluation.tasks import Tasks
 from ..pipeline.plan import Plan
 from ..pipeline.self_text import written_once
 from ..reporting.card import write_card
-from ..reporting.report import ReportData
 from ..reporting.verdict import verdict
+from ..results.report import ReportData
 from .on_ray import run_on_ray
 from .trial_run import run_trial
 from .trials import Sweep, Trial

@@ -17,18 +17,10 @@ from smelt.compress import Recipe
 from smelt.compress.pipeline.plan import Plan
 from smelt.models.steps.parts import layers_of, load_part
 from smelt.models.steps.step import RunContext
-from smelt.prune.steps import (
-    experts as prune_experts,
-)
-from smelt.prune.steps import (
-    hidden as prune_hidden,
-)
-from smelt.prune.steps import (
-    units as prune_units,
-)
-from smelt.prune.steps import (
-    weights as prune_weights,
-)
+from smelt.prune.steps import experts as prune_experts
+from smelt.prune.steps import hidden as prune_hidden
+from smelt.prune.steps import units as prune_units
+from smelt.prune.steps import weights as prune_weights
 from smelt.quant.blockwise import quantize_blocks
 from smelt.system.processes import Processes
 from smelt.system.progress import Progress

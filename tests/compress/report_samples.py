@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from smelt.compress.reporting.report import ReportData
+from smelt.compress.results.report import ReportData
 from smelt.compress.results.result import (
     Against,
     Change,

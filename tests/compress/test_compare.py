@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from smelt.compress import SmeltError
 from smelt.compress.evaluation.compare import compare
-from smelt.compress.reporting.report import ReportData
+from smelt.compress.results.report import ReportData
 
 from .report_samples import full, minimal
 

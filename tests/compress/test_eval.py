@@ -21,7 +21,7 @@ from smelt.compress import Evaluate, Recipe, SmeltError, evaluate, run
 from smelt.compress.evaluation import measure
 from smelt.compress.evaluation.settings import SpeedSettings
 from smelt.compress.reporting.files import load, save
-from smelt.compress.reporting.report import ReportData
+from smelt.compress.results.report import ReportData
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..tiny import REPOSITORY, SMELT_6M, save_model
 
-BUILTIN_TASKS = REPOSITORY / "models" / "builtin" / "tasks"
+BUILTIN_TASKS = REPOSITORY / "compress" / "evaluation" / "builtin_tasks"
 SHARED_TASKS = REPOSITORY / "tests" / "tasks"
 NEAR = 1e-3
 SHORT = 64

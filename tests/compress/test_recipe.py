@@ -10,7 +10,7 @@ import pytest
 import yaml
 from smelt.compress import Recipe, SmeltError
 from smelt.compress.commands.schema import recipe_schema
-from smelt.compress.reporting.report import report_schema
+from smelt.compress.results.report import report_schema
 from smelt.compress.sweep.trials import Sweep
 
 from ..tiny import REPOSITORY

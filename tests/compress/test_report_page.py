@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import shutil
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from smelt.compress.reporting import wording
-from smelt.compress.reporting.axes import Axis
-from smelt.compress.reporting.page import page
-from smelt.compress.reporting.pareto import front, pareto_svg
-from smelt.compress.reporting.report import ReportData
+from smelt.compress.reporting.page.page import page
+from smelt.compress.reporting.plot.axes import Axis
+from smelt.compress.reporting.plot.pareto import front, pareto_svg
+from smelt.compress.results import wording
+from smelt.compress.results.report import ReportData
 from smelt.compress.results.result import Against, Change, Size, Spread
 
 from ..tiny import REPOSITORY
@@ -187,11 +186,17 @@ def test_characters_that_xml_cannot_write_are_replaced() -> None:
 
 
 def test_what_a_page_is_made_of_is_installed() -> None:
-    folder = Path(inspect.getfile(page)).parent
+    folder = REPOSITORY / "compress" / "reporting"
     setup = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]
-    patterns = setup["package-data"]["smelt.compress.reporting"]
     besides = {path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
-    assert besides == {path for pattern in patterns for path in folder.glob(pattern)}
+    installed = {
+        path
+        for package, patterns in setup["package-data"].items()
+        if package.startswith("smelt.compress.reporting")
+        for pattern in patterns
+        for path in folder.joinpath(*package.split(".")[3:]).glob(pattern)
+    }
+    assert besides == installed
 
 
 @pytest.mark.parametrize("make", [samples.full, samples.partial, samples.sweep, samples.hostile])

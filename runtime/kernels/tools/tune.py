@@ -199,7 +199,7 @@ def destination() -> Path:
     Raises:
         NotHere: nothing can be written there.
     """
-    path = Path(__file__).parent / "configs" / file_name(torch.cuda.get_device_name())
+    path = Path(__file__).parents[1] / "tiles" / "configs" / file_name(torch.cuda.get_device_name())
     if not os.access(path.parent, os.W_OK):
         raise NotHere(f"{path.parent} cannot be written; choose another place with --output")
     return path

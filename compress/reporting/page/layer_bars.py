@@ -6,9 +6,9 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from ..results.result import Layer, ModelResult
-from . import wording
-from .report import ReportData
+from ...results import wording
+from ...results.report import ReportData
+from ...results.result import Layer, ModelResult
 
 _SHOWN = 20
 _OPEN = 3

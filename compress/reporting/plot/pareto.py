@@ -6,12 +6,12 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from . import wording
+from ...results import wording
+from ...results.report import ReportData
+from ..templates.rendering import render
 from .axes import Axis, Tick, nice_step
 from .labels import Box, Disc, Label, place, text_width
 from .measures import Measure, accuracy, cost
-from .rendering import render
-from .report import ReportData
 
 _LONGEST_NAME = 30
 

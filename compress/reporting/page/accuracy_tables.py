@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..results.result import Change, ModelResult, TaskChange, TaskResult
-from . import wording
-from .report import ReportData
+from ...results import wording
+from ...results.report import ReportData
+from ...results.result import Change, ModelResult, TaskChange, TaskResult
 from .tables import Cell, Row, Table, table
 
 _TEXT_HEADS = ["model", "perplexity", "change", "bits per byte", "change of bits", "KL, nats", "same first choice"]

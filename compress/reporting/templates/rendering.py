@@ -1,4 +1,4 @@
-"""Templates of HTML and SVG (``templates/``) filled with a report's numbers. Names and texts of models are not trusted."""
+"""Templates of HTML and SVG filled with a report's numbers. Names and texts of models are not trusted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # only who writes a page needs it
 
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..results.result import ModelResult, Training, TrainingPoint
-from . import wording
-from .axes import Axis, Tick
-from .report import ReportData
+from ...results import wording
+from ...results.report import ReportData
+from ...results.result import ModelResult, Training, TrainingPoint
+from ..plot.axes import Axis, Tick
 from .tables import Cell, Row, Table, table
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _BOTTOM, _TOP = 760, 300, 52, 14, 40, 30

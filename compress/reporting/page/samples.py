@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .report import ReportData
+from ...results.report import ReportData
 
 
 @dataclass(frozen=True)

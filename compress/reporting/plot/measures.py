@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..results.result import Interval, ModelResult, TaskResult, Text
-from . import wording
-from .report import ReportData
+from ...results import wording
+from ...results.report import ReportData
+from ...results.result import Interval, ModelResult, TaskResult, Text
 
 
 @dataclass(frozen=True)

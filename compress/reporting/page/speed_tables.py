@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..results.result import Change, Speed, Spread
-from . import wording
+from ...results import wording
+from ...results.report import ReportData
+from ...results.result import Change, Speed, Spread
 from .accuracy_tables import named
-from .report import ReportData
 from .tables import Cell, Row, Table, table
 
 _ALONE = ["model", "first token", "prefill, tokens/s", "of limit", "decode, tokens/s", "of its limit"]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ..results.result import Machine, ModelResult, Part
+from .result import Machine, ModelResult, Part
 from .terminal import alone, beside
 
 SCHEMA = "smelt.report/1"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..results.result import ModelResult
-from ..results.tasks import is_worse, primary_tasks
+from .result import ModelResult
+from .tasks import is_worse, primary_tasks
 from .wording import (
     bytes_,
     interval,

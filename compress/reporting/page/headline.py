@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..results.result import Against, Change, ModelResult
-from . import wording
-from .report import ReportData
+from ...results import wording
+from ...results.report import ReportData
+from ...results.result import Against, Change, ModelResult
 from .tables import Cell, Row, Table, table
 
 _MOST_IN_ROWS = 4

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..results.result import Against, Change, Interval, ModelResult, Spread
-from . import wording
-from .report import ReportData
+from ...results import wording
+from ...results.report import ReportData
+from ...results.result import Against, Change, Interval, ModelResult, Spread
 from .tables import Cell, Row, Table, table
 
 

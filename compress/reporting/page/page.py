@@ -13,16 +13,16 @@ from typing import Any
 
 import yaml
 
-from ..results.result import ModelResult
-from . import wording
+from ...results import wording
+from ...results.report import ReportData
+from ...results.result import ModelResult
+from ..plot.measures import accuracy
+from ..plot.pareto import Plot, drawn_models, pareto
+from ..templates.rendering import render
 from .accuracy_tables import accuracy_tables, named
 from .headline import headline
 from .layer_bars import layer_bars
-from .measures import accuracy
 from .numbers import every_number
-from .pareto import Plot, drawn_models, pareto
-from .rendering import render
-from .report import ReportData
 from .samples import samples
 from .speed_tables import speeds
 from .tables import Cell, Row, Table, table

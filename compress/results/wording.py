@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from ...system.machine import human_bytes
-from ..results.result import Change, Interval, Spread, TaskChange
+from .result import Change, Interval, Spread, TaskChange
 
 WITHIN_NOISE = "within noise"
 _SAME = 1.005  # a ratio nearer to 1 than this would be printed as 1.00

@@ -1,0 +1,1 @@
+"""The markup of reports as Jinja2 templates, and what fills them."""
