@@ -13,6 +13,8 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 
+from ..runtime import EngineConfig, SamplingParams
+from ..runtime.cache_types import kv_dtype_help
 from ..system.errors import SmeltError
 from ..system.interrupts import SENTENCE, STATUS, remembered_interrupts
 from ..system.progress import Progress
@@ -429,9 +431,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes answers reproducible.")] = None,
     max_length: Annotated[int | None, typer.Option(help="The longest conversation, in tokens.", min=2)] = None,
-    kv_dtype: Annotated[
-        str, typer.Option(help="How keys and values are kept: auto, int8, fp8; on a GPU also int4.")
-    ] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help=kv_dtype_help())] = "auto",
     native: Annotated[bool, typer.Option(help="Use Smelt's compiled CPU kernels, or torch's operators.")] = True,
     device: Annotated[str, typer.Option(help="cpu, or cuda, which has not been run on a GPU yet.")] = "cpu",
 ) -> int:
@@ -441,18 +441,12 @@ def chat(
 
         smelt chat runs/quickstart/checkpoint --temperature 0.8
     """
-    from ..runtime import Engine, SamplingParams
-    from ..runtime.engine.chat import Chat, converse
-
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    engine = Engine(
-        _directory_of(checkpoint),
-        max_length=max_length,
-        max_sequences=1,
-        kv_dtype=kv_dtype,
-        native=native,
-        device=device,
-    )
+    config = EngineConfig(max_length=max_length, max_sequences=1, kv_dtype=kv_dtype, native=native, device=device)
+    from ..runtime.engine.chat import Chat, converse
+    from ..runtime.engine.engine import Engine
+
+    engine = Engine(_directory_of(checkpoint), config)
     limit = min(max_tokens, max(1, engine.max_length // 2))
     if isinstance(sys.stdin, io.TextIOWrapper):  # what is typed or piped may be in any encoding
         sys.stdin.reconfigure(errors="replace")
@@ -476,9 +470,7 @@ def bench(
     trace_requests: Annotated[int, typer.Option(help="How many of the trace's requests.", min=1)] = 32,
     static: Annotated[bool, typer.Option("--static", help="Batch statically: the baseline.")] = False,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    kv_dtype: Annotated[
-        str, typer.Option(help="How keys and values are kept: auto, int8, fp8; on a GPU also int4.")
-    ] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help=kv_dtype_help())] = "auto",
     native: Annotated[bool, typer.Option(help="Use Smelt's compiled CPU kernels, or torch's operators.")] = True,
     exact_inputs: Annotated[
         bool, typer.Option("--exact-inputs", help="Never round the inputs of weight-only formats to int8.")
@@ -512,15 +504,8 @@ def bench(
 
         smelt bench ./my-llama --ablate
     """
-    if ablate:
-        return _ablate(checkpoint, prompt, output, dtype, kv_dtype, as_json)
-    from ..runtime import Engine
-    from ..runtime.measure.bench import measure, table
-    from ..runtime.measure.workload import read_trace
-
     loads = concurrency or ([] if trace else [1, 4, 16])
-    engine = Engine(
-        _directory_of(checkpoint),
+    config = EngineConfig(
         max_sequences=max([32, *loads]),
         dtype=dtype,
         kv_dtype=kv_dtype,
@@ -532,6 +517,13 @@ def bench(
         static_batching=static,
         share_prefixes=False,
     )
+    if ablate:
+        return _ablate(checkpoint, prompt, output, dtype, kv_dtype, as_json)
+    from ..runtime.engine.engine import Engine
+    from ..runtime.measure.bench import measure, table
+    from ..runtime.measure.workload import read_trace
+
+    engine = Engine(_directory_of(checkpoint), config)
     found = measure(
         engine,
         prompt=prompt,

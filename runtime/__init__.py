@@ -12,13 +12,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..system.errors import RuntimeProblem
+from .engine.config import EngineConfig
 from .engine.params import SamplingParams
 
 if TYPE_CHECKING:
     from .engine.engine import Engine
     from .engine.output import Completion, RequestOutput
 
-__all__ = ["Completion", "Engine", "RequestOutput", "RuntimeProblem", "SamplingParams"]
+__all__ = ["Completion", "Engine", "EngineConfig", "RequestOutput", "RuntimeProblem", "SamplingParams"]
 
 _HOMES = {"Completion": ".engine.output", "Engine": ".engine.engine", "RequestOutput": ".engine.output"}
 

@@ -55,8 +55,8 @@ def written(place: Place, size: Size, stored: str) -> Iterator[Path]:
 
 def _logits(size: Size, stored: str, place: Place) -> Iterator[Row]:
     from smelt.runtime.decoder.model import Model
+    from smelt.runtime.fusions import Fusions
     from smelt.runtime.gpu import GpuOperators
-    from smelt.runtime.gpu.fusions import Fusions
     from smelt.runtime.weights.checkpoint import Checkpoint
 
     caches = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.int4}  # pyright: ignore[reportAttributeAccessIssue]
@@ -167,7 +167,7 @@ def _in_pieces(model: Any, prompts: list[list[int]], kept: torch.dtype, place: P
 def _graphs(size: Size, stored: str, kept: str, place: Place) -> Iterator[Row]:
     """Tokens and log probabilities of an engine that replays graphs, and of one that launches each kernel: the same bits."""
     from smelt.runtime import SamplingParams
-    from smelt.runtime.gpu.fusions import Fusions
+    from smelt.runtime.fusions import Fusions
 
     batches, tokens, longest, budget = (1, 8, 64), 24, 500, 256
     if place.rehearses:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from smelt.runtime.cache_types import BY_NAME
 from smelt.runtime.engine.gpu_executor import GpuExecutor, Kind
 from smelt.runtime.kernels.base.launch import Launch, noted
 from smelt.runtime.kernels.base.precompile import identity
@@ -24,7 +25,7 @@ from .work import Lengths, Work, name_of, of_torch, work_of
 
 TARGET = TARGETS["sm_90"]
 BLOCK = 16
-CACHES = {"plain": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8, "int4": torch.int4}  # pyright: ignore[reportAttributeAccessIssue]
+CACHES = {("plain" if name == "auto" else name): each.torch_dtype(torch.bfloat16) for name, each in BY_NAME.items()}
 _GATHERS = ("index", "index_select", "embedding")  # which read no more than they give
 _MEMORY = (
     "empty",

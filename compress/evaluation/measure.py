@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...models.text.source import TextSource
-from ...runtime import Engine
+from ...runtime import Engine, EngineConfig
 from ...system.device import device_named, give_back
 from ...system.errors import SmeltError
 from ...system.progress import Progress
@@ -369,13 +369,13 @@ class _Served:
         if self._engine is None:
             self._progress.say(f"loading {self._subject.name}")
             directory = self._subject.directory
-            self._engine = Engine(
-                directory.path,
+            config = EngineConfig(
                 max_sequences=_SEQUENCES,
                 trust_remote_code=directory.trust_remote_code,
                 device=self._device,
                 quiet=True,
             )
+            self._engine = Engine(directory.path, config)
         return self._engine
 
     @property

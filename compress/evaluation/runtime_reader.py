@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...runtime.decoder.batch import Batch, Run
 from ...runtime.decoder.model import Head
+from ...runtime.engine.config import EngineConfig
 from ...runtime.engine.loading import load_model
 from ...system.activation_store import ActivationStore
 from ...system.device import device_named, give_back, on
@@ -39,7 +40,9 @@ class RuntimeReader:
         Raises:
             RuntimeProblem: the runtime cannot run this checkpoint.
         """
-        _, model = load_model(self._path, trust_remote_code=self._trust, device=self._device, told=progress.say)
+        _, model = load_model(
+            self._path, EngineConfig(trust_remote_code=self._trust, device=self._device), told=progress.say
+        )
         self._head = model.head
         windows, length = tokens.shape
         store = ActivationStore((windows, length, model.spec.hidden), model.dtype, self._directory)

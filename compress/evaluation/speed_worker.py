@@ -35,10 +35,10 @@ class _Worker:
     """Its methods are the commands."""
 
     def load(self, checkpoint: str, options: dict[str, Any]) -> dict[str, Any]:
-        from ...runtime import Engine
+        from ...runtime import Engine, EngineConfig
 
         begun = time.perf_counter()
-        self._engine = Engine(checkpoint, share_prefixes=False, quiet=True, **options)
+        self._engine = Engine(checkpoint, EngineConfig(share_prefixes=False, quiet=True, **options))
         taken = time.perf_counter() - begun
         model = self._engine.model
         return {

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 
 from ...models.directory.find import find_model
 from ...models.text.chat_template import conversation_text
-from ...runtime import Engine, RuntimeProblem, SamplingParams
+from ...runtime import Engine, EngineConfig, RuntimeProblem, SamplingParams
 
 # Pairs handed to the engine at once: enough to share contexts among them, few enough to show progress.
 _TOGETHER = 1024
@@ -44,7 +44,7 @@ class SmeltLM(TemplateLM):
         trust_remote_code: run the checkpoint's own Python.
         disable_tqdm: show no progress.
         batch_size, max_batch_size, device: lm-eval passes them; the engine batches by itself.
-        options: of :class:`Engine`: ``dtype``, ``max_length``, ``max_sequences``, ``kv_dtype``, ``native`` and so on.
+        options: fields of :class:`EngineConfig`: ``dtype``, ``max_length``, ``max_sequences``, ``kv_dtype``, ``native`` and so on.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class SmeltLM(TemplateLM):
             if not pretrained:
                 raise RuntimeProblem("no checkpoint was named; pass --model_args pretrained=DIRECTORY")
             found = find_model(str(pretrained), trust_remote_code=trust_remote_code)
-            engine = Engine(found.path, trust_remote_code=trust_remote_code, **options)
+            engine = Engine(found.path, EngineConfig.of(None, {"trust_remote_code": trust_remote_code, **options}))
         if engine.tokenizer is None:
             raise RuntimeProblem(f"{pretrained or 'the checkpoint'}: has no tokenizer, which tasks of text need")
         self.engine = engine

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...runtime.engine.config import EngineConfig
 from ...runtime.engine.engine import Engine
 from ...runtime.engine.params import SamplingParams
 from ...system.errors import RuntimeProblem, SmeltError
@@ -42,8 +43,7 @@ class Writer:
         at_once = min(together, _MOST_TOGETHER)
         self._length = length
         try:
-            self._engine = Engine(
-                directory,
+            config = EngineConfig(
                 dtype=str(dtype).removeprefix("torch."),
                 max_length=length,
                 max_sequences=at_once,
@@ -53,6 +53,7 @@ class Writer:
                 device=str(device),
                 quiet=True,
             )
+            self._engine = Engine(directory, config)
         except RuntimeProblem as problem:
             raise SmeltError(
                 f"{directory}: the runtime cannot write text with it ({problem}); train on a text"

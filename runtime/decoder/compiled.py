@@ -101,6 +101,9 @@ class CompiledOperators(Operators):
     def attention(self, heads: Heads) -> Attention:
         return _Opaque(super().attention(heads), heads)
 
+    def explain_layers(self) -> str | None:
+        return self.lowered.sentence()
+
     def mixture(self, forward: FeedForward) -> FeedForward:
         return _OpaqueMixture(forward)
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ...system.errors import RuntimeProblem
 from ...system.pages import zeros_in_large_pages
+from ..cache_types import cache_type_of
 
 if TYPE_CHECKING:
     from ..weights.cache_scheme import CacheRule
 
 Rules = Sequence[tuple["CacheRule", "CacheRule"]]
-_LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 class KeysValues(Protocol):
@@ -115,7 +115,7 @@ class PagedKeysValues:
         self._alike: list[LayerStore] = []
         for count in dict.fromkeys(heads):
             layers = [layer for layer, own in enumerate(heads) if own == count]
-            shape, scaled = (len(layers), blocks, count), dtype in _LARGEST
+            shape, scaled = (len(layers), blocks, count), cache_type_of(dtype).limit is not None
             together = LayerStore(
                 zeros_in_large_pages((*shape, size // 2, block_size, 2), dtype, device),
                 zeros_in_large_pages((*shape, -(-block_size // 2), size, 2), dtype, device),
@@ -129,7 +129,7 @@ class PagedKeysValues:
     @staticmethod
     def block_bytes(heads: Sequence[int], size: int, block_size: int, dtype: torch.dtype) -> int:
         """Memory of one block, over all layers."""
-        scale = torch.float32.itemsize if dtype in _LARGEST else 0
+        scale = torch.float32.itemsize if cache_type_of(dtype).limit is not None else 0
         positions = block_size + 2 * -(-block_size // 2)  # of keys, and of values
         return sum(heads) * (positions * size * dtype.itemsize + 2 * block_size * scale)
 
@@ -168,7 +168,7 @@ class PagedKeysValues:
 
 def _rounded(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Values ``[..., size]`` in the format they are kept in, and their scales ``[...]`` if it has any."""
-    largest = _LARGEST.get(dtype)
+    largest = cache_type_of(dtype).limit
     if largest is None:
         return values.to(dtype), values
     wide = values.float()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Survey:
+class LogitStatistics:
     """What rows of logits say before anything is chosen.
 
     Attributes:
@@ -27,7 +27,7 @@ class Survey:
         return math.isfinite(self.highest[row])
 
 
-def survey(logits: Tensor) -> Survey:
+def logit_statistics(logits: Tensor) -> LogitStatistics:
     """Look over logits ``[rows, vocabulary]`` of float32."""
     highest, best = logits.max(-1)
-    return Survey(best.tolist(), highest.tolist(), logits.logsumexp(-1).tolist())
+    return LogitStatistics(best.tolist(), highest.tolist(), logits.logsumexp(-1).tolist())

@@ -35,7 +35,7 @@ class Model:
         dtype: what it computes in.
         device: where.
         head: from the last layer to logits.
-        survey: looks logits over.
+        logit_statistics: what rows of logits say before anything is chosen.
         stack: all layers at once, if there is a way.
         rotations: its rotary positions.
         cache_scheme: how keys and values are rounded, where the checkpoint says so.
@@ -52,7 +52,7 @@ class Model:
         self.operators = operators
         self.dtype = dtype = operators.dtype
         self.device = operators.device
-        self.survey = operators.survey
+        self.logit_statistics = operators.logit_statistics
         load = _Loader(checkpoint, self.spec, operators)
         names = self.spec.names
         self._embedding = load.table(names.embedding, self.spec.vocabulary)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
+from ..cache_types import OperatorsName
+from ..fusions import Fusions
 from ..heads import Heads
 from ..weights.matrix import Matrix
 from .attention import attend
@@ -18,11 +20,12 @@ from .batch import Batch
 from .cpu import Int8Linear
 from .kv_cache import KeysValues, PagedKeysValues, Rules
 from .linear import DenseLinear, Linear
-from .logit_statistics import Survey, survey
+from .logit_statistics import LogitStatistics, logit_statistics
 from .rope import rotate
 
 Rowwise = Callable[[Tensor], Tensor]
 Rotation = tuple[Tensor, Tensor]
+ExecutorName = Literal["torch", "gpu"]
 
 
 class Attention(Protocol):
@@ -119,7 +122,18 @@ class Operators:
     Args:
         dtype: what is computed in.
         device: where.
+
+    Attributes:
+        name: which operators these are, in the table of cache types.
+        executor: what carries out their steps.
+        fusions: what is done together in one launch; None for operators that launch no kernels of Smelt's on a GPU.
+        block_multiple: what the number of positions in a cache block must be a multiple of.
     """
+
+    name: OperatorsName = "torch"
+    executor: ExecutorName = "torch"
+    fusions: Fusions | None = None
+    block_multiple = 1
 
     def __init__(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
         self.dtype = dtype
@@ -194,9 +208,9 @@ class Operators:
         """In float32; written to ``out``, if there is one."""
         return values.float() if out is None else out.copy_(values)
 
-    def survey(self, logits: Tensor) -> Survey:
+    def logit_statistics(self, logits: Tensor) -> LogitStatistics:
         """What rows of logits say, for choosing tokens."""
-        return survey(logits)
+        return logit_statistics(logits)
 
     def stack(self, layers: list[LayerParts]) -> Stack | None:
         """All layers at once, if there is a faster way for some steps than one part after another."""
@@ -205,6 +219,10 @@ class Operators:
     def lower(self, run: RunLayers) -> RunLayers:
         """The layers as they are to be run, where no :meth:`stack` takes a step."""
         return run
+
+    def explain_layers(self) -> str | None:
+        """What became of the layers besides their linears, for people; None if there is nothing to say."""
+        return None
 
     def keys_values(
         self,

@@ -9,21 +9,24 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...system.errors import RuntimeProblem
-from ..decoder.kv_cache import KeysValues
+from ..cache_types import BY_NAME, cache_type_of, names_for
 from ..decoder.model import Model
 from ..weights.live_weights import LiveWeights
 from .beam import advance
 from .block_cache import BlockCache
-from .executor import Executor, Flight, StepResult, TorchExecutor
+from .config import EngineConfig
+from .executor import Executor, StepHandle, StepResult
+from .executors import EXECUTORS
 from .loading import load_model
 from .output import RequestOutput
 from .params import SamplingParams
+from .policy import POLICIES
 from .reserve import Reservation, reserve
 from .sampling import Sampled
 from .scheduler import Scheduler, StepPlan, live
@@ -31,17 +34,8 @@ from .scoring import grouped
 from .sequence import Request, Sequence, TokenScore
 from .text_stream import TextStream
 
-if TYPE_CHECKING:
-    from ..gpu.fusions import Fusions
-
 Prompt = str | SequenceOf[int]
 Sink = Callable[[RequestOutput], object]
-
-_KV_DTYPES = {
-    "int8": torch.int8,
-    "fp8": torch.float8_e4m3fn,
-    "int4": torch.int4,  # pyright: ignore[reportAttributeAccessIssue]
-}
 
 
 class Engine:
@@ -49,100 +43,33 @@ class Engine:
 
     Args:
         checkpoint: a Hugging Face directory: Smelt's, or any in compressed-tensors, GPTQ, AWQ or plain weights.
-        dtype: what to compute in: ``auto`` (the checkpoint's own), ``float32``, ``bfloat16`` or ``float16``.
-        max_length: the most tokens of a sequence, prompt included; by default the model's own limit.
-        max_sequences: the most sequences that run at once.
-        token_budget: the most tokens computed in a step; long prompts are computed in pieces.
-        block_size: positions in a cache block.
-        kv_cache_bytes: memory for keys and values; by default what ``memory_utilization`` leaves.
-        memory_utilization: the share of the memory that is free now which weights, activations and cache may take.
-        share_prefixes: whether prompts with the same beginning share what is computed of it.
-        static_batching: the baseline: a batch starts only when the one before has ended.
-        seed: for requests that bring none.
-        trust_remote_code: run the checkpoint's own Python; never unless asked for.
-        kv_dtype: how keys and values are kept: ``auto`` (what is computed in), ``int8``, ``fp8`` or, on a GPU, ``int4``,
-            with a scale for each head and position; int4 keys are rotated, which spreads their outliers.
-        native: use Smelt's compiled CPU kernels, in bfloat16; without, torch's operators.
-        exact_inputs: keep the inputs of weight-only formats in bfloat16, also for many rows, where int8 is faster.
-        reproducible: give a request the same tokens and log probabilities, to the bit, whatever runs beside it, however its prompt
-            is cut into pieces and whether it was preempted; in bfloat16 on Smelt's compiled CPU kernels. docs/runtime.md has
-            its price.
-        device: ``cpu``, or ``cuda`` for a GPU with all of a step on Triton kernels; which has not been run on one yet.
-        fusions: what is done together in one launch on a GPU; all by default.
-        compile: let torch.compile lower the layers, instead of Smelt's own kernels; it takes a minute when the first
-            prompt and the first token come.
-        quiet: print nothing.
+        config: what to do differently from the defaults.
+        options: fields of :class:`EngineConfig` by their names, which replace those of ``config``.
+
+    Attributes:
+        config: everything that was asked for.
 
     Raises:
         SmeltError: the checkpoint cannot be read; a RuntimeProblem, if it cannot be served or does not fit.
+        TypeError: one of ``options`` is no field of the configuration.
     """
 
-    def __init__(
-        self,
-        checkpoint: str | Path,
-        *,
-        dtype: str = "auto",
-        max_length: int | None = None,
-        max_sequences: int = 32,
-        token_budget: int = 512,
-        block_size: int = 16,
-        kv_cache_bytes: int | None = None,
-        memory_utilization: float = 0.9,
-        share_prefixes: bool = True,
-        static_batching: bool = False,
-        seed: int = 0,
-        trust_remote_code: bool = False,
-        kv_dtype: str = "auto",
-        native: bool = True,
-        exact_inputs: bool = False,
-        reproducible: bool = False,
-        device: str = "cpu",
-        fusions: Fusions | None = None,
-        compile: bool = False,
-        quiet: bool = False,
-    ) -> None:
-        _check_options(max_length, max_sequences, token_budget, block_size, memory_utilization, kv_dtype)
-        self._told: Callable[[str], object] = (lambda _: None) if quiet else _print_notice
-        opened, self.model = load_model(
-            checkpoint,
-            dtype=dtype,
-            native=native,
-            exact_inputs=exact_inputs,
-            reproducible=reproducible,
-            device=device,
-            fusions=fusions,
-            compiled=compile,
-            trust_remote_code=trust_remote_code,
-            told=self._told,
-        )
+    def __init__(self, checkpoint: str | Path, config: EngineConfig | None = None, **options: Any) -> None:
+        self.config = config = EngineConfig.of(config, options)
+        self._told: Callable[[str], object] = (lambda _: None) if config.quiet else _print_notice
+        opened, self.model = load_model(checkpoint, config, told=self._told)
         spec = self.model.spec
-        self.max_length = spec.max_length if max_length is None else min(max_length, spec.max_length)
+        self.max_length = min(config.max_length or spec.max_length, spec.max_length)
         directory = opened.directory
         self.tokenizer: Any = directory.tokenizer() if directory.has_tokenizer else None
         self.ends = frozenset(directory.end_tokens(opened.config))
-        kept = self.model.kept(_KV_DTYPES.get(kv_dtype, self.model.dtype))
-        _check_cache(self.model, kept, block_size, kv_dtype)
+        kept = self.model.kept(BY_NAME[config.kv_dtype].torch_dtype(self.model.dtype))
+        _check_cache(self.model, kept, config)
         if self.model.cache_scheme is not None:
             self._told(self.model.cache_scheme.sentence(kept))
-        self.reservation: Reservation = reserve(
-            self.model,
-            max_length=self.max_length,
-            max_sequences=max_sequences,
-            token_budget=token_budget,
-            block_size=block_size,
-            kv_cache_bytes=kv_cache_bytes,
-            memory_utilization=memory_utilization,
-            kv_dtype=kept,
-        )
-        self._told(self.reservation.sentence())
-        self._store = self.model.keys_values(self.reservation.blocks, block_size, kept)
-        self.cache = BlockCache(self.reservation.blocks, block_size, share_prefixes=share_prefixes)
-        self.scheduler = Scheduler(
-            self.cache, token_budget=token_budget, max_sequences=max_sequences, static=static_batching
-        )
-        self._seed = seed
-        self.executor = self._executor(self._store, seed, max_sequences, token_budget)
-        self._flight: tuple[StepPlan, Flight] | None = None
+        self._take_memory(kept)
+        self.executor = self._executor()
+        self._handle: tuple[StepPlan, StepHandle] | None = None
         self._awaited: set[str] = set()  # requests whose tokens must be seen before the next step is made
         self._requests: dict[str, Request] = {}
         self._sinks: dict[str, Sink] = {}
@@ -151,25 +78,24 @@ class Engine:
         self._wake = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
 
-    def _executor(self, store: KeysValues, seed: int, max_sequences: int, token_budget: int) -> Executor:
-        fusions = getattr(self.model.operators, "fusions", None)
-        if fusions is None or not (fusions.sampling and fusions.attention):  # plain attention goes over a step's lists
-            return TorchExecutor(self.model, store, self.ends, seed)
-        from .gpu_executor import GpuExecutor
-
-        found = GpuExecutor(
-            self.model,
-            store,
-            self.ends,
-            seed,
-            max_sequences=max_sequences,
-            token_budget=token_budget,
-            max_length=self.max_length,
-            graphs=fusions.graphs,
+    def _take_memory(self, kept: torch.dtype) -> None:
+        """Reserve memory, make the cache of it, and the scheduler over it."""
+        config = self.config
+        self.reservation: Reservation = reserve(self.model, config, max_length=self.max_length, kv_dtype=kept)
+        self._told(self.reservation.sentence())
+        self._store = self.model.keys_values(self.reservation.blocks, config.block_size, kept)
+        self.cache = BlockCache(self.reservation.blocks, config.block_size, share_prefixes=config.share_prefixes)
+        self.scheduler = Scheduler(
+            self.cache,
+            token_budget=config.token_budget,
+            max_sequences=config.max_sequences,
+            policy=POLICIES[config.scheduling](),
         )
-        if self.model.device.type == "cuda":
-            found.warm_up(self._told)
-        return found
+
+    def _executor(self) -> Executor:
+        """What carries out steps: the executor that the model's operators name."""
+        build = EXECUTORS[self.model.operators.executor]
+        return build(self.model, self._store, self.ends, self.config, max_length=self.max_length, told=self._told)
 
     def take_weights(self, config: Any, names: Iterable[str], load: Callable[[str], Tensor]) -> None:
         """Go on with other weights of the same shapes: what a model that is being trained has become, for one.
@@ -192,8 +118,7 @@ class Engine:
             live = LiveWeights(config, self.model.dtype, names, load)
             self.model = Model(live, self.model.operators)
             self.cache.forget()
-            most, budget = self.scheduler.max_sequences, self.scheduler.token_budget
-            self.executor = self._executor(self._store, self._seed, most, budget)
+            self.executor = self._executor()
 
     def generate(
         self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | SequenceOf[SamplingParams] | None = None
@@ -295,21 +220,21 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Compute one step. Returns the state of every request that got on."""
         with self._lock:
-            flight, changed, started = self._flight, [], None
+            handle, changed, started = self._handle, [], None
             try:
                 # A step may begin before the one before it has given its tokens, if nobody needs to see them in between.
                 if self._awaited:
-                    changed += self._land()
+                    changed += self._collect()
                 started = self._started(self.scheduler.schedule())
-                changed += self._land()
-                self._flight = started
-                if started is not None and started[1].settled:
-                    changed += self._land()
+                changed += self._collect()
+                self._handle = started
+                if started is not None and started[1].completed:
+                    changed += self._collect()
             except Exception:
-                self._flight = None
+                self._handle = None
                 self._fail_all("the engine failed while computing this request's step")
                 raise
-            if flight is None and started is None and self.scheduler.has_work:
+            if handle is None and started is None and self.scheduler.has_work:
                 # Requests are checked to fit, so this would be our mistake; better than for ever.
                 self._fail_all("no step can be made for this request")
                 raise RuntimeProblem(
@@ -360,8 +285,8 @@ class Engine:
             for explanation, layers in kinds.items():
                 where = "" if len(kinds) == 1 else f" of layers {', '.join(map(str, dict.fromkeys(layers)))}"
                 told[role + where] = explanation
-        lowered = getattr(self.model.operators, "lowered", None)
-        return told if lowered is None else {**told, "layers": lowered.sentence()}
+        layers = self.model.operators.explain_layers()
+        return told if layers is None else {**told, "layers": layers}
 
     def _request(self, prompt: Prompt, params: SamplingParams, id: str | None) -> Request:
         """A checked request. Nothing is queued yet."""
@@ -450,23 +375,23 @@ class Engine:
             self._sinks[request.id] = sink
         self.scheduler.add(request.sequences[0])
 
-    def _started(self, plan: StepPlan) -> tuple[StepPlan, Flight] | None:
+    def _started(self, plan: StepPlan) -> tuple[StepPlan, StepHandle] | None:
         """Start a step; None if there is nothing in it."""
         if not plan.chunks:
             return None
         self.scheduler.started(plan)
-        return plan, self.executor.launch(plan)
+        return plan, self.executor.execute(plan)
 
-    def _land(self) -> list[Request]:
+    def _collect(self) -> list[Request]:
         """Wait for the step that was started, and note what it found; returns the requests that got on."""
-        if self._flight is None:
+        if self._handle is None:
             return []
-        (plan, flight), self._flight = self._flight, None
-        return self._commit(plan, flight.result())
+        (plan, handle), self._handle = self._handle, None
+        return self._commit(plan, handle.collect())
 
     def _commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
         """Note what a step found; returns the requests that got on."""
-        self.scheduler.done(plan)
+        self.scheduler.commit(plan)
         changed: dict[str, Request] = {}
         for sequence in result.broken:
             request = sequence.request
@@ -581,31 +506,18 @@ def _print_notice(text: str) -> None:
     print(f"smelt: {text}", file=sys.stderr)
 
 
-def _check_options(
-    max_length: int | None, max_sequences: int, token_budget: int, block_size: int, utilization: float, kv_dtype: str
-) -> None:
-    if max_length is not None and max_length < 2:
-        raise RuntimeProblem(
-            f"max_length is {max_length}; it must be at least 2, a token of a prompt and one that follows"
-        )
-    for name, value in (("max_sequences", max_sequences), ("token_budget", token_budget), ("block_size", block_size)):
-        if value < 1:
-            raise RuntimeProblem(f"{name} is {value}; it must be at least 1")
-    if not 0 < utilization <= 1:
-        raise RuntimeProblem(f"memory_utilization is {utilization}; it must be above 0 and at most 1")
-    if kv_dtype != "auto" and kv_dtype not in _KV_DTYPES:
-        raise RuntimeProblem(f"kv_dtype is {kv_dtype!r}; it must be auto, {', '.join(_KV_DTYPES)}")
-
-
-def _check_cache(model: Model, kept: torch.dtype, block_size: int, kv_dtype: str) -> None:
-    scheme = model.cache_scheme
+def _check_cache(model: Model, kept: torch.dtype, config: EngineConfig) -> None:
+    scheme, kv_dtype, operators = model.cache_scheme, config.kv_dtype, model.operators
     if scheme is not None and kv_dtype not in ("auto", scheme.numbers):
         raise RuntimeProblem(
             f"kv_dtype is {kv_dtype}, but the checkpoint itself rounds keys and values to {scheme.numbers}; leave kv_dtype at auto"
         )
-    if not hasattr(model.operators, "fusions"):
-        if kept == _KV_DTYPES["int4"]:
-            raise RuntimeProblem("kv_dtype int4 is for GPUs with Smelt's kernels; use int8 or fp8 on this device")
-        return
-    if block_size % 16:
-        raise RuntimeProblem(f"block_size is {block_size}; on a GPU it must be a multiple of 16")
+    if operators.name not in cache_type_of(kept).operators:
+        others = [name for name in names_for(operators.name) if name != "auto"]
+        raise RuntimeProblem(
+            f"kv_dtype {kv_dtype} is for GPUs with Smelt's kernels; use {' or '.join(others)} on this device"
+        )
+    if config.block_size % operators.block_multiple:
+        raise RuntimeProblem(
+            f"block_size is {config.block_size}; on a GPU it must be a multiple of {operators.block_multiple}"
+        )

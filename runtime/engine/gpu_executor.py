@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..decoder.kv_cache import KeysValues
-from ..decoder.logit_statistics import Survey
+from ..decoder.logit_statistics import LogitStatistics
 from ..decoder.model import Model
 from ..gpu.cache import GpuKeysValues
 from ..gpu.layers import GpuLayers
@@ -23,11 +23,12 @@ from ..kernels.base.precompile import precompile_work
 from ..kernels.base.targets import target_of
 from ..kernels.rows.rotate_and_store import Turns
 from ..kernels.rows.sample_tokens import Choices, choices, sample_tokens
-from .executor import Flight, Landed, StepResult, TorchExecutor
+from .executor import CompletedStep, StepHandle, StepResult
 from .params import SamplingParams
 from .sampling import Sampled, sequence_seed, top_logprobs
 from .scheduler import Chunk, StepPlan
 from .sequence import Request, Sequence
+from .torch_executor import TorchExecutor
 
 _EDITS = 64  # of logits, that a request may ask of the device
 _ALWAYS = 2**31 - 1
@@ -108,14 +109,14 @@ class GpuExecutor(TorchExecutor):
         return edits <= _EDITS and (self._sees_stores or not (edits or _is_changed(params)))
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> Flight:
+    def execute(self, plan: StepPlan) -> StepHandle:
         """Start a step; or carry it out, if some request must be looked at on the host."""
         self._release()
         if not all(self.runs_ahead(chunk.sequence.request) for chunk in plan.chunks):
-            result = self.execute(plan)
+            result = self._compute(plan)
             # Their blocks may have become more meanwhile.
             self._stale.update(self._slots[c.sequence] for c in plan.chunks if c.sequence in self._slots)
-            return Landed(result)
+            return CompletedStep(result)
         with self._current:
             self._store.copy(plan.copies)
             parts = [self._part(chunk) for chunk in plan.chunks]
@@ -127,7 +128,7 @@ class GpuExecutor(TorchExecutor):
                 self._turns.fill(positions, grows)
             with self._device:
                 found = self._run(self._kind(count, [part.count for part in parts]))
-            return _InFlight(plan, found.sent(plan))
+            return _LaunchedStep(plan, found.sent(plan))
 
     def warm_up(self, told: Callable[[str], object]) -> None:
         """Compile what steps need, and capture them.
@@ -267,11 +268,11 @@ class GpuExecutor(TorchExecutor):
             place.copy_(host.pin_memory() if self._place.type == "cuda" else host, non_blocking=True)
 
     def _chosen(
-        self, there: Tensor, logits: Tensor, seen: Survey, rows: list[int], sequences: list[Sequence]
+        self, there: Tensor, logits: Tensor, stats: LogitStatistics, rows: list[int], sequences: list[Sequence]
     ) -> dict[Sequence, Sampled]:
         """As in steps that nobody looks at, where the device may choose: a seed means the same in any company."""
         here = [i for i, sequence in enumerate(sequences) if not self.runs_ahead(sequence.request)]
-        found = super()._chosen(there, logits, seen, [rows[i] for i in here], [sequences[i] for i in here])
+        found = super()._chosen(there, logits, stats, [rows[i] for i in here], [sequences[i] for i in here])
         mine = [i for i in range(len(sequences)) if i not in set(here)]
         if not mine:
             return found
@@ -337,14 +338,14 @@ def _host(tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _InFlight:
+class _LaunchedStep:
     """A step on its way."""
 
     plan: StepPlan
     sent: _Sent
-    settled: bool = False
+    completed: bool = False
 
-    def result(self) -> StepResult:
+    def collect(self) -> StepResult:
         """What it found; waits for the device."""
         if self.sent.event is not None:
             self.sent.event.synchronize()

@@ -10,6 +10,7 @@ from ...system.device import free_memory
 from ...system.errors import RuntimeProblem
 from ...system.machine import human_bytes
 from ..decoder.model import Model
+from .config import EngineConfig
 
 _SUMS = 64 << 20
 
@@ -41,22 +42,19 @@ class Reservation:
         )
 
 
-def reserve(
-    model: Model,
-    *,
-    max_length: int,
-    max_sequences: int,
-    token_budget: int,
-    block_size: int,
-    kv_cache_bytes: int | None,
-    memory_utilization: float,
-    kv_dtype: torch.dtype,
-) -> Reservation:
+def reserve(model: Model, config: EngineConfig, *, max_length: int, kv_dtype: torch.dtype) -> Reservation:
     """Divide the memory that is free now; the weights are loaded already.
+
+    Args:
+        model: loaded.
+        config: of the engine.
+        max_length: the most tokens of a sequence.
+        kv_dtype: what keys and values are kept in.
 
     Raises:
         RuntimeProblem: not even one sequence fits; the sentence shows the arithmetic.
     """
+    max_sequences, token_budget, block_size = config.max_sequences, config.token_budget, config.block_size
     spec = model.spec
     weights = model.nbytes()
     block = model.operators.block_bytes(spec.cached_heads, spec.head_size, block_size, kv_dtype)
@@ -71,7 +69,9 @@ def reserve(
         activations = 2 * measured_activations(model, token_budget, max_sequences, block_size) + _SUMS
         activations += max_sequences * (12 * spec.vocabulary + 4 * max_length + 12 * -(-max_length // block_size))
     free = free_memory(model.device)
-    allowed = kv_cache_bytes if kv_cache_bytes is not None else int(free * memory_utilization) - activations
+    allowed = config.kv_cache_bytes
+    if allowed is None:
+        allowed = int(free * config.memory_utilization) - activations
     blocks = min(most, max(0, allowed) // block)
     if blocks == 0 or blocks * block > free - activations:
         needed = max(1, blocks) * block

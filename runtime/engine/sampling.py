@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..decoder.logit_statistics import Survey
+from ..decoder.logit_statistics import LogitStatistics
 from .params import SamplingParams
 from .sequence import Sequence, TokenLogprobs
 
@@ -31,13 +31,13 @@ class Sampled:
 
 
 def sample(
-    logits: Tensor, seen: Survey, rows: list[int], sequences: list[Sequence], ends: frozenset[int], seed: int
+    logits: Tensor, stats: LogitStatistics, rows: list[int], sequences: list[Sequence], ends: frozenset[int], seed: int
 ) -> list[Sampled]:
     """Choose the next token of each sequence.
 
     Args:
         logits: float32 ``[rows, vocabulary]``.
-        seen: their survey.
+        stats: what they say before anything is chosen.
         rows: which row is for which sequence.
         sequences: whose next tokens are chosen.
         ends: the model's end tokens.
@@ -47,12 +47,12 @@ def sample(
     for row, sequence in zip(rows, sequences, strict=True):
         params = sequence.request.params
         if params.is_plainly_greedy:
-            token, logit = seen.best[row], seen.highest[row]
+            token, logit = stats.best[row], stats.highest[row]
         else:
             token = _choose(logits[row], sequence, ends, seed)
             logit = logits[row, token].item()
         top = None if params.logprobs is None else top_logprobs(logits[row], token, params.logprobs)
-        found.append(Sampled(token, logit - seen.total[row], top))
+        found.append(Sampled(token, logit - stats.total[row], top))
     return found
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import islice
 
 from .block_cache import BlockCache, Copy
+from .policy import FirstComeFirstServed, Policy
 from .sequence import Request, Sequence
 
 
@@ -39,29 +39,30 @@ class StepPlan:
 class Scheduler:
     """Continuous batching: every step is filled anew, decodes first, then prompts in pieces.
 
-    ``running`` and ``waiting`` together are one order, first come, first served: a running sequence takes blocks only
-    from those behind it (and from beams of its own request that wait for it), and nobody is admitted past one that
-    waits. So the first sequence that has something to compute always gets on, whatever the cache holds: a request that fits
-    alone finishes. One is admitted only when there is room for all its tokens beside what the running ones
-    have still to compute, so that sequences do not lose their blocks by turns while none of them gets a token.
+    A policy decides who runs first, who gives way and who starts next. With the default, ``running`` and ``waiting``
+    together are one order, first come, first served: a running sequence takes blocks only from those behind it (and from
+    beams of its own request that wait for it), and nobody is admitted past one that waits. So the first sequence that has
+    something to compute always gets on, whatever the cache holds: a request that fits alone finishes. One is admitted only
+    when there is room for all its tokens beside what the running ones have still to compute, so that sequences do not lose
+    their blocks by turns while none of them gets a token.
 
     Args:
         cache: where blocks come from.
         token_budget: the most tokens in a step.
         max_sequences: the most sequences that run at once.
-        static: instead, let a batch start only when the one before has ended, as the baseline does: those that wait then,
-            as many as may run.
+        policy: what is asked; first come, first served by default.
     """
 
-    def __init__(self, cache: BlockCache, *, token_budget: int, max_sequences: int, static: bool = False) -> None:
+    def __init__(
+        self, cache: BlockCache, *, token_budget: int, max_sequences: int, policy: Policy | None = None
+    ) -> None:
         self.cache = cache
         self.token_budget = token_budget
         self.max_sequences = max_sequences
-        self.static = static
+        self.policy = policy or FirstComeFirstServed()
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
-        self._batch: set[Sequence] = set()  # with static batching, who may run
 
     @property
     def has_work(self) -> bool:
@@ -75,8 +76,6 @@ class Scheduler:
         """Fill the next step. It is empty only if nothing waits or runs."""
         plan = StepPlan([])
         budget = self._continue_running(plan, self.token_budget)
-        if self.static and not (self._batch & {*self.running, *self.waiting}):
-            self._batch = set(islice(self.waiting, self.max_sequences))
         self._admit(plan, budget)
         while not plan.chunks and self.waiting and self._give_way():
             self._admit(plan, self.token_budget)
@@ -89,7 +88,7 @@ class Scheduler:
             sequence.computed = chunk.start + chunk.count
             sequence.pending += chunk.is_last
 
-    def done(self, plan: StepPlan) -> None:
+    def commit(self, plan: StepPlan) -> None:
         """Note that a plan was carried out; its tokens are appended after this."""
         for chunk in plan.chunks:
             sequence = chunk.sequence
@@ -104,8 +103,6 @@ class Scheduler:
         child.blocks = self.cache.fork(parent.blocks)
         child.keys = list(parent.keys)
         child.computed = parent.computed
-        if parent in self._batch:
-            self._batch.add(child)
         if parent in self.running:
             self.running.insert(self.running.index(parent) + 1, child)
         else:  # the parent was preempted while its siblings were waited for
@@ -122,7 +119,7 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def _continue_running(self, plan: StepPlan, budget: int) -> int:
-        for sequence in list(self.running):
+        for sequence in list(self.policy.running_order(self.running)):
             if sequence not in self.running or sequence.remaining == 0:
                 continue  # preempted for one before it, or waiting for its siblings
             count = min(sequence.remaining, budget)
@@ -140,17 +137,11 @@ class Scheduler:
             if copies is not None:
                 plan.copies.extend(copies)
                 return True
-            victim = self._victim(sequence)
+            victim = self.policy.victim(sequence, self.running)
+            assert all(chunk.sequence is not victim for chunk in plan.chunks), "who is in the step must not give way"
             self._preempt(victim)
             if victim is sequence:
                 return False
-
-    def _victim(self, sequence: Sequence) -> Sequence:
-        """Who gives its blocks to ``sequence``: the last behind it, else a beam that waits for it, else itself."""
-        if self.running[-1] is not sequence:
-            return self.running[-1]
-        siblings = (s for s in reversed(self.running) if s.request is sequence.request and s.candidates is not None)
-        return next(siblings, sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take a sequence's blocks; it is computed again, from its own tokens, when there is room."""
@@ -166,15 +157,13 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
         passed: Request | None = None
-        for sequence in list(self.waiting):
+        for sequence in list(self.policy.admissible(self.waiting, self.running, self.max_sequences)):
             if passed is not None and sequence.request is not passed:
-                return
+                continue
             if sequence.candidates is not None or sequence.pending:
                 # It has nothing to compute until its siblings, or its own last token, have come.
                 passed = sequence.request
                 continue
-            if self.static and sequence not in self._batch:
-                return
             if budget == 0 or sum(map(_places, [*self.running, sequence])) > self.max_sequences:
                 return
             self._find(sequence)

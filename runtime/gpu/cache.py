@@ -8,15 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..cache_types import BY_KIND, cache_type_of
 from ..decoder.kv_cache import Rules
-from ..kernels.rows.cached import LIMITS, STORED, LayerCache, layer_cache, restored, rotation
-
-_KINDS = {torch.int8: "int8", torch.float8_e4m3fn: "float8", torch.float8_e4m3fnuz: "float8 fnuz", torch.int4: "int4"}  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def kind_of(kept: torch.dtype) -> str:
-    """What kernels call numbers that are kept so."""
-    return _KINDS.get(kept, "plain")
+from ..kernels.rows.cached import LayerCache, layer_cache, restored, rotation
 
 
 class GpuKeysValues:
@@ -56,7 +50,7 @@ class GpuKeysValues:
         self._alike: list[tuple[LayerCache, int]] = []
         for count in dict.fromkeys(heads):
             layers = [layer for layer, own in enumerate(heads) if own == count]
-            together = layer_cache(len(layers) * each, count, block_size, size, kind_of(kept), kept, device)
+            together = layer_cache(len(layers) * each, count, block_size, size, cache_type_of(kept).kind, kept, device)
             self._alike.append((together, len(layers)))
             for place, layer in enumerate(layers):
                 self._layers[layer] = together.blocks(place * each, (place + 1) * each)
@@ -64,7 +58,7 @@ class GpuKeysValues:
     @staticmethod
     def block_bytes(heads: Sequence[int], size: int, block_size: int, kept: torch.dtype) -> int:
         """Memory of one block, over all layers."""
-        one = layer_cache(1, 1, block_size, size, kind_of(kept), kept, "meta")
+        one = layer_cache(1, 1, block_size, size, cache_type_of(kept).kind, kept, "meta")
         return sum(heads) * sum(part.nbytes for part in one.parts())
 
     def layer(self, index: int) -> LayerCache:
@@ -121,9 +115,10 @@ def _rounded(values: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """Codes of ``[..., size]`` and their scales ``[...]``."""
     if kind == "plain":
         return values, values
-    wide = values.float()
+    wide, limit = values.float(), BY_KIND[kind].limit
+    assert limit is not None
     largest = wide.abs().amax(-1)
-    scales = largest / LIMITS[kind]
+    scales = largest / limit
     scales = torch.where(scales > 0, scales, 1)
     found = wide / scales.unsqueeze(-1)
     if kind == "int4":
@@ -133,7 +128,7 @@ def _rounded(values: Tensor, kind: str) -> tuple[Tensor, Tensor]:
         return whole[..., 0] | (whole[..., 1] << 4), scales
     if kind == "int8":
         return found.round().to(torch.int8), scales
-    return found.clamp(-LIMITS[kind], LIMITS[kind]).to(STORED[kind]), scales
+    return found.clamp(-limit, limit).to(BY_KIND[kind].stored_dtype(values.dtype)), scales
 
 
 def _bits(tensor: Tensor) -> Tensor:

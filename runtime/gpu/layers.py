@@ -12,6 +12,7 @@ from ..decoder.batch import Batch
 from ..decoder.feed_forward import GatedFeedForward, PlainFeedForward, RoutedFeedForward
 from ..decoder.operators import LayerParts, Rotation
 from ..decoder.rope import rotate
+from ..fusions import Fusions
 from ..kernels.attention.attend_prompts import attend_prompts
 from ..kernels.attention.attend_tokens import Storing, attend_tokens, may_store
 from ..kernels.rows.normalize_rows import Norm, normalize_rows
@@ -19,7 +20,6 @@ from ..kernels.rows.quantize_rows import code_room, quantize_rows
 from ..kernels.rows.rotate_and_store import HeadNorms, Turns, rotate_and_store
 from ..kernels.tiles.tile import Tiles
 from .cache import GpuKeysValues
-from .fusions import Fusions
 from .linears import GpuLinear, Rounded
 from .norms import GpuNorm
 from .step import GpuStep, step_of

@@ -25,7 +25,7 @@ def measured_activations(model: Model, token_budget: int, max_sequences: int, bl
     device = model.device
     longest = min(token_budget, model.spec.max_length)
     each = -(-longest // block_size)
-    fusions = getattr(model.operators, "fusions", None)
+    fusions = model.operators.fusions
     with on(device, partial(overlapping, fusions is None or fusions.overlap)):
         store = model.keys_values(-(-token_budget // longest) * each, block_size, model.dtype)
         runs, wanted = list[Run](), min(max_sequences, token_budget)

@@ -11,12 +11,12 @@ from ...system.errors import RuntimeProblem
 from ..decoder.kv_cache import KeysValues, Rules
 from ..decoder.linear import Linear
 from ..decoder.operators import Experts, LayerParts, Operators, Rowwise, Stack
+from ..fusions import Fusions
 from ..kernels.linear.routing import most_blocks, route
 from ..kernels.rows.normalize_rows import Norm
 from ..kernels.tiles.tile import tiles_of
 from ..weights.matrix import Matrix, see_the_same
 from .cache import GpuKeysValues
-from .fusions import Fusions
 from .layers import GpuLayers
 from .linears import HALVES, BytesLinear, DenseGpuLinear, PackedLinear, on_kernels
 from .norms import GpuNorm
@@ -36,16 +36,21 @@ class GpuOperators(Operators):
         fusions: what is done together.
     """
 
+    name = "gpu"
+    block_multiple = 16
+
     def __init__(self, dtype: torch.dtype, device: torch.device, fusions: Fusions | None = None) -> None:
         super().__init__(dtype, device)
         self._tiles = tiles_of(device)
-        self.fusions = fusions or Fusions()
+        self._fusions = self.fusions = fusions or Fusions()
+        if self._fusions.sampling and self._fusions.attention:  # plain attention goes over a step's lists
+            self.executor = "gpu"
 
     def linear(self, matrix: Matrix, bias: Tensor | None) -> Linear:
         return self._linear(matrix, bias, "none")
 
     def gated(self, matrix: Matrix, bias: Tensor | None, activation: str) -> Linear | None:
-        if activation not in GATES or not self.fusions.activation:
+        if activation not in GATES or not self._fusions.activation:
             return None
         found = on_kernels(matrix, bias, self.dtype, self.device, self._tiles, GATES[activation])
         if found is None and matrix.is_plain and matrix.shape[0] % 16 == 0 and self.dtype in HALVES:
@@ -53,7 +58,7 @@ class GpuOperators(Operators):
         return found
 
     def activated(self, matrix: Matrix, bias: Tensor | None, activation: str) -> Linear | None:
-        if activation not in ALONE or not self.fusions.activation or self.dtype not in HALVES:
+        if activation not in ALONE or not self._fusions.activation or self.dtype not in HALVES:
             return None
         return self._linear(matrix, bias, f"alone_{ALONE[activation]}")
 
@@ -70,7 +75,7 @@ class GpuOperators(Operators):
         return GpuNorm(Norm("layer", weight, bias, eps, False), plain)
 
     def stack(self, layers: list[LayerParts]) -> Stack | None:
-        return GpuLayers(layers, self.dtype, self._tiles, self.fusions)
+        return GpuLayers(layers, self.dtype, self._tiles, self._fusions)
 
     def keys_values(
         self,

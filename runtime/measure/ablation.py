@@ -11,9 +11,10 @@ import torch
 
 from ...system.errors import RuntimeProblem
 from ..decoder.model import Model
+from ..engine.config import EngineConfig
 from ..engine.engine import Engine
 from ..engine.loading import DTYPES
-from ..gpu.fusions import Fusions
+from ..fusions import Fusions
 from ..gpu.operators import GpuOperators
 from ..kernels.rows.sample_tokens import choices, sample_tokens
 from ..weights.checkpoint import Checkpoint
@@ -129,8 +130,7 @@ def _add_choice(found: Counted, model: Model, fusions: Fusions) -> None:
 def _times(
     checkpoint: Path, fusions: Fusions, prompt: int, output: int, dtype: str, kv_dtype: str
 ) -> tuple[float, float]:
-    engine = Engine(
-        checkpoint,
+    config = EngineConfig(
         dtype=dtype,
         kv_dtype=kv_dtype,
         device="cuda",
@@ -141,6 +141,7 @@ def _times(
         share_prefixes=False,
         quiet=True,
     )
+    engine = Engine(checkpoint, config)
     run_load(engine, "warm up", [Arrival(0, prompt, 8)], 1, seed=1)
     loads = [run_load(engine, "alone", [Arrival(0, prompt, output)], 1, seed=100 + i) for i in range(_REPEATS)]
     middle = _REPEATS // 2

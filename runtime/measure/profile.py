@@ -13,7 +13,7 @@ from torch import Tensor
 from ..decoder.batch import Batch
 from ..decoder.kv_cache import KeysValues
 from ..decoder.linear import Linear
-from ..decoder.logit_statistics import Survey
+from ..decoder.logit_statistics import LogitStatistics
 from ..decoder.model import Model
 from ..engine.engine import Engine
 from ..engine.params import SamplingParams
@@ -72,16 +72,16 @@ class _Clock:
         engine, taken = self._engine, self._timed.taken
         ids = random_prompt(prompt, engine.model.spec.vocabulary, 50_000 + seed)
         name = engine.add_request(ids, SamplingParams(max_tokens=generate, temperature=0, ignore_eos=True))
-        launch = engine.executor.launch
+        execute = engine.executor.execute
         inside = [0.0]
 
         def timed(plan):  # type: ignore[no-untyped-def]
             begun = time.perf_counter()
-            result = launch(plan)
+            result = execute(plan)
             inside[0] = time.perf_counter() - begun
             return result
 
-        engine.executor.launch = timed  # type: ignore[method-assign]
+        engine.executor.execute = timed  # type: ignore[method-assign]
         found = []
         try:
             while engine.is_running(name):
@@ -99,7 +99,7 @@ class _Clock:
                 found.append((step, self._timed.tokens))
         finally:
             engine.abort(name)
-            engine.executor.launch = launch  # type: ignore[method-assign]
+            engine.executor.execute = execute  # type: ignore[method-assign]
         return found
 
 
@@ -110,8 +110,8 @@ class _TimedModel:
         self.tokens = 0
 
     @property
-    def survey(self) -> Callable[[Tensor], Survey]:
-        return self._model.survey
+    def logit_statistics(self) -> Callable[[Tensor], LogitStatistics]:
+        return self._model.logit_statistics
 
     @torch.inference_mode()
     def __call__(self, batch: Batch, store: KeysValues) -> Tensor:

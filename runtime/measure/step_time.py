@@ -18,6 +18,7 @@ from ...quant.grid import Grid
 from ...quant.scheme import Scheme
 from ...quant.stored.quantized_weight import QuantizedWeight
 from ..decoder.linear import Linear
+from ..engine.config import EngineConfig
 from ..engine.engine import Engine
 from ..engine.loading import operators_for
 from ..weights.matrix import Matrix
@@ -80,9 +81,10 @@ def step_seconds(checkpoint: str | Path, told: Callable[[str], object], *, trust
         RuntimeProblem: it cannot be served.
     """
     told("measuring the original's speed")
-    engine = Engine(
-        checkpoint, max_sequences=1, max_length=_PROMPT + _OUTPUT, trust_remote_code=trust_remote_code, quiet=True
+    config = EngineConfig(
+        max_sequences=1, max_length=_PROMPT + _OUTPUT, trust_remote_code=trust_remote_code, quiet=True
     )
+    engine = Engine(checkpoint, config)
     found = []
     for i in range(_ROUNDS + 1):
         load = run_load(engine, "alone", [Arrival(0, _PROMPT, _OUTPUT)], 1, seed=i)

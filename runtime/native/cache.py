@@ -5,20 +5,17 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from ...quant.row_rounding import code_range
+from ..cache_types import cache_type_of
 from ..decoder.kv_cache import KeysValues
 from ..heads import Heads
 
 LARGEST_HEAD = 512  # attention_runs.cpp packs 16 positions of a head at a time in its own memory
-_KINDS = {torch.bfloat16: 0, torch.int8: 1, torch.float8_e4m3fn: 2}
-_CODES = (torch.int8, torch.float8_e4m3fn)
 
 
 def stores(store: KeysValues) -> bool:
     """Whether the kernels write to the cache; if not, torch rounds as the checkpoint says, and they only read."""
-    return store.rules is None or store.dtype in _CODES
+    return store.rules is None or cache_type_of(store.dtype).limit is not None
 
 
 def layer_handle(kernels: ModuleType, store: KeysValues, layer: int, heads: Heads) -> Any:
@@ -34,7 +31,7 @@ def layer_handle(kernels: ModuleType, store: KeysValues, layer: int, heads: Head
             heads=heads.shared,
             size=heads.size,
             block=store.block_size,
-            kind=_KINDS[parts.keys.dtype],
+            kind=cache_type_of(store.dtype).native,
             **_rule(store, layer, heads.shared),
         )
     return found

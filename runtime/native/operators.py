@@ -10,7 +10,7 @@ from torch import Tensor
 from ..decoder.batch import Batch
 from ..decoder.kv_cache import KeysValues
 from ..decoder.linear import Linear, restored_from
-from ..decoder.logit_statistics import Survey
+from ..decoder.logit_statistics import LogitStatistics
 from ..decoder.operators import Attention, LayerParts, Operators, Rotation, Rowwise, Stack, stored_by_torch
 from ..heads import Heads
 from ..weights.matrix import Matrix
@@ -28,6 +28,8 @@ class NativeOperators(Operators):
         kernels: the compiled module.
         exact: whether weight-only formats keep their inputs in bfloat16 for any number of rows.
     """
+
+    name = "native"
 
     def __init__(self, kernels: ModuleType, exact: bool) -> None:
         super().__init__(torch.bfloat16)
@@ -72,10 +74,10 @@ class NativeOperators(Operators):
         self._kernels.to_float32(values.data_ptr(), values.numel(), out.data_ptr(), torch.get_num_threads())
         return out
 
-    def survey(self, logits: Tensor) -> Survey:
+    def logit_statistics(self, logits: Tensor) -> LogitStatistics:
         logits = logits.contiguous()
         rows, size = logits.shape
-        return Survey(*self._kernels.survey(logits.data_ptr(), rows, size, torch.get_num_threads()))
+        return LogitStatistics(*self._kernels.survey(logits.data_ptr(), rows, size, torch.get_num_threads()))
 
     def stack(self, layers: list[LayerParts]) -> Stack | None:
         return stack_of(self._kernels, layers)

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...quant.activations import ActivationRounding
 from ...quant.row_rounding import RowRounding, cache_rounding
 from ...system.errors import RuntimeProblem
+from ..cache_types import type_that_holds
 from .rounding import FixedRounding, is_fixed
 from .stored import Tensors, rounding_of
 
@@ -37,12 +38,12 @@ class CacheScheme:
         """What holds the codes, if every head and position has one scale and no zero-point; None if they cannot be kept so."""
         if not self.args.symmetric or (self.args.dynamic is True and self.args.group_size != self.head_size):
             return None
-        return torch.float8_e4m3fn if self.args.type == "float" else torch.int8
+        return type_that_holds(self.args.type).torch_dtype(torch.float32)
 
     @property
     def numbers(self) -> str:
         """As an engine's ``kv_dtype`` calls them."""
-        return "fp8" if self.args.type == "float" else f"int{self.args.num_bits}"
+        return type_that_holds("float").name if self.args.type == "float" else f"int{self.args.num_bits}"
 
     def sentence(self, kept: torch.dtype) -> str:
         """For people: what is rounded to what, and kept in what."""

@@ -157,7 +157,7 @@ def test_the_launches_are_those_of_a_checkpoint(stored: str, tmp_path: Path, mon
     path = random_checkpoints.write(tmp_path, size, stored, torch.device("cpu"))
     cpu = torch.device("cpu")
     monkeypatch.setattr(loading, "_operators", lambda dtype, *_: GpuOperators(dtype, cpu))
-    _, model = loading.load_model(path, device="cpu", told=print)
+    _, model = loading.load_model(path, told=print)
     heard: list[Launch] = []
     with torch.inference_mode(), set_apart():
         store: Any = model.keys_values(8, 16, torch.bfloat16)

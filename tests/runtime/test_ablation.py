@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from smelt.runtime import RuntimeProblem
-from smelt.runtime.gpu.fusions import Fusions
+from smelt.runtime.fusions import Fusions
 from smelt.runtime.measure.ablation import EAGER, ablate, table
 
 OPTIONS: dict[str, Any] = {"output": 4, "dtype": "bfloat16", "kv_dtype": "auto", "told": lambda _: None}

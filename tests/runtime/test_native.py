@@ -373,7 +373,7 @@ def test_float8_is_torchs(compiled: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("size", [5, 16, 4097])
-def test_survey(compiled: ModuleType, size: int) -> None:
+def test_logit_statistics(compiled: ModuleType, size: int) -> None:
     """Tokens, logits and sums beside float64; of equals the first; what is not a number makes a row unsound."""
     logits = _random(6, size, seed=size)
     logits[1] = logits[1].round()  # many equals
@@ -381,7 +381,10 @@ def test_survey(compiled: ModuleType, size: int) -> None:
     logits[3, size - 2] = float("nan")
     logits[4, 1] = float("inf")
     logits[5] = float("-inf")
-    for found in (NativeOperators(compiled, exact=False).survey(logits), Operators(torch.float32).survey(logits)):
+    for found in (
+        NativeOperators(compiled, exact=False).logit_statistics(logits),
+        Operators(torch.float32).logit_statistics(logits),
+    ):
         assert [found.is_sound(row) for row in range(6)] == [True, True, True, False, False, False]
         for row in range(3):
             assert found.best[row] == int((logits[row] == logits[row].max()).nonzero()[0])

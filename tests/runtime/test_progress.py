@@ -17,7 +17,8 @@ import torch
 from smelt.runtime import Engine, RequestOutput, RuntimeProblem, SamplingParams
 from smelt.runtime.engine.beam import continuations
 from smelt.runtime.engine.block_cache import BlockCache
-from smelt.runtime.engine.executor import Flight, Landed, StepResult
+from smelt.runtime.engine.executor import CompletedStep, StepHandle, StepResult
+from smelt.runtime.engine.policy import POLICIES
 from smelt.runtime.engine.sampling import Sampled
 from smelt.runtime.engine.scheduler import Scheduler, StepPlan
 from smelt.runtime.engine.sequence import Request, Sequence, TokenScore
@@ -31,9 +32,9 @@ class Later:
     """A step that is still being computed when the next one is made."""
 
     found: StepResult
-    settled: bool = False
+    completed: bool = False
 
-    def result(self) -> StepResult:
+    def collect(self) -> StepResult:
         return self.found
 
 
@@ -53,10 +54,10 @@ class Checking:
         plain = request.params.n == 1 and not request.params.is_beam_search
         return self._ahead and plain and not any(sequence.expected for sequence in request.sequences)
 
-    def launch(self, plan: StepPlan) -> Flight:
+    def execute(self, plan: StepPlan) -> StepHandle:
         result = self._execute(plan)
         ahead = all(self.runs_ahead(chunk.sequence.request) for chunk in plan.chunks)
-        return Later(result) if ahead else Landed(result)
+        return Later(result) if ahead else CompletedStep(result)
 
     def _execute(self, plan: StepPlan) -> StepResult:
         before = dict(self._held)
@@ -135,7 +136,8 @@ def renewed(
 ) -> Checking:
     """Give the engine another cache, scheduler and executor."""
     built.cache = BlockCache(blocks, size, share_prefixes=share)
-    built.scheduler = Scheduler(built.cache, token_budget=budget, max_sequences=most, static=static)
+    policy = POLICIES["static" if static else "fcfs"]()
+    built.scheduler = Scheduler(built.cache, token_budget=budget, max_sequences=most, policy=policy)
     executor = Checking(size, ahead=ahead)
     built.executor = executor
     return executor

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from smelt.runtime import SamplingParams
-from smelt.runtime.decoder.logit_statistics import survey
+from smelt.runtime.decoder.logit_statistics import logit_statistics
 from smelt.runtime.engine.sampling import changed_logits, narrowed, sample
 from smelt.runtime.engine.sequence import Request, Sequence
 from torch import Tensor
@@ -92,7 +92,7 @@ def test_samples_follow_the_distribution() -> None:
     asked = {"temperature": 1.3, "top_k": 12, "seed": 4}
     sequence = sequence_of([1], [], **asked)
     count = 20000
-    seen = survey(row[None])
+    seen = logit_statistics(row[None])
     drawn = torch.tensor([sample(row[None], seen, [0], [sequence], frozenset(), 0)[0].token for _ in range(count)])
     expected = narrowed(row, sequence.request.params).softmax(-1)
     found = torch.bincount(drawn, minlength=VOCABULARY) / count
@@ -104,7 +104,7 @@ def test_samples_follow_the_distribution() -> None:
 def test_greedy_takes_the_largest_and_tells_its_probability() -> None:
     rows = torch.stack([logits_of(i) for i in range(4)])
     sequences = [sequence_of([1], [], temperature=0, logprobs=2)] * 4
-    found = sample(rows, survey(rows), [0, 1, 2, 3], sequences, frozenset(), 0)
+    found = sample(rows, logit_statistics(rows), [0, 1, 2, 3], sequences, frozenset(), 0)
     for row, sampled in zip(rows, found, strict=True):
         assert sampled.token == row.argmax()
         assert sampled.logprob == pytest.approx(row.double().log_softmax(-1).max().item(), abs=1e-5)

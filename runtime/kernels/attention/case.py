@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ...heads import Heads
 from ..base.kernel import Case, Trial, poisoned
-from ..rows.cached import LayerCache, layer_cache, restored
-from ..rows.quantize_rows import TARGETS_OF
+from ..rows.cached import LayerCache, layer_cache, restored, targets_of
 from .flash import Runs
 
 Compute = Callable[[Tensor, LayerCache, Runs, Tensor], None]
@@ -55,8 +54,7 @@ class AttentionCase:
     @property
     def targets(self) -> tuple[str, ...]:
         """That know the cache's numbers."""
-        code = {"float8": torch.float8_e4m3fn, "float8 fnuz": torch.float8_e4m3fnuz}.get(self.kind)
-        return () if code is None else TARGETS_OF[code]
+        return targets_of(self.kind)
 
     def computed_by(self, compute: Compute) -> AttentionCase:
         """The same for one kernel."""

@@ -11,18 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...cache_types import BY_KIND
 from ..base.launch import interpreted
-from .quantize_rows import rounded, scale_of
-
-# What a row's largest number becomes. Codes of 4 bits reach from -8 to 7, so that 7.5 wastes neither end.
-LIMITS = {"int8": 127.0, "float8": 448.0, "float8 fnuz": 240.0, "int4": 7.5}
-KINDS = ("plain", *LIMITS)
-STORED = {
-    "int8": torch.int8,
-    "float8": torch.float8_e4m3fn,
-    "float8 fnuz": torch.float8_e4m3fnuz,
-    "int4": torch.uint8,
-}
+from .quantize_rows import TARGETS_OF, rounded, scale_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +23,7 @@ class LayerCache:
     Attributes:
         keys, values: ``[blocks, heads, positions of a block, size]``; of int4 two codes to a byte, the first one low.
         key_scales, value_scales: float32 ``[blocks, heads, positions of a block]``; None for plain numbers.
-        kind: one of :data:`KINDS`.
+        kind: one of :data:`.cache_types.BY_KIND`.
         size: of a head.
     """
 
@@ -84,21 +75,27 @@ class LayerCache:
         }
 
     def turned(self) -> int:
-        """How many numbers of a key are rotated together; 0 for none: int4 keys only, whose outliers that spreads."""
-        return min(64, self.size & -self.size) if self.kind == "int4" else 0
+        """How many numbers of a key are rotated together; 0 for none."""
+        return min(64, self.size & -self.size) if BY_KIND[self.kind].rotated else 0
 
 
 def layer_cache(
     blocks: int, heads: int, block: int, size: int, kind: str, dtype: torch.dtype, device: torch.device | str
 ) -> LayerCache:
     """An empty one."""
-    width = size // 2 if kind == "int4" else size
-    stored = STORED.get(kind, dtype)
+    width = size // BY_KIND[kind].codes_per_byte
+    stored = BY_KIND[kind].stored_dtype(dtype)
     keys, values = (torch.zeros(blocks, heads, block, width, dtype=stored, device=device) for _ in range(2))
-    if kind == "plain":
+    if BY_KIND[kind].limit is None:
         return LayerCache(keys, values, None, None, kind, size)
     key_scales, value_scales = (torch.zeros(blocks, heads, block, device=device) for _ in range(2))
     return LayerCache(keys, values, key_scales, value_scales, kind, size)
+
+
+def targets_of(kind: str) -> tuple[str, ...]:
+    """The targets that know a kind's numbers; none stands for all."""
+    codes = BY_KIND[kind].stored_dtype(torch.float32)
+    return TARGETS_OF[codes] if codes.is_floating_point and codes.itemsize == 1 else ()
 
 
 def padded(size: int) -> int:
@@ -305,4 +302,4 @@ def store_key_and_value(
 
 def storing(cache: LayerCache) -> dict[str, object]:
     """Constants of :func:`store_key_and_value`."""
-    return {"LIMIT": LIMITS.get(cache.kind, 0.0), "SOFT": interpreted()}
+    return {"LIMIT": BY_KIND[cache.kind].limit or 0.0, "SOFT": interpreted()}

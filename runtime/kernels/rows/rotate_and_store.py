@@ -18,8 +18,7 @@ from ..base.kernel import Build, Case, Kernel, Trial
 from ..base.launch import Launch, interpreted
 from ..base.overlap import launch_and_wait
 from ..base.targets import Target
-from .cached import LayerCache, layer_cache, padded, restored, rotation, store_key_and_value, storing
-from .quantize_rows import TARGETS_OF
+from .cached import LayerCache, layer_cache, padded, restored, rotation, store_key_and_value, storing, targets_of
 
 
 @dataclass(frozen=True)
@@ -364,8 +363,7 @@ class StoreCase:
     @property
     def targets(self) -> tuple[str, ...]:
         """That know the cache's numbers."""
-        code = {"float8": torch.float8_e4m3fn, "float8 fnuz": torch.float8_e4m3fnuz}.get(self.kind)
-        return () if code is None else TARGETS_OF[code]
+        return targets_of(self.kind)
 
     def norms(self, draw: torch.Generator, device: torch.device | str) -> HeadNorms | None:
         """Random weights."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ...cache_types import CACHE_TYPES
 from ...heads import Heads
 from ..attention import attend_prompts, attend_tokens
 from ..attention.attend_prompts import work_of
@@ -15,13 +16,12 @@ from ..attention.flash import Runs
 from ..base.launch import Launch
 from ..base.targets import Target
 from ..base.workspace import Workspace
-from ..rows.cached import LayerCache, layer_cache
+from ..rows.cached import LayerCache, layer_cache, targets_of
 from ..tiles.attention_tiles import PromptTile, TokenTile
 from ..tiles.tile import AttentionShape, Tiles
 
 # Of Llama-3-8B and Qwen3-0.6B; a tile depends on a head's size, and on how many share a key.
 HEADS = (Heads(32, 8, 128, 128**-0.5, None, None), Heads(16, 8, 128, 128**-0.5, None, None))
-_FLOATS = {torch.float8_e4m3fn: "float8", torch.float8_e4m3fnuz: "float8 fnuz"}
 _BLOCK = 16
 _SEQUENCES, _CONTEXT, _PROMPT = 8, 8192, 4096
 _COPIES = 2  # caches to take turns with: the larger part of neither stays in the device's cache
@@ -149,7 +149,7 @@ class AttentionTuning:
 
 def attention(target: Target, *, prompts: bool) -> list[AttentionTuning]:
     """What is to be tuned: prompts, or single tokens, for each kind of cache that the device knows."""
-    kinds = ["plain", *([_FLOATS[target.float8]] if target.float8 else []), "int8", "int4"]
+    kinds = [each.kind for each in CACHE_TYPES if not targets_of(each.kind) or target.name in targets_of(each.kind)]
     return [AttentionTuning(heads, kind, prompts) for heads in HEADS for kind in kinds]
 
 

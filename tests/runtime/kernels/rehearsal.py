@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from smelt.compress import Recipe, run
 from smelt.runtime import Engine, SamplingParams
-from smelt.runtime.gpu.fusions import Fusions
+from smelt.runtime.fusions import Fusions
 from smelt.runtime.kernels.base.kernel import Case
 from smelt.runtime.kernels.base.precompile import precompile
 from smelt.runtime.kernels.base.targets import TARGETS

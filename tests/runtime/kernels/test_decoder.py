@@ -10,9 +10,9 @@ import pytest
 import torch
 from smelt.compress import Recipe, run
 from smelt.runtime.decoder.model import Model
+from smelt.runtime.fusions import Fusions
 from smelt.runtime.gpu import GpuOperators
 from smelt.runtime.gpu.cache import GpuKeysValues
-from smelt.runtime.gpu.fusions import Fusions
 from smelt.runtime.measure.counting import count_decode, count_prompt
 from smelt.runtime.weights.checkpoint import Checkpoint
 

@@ -1,0 +1,120 @@
+"""Everything that an engine may be asked to do differently: one object for the Python API, the command line and benchmarks.
+
+Nothing here imports torch, so that a command can refuse a wrong option at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ...system.errors import RuntimeProblem, nearest_name
+from ..cache_types import BY_NAME
+from ..fusions import Fusions
+from .policy import POLICIES
+
+DTYPE_NAMES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """How an engine computes, what it keeps and whom it lets run.
+
+    Attributes:
+        dtype: what to compute in: ``auto`` (the checkpoint's own), ``float32``, ``bfloat16`` or ``float16``.
+        max_length: the most tokens of a sequence, prompt included; by default the model's own limit.
+        max_sequences: the most sequences that run at once.
+        token_budget: the most tokens computed in a step; long prompts are computed in pieces.
+        block_size: positions in a cache block.
+        kv_cache_bytes: memory for keys and values; by default what ``memory_utilization`` leaves.
+        memory_utilization: the share of the memory that is free now which weights, activations and cache may take.
+        share_prefixes: whether prompts with the same beginning share what is computed of it.
+        policy: who runs, who waits and who gives way: ``fcfs`` (first come, first served) or ``static``.
+        static_batching: the same as the policy ``static``, the baseline: a batch starts only when the one before has ended.
+        seed: for requests that bring none.
+        trust_remote_code: run the checkpoint's own Python; never unless asked for.
+        kv_dtype: how keys and values are kept: ``auto`` (what is computed in), ``int8``, ``fp8`` or, on a GPU, ``int4``,
+            with a scale for each head and position; int4 keys are rotated, which spreads their outliers.
+        native: use Smelt's compiled CPU kernels, in bfloat16; without, torch's operators.
+        exact_inputs: keep the inputs of weight-only formats in bfloat16, also for many rows, where int8 is faster.
+        reproducible: give a request the same tokens and log probabilities, to the bit, whatever runs beside it, however its prompt
+            is cut into pieces and whether it was preempted; in bfloat16 on Smelt's compiled CPU kernels. docs/runtime.md has
+            its price.
+        device: ``cpu``, or ``cuda`` for a GPU with all of a step on Triton kernels; which has not been run on one yet.
+        fusions: what is done together in one launch on a GPU; all by default.
+        compile: let torch.compile lower the layers, instead of Smelt's own kernels; it takes a minute when the first
+            prompt and the first token come.
+        quiet: print nothing.
+
+    Raises:
+        RuntimeProblem: a value is none that can be.
+    """
+
+    dtype: str = "auto"
+    max_length: int | None = None
+    max_sequences: int = 32
+    token_budget: int = 512
+    block_size: int = 16
+    kv_cache_bytes: int | None = None
+    memory_utilization: float = 0.9
+    share_prefixes: bool = True
+    policy: str = "fcfs"
+    static_batching: bool = False
+    seed: int = 0
+    trust_remote_code: bool = False
+    kv_dtype: str = "auto"
+    native: bool = True
+    exact_inputs: bool = False
+    reproducible: bool = False
+    device: str = "cpu"
+    fusions: Fusions | None = None
+    compile: bool = False
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_length is not None and self.max_length < 2:
+            raise RuntimeProblem(
+                f"max_length is {self.max_length}; it must be at least 2, a token of a prompt and one that follows"
+            )
+        for name in ("max_sequences", "token_budget", "block_size"):
+            if getattr(self, name) < 1:
+                raise RuntimeProblem(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not 0 < self.memory_utilization <= 1:
+            raise RuntimeProblem(f"memory_utilization is {self.memory_utilization}; it must be above 0 and at most 1")
+        _check_choice("kv_dtype", self.kv_dtype, tuple(BY_NAME))
+        _check_choice("dtype", self.dtype, ("auto", *DTYPE_NAMES))
+        _check_choice("policy", self.policy, tuple(POLICIES))
+        if self.static_batching and self.policy not in (EngineConfig.policy, "static"):
+            raise RuntimeProblem(
+                f"static_batching is the policy static, and policy is {self.policy}; give one of the two"
+            )
+
+    @property
+    def scheduling(self) -> str:
+        """The policy's name, however it was asked for."""
+        return "static" if self.static_batching else self.policy
+
+    @classmethod
+    def of(cls, config: EngineConfig | None, options: dict[str, Any]) -> EngineConfig:
+        """A configuration with some fields replaced.
+
+        Args:
+            config: the configuration; the default one if None.
+            options: fields and their values.
+
+        Raises:
+            TypeError: one of ``options`` is no field.
+            RuntimeProblem: a value is none that can be.
+        """
+        known = [field.name for field in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise TypeError(
+                    f"an engine has no option {name!r}; it has {', '.join(known)}{nearest_name(name, known)}"
+                )
+        return replace(config or cls(), **options)
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise RuntimeProblem(f"{name} is {value!r}; it must be {', '.join(choices)}")

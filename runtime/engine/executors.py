@@ -1,0 +1,82 @@
+"""Which executor carries out the steps of a model: the one that its operators name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from ..decoder.kv_cache import KeysValues
+from ..decoder.model import Model
+from ..decoder.operators import ExecutorName
+from .config import EngineConfig
+from .executor import Executor
+from .torch_executor import TorchExecutor
+
+
+class BuildExecutor(Protocol):
+    """Makes one executor."""
+
+    def __call__(
+        self,
+        model: Model,
+        store: KeysValues,
+        ends: frozenset[int],
+        config: EngineConfig,
+        *,
+        max_length: int,
+        told: Callable[[str], object],
+    ) -> Executor:
+        """An executor that is ready for steps.
+
+        Args:
+            model: that computes.
+            store: its keys and values.
+            ends: tokens that end a sequence.
+            config: of the engine.
+            max_length: the most tokens of a sequence.
+            told: hears how far it is.
+        """
+        ...
+
+
+def _torch_executor(
+    model: Model,
+    store: KeysValues,
+    ends: frozenset[int],
+    config: EngineConfig,
+    *,
+    max_length: int,
+    told: Callable[[str], object],
+) -> Executor:
+    return TorchExecutor(model, store, ends, config.seed)
+
+
+def _gpu_executor(
+    model: Model,
+    store: KeysValues,
+    ends: frozenset[int],
+    config: EngineConfig,
+    *,
+    max_length: int,
+    told: Callable[[str], object],
+) -> Executor:
+    from .gpu_executor import GpuExecutor
+
+    fusions = model.operators.fusions
+    assert fusions is not None
+    found = GpuExecutor(
+        model,
+        store,
+        ends,
+        config.seed,
+        max_sequences=config.max_sequences,
+        token_budget=config.token_budget,
+        max_length=max_length,
+        graphs=fusions.graphs,
+    )
+    if model.device.type == "cuda":
+        found.warm_up(told)
+    return found
+
+
+EXECUTORS: Mapping[ExecutorName, BuildExecutor] = {"torch": _torch_executor, "gpu": _gpu_executor}
