@@ -20,6 +20,7 @@ from .architectures import DecoderSpec, LayerSpec, spec_of
 from .batch import Batch
 from .feed_forward import GatedFeedForward, PlainFeedForward, RoutedFeedForward
 from .kv_cache import KeysValues
+from .layer_order import stages_of
 from .linear import Linear, SideBySide
 from .operators import Experts, FeedForward, LayerParts, Operators, Rotation, Rowwise
 from .rope import Rotations
@@ -341,10 +342,14 @@ class _Layer:
         self._attend, self._add = load.operators.attention(self._heads), load.operators.add
         self._query_norm = load.norm(at(names.query_norm)) if spec.query_key_norm else None
         self._key_norm = load.norm(at(names.key_norm)) if spec.query_key_norm else None
-        self._before_attention = load.norm(at(names.before_attention))
-        self._after_attention = load.norm(at(names.after_attention))
-        self._before_mlp = load.norm(at(names.before_mlp))
-        self._after_mlp = load.norm(at(names.after_mlp))
+        named = {
+            "before_attention": names.before_attention,
+            "after_attention": names.after_attention,
+            "before_mlp": names.before_mlp,
+            "after_mlp": names.after_mlp,
+        }
+        self._norms: dict[str | None, Rowwise] = {None: load.norm(None)}
+        self._norms |= {which: load.norm(at(name)) for which, name in named.items()}
         self._mlp = None
         if layer.feeds:
             self._mlp = _experts(load, spec, prefix) if layer.sparse else _feed_forward(load, spec, prefix)
@@ -355,6 +360,7 @@ class _Layer:
                 else [names.down]
             )
             load.check_removed(*(prefix + name for name in each))
+        self._stages = stages_of(spec.order, self._out is not None, self._mlp is not None)
         self.parts = self._parts()
 
     def __call__(
@@ -365,22 +371,21 @@ class _Layer:
         index: int,
         batch: Batch,
     ) -> Tensor:
-        order = self._spec.order
-        if order == "parallel" and self._mlp is not None:
-            fed = self._mlp(self._before_mlp(hidden))
-            if self._out is not None:
-                fed = self._add(fed, self._attention(self._before_attention(hidden), rotations, store, index, batch))
-            return self._add(fed, hidden)
-        if order == "after":
-            if self._out is not None:
-                hidden = self._add(hidden, self._attention(hidden, rotations, store, index, batch))
-            hidden = self._before_attention(hidden)
-            return self._before_mlp(hidden if self._mlp is None else self._add(hidden, self._mlp(hidden)))
-        if self._out is not None:
-            attended = self._attention(self._before_attention(hidden), rotations, store, index, batch)
-            hidden = self._add(hidden, self._after_attention(attended))
-        if self._mlp is not None:
-            hidden = self._add(hidden, self._after_mlp(self._mlp(self._before_mlp(hidden))))
+        for stage in self._stages:
+            added = None
+            # From behind, as transformers adds up the parts of a stage: its feed-forward part first.
+            for branch in reversed(stage.branches):
+                read = self._norms[branch.before](hidden)
+                if branch.part == "attention":
+                    found = self._attention(read, rotations, store, index, batch)
+                else:
+                    assert self._mlp is not None
+                    found = self._mlp(read)
+                found = self._norms[branch.after](found)
+                added = found if added is None else self._add(added, found)
+            if added is not None:
+                hidden = self._add(hidden, added)
+            hidden = self._norms[stage.closing](hidden)
         return hidden
 
     def _attention(
@@ -416,12 +421,12 @@ class _Layer:
         return LayerParts(
             self._spec.order,
             {
-                "before_attention": self._before_attention if names.before_attention else None,
+                "before_attention": self._norms["before_attention"] if names.before_attention else None,
                 "query_norm": self._query_norm,
                 "key_norm": self._key_norm,
-                "after_attention": self._after_attention if names.after_attention else None,
-                "before_mlp": self._before_mlp if names.before_mlp else None,
-                "after_mlp": self._after_mlp if names.after_mlp else None,
+                "after_attention": self._norms["after_attention"] if names.after_attention else None,
+                "before_mlp": self._norms["before_mlp"] if names.before_mlp else None,
+                "after_mlp": self._norms["after_mlp"] if names.after_mlp else None,
             },
             self._query_key_value,
             self._out,

@@ -285,8 +285,8 @@ class Engine:
             for explanation, layers in kinds.items():
                 where = "" if len(kinds) == 1 else f" of layers {', '.join(map(str, dict.fromkeys(layers)))}"
                 told[role + where] = explanation
-        layers = self.model.operators.explain_layers()
-        return told if layers is None else {**told, "layers": layers}
+        lowered = self.model.operators.explain_layers()
+        return told if lowered is None else {**told, "layers": lowered}
 
     def _request(self, prompt: Prompt, params: SamplingParams, id: str | None) -> Request:
         """A checked request. Nothing is queued yet."""

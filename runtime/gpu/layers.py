@@ -10,6 +10,7 @@ from torch import Tensor
 from ..decoder.attention import attend
 from ..decoder.batch import Batch
 from ..decoder.feed_forward import GatedFeedForward, PlainFeedForward, RoutedFeedForward
+from ..decoder.layer_order import stages_of
 from ..decoder.operators import LayerParts, Rotation
 from ..decoder.rope import rotate
 from ..fusions import Fusions
@@ -154,11 +155,11 @@ def _described(norm: GpuNorm | None) -> Norm | None:
 
 class _Layer:
     def __init__(self, parts: LayerParts, tiles: Tiles, fusions: Fusions) -> None:
-        self._order, self._forward = parts.order, parts.feed_forward
+        self._forward = parts.feed_forward
         self._fusions = fusions
-        norms = {name: _checked(norm) for name, norm in parts.norms.items()}
-        self._before_attention, self._after_attention = norms["before_attention"], norms["after_attention"]
-        self._before_mlp, self._after_mlp = norms["before_mlp"], norms["after_mlp"]
+        norms: dict[str | None, GpuNorm | None] = {name: _checked(norm) for name, norm in parts.norms.items()}
+        self._norms = norms | {None: None}
+        self._stages = stages_of(parts.order, parts.out is not None, parts.feed_forward is not None)
         self._query_key_value: Any = parts.query_key_value
         self._out: Any = parts.out
         self.attends = parts.out is not None
@@ -166,25 +167,20 @@ class _Layer:
 
     def run(self, stream: _Stream, step: GpuStep, store: GpuKeysValues, index: int) -> None:
         """Go on with the stream."""
-        feeds = self._forward is not None
-        if self._order == "after":
-            if self.attends:
-                self._attend(stream, stream.normed(None, self._query_key_value), step, store, index, None)
-            stream.replace(_plain(stream.normed(self._before_attention, None)))
-            if feeds:
-                self._feed(stream, stream.normed(None, self._first), None)
-            stream.replace(_plain(stream.normed(self._before_mlp, None)))
-        elif self._order == "parallel" and self.attends and feeds:
-            read = stream.normed(self._before_attention, self._query_key_value)
-            forward = stream.normed(self._before_mlp, self._first)
-            self._attend(stream, read, step, store, index, None)
-            self._feed(stream, forward, None)
-        else:
-            if self.attends:
-                read = stream.normed(self._before_attention, self._query_key_value)
-                self._attend(stream, read, step, store, index, self._after_attention)
-            if feeds:
-                self._feed(stream, stream.normed(self._before_mlp, self._first), self._after_mlp)
+        for stage in self._stages:
+            read = [
+                stream.normed(
+                    self._norms[each.before], self._query_key_value if each.part == "attention" else self._first
+                )
+                for each in stage.branches
+            ]
+            for each, x in zip(stage.branches, read, strict=True):
+                if each.part == "attention":
+                    self._attend(stream, x, step, store, index, self._norms[each.after])
+                else:
+                    self._feed(stream, x, self._norms[each.after])
+            if stage.closing is not None:
+                stream.replace(_plain(stream.normed(self._norms[stage.closing], None)))
 
     @property
     def _first(self) -> Any:
