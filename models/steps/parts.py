@@ -1,15 +1,23 @@
-"""The finished parts of a quantize step, one file a block: what the checkpoint will hold instead of the original's tensors."""
+"""The files by which a step that was killed goes on: finished parts, one a block, and what was measured."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from ...system.files import write_text
+from ...system.processes import Processes
 from ...system.tensor_files import SafetensorsFile, save_tensors
 from .record import LayerRecord
+
+
+def block_files(journal: Path, count: int, suffix: str = "safetensors") -> list[Path]:
+    """Where the part of each block goes."""
+    return [journal / f"block-{index:05d}.{suffix}" for index in range(count)]
 
 
 def save_part(path: Path, stored: dict[str, Tensor], records: list[LayerRecord]) -> None:
@@ -27,3 +35,24 @@ def load_part(path: Path) -> dict[str, Tensor]:
 def layers_of(paths: list[Path]) -> list[dict[str, Any]]:
     """The layers' records of all parts."""
     return [record for path in paths for record in json.loads(SafetensorsFile(path).metadata["layers"])]
+
+
+def tensors_once(file: Path, processes: Processes, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Tensors that all processes make together; those that an earlier run has left in a file are not made again."""
+    stored, known = processes.from_first(lambda: (load_part(file), True) if file.exists() else ({}, False))
+    if not known:
+        made = make()
+        stored, _ = processes.from_first(lambda: (made, None))
+        if processes.leads:
+            save_tensors(file, {name: tensor.cpu() for name, tensor in stored.items()})
+    return stored
+
+
+def save_data(path: Path, data: Any) -> None:
+    """Write plain data, such as what was measured."""
+    write_text(path, json.dumps(data) + "\n")
+
+
+def load_data(path: Path) -> Any:
+    """What :func:`save_data` wrote."""
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -41,3 +41,8 @@ class LayerRecord:
     def of_data(cls, data: dict[str, Any]) -> LayerRecord:
         """What :meth:`as_data` gave."""
         return cls(**{**data, "shape": tuple(data["shape"])})
+
+
+def significant(error: float | None, digits: int = 4) -> float | None:
+    """An error as it is recorded: further digits would differ from machine to machine."""
+    return None if error is None else float(f"{error:.{digits}g}")

@@ -8,9 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...system.progress import Progress
 from ..checkpoint.writer import Entry, write_checkpoint
 from ..streaming.streamed import StreamedModel
 from ..structure.open_model import OpenModel
+from .block_loop import forward
 from .step import RunContext
 
 _TRIED_LENGTH, _TRIED_DIFFERENCE = 16, 1e-3
@@ -30,21 +32,30 @@ def last_hidden(
         skipped: blocks that are passed over.
     """
     streamed = StreamedModel(model.skeleton, model.weights, dtype, spill)
-    store = streamed.embed(tokens)
-    try:
-        for index in range(len(streamed)):
+    with forward(streamed, tokens, Progress(False), "") as (store, blocks):
+        for index in blocks:
             if index not in skipped:
                 with streamed.block(index) as block:
                     streamed.run_block(index, block, store)
         return store.read(slice(None)).clone()
-    finally:
-        store.close()
 
 
-def computes_the_same(model: OpenModel, other: OpenModel, context: RunContext) -> bool:
-    """Whether two models compute the same on a few tokens of the calibration text, up to the order of sums."""
-    tokens = context.tokens[:1, :_TRIED_LENGTH]
-    wanted, found = (last_hidden(each, tokens, torch.float32, context.journal) for each in (model, other))
+def few_tokens(context: RunContext) -> Tensor:
+    """So much of the calibration text as shows whether two models compute the same."""
+    return context.tokens[:1, :_TRIED_LENGTH]
+
+
+def computes_the_same(model: OpenModel, other: OpenModel, context: RunContext, order: Tensor | None = None) -> bool:
+    """Whether two models compute the same on a few tokens of the calibration text, up to the order of sums.
+
+    Args:
+        model: the one.
+        other: the other.
+        context: the run.
+        order: which of the one's hidden channels are the other's, if they are not in the same order.
+    """
+    wanted, found = (last_hidden(each, few_tokens(context), torch.float32, context.journal) for each in (model, other))
+    wanted = wanted if order is None else wanted[..., order]
     return bool((wanted - found).norm() <= _TRIED_DIFFERENCE * wanted.norm())
 
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from ...system.activation_store import ActivationStore
-from ...system.progress import Progress
-from ...system.resources import release_freed_memory
-from .streamed import HeadFunction, StreamedModel
-
-# Positions whose logits are in memory at once.
-_HEAD_TOKENS = 512
+from .streamed import HeadFunction, StreamedModel, head_batches
 
 
 class KeptPass:
@@ -30,26 +25,19 @@ class KeptPass:
         self._streamed = streamed
         self.stores: list[ActivationStore] = []
 
-    def forward(self, tokens: Tensor, progress: Progress, told: str) -> None:
-        """Let windows ``[windows, length]`` go through the model."""
-        streamed = self._streamed
-        self.stores.append(streamed.embed(tokens))
-        for index in progress.track(range(len(streamed)), told, len(streamed)):
-            release_freed_memory()
-            before = self.stores[-1]
-            after = before.beside(before.shape[2])
-            self.stores.append(after)
-            with streamed.block(index) as block:
-                for batch in before.batches():
-                    hidden = before.read(batch)
-                    after.write(batch, streamed.call(index, hidden).run(block, hidden))
+    def begin(self, tokens: Tensor) -> None:
+        """Embed windows ``[windows, length]``."""
+        self.stores.append(self._streamed.embed(tokens))
 
-    def head_batches(self) -> Iterator[slice]:
-        """Windows whose logits fit in memory together."""
-        windows, length, _ = self.stores[0].shape
-        size = max(1, _HEAD_TOKENS // length)
-        for start in range(0, windows, size):
-            yield slice(start, min(start + size, windows))
+    def forward(self, index: int) -> None:
+        """Let all windows go through a block, and keep what leaves it beside what enters it."""
+        before = self.stores[-1]
+        after = before.beside(before.shape[2])
+        self.stores.append(after)
+        with self._streamed.block(index) as block:
+            for batch in before.batches():
+                hidden = before.read(batch)
+                after.write(batch, self._streamed.call(index, hidden).run(block, hidden))
 
     def head_backward(
         self, function: HeadFunction, flow: ActivationStore, ascent: Callable[[Tensor, slice], Tensor]
@@ -61,7 +49,7 @@ class KeptPass:
             flow: where gradients are written.
             ascent: from the logits of some windows to the gradient of what is looked at.
         """
-        for batch in self.head_batches():
+        for batch in head_batches(self.stores[-1]):
             hidden = self.stores[-1].read(batch).requires_grad_()
             with torch.enable_grad():
                 logits = function.traced(hidden)

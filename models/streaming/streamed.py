@@ -148,10 +148,13 @@ class StreamedModel:
 
     def final_hidden(self, tokens: Tensor, progress: Progress, description: str) -> ActivationStore:
         """Hidden states after the last block, for token ids ``[windows, length]``."""
-        store = self.embed(tokens)
-        for index in progress.track(range(len(self)), description, len(self)):
-            with self.block(index) as block:
-                self.run_block(index, block, store)
+        with ExitStack() as on_error:
+            store = self.embed(tokens)
+            on_error.callback(store.close)
+            for index in progress.track(range(len(self)), description, len(self)):
+                with self.block(index) as block:
+                    self.run_block(index, block, store)
+            on_error.pop_all()
         return store
 
     def head(self) -> HeadFunction:
@@ -173,6 +176,14 @@ class StreamedModel:
     def _read(self, key: str) -> Tensor:
         with torch.device("cpu"):  # a turned weight is edited as it is read
             return self.weights.load(key).to(self.device)
+
+
+def head_batches(store: ActivationStore) -> Iterator[slice]:
+    """Windows whose logits fit in memory together."""
+    windows, length, _ = store.shape
+    size = max(1, LOGIT_TOKENS // length)
+    for start in range(0, windows, size):
+        yield slice(start, min(start + size, windows))
 
 
 class HeadFunction:

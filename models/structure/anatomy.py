@@ -8,6 +8,7 @@ by experiment which norm or linear produces that tensor.
 from __future__ import annotations
 
 import re
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,6 +69,23 @@ class BlockAnatomy:
     def linears(self) -> list[str]:
         """Full names of all linears."""
         return [f"{self.name}.{linear}" for group in self.groups for linear in group.linears]
+
+    def local_names(self, wanted: Container[str]) -> dict[str, str]:
+        """Those linears that are wanted, by full name, and what they are called within the block."""
+        return {name: name.removeprefix(f"{self.name}.") for name in self.linears if name in wanted}
+
+    def wanted_groups(self, wanted: Container[str], groups: Iterable[SharedInput] | None = None) -> list[SharedInput]:
+        """Groups without the linears that are not wanted; those that none is left of are left out.
+
+        Args:
+            wanted: full names of linears.
+            groups: some of the block's groups; all by default.
+        """
+        kept = (
+            SharedInput(tuple(name for name in group.linears if f"{self.name}.{name}" in wanted), group.phase)
+            for group in (self.groups if groups is None else groups)
+        )
+        return [group for group in kept if group.linears]
 
     def phases(self) -> list[list[SharedInput]]:
         """Groups that run at the same depth, in order: q/k/v, then o, then gate/up, then down."""

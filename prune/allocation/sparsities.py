@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...models.steps.block_loop import forward
+from ...models.steps.parts import load_data, save_data
 from ...models.steps.step import RunContext
 from ...models.streaming.streamed import StreamedModel
-from ...models.structure.anatomy import SharedInput
 from ...models.structure.open_model import LinearFacts, OpenModel
 from ...quant.blockwise.block_passes import BlockPasses
 from ...quant.layer_stats import LayerStats
@@ -19,10 +20,8 @@ from ...quant.mixed.sensitivity import Changes, Measured, fisher_losses
 from ...quant.mixed.units import Unit
 from ...quant.sensitivity import OutputChange
 from ...quant.sparsity import keep_share
-from ...quant.transforms.links import as_rows
-from ...system.files import write_text
+from ...quant.transforms.links import weight_rows
 from ...system.processes import Processes
-from ...system.resources import release_freed_memory
 from ..score.weights import wanda
 from .owl import by_outliers, outlier_share
 
@@ -47,10 +46,10 @@ def shared_out(
 
     def found() -> tuple[dict[str, Tensor], Any]:
         if file.exists():
-            return {}, json.loads(file.read_text(encoding="utf-8"))
+            return {}, load_data(file)
         measure = _by_outliers if allocation == "owl" else _by_sensitivity
         shares = measure(sparsity, facts, model, context)
-        write_text(file, json.dumps(shares) + "\n")
+        save_data(file, shares)
         return {}, shares
 
     return context.processes.from_first(found)[1]
@@ -59,37 +58,21 @@ def shared_out(
 def _by_outliers(sparsity: float, facts: list[LinearFacts], model: OpenModel, context: RunContext) -> dict[str, float]:
     wanted = {each.name for each in facts}
     streamed = StreamedModel(model.skeleton, model.weights, context.dtype, context.journal)
-    store = streamed.embed(context.tokens)
     outliers: dict[int, float] = {}
-    try:
-        for index in context.progress.track(range(len(streamed)), "counting outliers", len(streamed)):
-            release_freed_memory()
-            anatomy = model.anatomy.blocks[index]
-            groups = [
-                SharedInput(names, group.phase)
-                for group in anatomy.groups
-                if (names := tuple(name for name in group.linears if f"{anatomy.name}.{name}" in wanted))
-            ]
+    with forward(streamed, context.tokens, context.progress, "counting outliers") as (store, blocks):
+        for index in blocks:
+            anatomy, tokens = model.anatomy.blocks[index], context.tokens.numel()
             with streamed.block(index) as block:
-                passes = BlockPasses(
-                    block,
-                    anatomy,
-                    store,
-                    lambda hidden, index=index: streamed.call(index, hidden),
-                    context.tokens.numel(),
-                    Processes(),
-                )
+                passes = BlockPasses(block, anatomy, store, partial(streamed.call, index), tokens, Processes())
                 scores = [
-                    wanda(_rows(block.get_submodule(name)), stats.energy)
-                    for group, stats in passes.survey(groups, energy=True)
+                    wanda(weight_rows(block.get_submodule(name)), stats.energy)
+                    for group, stats in passes.survey(anatomy.wanted_groups(wanted), energy=True)
                     for name in group.linears
                     if stats.energy is not None
                 ]
                 if scores:
                     outliers[index] = outlier_share(scores)
                 streamed.run_block(index, block, store)
-    finally:
-        store.close()
     shares = dict(zip(outliers, by_outliers(list(outliers.values()), sparsity), strict=True))
     blocks = {anatomy.name: index for index, anatomy in enumerate(model.anatomy.blocks)}
     return {name: shares[index] for name in wanted for block, index in blocks.items() if name.startswith(f"{block}.")}
@@ -138,7 +121,3 @@ class _Sparsities:
             keeps = (keep_share(scores, level, by_row=True) for level in self._levels)
             found[name] = [OutputChange((weight * ~keep).neg().to(self._dtype)) for keep in keeps]
         return found
-
-
-def _rows(module: Any) -> Tensor:
-    return as_rows(module, module.weight.data)

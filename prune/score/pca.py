@@ -31,5 +31,9 @@ class Directions:
         """An orthogonal matrix whose first columns are the directions of most variance, and each one's share of it."""
         # In float32, so that it does not matter in which order processes added up.
         values, vectors = torch.linalg.eigh(self.sums.float().double())
-        shares = values.clamp_min(0).flip(0)
-        return vectors.flip(1).contiguous(), shares / shares.sum().clamp_min(1e-30)
+        return vectors.flip(1).contiguous(), shares_of(values.clamp_min(0).flip(0))
+
+
+def shares_of(sizes: Tensor) -> Tensor:
+    """Each one's share of the sum of all."""
+    return sizes / sizes.sum().clamp_min(1e-30)

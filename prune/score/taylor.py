@@ -2,108 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ...models.steps.block_loop import BackwardJob, run_backward
+from ...models.steps.parts import tensors_once
+from ...models.steps.step import RunContext
 from ...models.streaming.backward import KeptPass
 from ...models.streaming.streamed import StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...system.activation_store import ActivationStore
-from ...system.processes import Processes
-from ...system.progress import Progress
-from ...system.resources import release_freed_memory
 from ..structure.axes import Axis
 
 
-def first_order(
-    model: OpenModel, axis: Axis, streamed: StreamedModel, tokens: Tensor, processes: Processes, progress: Progress
-) -> dict[str, Tensor]:
+def first_order(model: OpenModel, axis: Axis, streamed: StreamedModel, context: RunContext) -> dict[str, Tensor]:
     """For each reader of an axis and each of its units: the sum over tokens of ``|activation x gradient|``.
+
+    The gradient is that of the loss of the calibration text's next tokens. What an interrupted run has measured is not
+    measured again.
 
     Args:
         model: whose units they are.
         axis: the units.
         streamed: the same model, to compute with.
-        tokens: windows of text, ``[windows, length]``; the gradient is that of the loss of their next tokens.
-        processes: this one and those that see other windows.
-        progress: shows how far it is.
+        context: the run.
     """
-    sums = {reader: torch.zeros(axis.units, dtype=torch.float64) for reader in axis.readers}
 
-    @contextmanager
-    def watching(index: int, block: nn.Module) -> Iterator[None]:
-        name = model.anatomy.blocks[index].name
-        with ExitStack() as hooks:
-            for reader in axis.of_block(name):
-                module = block.get_submodule(reader.removeprefix(f"{name}."))
-                hook = _watching(sums[reader], axis.columns)
-                hooks.callback(module.register_forward_pre_hook(hook).remove)
-            yield
+    def measure() -> dict[str, Tensor]:
+        job = _OfUnits(model, axis, streamed, context)
+        run_backward(job, streamed, job.tokens, context.progress)
+        for each in job.sums.values():
+            context.processes.sum_(each)
+        return {reader: each.float().cpu() for reader, each in job.sums.items()}
 
-    _backwards(streamed, tokens, progress, watching, lambda hidden, flow: None)
-    for each in sums.values():
-        processes.sum_(each)
-    return {reader: each.float() for reader, each in sums.items()}
+    return tensors_once(context.journal / "taylor.safetensors", context.processes, measure)
 
 
-def first_order_of_stream(streamed: StreamedModel, tokens: Tensor, processes: Processes, progress: Progress) -> Tensor:
+def first_order_of_stream(streamed: StreamedModel, context: RunContext) -> Tensor:
     """For each channel of the residual stream: the sum of ``|activation x gradient|`` over tokens and all that leaves a block."""
-    sums = torch.zeros(streamed.skeleton.hidden_size, dtype=torch.float64)
-
-    def add(hidden: ActivationStore, flow: ActivationStore) -> None:
-        for batch in hidden.batches():
-            moved = hidden.read(batch).float() * flow.read(batch).float()
-            sums.add_(moved.abs().flatten(0, -2).sum(0).to(sums.device))
-
-    _backwards(streamed, tokens, progress, lambda index, block: nullcontext(), add)
-    processes.sum_(sums)
-    return sums.float()
+    job = _OfStream(streamed, context)
+    run_backward(job, streamed, job.tokens, context.progress)
+    context.processes.sum_(job.sums)
+    return job.sums.float()
 
 
-def _backwards(
-    streamed: StreamedModel,
-    tokens: Tensor,
-    progress: Progress,
-    watching: Callable[[int, nn.Module], AbstractContextManager[None]],
-    arrived: Callable[[ActivationStore, ActivationStore], None],
-) -> None:
-    """Follow the gradient of the loss of the next tokens through all blocks.
+class _Gradients(BackwardJob):
+    """Follows the gradient of the loss of the next tokens through all blocks; nothing is kept in files."""
 
-    Args:
-        streamed: the model.
-        tokens: windows of text.
-        progress: shows how far it is.
-        watching: is entered while gradients go through a block.
-        arrived: is told what left each block, and its gradient.
-    """
+    description = "following gradients"
+    files = ()
 
-    def descent(logits: Tensor, batch: slice) -> Tensor:
+    def __init__(self, streamed: StreamedModel, context: RunContext) -> None:
+        self.tokens = context.processes.share(context.tokens)
+        self._streamed = streamed
+
+    def work(self, index: int, kept: KeptPass, flow: ActivationStore, *, finished: bool) -> None:
+        if index == len(self._streamed):
+            kept.head_backward(self._streamed.head(), flow, self._descent)
+            return
+        self.left(kept.stores[-1], flow)
+        with self._streamed.block(index) as block, ExitStack() as hooks:
+            self.watch(index, block, hooks)
+            kept.block_backward(index, block, flow)
+
+    def left(self, hidden: ActivationStore, flow: ActivationStore) -> None:
+        """See what left a block, and its gradient."""
+
+    def watch(self, index: int, block: nn.Module, hooks: ExitStack) -> None:
+        """Hang hooks on a block before gradients go through it."""
+
+    def _descent(self, logits: Tensor, batch: slice) -> Tensor:
         chances = logits.float().softmax(-1)
-        following = tokens[batch, 1:, None].to(chances.device)
+        following = self.tokens[batch, 1:, None].to(chances.device)
         chances[:, :-1].scatter_add_(-1, following, -torch.ones_like(following, dtype=chances.dtype))
         chances[:, -1] = 0
         return chances
 
-    kept, flow = KeptPass(streamed), None
-    try:
-        kept.forward(tokens, progress, "reading the original")
-        flow = kept.stores[-1].beside(kept.stores[-1].shape[2])
-        kept.head_backward(streamed.head(), flow, descent)
-        backwards = list(reversed(range(len(streamed))))
-        for index in progress.track(backwards, "following gradients", len(backwards)):
-            release_freed_memory()
-            arrived(kept.stores[-1], flow)
-            with streamed.block(index) as block, watching(index, block):
-                kept.block_backward(index, block, flow)
-            kept.stores.pop().close()  # what only a later block reads
-    finally:
-        kept.close()
-        if flow is not None:
-            flow.close()
+
+class _OfUnits(_Gradients):
+    def __init__(self, model: OpenModel, axis: Axis, streamed: StreamedModel, context: RunContext) -> None:
+        super().__init__(streamed, context)
+        self._model, self._axis = model, axis
+        self.sums = {reader: torch.zeros(axis.units, dtype=torch.float64) for reader in axis.readers}
+
+    def watch(self, index: int, block: nn.Module, hooks: ExitStack) -> None:
+        name = self._model.anatomy.blocks[index].name
+        for reader in self._axis.of_block(name):
+            module = block.get_submodule(reader.removeprefix(f"{name}."))
+            hook = _watching(self.sums[reader], self._axis.columns)
+            hooks.callback(module.register_forward_pre_hook(hook).remove)
+
+
+class _OfStream(_Gradients):
+    def __init__(self, streamed: StreamedModel, context: RunContext) -> None:
+        super().__init__(streamed, context)
+        self.sums = torch.zeros(streamed.skeleton.hidden_size, dtype=torch.float64)
+
+    def left(self, hidden: ActivationStore, flow: ActivationStore) -> None:
+        for batch in hidden.batches():
+            moved = hidden.read(batch).float() * flow.read(batch).float()
+            self.sums.add_(moved.abs().flatten(0, -2).sum(0).to(self.sums.device))
 
 
 def _watching(sums: Tensor, columns: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...models.steps.block_loop import forward, streamed_model
+from ...models.steps.parts import load_data, save_data
 from ...models.steps.smaller_model import last_hidden, write_model
 from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
-from ...models.streaming.streamed import LOGIT_TOKENS, HeadFunction, StreamedModel
+from ...models.streaming.streamed import LOGIT_TOKENS, HeadFunction, StreamedModel, head_batches
 from ...models.structure.open_model import OpenModel
 from ...system.activation_store import BATCH_TOKENS, ActivationStore
 from ...system.device import on
 from ...system.errors import Problem, ProblemsError, SmeltError
-from ...system.files import write_text
 from ...system.machine import human_bytes
 from ...system.resources import Cost, compute_dtype
 from ..score.influence import Influence
@@ -227,9 +228,7 @@ class PreparedBlocks(PreparedStep):
         context.journal.mkdir(parents=True, exist_ok=True)
         file = context.journal / "scores.json"
         known: list[dict[str, float]] = []
-        _, known = context.processes.from_first(
-            lambda: ({}, json.loads(file.read_text(encoding="utf-8")) if file.exists() else [])
-        )
+        _, known = context.processes.from_first(lambda: ({}, load_data(file) if file.exists() else []))
         scores = _Scores(model, removable, context, file, known)
         with on(context.processes.device), torch.no_grad():
             removed = (
@@ -273,33 +272,15 @@ class _Scores:
         self._context = context
         self._file = file
         self._known = known
-        self._streamed = StreamedModel(
-            model.skeleton, model.weights, context.dtype, context.journal, device=context.processes.device
-        )
+        self._streamed = streamed_model(model, context)
         self._tokens = context.processes.share(context.tokens)
 
     def least_influential(self, count: int) -> list[int]:
         """Those without which what leaves their block turns least."""
-        candidates, depth = self._removable.candidates, len(self._streamed)
+        candidates = self._removable.candidates
         if not self._known:
             self._known.append({})
-            store = self._streamed.embed(self._tokens)
-            try:
-                for index in self._context.progress.track(range(depth), "measuring blocks", depth):
-                    influence = Influence()
-                    with self._streamed.block(index) as block:
-                        for batch in store.batches():
-                            before = store.read(batch)
-                            after = self._streamed.call(index, before).run(block, before)
-                            if index in candidates:
-                                without = self._removable.without(index, self._streamed, block, before)
-                                influence.add(without, after)
-                            store.write(batch, after)
-                    if index in candidates:
-                        self._context.processes.sum_(influence.sums)
-                        self._known[0][str(index)] = _finite(influence.value, index)
-            finally:
-                store.close()
+            self._measure_influence(self._known[0])
             self._keep()
         scores = self._known[0]
         removed: list[int] = []
@@ -332,24 +313,35 @@ class _Scores:
                 " others; remove fewer"
             )
 
+    def _measure_influence(self, known: dict[str, float]) -> None:
+        candidates, progress = self._removable.candidates, self._context.progress
+        with forward(self._streamed, self._tokens, progress, "measuring blocks") as (store, blocks):
+            for index in blocks:
+                influence = Influence()
+                with self._streamed.block(index) as block:
+                    for batch in store.batches():
+                        before = store.read(batch)
+                        after = self._streamed.call(index, before).run(block, before)
+                        if index in candidates:
+                            influence.add(self._removable.without(index, self._streamed, block, before), after)
+                        store.write(batch, after)
+                if index in candidates:
+                    self._context.processes.sum_(influence.sums)
+                    known[str(index)] = _finite(influence.value, index)
+
     def _measure_without(self, left: list[int], removed: list[int], known: dict[str, float], told: str) -> None:
         """The loss without each of those that are left, in turn."""
-        entering = self._streamed.embed(self._tokens)
-        head = self._streamed.head()
-        trial = entering.beside(entering.shape[2])
-        depth = range(len(self._streamed))
-        try:
-            for index in self._context.progress.track(depth, told, len(depth)):
+        passing = forward(self._streamed, self._tokens, self._context.progress, told)
+        with passing as (entering, blocks), closing(entering.beside(entering.shape[2])) as trial:
+            head = self._streamed.head()
+            for index in blocks:
                 if index in left and str(index) not in known:
                     self._pass(index, entering, trial, without=True)
-                    for other in depth[index + 1 :]:
+                    for other in range(index + 1, len(self._streamed)):
                         self._pass(other, trial, trial, without=other in removed)
                     known[str(index)] = _finite(self._loss(head, trial), index)
                     self._keep()
                 self._pass(index, entering, entering, without=index in removed)
-        finally:
-            entering.close()
-            trial.close()
 
     def _pass(self, index: int, source: ActivationStore, target: ActivationStore, *, without: bool) -> None:
         if without and isinstance(self._removable, WholeBlocks):
@@ -369,10 +361,7 @@ class _Scores:
     def _loss(self, head: HeadFunction, store: ActivationStore) -> float:
         """Mean loss of the next tokens, over the windows of all processes."""
         sums = torch.zeros(2, dtype=torch.float64)
-        windows, length, _ = store.shape
-        size = max(1, LOGIT_TOKENS // length)
-        for start in range(0, windows, size):
-            part = slice(start, min(start + size, windows))
+        for part in head_batches(store):
             logits: Tensor = head(store.read(part))[:, :-1].float()
             wanted = self._tokens[part, 1:].to(logits.device)
             lost = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum")
@@ -382,7 +371,7 @@ class _Scores:
 
     def _keep(self) -> None:
         if self._context.processes.leads:
-            write_text(self._file, json.dumps(self._known) + "\n")
+            save_data(self._file, self._known)
 
 
 def _finite(score: float, index: int) -> float:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...models.directory.experts import watched
-from ...models.steps.parts import layers_of, save_part
-from ...models.steps.record import LayerRecord
+from ...models.steps.block_loop import BlockJob, BlockResult, run_forward, streamed_model
+from ...models.steps.parts import block_files, layers_of
+from ...models.steps.record import LayerRecord, significant
 from ...models.steps.smaller_model import computes_the_same, write_model
 from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
-from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel
+from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.open_model import OpenModel
 from ...system.activation_store import BATCH_TOKENS, ActivationStore
-from ...system.device import on
 from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import human_bytes
-from ...system.resources import Cost, compute_dtype, release_freed_memory
+from ...system.resources import Cost, compute_dtype
 from ...system.tensor_files import SafetensorsFile
 from ..score.taylor import first_order
 from ..score.units import path_scores
@@ -168,95 +171,102 @@ class PreparedExperts(PreparedStep):
     def _parts(self, model: OpenModel, layers: ExpertLayers, context: RunContext) -> dict[int, Path]:
         """Go through the blocks in order; each reads what the pruned ones before it give."""
         context.journal.mkdir(parents=True, exist_ok=True)
-        processes = context.processes
-        parts = {index: context.journal / f"block-{index:05d}.safetensors" for index in layers.modules}
-        _, finished = processes.from_first(lambda: ({}, {str(index): part.exists() for index, part in parts.items()}))
-        if all(finished.values()):
-            return parts
-        kept: dict[int, Tensor] = {}
-        after = fewer_experts(model, layers, kept, self._left)
-        whole, narrow = (
-            StreamedModel(each.skeleton, each.weights, context.dtype, context.journal, device=processes.device)
-            for each in (model, after)
-        )
-        with on(processes.device):
-            known = self._first_order(model, layers, whole, context)
-            store = whole.embed(processes.share(context.tokens))
-            try:
-                for index in context.progress.track(range(len(whole)), "pruning experts", len(whole)):
-                    release_freed_memory()
-                    if index in parts and finished[str(index)]:
-                        stored, _ = processes.from_first(
-                            lambda index=index: ({"kept": SafetensorsFile(parts[index]).load("kept")}, None)
-                        )
-                        kept[index] = stored["kept"].cpu()
-                    elif index in parts:
-                        kept[index] = self._chosen(model, layers, index, whole, store, known, parts[index], context)
-                    with narrow.block(index) as block:
-                        narrow.run_block(index, block, store)
-            finally:
-                store.close()
-        return parts
+        pruner = _ExpertPruner(model, layers, self._left, self._score, self.label, context)
+        run_forward(pruner, pruner.narrow, context)
+        return {index: file for index, file in enumerate(pruner.files) if file is not None}
 
-    def _chosen(
-        self,
-        model: OpenModel,
-        layers: ExpertLayers,
-        index: int,
-        streamed: StreamedModel,
-        store: ActivationStore,
-        known: dict[str, Tensor],
-        part: Path,
-        context: RunContext,
-    ) -> Tensor:
+
+class _ExpertPruner(BlockJob):
+    """Takes experts out of mixtures, block by block.
+
+    Attributes:
+        narrow: the model that is left, to compute with: its experts are known of the blocks that it has been through.
+    """
+
+    description = "pruning experts"
+
+    def __init__(
+        self, model: OpenModel, layers: ExpertLayers, left: int, score: str, label: str, context: RunContext
+    ) -> None:
+        self._model, self._layers, self._left, self._context = model, layers, left, context
+        self._score, self._label = score, label
+        self._kept: dict[int, Tensor] = {}
+        self._known: dict[str, Tensor] = {}
+        self._whole = streamed_model(model, context)
+        self.narrow = streamed_model(fewer_experts(model, layers, self._kept, left), context)
+        files = enumerate(block_files(context.journal, len(self._whole)))
+        self.files = [file if index in layers.modules else None for index, file in files]
+
+    def begin(self) -> None:
+        """Find what the loss would gain or lose without an expert: of all that its last linear reads, together."""
+        if self._score != "taylor":
+            return
+        model = self._model
+        readers = [reader for index in self._layers.modules for reader in _readers(model, index)]
+        columns = model.linears[readers[0]].columns
+        spans = {reader: {f"{reader}.weight": Span(1, (columns,))} for reader in readers}
+        whole = Axis("experts", 1, 1, {self._layers.field: 1}, spans)
+        self._known = first_order(model, whole, self._whole, self._context)
+
+    @contextmanager
+    def restore(self, index: int, stored: dict[str, Tensor]) -> Iterator[nn.Module]:
+        """A block with the experts that stay."""
+        self._kept[index] = stored["kept"].cpu()
+        with self.narrow.block(index) as block:
+            yield block
+
+    @contextmanager
+    def work(self, index: int, store: ActivationStore) -> Iterator[BlockResult]:
+        """Choose the experts of a block."""
+        advance = partial(self._advance, index, store)
+        if index in self._layers.modules:
+            kept, record = self._chosen(index, store)
+            told, _ = self._context.processes.from_first(lambda: ({"kept": kept}, None))
+            self._kept[index] = told["kept"].cpu()
+            yield BlockResult({"kept": self._kept[index]}, [record], advance)
+        else:
+            yield BlockResult(advance=advance)
+
+    def _advance(self, index: int, store: ActivationStore) -> None:
+        with self.narrow.block(index) as block:
+            self.narrow.run_block(index, block, store)
+
+    def _chosen(self, index: int, store: ActivationStore) -> tuple[Tensor, LayerRecord]:
         """Which experts of a block stay."""
-        processes, name = context.processes, layers.modules[index]
-        with streamed.block(index) as block:
-            local = name.removeprefix(f"{model.anatomy.blocks[index].name}.")
+        layers, name = self._layers, self._layers.modules[index]
+        with self._whole.block(index) as block:
+            local = name.removeprefix(f"{self._model.anatomy.blocks[index].name}.")
             with watched(block.get_submodule(local)) as (reached, added):
                 for batch in store.batches():
                     hidden = store.read(batch)
-                    streamed.call(index, hidden).run(block, hidden)
+                    self._whole.call(index, hidden).run(block, hidden)
         for each in (reached, added):
-            processes.sum_(each)
+            self._context.processes.sum_(each)
         scores = {"frequency": reached, "activation": added}.get(self._score)
         if scores is None and self._score == "taylor":
-            scores = torch.cat([known[each] for each in _readers(model, index)])
+            scores = torch.cat([self._known[each] for each in _readers(self._model, index)])
         if scores is None:
-            scores = _paths(model, layers, index)
+            scores = _paths(self._model, layers, index)
         if not scores.isfinite().all():
             raise SmeltError(f"{name}: the scores of its experts are not finite; use other text or another score")
         stays = scores.cpu().double().topk(self._left).indices.sort().values
-        if processes.leads:
-            gone = sorted(set(range(layers.count)) - set(stays.tolist()))
-            sizes = added.tolist()
-            share = sum(sizes[number] for number in gone) / max(sum(sizes), 1e-30)
-            notes = []
-            silent = [number for number, count in enumerate(reached.tolist()) if count == 0]
-            if silent:
-                few = len(silent) > len(gone)
-                numbers = ", ".join(str(each) for each in silent)
-                notes.append(
-                    f"no token of the calibration text reached expert{'s' * (len(silent) > 1)} {numbers}"
-                    + ("; which of them to keep is a guess, use more text" if few and self._score != "path" else "")
-                )
-            record = LayerRecord(name, (layers.count, len(stays)), self.label, float(f"{share:.4g}"), notes)
-            save_part(part, {"kept": stays.cpu()}, [record])
-        told, _ = processes.from_first(lambda: ({"kept": stays}, None))
-        return told["kept"].cpu()
+        gone = sorted(set(range(layers.count)) - set(stays.tolist()))
+        sizes = added.tolist()
+        share = sum(sizes[number] for number in gone) / max(sum(sizes), 1e-30)
+        notes = self._notes(reached, len(gone))
+        return stays, LayerRecord(name, (layers.count, len(stays)), self._label, significant(share), notes)
 
-    def _first_order(
-        self, model: OpenModel, layers: ExpertLayers, streamed: StreamedModel, context: RunContext
-    ) -> dict[str, Tensor]:
-        """What the loss would gain or lose without an expert: of all that its last linear reads, together."""
-        if self._score != "taylor":
-            return {}
-        readers = [reader for index in layers.modules for reader in _readers(model, index)]
-        columns = model.linears[readers[0]].columns
-        spans = {reader: {f"{reader}.weight": Span(1, (columns,))} for reader in readers}
-        whole = Axis("experts", 1, 1, {layers.field: 1}, spans)
-        tokens = context.processes.share(context.tokens)
-        return first_order(model, whole, streamed, tokens, context.processes, context.progress)
+    def _notes(self, reached: Tensor, gone: int) -> list[str]:
+        """A sentence about experts that no token reached."""
+        silent = [number for number, count in enumerate(reached.tolist()) if count == 0]
+        if not silent:
+            return []
+        numbers = ", ".join(str(each) for each in silent)
+        guessed = len(silent) > gone and self._score != "path"
+        return [
+            f"no token of the calibration text reached expert{'s' * (len(silent) > 1)} {numbers}"
+            + ("; which of them to keep is a guess, use more text" if guessed else "")
+        ]
 
 
 def _readers(model: OpenModel, index: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...models.steps.parts import load_part
-from ...models.steps.record import LayerRecord
-from ...models.steps.smaller_model import last_hidden, write_model
+from ...models.steps.block_loop import forward, streamed_model
+from ...models.steps.parts import tensors_once
+from ...models.steps.record import LayerRecord, significant
+from ...models.steps.smaller_model import computes_the_same, few_tokens, write_model
 from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
-from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel
+from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel, head_batches
 from ...models.structure.open_model import OpenModel
 from ...models.structure.untied_head import with_own_head
 from ...quant.transforms.links import norm_offset
@@ -26,16 +27,14 @@ from ...system.activation_store import BATCH_TOKENS
 from ...system.device import on
 from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import human_bytes
-from ...system.resources import Cost, compute_dtype, release_freed_memory
+from ...system.resources import Cost, compute_dtype
 from ...system.tensor_files import SafetensorsFile, save_tensors
-from ..score.pca import Directions
+from ..score.pca import Directions, shares_of
 from ..score.taylor import first_order_of_stream
 from ..settings import Prune
 from ..structure import axes
 from ..structure.axes import Axis
 from ..structure.slice_width import narrower
-
-_TRIED_LENGTH, _TRIED_DIFFERENCE = 16, 1e-3
 
 
 class PruneHiddenStep:
@@ -186,7 +185,7 @@ class PreparedHidden(PreparedStep):
         apart = [] if stays.turn is None or not model.is_tied else ["the output head got a weight of its own"]
         settings = self.settings.model_dump(mode="json")
         layers = [
-            LayerRecord(norm, (1, len(stays.kept)), self.label, float(f"{max(0.0, 1 - share):.4g}"), []).as_data()
+            LayerRecord(norm, (1, len(stays.kept)), self.label, significant(max(0.0, 1 - share)), []).as_data()
             for norm, share in shares.items()
         ]
         return StepRecord("prune", settings, layers, list(model.anatomy.unknown), None, [done, *apart])
@@ -200,10 +199,7 @@ class PreparedHidden(PreparedStep):
     def _try_layout(self, model: OpenModel, axis: Axis, context: RunContext) -> None:
         """See that the model computes the same with the stream's channels in another order."""
         order = torch.randperm(axis.units, generator=torch.Generator().manual_seed(context.seed))
-        tokens = context.tokens[:1, :_TRIED_LENGTH]
-        wanted = last_hidden(model, tokens, torch.float32, context.journal)[..., order]
-        found = last_hidden(narrower(model, axis, {"": order}), tokens, torch.float32, context.journal)
-        if not (found - wanted).norm() <= _TRIED_DIFFERENCE * wanted.norm():
+        if not computes_the_same(model, narrower(model, axis, {"": order}), context, order):
             raise SmeltError(
                 f"{self._where}: {type(model.skeleton.model).__name__} computes with the order of its {axis.noun};"
                 " they cannot be pruned"
@@ -213,27 +209,21 @@ class PreparedHidden(PreparedStep):
         """What stays, and which share of what each norm reads that is; kept for a run that goes on."""
         context.journal.mkdir(parents=True, exist_ok=True)
         processes = context.processes
-        streamed = StreamedModel(model.skeleton, model.weights, context.dtype, context.journal, device=processes.device)
+        streamed = streamed_model(model, context)
         # Found by experiments of their own, on the CPU.
         norms = _stream_norms(model) if self._score == "pca" else _norms(model, axis)
         with on(processes.device), torch.no_grad():
-            file = context.journal / "stays.safetensors"
-            stored, known = processes.from_first(lambda: (load_part(file), True) if file.exists() else ({}, False))
-            if not known:
-                found = self._chosen(model, axis, norms, streamed, context)
-                stored, _ = processes.from_first(lambda: (found.as_tensors(), None))
-                if processes.leads:
-                    save_tensors(file, {name: tensor.cpu() for name, tensor in stored.items()})
-            stays = _Stays(stored["kept"].cpu(), stored["turn"].cpu() if "turn" in stored else None)
-            file = context.journal / "shares.safetensors"
-            stored, known = processes.from_first(
-                lambda file=file: (load_part(file), True) if file.exists() else ({}, False)
+            stored = tensors_once(
+                context.journal / "stays.safetensors",
+                processes,
+                lambda: self._chosen(model, axis, norms, streamed, context).as_tensors(),
             )
-            if not known:
-                sums = self._kept_energy(model, axis, streamed, stays, context)
-                stored, _ = processes.from_first(lambda: (sums, None))
-                if processes.leads:
-                    save_tensors(file, {name: tensor.cpu() for name, tensor in stored.items()})
+            stays = _Stays(stored["kept"].cpu(), stored["turn"].cpu() if "turn" in stored else None)
+            stored = tensors_once(
+                context.journal / "shares.safetensors",
+                processes,
+                lambda: self._kept_energy(model, axis, streamed, stays, context),
+            )
         shares = {name: float(sums[0] / sums[1]) for name, sums in stored.items()}
         for name, share in shares.items():
             if not 0 < share <= 1.0001:
@@ -256,8 +246,7 @@ class PreparedHidden(PreparedStep):
             turn, _ = directions.rotation()
             return _Stays(torch.arange(left, device="cpu"), turn.cpu())
         if self._score == "taylor":
-            tokens = processes.share(context.tokens)
-            scores = first_order_of_stream(streamed, tokens, processes, context.progress)
+            scores = first_order_of_stream(streamed, context)
         elif self._score == "weight":
             with torch.device("cpu"):
                 scores = _sizes(model, axis)
@@ -267,7 +256,7 @@ class PreparedHidden(PreparedStep):
             _watch_norms(model, streamed, read, context, "measuring channels")
             for sums in energies.values():
                 processes.sum_(sums)
-            scores = torch.stack([sums / sums.sum().clamp_min(1e-30) for sums in energies.values()]).sum(0)
+            scores = torch.stack([shares_of(sums) for sums in energies.values()]).sum(0)
         if not scores.isfinite().all():
             raise SmeltError("the scores of the residual stream are not finite; use other text or another score")
         return _Stays(scores.topk(left).indices.sort().values.cpu(), None)
@@ -330,12 +319,12 @@ class PreparedHidden(PreparedStep):
 
     def _embedding_scale(self, source: OpenModel, narrow: OpenModel, context: RunContext) -> float:
         """How much smaller the narrower model makes what enters its first block: Gemma multiplies by the hidden size's root."""
-        tokens, sizes = context.tokens[:1, :_TRIED_LENGTH], []
+        tokens, sizes = few_tokens(context), []
         for each in (source, narrow):
-            store = StreamedModel(each.skeleton, each.weights, torch.float32, context.journal).embed(tokens)
-            table = each.weights.load(each.names[f"{each.skeleton.embedding_name}.weight"])
-            sizes.append((store.read(slice(None)).double().norm() / table[tokens[0]].double().norm()).item())
-            store.close()
+            streamed = StreamedModel(each.skeleton, each.weights, torch.float32, context.journal)
+            with closing(streamed.embed(tokens)) as store:
+                table = each.weights.load(each.names[f"{each.skeleton.embedding_name}.weight"])
+                sizes.append((store.read(slice(None)).double().norm() / table[tokens[0]].double().norm()).item())
         return sizes[1] / sizes[0]
 
 
@@ -386,10 +375,8 @@ def _watch_norms(
     told: str,
 ) -> None:
     """Show what norms read on the calibration text, by their full names."""
-    store = streamed.embed(context.processes.share(context.tokens))
-    try:
-        for index in context.progress.track(range(len(streamed)), told, len(streamed)):
-            release_freed_memory()
+    with forward(streamed, context.processes.share(context.tokens), context.progress, told) as (store, blocks):
+        for index in blocks:
             start = f"{model.anatomy.blocks[index].name}."
             with streamed.block(index) as block:
                 inside = {name.removeprefix(start): add for name, add in read.items() if name.startswith(start)}
@@ -398,11 +385,8 @@ def _watch_norms(
         outside = {name: add for name, add in read.items() if not name.startswith(f"{streamed.skeleton.blocks_name}.")}
         head = streamed.head()
         with _hooked(streamed.skeleton.model, outside):
-            size = max(1, LOGIT_TOKENS // store.shape[1])
-            for first in range(0, store.shape[0] if outside else 0, size):
-                head(store.read(slice(first, min(first + size, store.shape[0]))))
-    finally:
-        store.close()
+            for batch in head_batches(store) if outside else ():
+                head(store.read(batch))
 
 
 @contextmanager
@@ -430,8 +414,7 @@ def _sizes(model: OpenModel, axis: Axis) -> Tensor:
     for name, span in axis.readers[""].items():
         tensor = model.weights.load(model.names[name])
         if tensor.dim() > 1:
-            squares = tensor.float().square().movedim(span.dim, 0).flatten(1).sum(1, dtype=torch.float64)
-            total += squares / squares.sum().clamp_min(1e-30)
+            total += shares_of(tensor.float().square().movedim(span.dim, 0).flatten(1).sum(1, dtype=torch.float64))
     return total
 
 

@@ -10,24 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...models.steps.parts import layers_of, load_part, save_part
-from ...models.steps.record import LayerRecord
+from ...models.steps.block_loop import run_forward, streamed_model
+from ...models.steps.parts import layers_of
+from ...models.steps.record import LayerRecord, significant
 from ...models.steps.smaller_model import computes_the_same, write_model
 from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
-from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel
-from ...models.structure.anatomy import SharedInput
-from ...models.structure.open_model import OpenModel
-from ...quant.blockwise.block_passes import BlockPasses
+from ...models.streaming.streamed import LOGIT_TOKENS
+from ...models.structure.open_model import LinearFacts, OpenModel
 from ...quant.blockwise.group_quantizer import reached_notes
 from ...quant.blockwise.guard import LayerGuard
 from ...quant.layer_stats import LayerStats, output_error
-from ...quant.transforms.links import as_rows
-from ...system.activation_store import BATCH_TOKENS, ActivationStore
-from ...system.device import on
+from ...quant.transforms.links import as_rows, weight_rows
+from ...system.activation_store import BATCH_TOKENS
 from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import human_bytes
-from ...system.resources import Cost, compute_dtype, release_freed_memory
-from ...system.tensor_files import SafetensorsFile, save_tensors
+from ...system.resources import Cost, compute_dtype
+from ...system.tensor_files import SafetensorsFile
 from ..allocation.unit_sizes import MOST_LEVELS, oddest_units, shared_out_units
 from ..score.taylor import first_order
 from ..score.units import path_scores, refitted, unit_scores
@@ -36,6 +34,7 @@ from ..structure import axes
 from ..structure.axes import Axis
 from ..structure.removable import layer_parts
 from ..structure.slice_width import by_reader, narrower, units_of_blocks
+from .linear_pruner import LinearPruner
 
 AXES: dict[str, Callable[[OpenModel], Axis]] = {"ffn": axes.feed_forward, "heads": axes.heads}
 _KEPT = "kept:"
@@ -245,24 +244,9 @@ class PreparedUnits(PreparedStep):
 
     def _parts(self, model: OpenModel, axis: Axis, context: RunContext) -> list[Path]:
         context.journal.mkdir(parents=True, exist_ok=True)
-        pruner = _LayerPruner(model, axis, self, context)
-        pruner.run()
+        pruner = _UnitPruner(model, axis, self, context)
+        run_forward(pruner, pruner.streamed, context)
         return pruner.parts
-
-    def first_order(
-        self, model: OpenModel, axis: Axis, streamed: StreamedModel, context: RunContext
-    ) -> dict[str, Tensor]:
-        """The scores that gradients give; what an interrupted run has measured is not measured again."""
-        file, processes = context.journal / "taylor.safetensors", context.processes
-        stored, known = processes.from_first(lambda: (load_part(file), True) if file.exists() else ({}, False))
-        if known:
-            return stored
-        tokens = processes.share(context.tokens)
-        measured = first_order(model, axis, streamed, tokens, processes, context.progress)
-        found = {reader: scores.cpu() for reader, scores in measured.items()}
-        if processes.leads:
-            save_tensors(file, found)
-        return found
 
     def units_of_readers(
         self, model: OpenModel, axis: Axis, known: Mapping[str, Tensor], context: RunContext
@@ -317,95 +301,29 @@ class PreparedUnits(PreparedStep):
         return self.settings.update is not None
 
 
-class _LayerPruner:
-    """The loop of the step: block by block, each reading what the pruned blocks before it produce.
-
-    Attributes:
-        parts: the files that it leaves, one for each block.
-    """
+class _UnitPruner(LinearPruner):
+    """Takes units out of what linears read, block by block."""
 
     def __init__(self, model: OpenModel, axis: Axis, step: PreparedUnits, context: RunContext) -> None:
-        self._model, self._axis, self._step, self._context = model, axis, step, context
-        self._streamed = StreamedModel(
-            model.skeleton, model.weights, context.dtype, context.journal, device=context.processes.device
-        )
-        self.parts = [context.journal / f"block-{i:05d}.safetensors" for i in range(len(self._streamed))]
+        super().__init__(model, streamed_model(model, context), axis.readers, context, hessian=step.refits)
+        self.description = f"pruning {axis.noun}"
+        self._axis, self._step = axis, step
         self._known: dict[str, Tensor] = {}
         self._left: dict[str, int] = {}
 
-    def run(self) -> None:
-        """Make all parts. A block that an earlier run finished is only run, so that the next one sees its outputs."""
-        context, streamed, processes = self._context, self._streamed, self._context.processes
-        _, finished = processes.from_first(lambda: ({}, [part.exists() for part in self.parts]))
-        if all(finished):
-            return
-        with on(processes.device):
-            if self._step.needs_gradients:
-                self._known = self._step.first_order(self._model, self._axis, streamed, context)
-        self._left = self._step.units_of_readers(self._model, self._axis, self._known, context)
-        with on(processes.device):
-            store = streamed.embed(processes.share(context.tokens))
-            try:
-                told = f"pruning {self._axis.noun}"
-                for index in context.progress.track(range(len(streamed)), told, len(streamed)):
-                    release_freed_memory()
-                    if finished[index]:
-                        stored, _ = processes.from_first(lambda index=index: (load_part(self.parts[index]), None))
-                        with streamed.block(index) as block:
-                            for reader in self._readers(index):
-                                self._use(block, reader, stored)
-                            streamed.run_block(index, block, store)
-                    else:
-                        self._block(index, store)
-            finally:
-                store.close()
+    def begin(self) -> None:
+        """Find what units matter to all of the model, and how many stay in each block."""
+        if self._step.needs_gradients:
+            self._known = first_order(self._model, self._axis, self.streamed, self._context)
+        with torch.device("cpu"):
+            self._left = self._step.units_of_readers(self._model, self._axis, self._known, self._context)
 
-    def _block(self, index: int, store: ActivationStore) -> None:
-        anatomy, processes = self._model.anatomy.blocks[index], self._context.processes
-        readers = {reader.removeprefix(f"{anatomy.name}."): reader for reader in self._readers(index)}
-        stored: dict[str, Tensor] = {}
-        records: list[LayerRecord] = []
-        with self._streamed.block(index) as block:
-            tokens = self._context.tokens.numel()
-            passes = BlockPasses(
-                block, anatomy, store, lambda hidden: self._streamed.call(index, hidden), tokens, processes
-            )
-            try:
-                for phase in anatomy.phases():
-                    wanted = [SharedInput((n,), group.phase) for group in phase for n in group.linears if n in readers]
-                    if not wanted:
-                        continue
-                    for group, stats in passes.observe(wanted, hessian=self._step.refits, energy=True):
-                        reader = readers[group.linears[0]]
-
-                        def make(reader: str = reader, stats: LayerStats = stats) -> Any:
-                            tensors, record = self._pruned(block, reader, stats)
-                            return tensors, record.as_data()
-
-                        made, record = processes.from_first(make)
-                        stored |= made
-                        records.append(LayerRecord.of_data(record))
-                    for group in wanted:
-                        self._use(block, readers[group.linears[0]], stored)
-                if processes.leads:
-                    save_part(self.parts[index], {name: tensor.cpu() for name, tensor in stored.items()}, records)
-                if index + 1 < len(self._streamed):
-                    passes.advance()
-            finally:
-                passes.close()
-
-    def _pruned(self, block: nn.Module, reader: str, stats: LayerStats) -> tuple[dict[str, Tensor], LayerRecord]:
-        """Which units stay and what their reader becomes, and what is told of it."""
-        facts, axis = self._model.linears[reader], self._axis
-        module = self._module(block, reader)
-        weight = as_rows(module, self._model.weights.load(facts.key)).to(self._context.processes.device)
-        assert stats.energy is not None
-        if not stats.energy.isfinite().all():
-            raise SmeltError(f"{reader}: its inputs on the calibration text are not finite; use other text")
-        scores = self._step.scores(self._model, axis, reader, weight, stats, self._known.get(reader))
-        if not scores.isfinite().all():
-            raise SmeltError(f"{reader}: the scores of what it reads are not finite; use other text or another score")
-        kept = scores.topk(self._left[reader]).indices.sort().values.cpu()
+    def pruned(
+        self, facts: LinearFacts, module: nn.Module, weight: Tensor, stats: LayerStats
+    ) -> tuple[dict[str, Tensor], LayerRecord]:
+        """Which units stay and what their reader becomes."""
+        axis, reader = self._axis, facts.name
+        kept = self._kept(reader, weight, stats)
         columns = axis.columns_of(kept).to(weight.device)
         narrow, notes = weight.float()[:, columns], reached_notes(stats)
         if self._step.refits and stats.tokens:
@@ -414,27 +332,27 @@ class _LayerPruner:
             notes += more
         whole = torch.zeros_like(weight, dtype=torch.float32)
         whole[:, columns] = narrow
-        error = output_error(weight, whole, stats)
-        rounded = None if error is None else float(f"{error:.4g}")
-        record = LayerRecord(reader, (weight.shape[0], len(columns)), self._step.label, rounded, notes)
+        error = significant(output_error(weight, whole, stats))
+        record = LayerRecord(reader, (weight.shape[0], len(columns)), self._step.label, error, notes)
         LayerGuard(self._step.settings.guard, "take less, or let guard.otherwise be warn").judge(record)
         return {
             f"{_KEPT}{reader}": kept,
             facts.key: as_rows(module, narrow.to(facts.dtype)).contiguous(),
         }, record
 
-    def _use(self, block: nn.Module, reader: str, stored: dict[str, Tensor]) -> None:
+    def _kept(self, reader: str, weight: Tensor, stats: LayerStats) -> Tensor:
+        """Which units stay, in order."""
+        assert stats.energy is not None
+        if not stats.energy.isfinite().all():
+            raise SmeltError(f"{reader}: its inputs on the calibration text are not finite; use other text")
+        scores = self._step.scores(self._model, self._axis, reader, weight, stats, self._known.get(reader))
+        if not scores.isfinite().all():
+            raise SmeltError(f"{reader}: the scores of what it reads are not finite; use other text or another score")
+        return scores.topk(self._left[reader]).indices.sort().values.cpu()
+
+    def use(self, facts: LinearFacts, module: nn.Module, stored: dict[str, Tensor]) -> None:
         """Let a layer compute what its narrower self will: with zeros where units are gone."""
-        module = self._module(block, reader)
-        target = as_rows(module, module.weight.data)  # type: ignore[union-attr, arg-type]
-        columns = self._axis.columns_of(stored[f"{_KEPT}{reader}"].to(target.device))
-        narrow = stored[self._model.linears[reader].key]
+        target = weight_rows(module)
+        columns = self._axis.columns_of(stored[f"{_KEPT}{facts.name}"].to(target.device))
         target.zero_()
-        target[:, columns] = as_rows(module, narrow).to(target.device, target.dtype)
-
-    def _readers(self, index: int) -> list[str]:
-        return self._axis.of_block(self._model.anatomy.blocks[index].name)
-
-    def _module(self, block: nn.Module, reader: str) -> nn.Module:
-        place = next(each.name for each in self._model.anatomy.blocks if reader.startswith(f"{each.name}."))
-        return block.get_submodule(reader.removeprefix(f"{place}."))
+        target[:, columns] = as_rows(module, stored[facts.key]).to(target.device, target.dtype)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from ...models.checkpoint.writer import Entry, write_checkpoint
-from ...models.steps.parts import layers_of, load_part, save_part
-from ...models.steps.record import LayerRecord
+from ...models.steps.block_loop import run_forward, streamed_model
+from ...models.steps.parts import block_files, layers_of, save_part
+from ...models.steps.record import LayerRecord, significant
 from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
-from ...models.streaming.streamed import StreamedModel
-from ...models.structure.anatomy import SharedInput
 from ...models.structure.open_model import LinearFacts, OpenModel
 from ...quant.blockwise.assignment import named
-from ...quant.blockwise.block_passes import BlockPasses
 from ...quant.blockwise.group_quantizer import reached_notes
 from ...quant.blockwise.guard import LayerGuard
 from ...quant.layer_stats import LayerStats, output_error, weight_error
@@ -25,16 +22,16 @@ from ...quant.pattern import Pattern
 from ...quant.rounding.options import AT_A_TIME
 from ...quant.sparsity import keep_share
 from ...quant.transforms.links import as_rows
-from ...system.activation_store import BATCH_TOKENS, ActivationStore
-from ...system.device import on
+from ...system.activation_store import BATCH_TOKENS
 from ...system.errors import Problem, SmeltError, raise_problems
 from ...system.machine import human_bytes
-from ...system.resources import Cost, compute_dtype, release_freed_memory
+from ...system.resources import Cost, compute_dtype
 from ...system.tensor_files import SafetensorsFile
 from ..allocation.sparsities import LEVELS, shared_out
 from ..score.weights import magnitude, wanda
 from ..settings import Prune
 from ..update.sparsegpt import sparsegpt
+from .linear_pruner import LinearPruner
 
 _NO_FASTER = (
     "its zeros save neither memory nor time here: no kernel of this runtime reads them but the GPU's, and that only 2:4"
@@ -213,13 +210,13 @@ class PreparedWeights(PreparedStep):
         chosen = {each.name for each in facts}
         if not self.reads_text:
             return self._pruned_alone(model, chosen, context)
-        pruner = _BlockPruner(model, chosen, self, context)
-        pruner.run()
+        pruner = _WeightPruner(model, chosen, self, context)
+        run_forward(pruner, pruner.streamed, context)
         return pruner.parts
 
     def _pruned_alone(self, model: OpenModel, chosen: set[str], context: RunContext) -> list[Path]:
         """A part for each block, by its weights alone; the first process makes them."""
-        parts = [context.journal / f"block-{i:05d}.safetensors" for i in range(len(model.anatomy.blocks))]
+        parts = block_files(context.journal, len(model.anatomy.blocks))
 
         def make() -> tuple[dict[str, Tensor], None]:
             missing = [(part, at) for part, at in zip(parts, model.anatomy.blocks, strict=True) if not part.exists()]
@@ -283,11 +280,10 @@ class PreparedWeights(PreparedStep):
             raise SmeltError(
                 f"{facts.name}: its outputs on the calibration text are not finite; add it to ignore or use other text"
             )
-        rounded = None if error is None else float(f"{error:.4g}")
         if self.settings.allocation != "uniform":
             notes.append(f"{self._shares[facts.name]:.1%} of its weights went")
         of = "weights" if stats is None else "outputs"
-        record = LayerRecord(facts.name, (facts.rows, facts.columns), self.label, rounded, notes, of)
+        record = LayerRecord(facts.name, (facts.rows, facts.columns), self.label, significant(error), notes, of)
         self._guard.judge(record)
         return found, record
 
@@ -306,94 +302,21 @@ class PreparedWeights(PreparedStep):
         return stats.energy
 
 
-class _BlockPruner:
-    """The loop of the step: block by block, each reading what the pruned blocks before it produce.
+class _WeightPruner(LinearPruner):
+    """Sets weights of linears to zero, block by block."""
 
-    Attributes:
-        parts: the files that it leaves, one for each block.
-    """
+    description = "pruning blocks"
 
     def __init__(self, model: OpenModel, chosen: set[str], step: PreparedWeights, context: RunContext) -> None:
-        self._model = model
-        self._chosen = chosen
+        super().__init__(model, streamed_model(model, context), chosen, context, hessian=step.needs_hessian)
         self._step = step
-        self._context = context
-        self._device = context.processes.device
-        self._streamed = StreamedModel(
-            model.skeleton, model.weights, context.dtype, context.journal, device=self._device
-        )
-        self.parts = [context.journal / f"block-{i:05d}.safetensors" for i in range(len(self._streamed))]
 
-    def run(self) -> None:
-        """Make all parts. A block that an earlier run finished is only run, so that the next one sees its outputs."""
-        processes, streamed = self._context.processes, self._streamed
-        _, finished = processes.from_first(lambda: ({}, [part.exists() for part in self.parts]))
-        if all(finished):
-            return
-        with on(self._device):
-            store = streamed.embed(processes.share(self._context.tokens))
-            try:
-                for index in self._context.progress.track(range(len(streamed)), "pruning blocks", len(streamed)):
-                    release_freed_memory()
-                    if finished[index]:
-                        stored, _ = processes.from_first(lambda index=index: (load_part(self.parts[index]), None))
-                        with streamed.block(index) as block:
-                            for name, facts in self._linears(index):
-                                self._use(block.get_submodule(name), stored[facts.key])
-                            streamed.run_block(index, block, store)
-                    else:
-                        self._block(index, store)
-            finally:
-                store.close()
+    def pruned(
+        self, facts: LinearFacts, module: nn.Module, weight: Tensor, stats: LayerStats
+    ) -> tuple[dict[str, Tensor], LayerRecord]:
+        found, record = self._step.pruned(facts, weight, stats)
+        return {facts.key: as_rows(module, found.to(facts.dtype)).contiguous()}, record
 
-    def _block(self, index: int, store: ActivationStore) -> None:
-        anatomy, streamed, processes = self._model.anatomy.blocks[index], self._streamed, self._context.processes
-        stored: dict[str, Tensor] = {}
-        records: list[LayerRecord] = []
-        with streamed.block(index) as block, ExitStack() as held:
-            pruned = {name for name, _ in self._linears(index)}
-            passes = BlockPasses(
-                block,
-                anatomy,
-                store,
-                lambda hidden: streamed.call(index, hidden),
-                self._context.tokens.numel(),
-                processes,
-            )
-            held.callback(passes.close)
-            for phase in anatomy.phases():
-                kept = ((tuple(n for n in g.linears if n in pruned), g.phase) for g in phase)
-                wanted = [SharedInput(names, phase_name) for names, phase_name in kept if names]
-                hessian = self._step.needs_hessian
-                for group, stats in passes.observe(wanted, hessian=hessian, energy=True):
-                    for name in group.linears:
-                        facts = self._model.linears[f"{anatomy.name}.{name}"]
-
-                        def make(name: str = name, facts: LinearFacts = facts, stats: LayerStats = stats) -> Any:
-                            # In its own type, or wider where something is merged into it.
-                            module, weight = block.get_submodule(name), self._model.weights.load(facts.key)
-                            found, record = self._step.pruned(facts, as_rows(module, weight).to(self._device), stats)
-                            return {"weight": as_rows(module, found.to(facts.dtype)).contiguous()}, record.as_data()
-
-                        told, record = processes.from_first(make)
-                        stored[facts.key] = told["weight"]
-                        records.append(LayerRecord.of_data(record))
-                for group in wanted:
-                    for name in group.linears:
-                        self._use(block.get_submodule(name), stored[self._model.linears[f"{anatomy.name}.{name}"].key])
-            if processes.leads:
-                save_part(self.parts[index], {key: tensor.cpu() for key, tensor in stored.items()}, records)
-            if index + 1 < len(streamed):
-                passes.advance()
-
-    def _linears(self, index: int) -> list[tuple[str, LinearFacts]]:
-        """What is pruned in a block, by name within it."""
-        prefix = f"{self._model.anatomy.blocks[index].name}."
-        return [
-            (name.removeprefix(prefix), self._model.linears[name])
-            for name in self._model.anatomy.blocks[index].linears
-            if name in self._chosen
-        ]
-
-    def _use(self, module: nn.Module, weight: Tensor) -> None:
-        module.weight.data = weight.to(self._device, self._streamed.dtype)  # type: ignore[union-attr, operator]
+    def use(self, facts: LinearFacts, module: nn.Module, stored: dict[str, Tensor]) -> None:
+        weight = stored[facts.key]
+        module.weight.data = weight.to(self._context.processes.device, self.streamed.dtype)  # type: ignore[union-attr, operator]

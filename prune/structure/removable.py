@@ -7,7 +7,7 @@ zero: every tool computes the same, and the runtime, which ``layer_parts`` in ``
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Protocol
 
@@ -166,14 +166,13 @@ def check_parts(model: OpenModel, streamed: StreamedModel, tokens: Tensor) -> No
     Raises:
         SmeltError: it does something besides.
     """
-    closing = [closing_linears(model, kind) for kind in _OTHER]
+    closing_of = [closing_linears(model, kind) for kind in _OTHER]
     kinds = {model.block_shape(index): index for index in reversed(range(len(model.anatomy.blocks)))}
-    store = streamed.embed(tokens)
-    try:
+    with closing(streamed.embed(tokens)) as store:
         for index in kinds.values():
             with (
                 streamed.block(index) as block,
-                _zero(block, [name for each in closing for name in each[index]]),
+                _zero(block, [name for each in closing_of for name in each[index]]),
                 torch.no_grad(),
             ):
                 hidden = store.read(slice(None))
@@ -183,8 +182,6 @@ def check_parts(model: OpenModel, streamed: StreamedModel, tokens: Tensor) -> No
                     f"{type(model.skeleton.model).__name__}: its blocks do more than add attention and a feed-forward"
                     " part, so these cannot be taken away by themselves"
                 )
-    finally:
-        store.close()
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from ...models.structure.block_calls import BlockCall
 from ...system.activation_store import ActivationStore
 from ...system.processes import Processes
 from ..layer_stats import SAMPLE_ROWS, LayerStats, StatsCollector
-from ..transforms.links import as_rows
+from ..transforms.links import weight_rows
 from .unrounded import UnroundedInputs, add_compared
 
 # Experts of one layer are watched together as long as what is gathered of them fits in this much memory.
@@ -118,8 +118,7 @@ class BlockPasses:
 
     def columns(self, group: SharedInput) -> int:
         """How wide the inputs of a group are."""
-        module = self.block.get_submodule(group.linears[0])
-        return as_rows(module, module.weight).shape[1]  # type: ignore[arg-type]
+        return weight_rows(self.block.get_submodule(group.linears[0])).shape[1]
 
     def close(self) -> None:
         """Drop what was kept."""

@@ -9,7 +9,7 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationStrate
 from torch import Tensor
 
 from ...models.steps.parts import save_part
-from ...models.steps.record import LayerRecord
+from ...models.steps.record import LayerRecord, significant
 from ...models.structure.open_model import OpenModel
 from ..grid import Grid
 from ..rounding.nearest import nearest
@@ -62,7 +62,7 @@ def round_embedding(model: OpenModel, tokens: Tensor | None, part: Path) -> None
         whole += float(rows.double().square().sum(1) @ counts)
     prefix = key.removesuffix("weight")
     codes = {prefix + name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
-    error = float(f"{(lost / whole) ** 0.5:.6g}") if whole else None
+    error = significant((lost / whole) ** 0.5 if whole else None, 6)
     shape = (table.shape[0], table.shape[1])
     of = "weights" if tokens is None else "outputs"
     save_part(part, codes, [LayerRecord(key.removesuffix(".weight"), shape, EMBEDDING.label, error, error_of=of)])

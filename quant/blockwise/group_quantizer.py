@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...models.steps.record import LayerRecord
+from ...models.steps.record import LayerRecord, significant
 from ...models.structure.open_model import LinearFacts
 from ...system.errors import SmeltError
 from ..activations import ActivationRounding
@@ -138,7 +138,7 @@ def record_of(
             f"{facts.name}: its outputs on the calibration text are not finite; add it to ignore or use other text"
         )
     shape = (facts.rows, facts.columns)
-    return LayerRecord(facts.name, shape, scheme.label, _rounded(error), notes, error_of)
+    return LayerRecord(facts.name, shape, scheme.label, significant(error, 6), notes, error_of)
 
 
 def reached_notes(stats: LayerStats) -> list[str]:
@@ -147,7 +147,3 @@ def reached_notes(stats: LayerStats) -> list[str]:
         return []
     some = f"only {stats.reached}" if stats.reached else "none"
     return [f"{some} of {stats.tokens} calibration tokens reached this expert; it was calibrated on all of them"]
-
-
-def _rounded(error: float | None) -> float | None:
-    return None if error is None else float(f"{error:.6g}")

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from ...models.steps.block_loop import forward
+from ...models.steps.parts import load_part
 from ...models.steps.step import RunContext
 from ...models.streaming.streamed import StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...system.activation_store import ActivationStore
 from ...system.processes import Processes
-from ...system.resources import Cost, release_freed_memory
-from ...system.tensor_files import SafetensorsFile, save_tensors
+from ...system.resources import Cost
+from ...system.tensor_files import save_tensors
 from ..layer_stats import SAMPLE_ROWS, LayerStats
 from ..transforms.learned_rotation import learn_rotation
-from ..transforms.links import as_rows
+from ..transforms.links import weight_rows
 from ..transforms.rotated_model import Streams, Turn, turned
 from ..transforms.rotation import Rotation
 from .block_passes import BlockPasses
@@ -44,8 +47,7 @@ def learned_turn(model: OpenModel, streams: Streams, start: Turn, steps: int, se
         if not path.exists():
             matrices = _Learning(model, streams, start, steps, seed, context).matrices()
             save_tensors(path, {name: matrix.contiguous() for name, matrix in matrices.items()})
-        file = SafetensorsFile(path)
-        return {name: file.load(name) for name in file.tensors}, None
+        return load_part(path), None
 
     # The first process alone: what it reads is a small part of the calibration text.
     matrices, _ = context.processes.from_first(learn)
@@ -86,14 +88,13 @@ class _Learning:
         context = self.context
         streamed = StreamedModel(folded.skeleton, folded.weights, context.dtype, context.journal)
         windows = -(-_TOKENS // context.tokens.shape[1])
-        store = streamed.embed(context.tokens[:windows])
         rows: list[Tensor] = []
-        try:
-            for index in context.progress.track(range(len(streamed)), "reading what is rotated", len(streamed)):
-                release_freed_memory()
+        with forward(streamed, context.tokens[:windows], context.progress, "reading what is rotated") as (
+            store,
+            blocks,
+        ):
+            for index in blocks:
                 self._block(index, folded, streamed, store, rows, found)
-        finally:
-            store.close()
         if self.start.stream is not None and rows:
             blocks = self.streams.blocks
             centred = self.streams.outer.centred or any(block.centred for block in blocks)
@@ -127,12 +128,10 @@ class _Learning:
         ]
         most = max(1, _SAMPLE_NUMBERS // folded.skeleton.hidden_size // (2 * len(streamed)))
         with streamed.block(index) as block:
-            passes = BlockPasses(
-                block, anatomy, store, lambda hidden: streamed.call(index, hidden), store.tokens, Processes()
-            )
+            passes = BlockPasses(block, anatomy, store, partial(streamed.call, index), store.tokens, Processes())
             for group, stats in passes.survey(wanted):
                 weights = [block.get_submodule(name) for name in group.linears]
-                weighed = _weighed(stats, torch.cat([as_rows(m, m.weight) for m in weights]))  # type: ignore[arg-type]
+                weighed = _weighed(stats, torch.cat([weight_rows(module) for module in weights]))
                 if of_heads in group.linears:
                     assert turn is not None
                     found[f"heads.{index}"] = learn_rotation(turn.matrix(), weighed, self.steps, self.seed)

@@ -1,11 +1,11 @@
-"""The loop of a quantize step: block by block, each reading what the quantized blocks before it produce."""
+"""The work of a quantize step on one block after another, each reading what the quantized blocks before it produce."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,15 +13,13 @@ from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from ...models.steps.parts import layers_of, load_part, save_part
+from ...models.steps.block_loop import BlockJob, BlockResult, run_forward, streamed_model
+from ...models.steps.parts import block_files, layers_of, load_part
 from ...models.steps.record import LayerRecord
 from ...models.steps.step import RunContext
-from ...models.streaming.streamed import StreamedModel
 from ...models.structure.anatomy import BlockAnatomy, SharedInput
-from ...models.structure.block_calls import BlockCall
 from ...models.structure.open_model import LinearFacts, OpenModel
 from ...system.activation_store import ActivationStore
-from ...system.device import on
 from ...system.resources import release_freed_memory
 from ..activations import ActivationRounding, quantize_inputs
 from ..grid import shared_scale
@@ -31,7 +29,7 @@ from ..rounding.signround import signround
 from ..stored.kv_cache import KeysValues, RangesCache, with_cache
 from ..stored.quantized_weight import restore
 from ..stored.rounded import RoundedActivations
-from ..transforms.links import block_weights, links_of
+from ..transforms.links import LinkNames, block_weights, links_of
 from .apply_transforms import Transforms, changed_beside, fill
 from .assignment import Treatment, alike
 from .block_passes import BlockPasses, observe_head
@@ -40,11 +38,48 @@ from .group_quantizer import GroupQuantizer, ToRound, finished, input_rounding
 from .guard import LayerGuard
 from .unrounded import UnroundedInputs
 
-# Linears, what the checkpoint stores for each, and what is told of it.
+# Linears, what the checkpoint stores for each, and what is reported of it.
 Rounded = list[tuple[ToRound, tuple[dict[str, Tensor], LayerRecord]]]
 
 
-class BlockQuantizer:
+@dataclass(frozen=True)
+class _Found:
+    """What is known of a block, or of the head, so far.
+
+    Attributes:
+        stored: what its file will hold.
+        records: what is reported of its layers.
+    """
+
+    stored: dict[str, Tensor] = field(default_factory=dict)
+    records: list[LayerRecord] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Block(_Found):
+    """A block that is being quantized.
+
+    Attributes:
+        index: its number.
+        store: what enters it.
+        passes: the windows and the block.
+        weights: its parameters, matrices as ``[rows, columns]``.
+        held: what ends when the block is dropped.
+    """
+
+    index: int = field(kw_only=True)
+    store: ActivationStore = field(kw_only=True)
+    passes: BlockPasses = field(kw_only=True)
+    weights: dict[str, Tensor] = field(kw_only=True)
+    held: ExitStack = field(kw_only=True)
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its linears begin with."""
+        return f"{self.passes.anatomy.name}."
+
+
+class BlockQuantizer(BlockJob):
     """Quantizes a model's blocks and head, and leaves each as a part in the journal.
 
     Args:
@@ -60,6 +95,8 @@ class BlockQuantizer:
         parts: the files that it makes: the embedding's, one for each block, the head's.
     """
 
+    description = "quantizing blocks"
+
     def __init__(
         self,
         model: OpenModel,
@@ -72,78 +109,49 @@ class BlockQuantizer:
         embedding: bool = False,
     ) -> None:
         self._cache = cache
-        self._plain: ActivationStore | None = (
-            None  # what the unrounded blocks make of the windows, for methods that need it
-        )
+        # What the unrounded blocks make of the windows, for methods that need it.
+        self._plain: ActivationStore | None = None
         self._guard = guard
         self._model = model
         self._chosen = chosen
+        self._alone = {name for name, treatment in chosen.items() if not treatment.method.by_block}
         self._transforms = transforms
         self._context = context
         # Edited weights come in float32, and are rounded from that.
         self._wide = model.is_edited or transforms.change_weights
-        self._device = context.processes.device
         self._changes = RoundedActivations()
-        self._streamed = StreamedModel(
-            model.skeleton, model.weights, context.dtype, context.journal, self._changes, device=self._device
-        )
+        self._streamed = streamed_model(model, context, self._changes)
         self._embedding = context.journal / "embedding.safetensors" if embedding else None
-        self._blocks = [context.journal / f"block-{i:05d}.safetensors" for i in range(len(self._streamed))]
-        self._head_part = context.journal / "head.safetensors" if model.anatomy.head in chosen else None
-        self.parts = [part for part in (self._embedding, *self._blocks, self._head_part) if part is not None]
+        self.files = block_files(context.journal, len(self._streamed))
+        if model.anatomy.head in chosen:
+            self.files.append(context.journal / "head.safetensors")
+        self.parts = [*self.files] if self._embedding is None else [self._embedding, *self.files]
 
     def run(self) -> None:
-        """Make all parts. A block that an earlier run finished is only run, so that the next one sees its outputs."""
+        """Make all parts."""
         processes = self._context.processes
-        _, finished_parts = processes.from_first(lambda: ({}, [part.exists() for part in self.parts]))
-        if all(finished_parts):
-            _, layers = processes.from_first(lambda: ({}, layers_of(self.parts)))
-            self._recall(layers)
-            return
-        with on(self._device):
-            self._run({part for part, there in zip(self.parts, finished_parts, strict=True) if there})
-
-    def _run(self, finished_parts: set[Path]) -> None:
-        streamed, processes = self._streamed, self._context.processes
-        mine, table = processes.share(self._context.tokens), self._rounded_embedding(finished_parts)
-        store = streamed.embed(mine, table)
-        if any(t.method.by_block or t.options.reads_unrounded for t in self._chosen.values()):
-            self._plain = streamed.embed(mine)
-        del table
+        _, layers = processes.from_first(lambda: ({}, layers_of([part for part in self.parts if part.exists()])))
+        self._recall(layers)
         try:
-            for index in self._context.progress.track(range(len(streamed)), "quantizing blocks", len(streamed)):
-                release_freed_memory()
-                part = self._blocks[index]
-                if part in finished_parts:
-                    stored, layers = processes.from_first(lambda part=part: (load_part(part), layers_of([part])))
-                    self._recall(layers)
-                    stored = {name: tensor.to(self._device) for name, tensor in stored.items()}
-                    with streamed.block(index) as block, ExitStack() as hooks:
-                        if self._plain is not None:
-                            streamed.run_block(index, block, self._plain)
-                        self._install(block, index, stored, hooks)
-                        if self._cache is not None:
-                            prefix = self._model.attention_prefix(index)
-                            local = {key.removeprefix(prefix): t for key, t in stored.items() if key.startswith(prefix)}
-                            self._changes.keys_values[index] = KeysValues.stored_as(self._cache, local)
-                        streamed.run_block(index, block, store)
-                else:
-                    self._block(index, store)
-            if self._head_part is not None and self._head_part not in finished_parts:
-                self._head(store, self._head_part)
+            run_forward(self, self._streamed, self._context)
         finally:
-            store.close()
             if self._plain is not None:
                 self._plain.close()
 
-    def _rounded_embedding(self, finished_parts: set[Path]) -> Tensor | None:
+    def begin(self) -> Tensor | None:
+        """Embed what unrounded blocks read, if that is needed, and round the embedding."""
+        if any(t.method.by_block or t.options.reads_unrounded for t in self._chosen.values()):
+            self._plain = self._streamed.embed(self._context.processes.share(self._context.tokens))
+        return self._rounded_embedding()
+
+    def _rounded_embedding(self) -> Tensor | None:
         """What tokens are looked up in, if not in the model's own embedding."""
         part = self._embedding
         if part is None:
             return None
 
         def make() -> tuple[dict[str, Tensor], None]:
-            if part not in finished_parts:
+            if not part.exists():
                 round_embedding(self._model, self._context.tokens, part)
             return load_part(part), None
 
@@ -159,95 +167,94 @@ class BlockQuantizer:
             if other is not None and record["scheme"] == other.scheme.label:
                 self._chosen[record["name"]] = other
 
-    def _block(self, index: int, store: ActivationStore) -> None:
+    @contextmanager
+    def restore(self, index: int, stored: dict[str, Tensor]) -> Iterator[nn.Module]:
+        """A block with all that its part holds."""
+        with self._streamed.block(index) as block, ExitStack() as held:
+            if self._plain is not None:
+                self._streamed.run_block(index, block, self._plain)
+            self._install(block, index, stored, held)
+            if self._cache is not None:
+                prefix = self._model.attention_prefix(index)
+                local = {key.removeprefix(prefix): t for key, t in stored.items() if key.startswith(prefix)}
+                self._changes.keys_values[index] = KeysValues.stored_as(self._cache, local)
+            yield block
+
+    @contextmanager
+    def work(self, index: int, store: ActivationStore) -> Iterator[BlockResult]:
+        """Quantize a block, or the head behind them."""
+        if index == len(self._streamed):
+            yield self._head(store)
+            return
         anatomy, streamed = self._model.anatomy.blocks[index], self._streamed
         # Before the block is filled: looking for links fills it with weights of its own.
         with torch.device("cpu"):
             links = links_of(self._model, index) if self._transforms.links else ()
         read_in = torch.float32 if self._wide else streamed.dtype
-        with streamed.block(index, read_in) as block, ExitStack() as hooks:
+        with streamed.block(index, read_in) as block, ExitStack() as held:
             weights = block_weights(block, read_in)
             if read_in != streamed.dtype:
                 fill(block, weights, streamed.dtype)
-            unrounded = UnroundedInputs(self._compared(anatomy), self._context.processes)
-            hooks.callback(unrounded.close)
-
-            def call(hidden: Tensor) -> BlockCall:
-                return streamed.call(index, hidden)
-
+            unrounded = held.enter_context(closing(UnroundedInputs(self._compared(anatomy), self._context.processes)))
+            call = partial(streamed.call, index)
             entering = self._plain
             if entering is not None:
                 # The float block makes of float inputs what the rounded one is to make of its own.
                 self._plain = entering.beside(entering.shape[2])
-                hooks.callback(entering.close)
+                held.callback(entering.close)
                 unrounded.record(block, call, entering, self._plain)
             tokens, processes = self._context.tokens.numel(), self._context.processes
-            passes = BlockPasses(block, anatomy, store, call, tokens, processes, unrounded)
-            hooks.callback(passes.close)
-            schemes = {
-                name: self._chosen[f"{anatomy.name}.{name}"].scheme
-                for group in anatomy.groups
-                for name in group.linears
-                if f"{anatomy.name}.{name}" in self._chosen
-            }
-            stored: dict[str, Tensor] = {}
+            passes = held.enter_context(closing(BlockPasses(block, anatomy, store, call, tokens, processes, unrounded)))
+            this = _Block(index=index, store=store, passes=passes, weights=weights, held=held)
             if self._transforms.links:
-                self._transforms.apply(passes, links, weights, schemes, self._model.dtype)
-                stored |= changed_beside(self._model, index, weights, schemes.keys())
+                self._transform(this, links)
                 if entering is not None and unrounded:
                     unrounded.record(block, call, entering)  # the same linears read other numbers now
-            records: list[LayerRecord] = []
-            for phase in anatomy.phases():
-                self._phase(passes, phase, weights, stored, records, hooks)
-            self._learn(passes, index, weights, store, stored, records, hooks)
-            if self._cache is not None:
-                stored |= self._keys_values(block, index, store)
-                passes.close()  # what was kept of attention was computed with keys and values as they are
-            self._save(self._blocks[index], stored, records)
-            if index + 1 < len(streamed) or self._head_part is not None:
-                passes.advance()
+            self._round(this)
+            yield BlockResult(this.stored, this.records, passes.advance)
 
-    def _phase(
-        self,
-        passes: BlockPasses,
-        phase: list[SharedInput],
-        weights: dict[str, Tensor],
-        stored: dict[str, Tensor],
-        records: list[LayerRecord],
-        hooks: ExitStack,
-    ) -> None:
-        prefix = f"{passes.anatomy.name}."
-        wanted = self._rounded_alone(prefix, phase)
+    def _transform(self, this: _Block, links: tuple[LinkNames, ...]) -> None:
+        """Move scales within a block."""
+        names = self._model.anatomy.blocks[this.index].local_names(self._chosen)
+        schemes = {local: self._chosen[name].scheme for name, local in names.items()}
+        self._transforms.apply(this.passes, links, this.weights, schemes, self._model.dtype)
+        this.stored.update(changed_beside(self._model, this.index, this.weights, schemes.keys()))
+
+    def _round(self, this: _Block) -> None:
+        """Round all that is to be rounded in a block; it computes with the result from then on."""
+        for phase in this.passes.anatomy.phases():
+            self._phase(this, phase)
+        self._learn(this)
+        if self._cache is not None:
+            this.stored.update(self._keys_values(this))
+            this.passes.close()  # what was kept of attention was computed with keys and values as they are
+
+    def _phase(self, this: _Block, phase: list[SharedInput]) -> None:
+        passes, prefix = this.passes, this.prefix
+        wanted = passes.anatomy.wanted_groups(self._alone, phase)
         hessian = any(self._chosen[prefix + name].method.needs_hessian for group in wanted for name in group.linears)
-        widest = max(self._rounded_alone(prefix, passes.anatomy.groups), key=passes.columns, default=None)
+        widest = max(passes.anatomy.wanted_groups(self._alone), key=passes.columns, default=None)
         for group, stats in passes.observe(wanted, hessian=hessian):
             if group == widest:
                 release_freed_memory()  # what comes now is the most that a block takes
-            linears = {
-                name: ToRound(facts := self._model.linears[prefix + name], self._weight(weights, name, facts))
-                for name in group.linears
-            }
-            self._once(partial(self._rounded, prefix, linears, stats), stored, records)
-        for group in wanted:
-            for name in group.linears:
-                self._use(passes.block.get_submodule(name), self._model.linears[prefix + name], stored, hooks)
+            linears = {name: self._to_round(this, name) for name in group.linears}
+            self._once(this, partial(self._rounded, prefix, linears, stats))
+        self._use_all(this, wanted)
 
-    def _rounded_alone(self, prefix: str, groups: Iterable[SharedInput]) -> list[SharedInput]:
-        kept = (
-            (tuple(n for n in group.linears if self._is_rounded_alone(prefix + n)), group.phase) for group in groups
-        )
-        return [SharedInput(names, phase) for names, phase in kept if names]
+    def _to_round(self, this: _Block, name: str) -> ToRound:
+        facts, weight = self._model.linears[this.prefix + name], this.weights[f"{name}.weight"]
+        return ToRound(facts, weight if self._wide else weight.to(facts.dtype))
 
     def _compared(self, anatomy: BlockAnatomy) -> dict[str, QuantizationArgs | None]:
         """The first linear of each group whose method asks what it reads in the unrounded model, and its inputs' rounding."""
         prefix = f"{anatomy.name}."
         return {
             group.linears[0]: self._chosen[prefix + group.linears[0]].scheme.activations
-            for group in self._rounded_alone(prefix, anatomy.groups)
+            for group in anatomy.wanted_groups(self._alone)
             if any(self._chosen[prefix + name].options.reads_unrounded for name in group.linears)
         }
 
-    def _once(self, rounding: Callable[[], Rounded], stored: dict[str, Tensor], records: list[LayerRecord]) -> None:
+    def _once(self, found: _Found, rounding: Callable[[], Rounded]) -> None:
         """Round in the first process, and let all know the result."""
 
         def make() -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
@@ -261,68 +268,32 @@ class BlockQuantizer:
 
         tensors, layers = self._context.processes.from_first(make)
         self._recall(layers)
-        stored |= tensors
-        records += [LayerRecord.of_data(layer) for layer in layers]
+        found.stored.update(tensors)
+        found.records.extend(LayerRecord.of_data(layer) for layer in layers)
 
-    def _save(self, part: Path, stored: dict[str, Tensor], records: list[LayerRecord]) -> None:
-        if self._context.processes.leads:
-            save_part(part, {name: tensor.cpu() for name, tensor in stored.items()}, records)
-
-    def _is_rounded_alone(self, name: str) -> bool:
-        return name in self._chosen and not self._chosen[name].method.by_block
-
-    def _learn(
-        self,
-        passes: BlockPasses,
-        index: int,
-        weights: dict[str, Tensor],
-        store: ActivationStore,
-        stored: dict[str, Tensor],
-        records: list[LayerRecord],
-        hooks: ExitStack,
-    ) -> None:
+    def _learn(self, this: _Block) -> None:
         """Round together the linears whose method works on the whole block."""
-        prefix, block = f"{passes.anatomy.name}.", passes.block
-        wanted = [
-            SharedInput(kept, group.phase)
-            for group in passes.anatomy.groups
-            if (
-                kept := tuple(
-                    n for n in group.linears if prefix + n in self._chosen and not self._is_rounded_alone(prefix + n)
-                )
-            )
-        ]
+        passes, prefix = this.passes, this.prefix
+        wanted = passes.anatomy.wanted_groups(self._chosen.keys() - self._alone)
         if not wanted:
             return
         assert self._plain is not None
         passes.close()  # what was kept of the block's inside is not what it computes while it learns
         stats = {name: found for group, found in passes.survey(wanted) for name in group.linears}
-        linears, roundings, layers = {}, {}, {}
+        linears: dict[str, ToRound] = {}
+        layers: dict[str, Learned] = {}
         for group in wanted:
-            treatments = [self._chosen[prefix + name] for name in group.linears]
-            shared = shared_scale([weights[f"{name}.weight"] for name in group.linears], treatments[0].scheme.args)
-            together = {n: self._weight(weights, n, self._model.linears[prefix + n]) for n in group.linears}
-            for name, treatment in zip(group.linears, treatments, strict=True):
-                facts, module = self._model.linears[prefix + name], block.get_submodule(name)
-                linears[name] = ToRound(facts, together[name])
-                roundings[name] = input_rounding(treatment.scheme, stats[name], [*together.values()], facts.dtype)
-                layers[name] = Learned(
-                    module,
-                    treatment.scheme.args,
-                    facts.dtype,
-                    roundings[name],
-                    isinstance(module, Conv1D),
-                    shared,
-                    linears[name].weight if self._wide else None,
-                )
+            together = {name: self._to_round(this, name) for name in group.linears}
+            linears |= together
+            layers |= self._learned(this, together, stats)
         options = next(t.options for t in self._chosen.values() if t.method.by_block)
         processes = self._context.processes
-        with processes.collected(store) as inputs, processes.collected(self._plain) as targets:
+        with processes.collected(this.store) as inputs, processes.collected(self._plain) as targets:
 
             def learn() -> Rounded:
                 learned = signround(
                     layers,
-                    lambda hidden: self._streamed.call(index, hidden).run(block, hidden),
+                    lambda hidden: self._streamed.call(this.index, hidden).run(passes.block, hidden),
                     inputs.gather,
                     targets.gather,
                     inputs.shape[0],
@@ -330,15 +301,33 @@ class BlockQuantizer:
                 )
                 found: Rounded = []
                 for name, linear in linears.items():
-                    scheme = self._chosen[prefix + name].scheme
-                    tensors, record = finished(linear, learned[name], scheme, stats[name], roundings[name])
+                    scheme, rounding = self._chosen[prefix + name].scheme, layers[name].activations
+                    tensors, record = finished(linear, learned[name], scheme, stats[name], rounding)
                     self._guard.judge(record)
                     found.append((linear, (tensors, record)))
                 return found
 
-            self._once(learn, stored, records)
+            self._once(this, learn)
+        self._use_all(this, wanted)
+
+    def _learned(self, this: _Block, linears: dict[str, ToRound], stats: dict[str, LayerStats]) -> dict[str, Learned]:
+        """What is learned of linears that share their inputs."""
+        weights = [this.weights[f"{name}.weight"] for name in linears]
+        shared = shared_scale(weights, self._chosen[this.prefix + next(iter(linears))].scheme.args)
+        found = {}
         for name, linear in linears.items():
-            self._use(block.get_submodule(name), linear.facts, stored, hooks)
+            scheme, module = self._chosen[this.prefix + name].scheme, this.passes.block.get_submodule(name)
+            together = [each.weight for each in linears.values()]
+            found[name] = Learned(
+                module,
+                scheme.args,
+                linear.facts.dtype,
+                input_rounding(scheme, stats[name], together, linear.facts.dtype),
+                isinstance(module, Conv1D),
+                shared,
+                linear.weight if self._wide else None,
+            )
+        return found
 
     def _rounded(self, prefix: str, linears: dict[str, ToRound], stats: LayerStats) -> Rounded:
         """Round the linears of a group; again with more bits where the guard says so."""
@@ -378,14 +367,14 @@ class BlockQuantizer:
         weight = weights[f"{name}.weight"]
         return weight if self._wide else weight.to(facts.dtype)
 
-    def _keys_values(self, block: nn.Module, index: int, store: ActivationStore) -> dict[str, Tensor]:
+    def _keys_values(self, this: _Block) -> dict[str, Tensor]:
         """Find the cache's scales on the block as it is now rounded, and compute with them from here on."""
         assert self._cache is not None
-        ranges = RangesCache()
+        ranges, index = RangesCache(), this.index
         if self._cache.dynamic is not True:
-            for batch in store.batches():
-                hidden = store.read(batch)
-                with_cache(self._streamed.call(index, hidden), ranges).run(block, hidden)
+            for batch in this.store.batches():
+                hidden = this.store.read(batch)
+                with_cache(self._streamed.call(index, hidden), ranges).run(this.passes.block, hidden)
             rounding = ranges.rounding(self._cache, self._model.dtype, self._context.processes)
         else:
             rounding = KeysValues.stored_as(self._cache, {})
@@ -393,7 +382,7 @@ class BlockQuantizer:
         prefix = self._model.attention_prefix(index)
         return {prefix + name: tensor for name, tensor in rounding.stored().items()}
 
-    def _head(self, store: ActivationStore, part: Path) -> None:
+    def _head(self, store: ActivationStore) -> BlockResult:
         facts = self._model.linears[self._model.anatomy.head]
         treatment = self._chosen[facts.name]
         tokens, processes = self._context.tokens.numel(), self._context.processes
@@ -407,24 +396,27 @@ class BlockQuantizer:
             unrounded=self._plain if treatment.options.reads_unrounded else None,
             rounding=treatment.scheme.activations,
         )
-        linear = ToRound(facts, head.module.weight.data)
-        stored: dict[str, Tensor] = {}
-        records: list[LayerRecord] = []
-        self._once(partial(self._rounded, "", {facts.name: linear}, stats), stored, records)
-        self._save(part, stored, records)
+        linear, found = ToRound(facts, head.module.weight.data), _Found()
+        self._once(found, partial(self._rounded, "", {facts.name: linear}, stats))
+        return BlockResult(found.stored, found.records)
 
-    def _install(self, block: nn.Module, index: int, stored: dict[str, Tensor], hooks: ExitStack) -> None:
+    def _install(self, block: nn.Module, index: int, stored: dict[str, Tensor], held: ExitStack) -> None:
         """Give a block everything that its part holds."""
         prefix = f"{self._model.anatomy.blocks[index].name}."
         for name, parameter in block.named_parameters():
             key = self._model.names[prefix + name]
             if key in stored and prefix + name.removesuffix(".weight") not in self._chosen:
                 parameter.data = stored[key].to(parameter.dtype)
-        for name in self._model.anatomy.blocks[index].linears:
-            if name in self._chosen:
-                self._use(block.get_submodule(name.removeprefix(prefix)), self._model.linears[name], stored, hooks)
+        for name, local in self._model.anatomy.blocks[index].local_names(self._chosen).items():
+            self._use(block.get_submodule(local), self._model.linears[name], stored, held)
 
-    def _use(self, module: nn.Module, facts: LinearFacts, stored: dict[str, Tensor], hooks: ExitStack) -> None:
+    def _use_all(self, this: _Block, groups: Iterable[SharedInput]) -> None:
+        for group in groups:
+            for name in group.linears:
+                module, facts = this.passes.block.get_submodule(name), self._model.linears[this.prefix + name]
+                self._use(module, facts, this.stored, this.held)
+
+    def _use(self, module: nn.Module, facts: LinearFacts, stored: dict[str, Tensor], held: ExitStack) -> None:
         """Let a linear compute with its stored weight, and with rounded inputs if the scheme rounds them."""
         scheme = self._chosen[facts.name].scheme
         prefix = facts.key.removesuffix("weight")
@@ -432,4 +424,4 @@ class BlockQuantizer:
         module.weight.data = restore(local, scheme).to(module.weight.dtype)  # type: ignore[union-attr, operator]
         if scheme.activations is not None:
             rounding = ActivationRounding.stored_as(scheme.activations, local)
-            hooks.callback(quantize_inputs(module, rounding).remove)
+            held.callback(quantize_inputs(module, rounding).remove)

@@ -9,25 +9,24 @@ exact and takes as many times longer as there are blocks after it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from ...models.steps.block_loop import BackwardJob, each_block, kept_pass, run_backward
+from ...models.steps.parts import block_files, load_data, save_data
 from ...models.streaming.backward import KeptPass
-from ...models.streaming.streamed import HeadFunction, StreamedModel
-from ...models.structure.anatomy import SharedInput
+from ...models.streaming.streamed import HeadFunction, StreamedModel, head_batches
 from ...models.structure.open_model import OpenModel
 from ...system.activation_store import ActivationStore
-from ...system.files import write_text
 from ...system.processes import Processes
 from ...system.progress import Progress
-from ...system.resources import release_freed_memory
 from ..activations import ActivationRounding, quantize_inputs
 from ..blockwise.assignment import Treatment, alike
 from ..blockwise.block_passes import BlockPasses, observe_head
@@ -36,7 +35,7 @@ from ..layer_stats import LayerStats
 from ..sensitivity import OutputChange, divergence, squared_effect
 from ..settings.methods import TransformChoice
 from ..stored.quantized_weight import restore
-from ..transforms.links import as_rows
+from ..transforms.links import as_rows, weight_rows
 from .units import Unit
 
 Changes = dict[str, list[OutputChange]]
@@ -140,8 +139,8 @@ def kl_losses(measured: Measured) -> list[list[float]]:
     return _Divergence(measured).losses()
 
 
-class _Pass:
-    """What both ways share: the forward pass, finished parts, and what rounding changes."""
+class _Measurement:
+    """What both ways share: the model, and what rounding changes."""
 
     def __init__(self, measured: Measured) -> None:
         self._measured = measured
@@ -151,95 +150,72 @@ class _Pass:
             measured.model.skeleton, measured.model.weights, measured.dtype, measured.journal
         )
         self._wanted = {name for unit in measured.units for name in unit.linears}
-        self._kept = KeptPass(self._streamed)
-        self._stores = self._kept.stores
         self._positions = measured.tokens.numel()
         self._candidates = measured.candidates
-
-    def _forward(self) -> None:
-        self._kept.forward(self._measured.tokens, self._measured.progress, "reading the original")
+        measured.journal.mkdir(parents=True, exist_ok=True)
 
     def _inside(self, index: int) -> dict[str, str]:
         """The wanted linears of a block, and what they are called within it."""
-        anatomy = self._model.anatomy.blocks[index]
-        return {name: name.removeprefix(f"{anatomy.name}.") for name in anatomy.linears if name in self._wanted}
+        return self._model.anatomy.blocks[index].local_names(self._wanted)
 
-    def _block_changes(self, index: int, block: nn.Module) -> Changes:
+    def _block_changes(self, index: int, block: nn.Module, entering: ActivationStore) -> Changes:
         """What every candidate makes of the outputs of a block's linears, by the linears' full names."""
-        anatomy, wanted = self._model.anatomy.blocks[index], self._inside(index)
-        passes = BlockPasses(
-            block,
-            anatomy,
-            self._stores[index],
-            lambda hidden: self._streamed.call(index, hidden),
-            self._positions,
-            Processes(),
-        )
-        groups = [
-            SharedInput(kept, group.phase)
-            for group in anatomy.groups
-            if (kept := tuple(local for local in group.linears if f"{anatomy.name}.{local}" in wanted))
-        ]
+        anatomy, call = self._model.anatomy.blocks[index], partial(self._streamed.call, index)
+        passes = BlockPasses(block, anatomy, entering, call, self._positions, Processes())
+        groups = anatomy.wanted_groups(self._wanted)
         found: Changes = {}
         for group, stats in passes.survey(groups, hessian=self._candidates.needs_hessian, energy=True):
-            weights = {f"{anatomy.name}.{local}": _rows(block.get_submodule(local)) for local in group.linears}
+            weights = {f"{anatomy.name}.{local}": weight_rows(block.get_submodule(local)) for local in group.linears}
             found |= self._candidates.changes(weights, stats)
         return found
 
-    def _head_changes(self, function: HeadFunction) -> Changes:
+    def _head_changes(self, function: HeadFunction, entering: ActivationStore) -> Changes:
         """Likewise of the output head, if it is wanted."""
         head = self._model.anatomy.head
         if head not in self._wanted:
             return {}
         hessian = self._candidates.needs_hessian
-        stats = observe_head(function, self._stores[-1], self._positions, Processes(), hessian=hessian)
-        return self._candidates.changes({head: _rows(function.module)}, stats)
-
-    def _part(self, place: str) -> Path:
-        return self._measured.journal / f"{place}.json"
-
-    def _recalled(self, place: str) -> dict[str, list[float]] | None:
-        path = self._part(place)
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-    def _finish(self, place: str, found: dict[str, list[float]]) -> None:
-        write_text(self._part(place), json.dumps(found) + "\n")
+        stats = observe_head(function, entering, self._positions, Processes(), hessian=hessian)
+        return self._candidates.changes({head: weight_rows(function.module)}, stats)
 
 
-class _Fisher(_Pass):
+class _Fisher(_Measurement, BackwardJob):
+    description = "measuring sensitivity"
+
+    def __init__(self, measured: Measured) -> None:
+        super().__init__(measured)
+        self.files = [
+            *block_files(measured.journal, len(self._streamed), "json"),
+            measured.journal / "head.json",
+        ]
+
     def losses(self) -> list[list[float]]:
         """By unit and candidate."""
-        self._measured.journal.mkdir(parents=True, exist_ok=True)
-        blocks = range(len(self._streamed))
-        places = [*(f"block-{i:05d}" for i in blocks), "head"]
-        if any(self._recalled(place) is None for place in places):
-            flow: ActivationStore | None = None
-            try:
-                self._forward()
-                flow = self._stores[-1].beside(self._stores[-1].shape[2])
-                self._head(flow)
-                backwards = list(reversed(blocks))
-                for index in self._measured.progress.track(backwards, "measuring sensitivity", len(backwards)):
-                    release_freed_memory()
-                    self._block(index, flow)
-                    self._stores.pop().close()  # what only a later block reads
-            finally:
-                self._kept.close()
-                if flow is not None:
-                    flow.close()
+        run_backward(self, self._streamed, self._measured.tokens, self._measured.progress)
         sums: dict[str, list[float]] = {}
-        for place in places:
-            sums |= self._recalled(place) or {}
+        for file in self.files:
+            sums |= load_data(file)
         return [
             [sum(sums[name][c] for name in unit.linears) / (2 * self._positions) for c in range(self._count)]
             for unit in self._measured.units
         ]
 
-    def _head(self, flow: ActivationStore) -> None:
+    def work(self, index: int, kept: KeptPass, flow: ActivationStore, *, finished: bool) -> dict[str, list[float]]:
+        """Add up what every change of a block's linears does, while the gradients of drawn tokens pass."""
+        if index == len(self._streamed):
+            return self._head(kept, flow, finished=finished)
+        with self._streamed.block(index) as block, ExitStack() as hooks:
+            changes = {} if finished else self._block_changes(index, block, kept.stores[index])
+            modules = {name: block.get_submodule(local) for name, local in self._inside(index).items()}
+            sums = hooks.enter_context(_measuring(changes, modules))
+            kept.block_backward(index, block, flow)
+        return sums
+
+    def _head(self, kept: KeptPass, flow: ActivationStore, *, finished: bool) -> dict[str, list[float]]:
         """Draw a token from every prediction; write the gradient of their log-likelihood where the last block ends."""
         function, name = self._streamed.head(), self._model.anatomy.head
         generator = torch.Generator().manual_seed(self._measured.seed)
-        changes = self._head_changes(function) if self._recalled("head") is None else {}
+        changes = {} if finished else self._head_changes(function, kept.stores[-1])
 
         def drawn_ascent(logits: Tensor, _: slice) -> Tensor:
             chances = logits.float().softmax(-1)
@@ -247,19 +223,8 @@ class _Fisher(_Pass):
             return chances.neg_().scatter_add_(-1, drawn, torch.ones(drawn.shape))
 
         with _measuring(changes, {name: function.module}) as sums:
-            self._kept.head_backward(function, flow, drawn_ascent)
-        if self._recalled("head") is None:
-            self._finish("head", sums)
-
-    def _block(self, index: int, flow: ActivationStore) -> None:
-        place = f"block-{index:05d}"
-        with self._streamed.block(index) as block, ExitStack() as hooks:
-            changes = self._block_changes(index, block) if self._recalled(place) is None else {}
-            modules = {name: block.get_submodule(local) for name, local in self._inside(index).items()}
-            sums = hooks.enter_context(_measuring(changes, modules))
-            self._kept.block_backward(index, block, flow)
-        if self._recalled(place) is None:
-            self._finish(place, sums)
+            kept.head_backward(function, flow, drawn_ascent)
+        return sums
 
 
 @contextmanager
@@ -281,7 +246,7 @@ def _watching(changes: list[OutputChange], sums: list[float]) -> Callable[[nn.Mo
         rows = inputs[0].detach().flatten(0, -2)
 
         def arrived(gradient: Tensor) -> None:
-            weight = _rows(module).to(rows.dtype)
+            weight = weight_rows(module).to(rows.dtype)
             for place, change in enumerate(changes):
                 sums[place] += squared_effect(gradient.flatten(0, -2), change(rows, weight))
 
@@ -290,24 +255,23 @@ def _watching(changes: list[OutputChange], sums: list[float]) -> Callable[[nn.Mo
     return hook
 
 
-class _Divergence(_Pass):
+class _Divergence(_Measurement):
     def losses(self) -> list[list[float]]:
         """By unit and candidate."""
-        self._measured.journal.mkdir(parents=True, exist_ok=True)
         begins = [self._first_block(unit) for unit in self._measured.units]
-        waves = sorted(set(begins), reverse=True)
-        if any(self._recalled(f"from-{start:05d}") is None for start in waves):
-            try:
-                self._forward()
-                for start in self._measured.progress.track(waves, "measuring sensitivity", len(waves)):
-                    if self._recalled(f"from-{start:05d}") is None:
-                        units = [u for u, first in zip(self._measured.units, begins, strict=True) if first == start]
-                        self._finish(f"from-{start:05d}", self._wave(start, units))
-            finally:
-                self._kept.close()
+        waves = {
+            start: self._measured.journal / f"from-{start:05d}.json" for start in sorted(set(begins), reverse=True)
+        }
+        missing = [start for start, file in waves.items() if not file.exists()]
+        progress = self._measured.progress
+        if missing:
+            with kept_pass(self._streamed, self._measured.tokens, progress) as kept:
+                for start in progress.track(missing, "measuring sensitivity", len(missing)):
+                    units = [u for u, first in zip(self._measured.units, begins, strict=True) if first == start]
+                    save_data(waves[start], self._wave(start, units, kept))
         found: dict[str, list[float]] = {}
-        for start in waves:
-            found |= self._recalled(f"from-{start:05d}") or {}
+        for file in waves.values():
+            found |= load_data(file)
         return [found[unit.name] for unit in self._measured.units]
 
     def _first_block(self, unit: Unit) -> int:
@@ -315,43 +279,53 @@ class _Divergence(_Pass):
         blocks = range(len(self._streamed))
         return next((i for i in blocks if any(name in unit.linears for name in self._inside(i))), len(self._streamed))
 
-    def _wave(self, start: int, units: list[Unit]) -> dict[str, list[float]]:
+    def _wave(self, start: int, units: list[Unit], kept: KeptPass) -> dict[str, list[float]]:
         """Carry the changes of all units that begin in one block through the rest of the model."""
-        streamed, before = self._streamed, self._stores[start]
+        before = kept.stores[start]
         variants = [(unit, candidate) for unit in units for candidate in range(self._count)]
         stores: list[ActivationStore] = []
-        try:
-            for index in range(start, len(streamed)):
-                release_freed_memory()
-                with streamed.block(index) as block:
-                    touched = any(name in unit.linears for unit in units for name in self._inside(index))
-                    changes = self._block_changes(index, block) if touched else {}
-                    modules = {name: block.get_submodule(local) for name, local in self._inside(index).items()}
-                    for place, (unit, candidate) in enumerate(variants):
-                        if index == start:
-                            stores.append(before.beside(before.shape[2]))
-                        mine = {name: each[candidate] for name, each in changes.items() if name in unit.linears}
-                        with _changed(mine, modules):
-                            for batch in before.batches():
-                                hidden = (before if index == start else stores[place]).read(batch)
-                                stores[place].write(batch, streamed.call(index, hidden).run(block, hidden))
-            return self._compared(variants, stores)
-        finally:
-            for store in stores:
-                store.close()
+        with ExitStack() as held:
+            for index in each_block(range(start, len(self._streamed)), Progress(False), ""):
+                if index == start:
+                    stores += [held.enter_context(closing(before.beside(before.shape[2]))) for _ in variants]
+                self._through(index, variants, [before] * len(variants) if index == start else stores, stores, kept)
+            return self._compared(variants, stores, kept)
 
-    def _compared(self, variants: list[tuple[Unit, int]], stores: list[ActivationStore]) -> dict[str, list[float]]:
-        function, head = self._streamed.head(), self._model.anatomy.head
+    def _through(
+        self,
+        index: int,
+        variants: list[tuple[Unit, int]],
+        sources: list[ActivationStore],
+        targets: list[ActivationStore],
+        kept: KeptPass,
+    ) -> None:
+        """Let what each variant reads go through a block as the variant changes it."""
+        with self._streamed.block(index) as block:
+            inside = self._inside(index)
+            touched = any(name in unit.linears for unit, _ in variants for name in inside)
+            changes = self._block_changes(index, block, kept.stores[index]) if touched else {}
+            modules = {name: block.get_submodule(local) for name, local in inside.items()}
+            for (unit, candidate), source, target in zip(variants, sources, targets, strict=True):
+                mine = {name: each[candidate] for name, each in changes.items() if name in unit.linears}
+                with _changed(mine, modules):
+                    for batch in source.batches():
+                        hidden = source.read(batch)
+                        target.write(batch, self._streamed.call(index, hidden).run(block, hidden))
+
+    def _compared(
+        self, variants: list[tuple[Unit, int]], stores: list[ActivationStore], kept: KeptPass
+    ) -> dict[str, list[float]]:
+        function, head, original = self._streamed.head(), self._model.anatomy.head, kept.stores[-1]
         losses: dict[str, list[float]] = {}
-        changes = {} if stores else self._head_changes(function)
+        changes = {} if stores else self._head_changes(function, original)
         for place, (unit, candidate) in enumerate(variants):
-            store = stores[place] if stores else self._stores[-1]
+            store = stores[place] if stores else original
             mine = {name: each[candidate] for name, each in changes.items()}
             total = 0.0
-            for batch in self._kept.head_batches():
-                original = function(self._stores[-1].read(batch))
+            for batch in head_batches(original):
+                unchanged = function(original.read(batch))
                 with _changed(mine, {head: function.module}):
-                    total += divergence(original, function(store.read(batch)))
+                    total += divergence(unchanged, function(store.read(batch)))
             losses.setdefault(unit.name, []).append(total / self._positions)
         return losses
 
@@ -368,9 +342,3 @@ def _changed(changes: dict[str, OutputChange], modules: dict[str, nn.Module]) ->
             if change.rounding is not None:
                 undo.callback(quantize_inputs(module, change.rounding).remove)
         yield
-
-
-def _rows(module: nn.Module) -> Tensor:
-    """A linear's weight, ``[rows, columns]``."""
-    weight: Tensor = module.weight.data  # type: ignore[union-attr, assignment]
-    return as_rows(module, weight)

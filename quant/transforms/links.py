@@ -130,6 +130,12 @@ def as_rows(module: nn.Module, weight: Tensor) -> Tensor:
     return weight.T if isinstance(module, Conv1D) and weight.dim() == 2 else weight
 
 
+def weight_rows(module: nn.Module) -> Tensor:
+    """A linear's own weight as ``[rows, columns]``; a view."""
+    assert isinstance(module.weight, Tensor)
+    return as_rows(module, module.weight.data)
+
+
 def block_weights(block: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
     """A block's parameters by name, in ``dtype``; matrices of linears as ``[rows, columns]``. Views where no change of type is needed."""
     return {

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from smelt.quant.blockwise import quantize_blocks
+from smelt.models.steps import block_loop
 
 
 def interrupt_after(parts: int, monkeypatch: pytest.MonkeyPatch, start: Callable[[], object]) -> None:
     """Start a run and interrupt it once so many parts are written."""
-    original, count = quantize_blocks.save_part, [0]
+    original, count = block_loop.save_part, [0]
 
     def stop(*args: Any) -> None:
         original(*args)
@@ -20,6 +20,6 @@ def interrupt_after(parts: int, monkeypatch: pytest.MonkeyPatch, start: Callable
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(quantize_blocks, "save_part", stop)
+        patch.setattr(block_loop, "save_part", stop)
         with pytest.raises(KeyboardInterrupt):
             start()

@@ -15,13 +15,10 @@ from typing import Any
 import torch
 from smelt.compress import Recipe
 from smelt.compress.pipeline.plan import Plan
+from smelt.models.steps import block_loop
 from smelt.models.steps.parts import layers_of, load_part
 from smelt.models.steps.step import RunContext
-from smelt.prune.steps import experts as prune_experts
 from smelt.prune.steps import hidden as prune_hidden
-from smelt.prune.steps import units as prune_units
-from smelt.prune.steps import weights as prune_weights
-from smelt.quant.blockwise import quantize_blocks
 from smelt.system.processes import Processes
 from smelt.system.progress import Progress
 from torch import Tensor
@@ -122,7 +119,7 @@ def done(recipe: Recipe, journal: Path) -> dict[str, float]:
 
 if __name__ == "__main__":
     torch.tensor = _tensor
-    for module in (quantize_blocks, prune_experts, prune_hidden, prune_units, prune_weights):
+    for module in (block_loop, prune_hidden):
         module.on = torch.device  # what `on` does for a GPU, without asking torch for one
     told = []
     for number, data in enumerate(json.loads(Path(sys.argv[1]).read_text())):

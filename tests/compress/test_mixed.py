@@ -19,11 +19,11 @@ from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.pipeline.plan import Plan
 from smelt.compress.steps import format_speed as speed
 from smelt.models.directory.find import find_model
+from smelt.models.steps import block_loop
 from smelt.models.structure.open_model import OpenModel
 from smelt.models.text.source import TextSource
 from smelt.models.text.windows import calibration_windows
 from smelt.quant.blockwise.assignment import Assignment
-from smelt.quant.mixed import sensitivity
 from smelt.quant.mixed.choose import best_choice
 from smelt.quant.mixed.sensitivity import Measured, Roundings, fisher_losses, kl_losses
 from smelt.quant.mixed.units import find_units
@@ -168,16 +168,16 @@ def test_an_interrupted_run_goes_on_and_a_second_one_measures_nothing(
     first = table.read_bytes()
     table.unlink()
     measured: list[str] = []
-    finish = sensitivity._Pass._finish
+    save = block_loop.save_data
 
-    def stopped(self: Any, place: str, found: Any) -> None:
-        finish(self, place, found)
-        measured.append(place)
+    def stopped(file: Path, found: Any) -> None:
+        save(file, found)
+        measured.append(file.stem)
         if len(measured) == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(sensitivity._Pass, "_finish", stopped)
+        patch.setattr(block_loop, "save_data", stopped)
         with pytest.raises(KeyboardInterrupt):
             run(made, fresh=True)
         interrupt_after(2, monkeypatch, lambda: run(made))
@@ -187,7 +187,7 @@ def test_an_interrupted_run_goes_on_and_a_second_one_measures_nothing(
     assert {p.name: p.read_bytes() for p in run(made).checkpoint.iterdir()} == quiet
     table.write_bytes(first)
     with monkeypatch.context() as patch:
-        patch.setattr(sensitivity._Pass, "_finish", lambda *_: pytest.fail("measured again"))
+        patch.setattr(block_loop, "save_data", lambda *_: pytest.fail("measured again"))
         assert {p.name: p.read_bytes() for p in run(made, fresh=True).checkpoint.iterdir()} == quiet
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from smelt.compress import Recipe, run
 from smelt.compress.pipeline.plan import Plan
-from smelt.prune.steps import experts as prune_experts
+from smelt.models.steps import block_loop
 from smelt.runtime import Engine, SamplingParams
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -135,7 +135,7 @@ def test_interrupted_after_a_block_it_goes_on(
 ) -> None:
     model = tiny("qwen3_moe")
     quiet = run(_recipe(model, tmp_path / "quiet", _prune()))
-    save, saved = prune_experts.save_part, []
+    save, saved = block_loop.save_part, []
 
     def stop(*args: Any) -> None:
         save(*args)
@@ -143,7 +143,7 @@ def test_interrupted_after_a_block_it_goes_on(
         if len(saved) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(prune_experts, "save_part", stop)
+    monkeypatch.setattr(block_loop, "save_part", stop)
     recipe = _recipe(model, tmp_path / "out", _prune())
     with pytest.raises(KeyboardInterrupt):
         run(recipe)

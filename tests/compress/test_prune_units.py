@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, run
 from smelt.compress.pipeline.plan import Plan
-from smelt.prune.steps import units as prune_units
+from smelt.models.steps import block_loop
 from smelt.prune.structure.axes import Span
 from smelt.runtime import Engine, SamplingParams
 from smelt.system.errors import SmeltError
@@ -211,7 +211,7 @@ def test_interrupted_after_a_block_it_goes_on(
 ) -> None:
     model = tiny("llama", torch.bfloat16)
     quiet = run(_recipe(model, tmp_path / "quiet", _prune(update="least_squares")))
-    save, saved = prune_units.save_part, []
+    save, saved = block_loop.save_part, []
 
     def stop(*args: Any) -> None:
         save(*args)
@@ -219,7 +219,7 @@ def test_interrupted_after_a_block_it_goes_on(
         if len(saved) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(prune_units, "save_part", stop)
+    monkeypatch.setattr(block_loop, "save_part", stop)
     recipe = _recipe(model, tmp_path / "out", _prune(update="least_squares"))
     with pytest.raises(KeyboardInterrupt):
         run(recipe)

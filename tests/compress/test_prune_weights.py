@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from smelt.compress import Recipe, run
 from smelt.compress.pipeline.plan import Plan
+from smelt.models.steps import block_loop
 from smelt.prune.steps import weights as prune_weights
 from smelt.prune.update.sparsegpt import sparsegpt
 from smelt.runtime.decoder.model import Model
@@ -149,7 +150,7 @@ def test_interrupted_after_a_block_it_goes_on(
     model = tiny("llama", torch.bfloat16)
     step = {"prune": {"structure": "weights", "sparsity": 0.5, "update": "sparsegpt"}}
     quiet = run(_recipe(model, tmp_path / "quiet", step))
-    save, saved = prune_weights.save_part, []
+    save, saved = block_loop.save_part, []
 
     def stop(*args: Any) -> None:
         save(*args)
@@ -157,7 +158,7 @@ def test_interrupted_after_a_block_it_goes_on(
         if len(saved) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(prune_weights, "save_part", stop)
+    monkeypatch.setattr(block_loop, "save_part", stop)
     recipe = _recipe(model, tmp_path / "out", step)
     with pytest.raises(KeyboardInterrupt):
         run(recipe)

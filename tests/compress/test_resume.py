@@ -104,7 +104,7 @@ def test_finished_blocks_are_not_done_again(
 ) -> None:
     recipe_file = _recipe_file(tmp_path, tiny("llama", torch.bfloat16))
     recipe = Recipe.load(recipe_file, [f"output={tmp_path / 'out'}"])
-    from smelt.quant.blockwise import quantize_blocks as step
+    from smelt.models.steps import block_loop as step
 
     done: list[Path] = []
     save = step.save_part
