@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor
 
 from ...models.directory.directory import ModelDirectory
+from ...models.steps.block_loop import streamed_model
 from ...models.steps.smaller_model import write_model
 from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepRecord
-from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel
+from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.open_model import OpenModel
 from ...runtime.decoder.architectures import spec_of
 from ...runtime.measure.shape_time import decode_seconds
@@ -25,6 +27,7 @@ from ...system.files import write_text
 from ...system.processes import Processes
 from ...system.progress import Progress
 from ...system.resources import Cost, compute_dtype
+from ..score.loss import next_token_loss
 from ..settings import Prune
 from ..structure.removable import layer_parts
 from ..structure.shapes import DIMENSIONS, Costs, Grid, Sizes, parameters_of, shape_of, timing_bytes
@@ -328,21 +331,9 @@ def _step(settings: Prune) -> Step:
 @torch.no_grad()
 def _loss_of(model: OpenModel, tokens: Tensor, context: RunContext) -> float:
     """Mean loss of the next tokens."""
-    streamed = StreamedModel(
-        model.skeleton, model.weights, context.dtype, context.journal, device=context.processes.device
-    )
-    store = streamed.final_hidden(tokens, Progress(False), "")
-    head, lost, count = streamed.head(), 0.0, 0
-    try:
-        size = max(1, LOGIT_TOKENS // tokens.shape[1])
-        for start in range(0, len(tokens), size):
-            part = slice(start, min(start + size, len(tokens)))
-            logits = head(store.read(part))[:, :-1].float()
-            wanted = tokens[part, 1:].to(logits.device)
-            lost += torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum").item()
-            count += wanted.numel()
-    finally:
-        store.close()
+    streamed = streamed_model(model, context)
+    with closing(streamed.final_hidden(tokens, Progress(False), "")) as store:
+        lost, count = next_token_loss(streamed.head(), store, tokens)
     loss = lost / count
     return loss if math.isfinite(loss) else 1e9
 

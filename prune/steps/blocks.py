@@ -14,7 +14,7 @@ from ...models.steps.block_loop import forward, streamed_model
 from ...models.steps.parts import load_data, save_data
 from ...models.steps.smaller_model import last_hidden, write_model
 from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
-from ...models.streaming.streamed import LOGIT_TOKENS, HeadFunction, StreamedModel, head_batches
+from ...models.streaming.streamed import LOGIT_TOKENS, HeadFunction, StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...system.activation_store import BATCH_TOKENS, ActivationStore
 from ...system.device import on
@@ -22,6 +22,7 @@ from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import human_bytes
 from ...system.resources import Cost, compute_dtype
 from ..score.influence import Influence
+from ..score.loss import next_token_loss
 from ..settings import Prune
 from ..structure.drop_blocks import shallower
 from ..structure.removable import BlockParts, Removable, WholeBlocks, check_parts
@@ -360,12 +361,7 @@ class _Scores:
 
     def _loss(self, head: HeadFunction, store: ActivationStore) -> float:
         """Mean loss of the next tokens, over the windows of all processes."""
-        sums = torch.zeros(2, dtype=torch.float64)
-        for part in head_batches(store):
-            logits: Tensor = head(store.read(part))[:, :-1].float()
-            wanted = self._tokens[part, 1:].to(logits.device)
-            lost = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum")
-            sums += torch.tensor([lost.item(), wanted.numel()], dtype=torch.float64)
+        sums = torch.tensor(next_token_loss(head, store, self._tokens), dtype=torch.float64)
         self._context.processes.sum_(sums)
         return (sums[0] / sums[1]).item()
 

@@ -42,12 +42,11 @@ def gptq(
     options = options or GptqOptions()
     grid = grid or Grid.fit(weight, args)
     if stats.tokens == 0:
-        return _nearest_because(_without_smallest(weight, options.removes), grid, "no calibration token reached it")
+        return _nearest_because("no calibration token reached it", weight, grid, options.removes)
     if stats.hessian is None:
         raise ValueError("gptq needs stats.hessian")
     if not torch.isfinite(stats.hessian.diagonal()).all():
-        why = "its calibration inputs are not finite"
-        return _nearest_because(_without_smallest(weight, options.removes), grid, why)
+        return _nearest_because("its calibration inputs are not finite", weight, grid, options.removes)
 
     diagonal = stats.hessian.diagonal()
     refit = options.refit_groups and args.strategy == "group"
@@ -56,7 +55,7 @@ def gptq(
     factor, damping = column_factor(stats.hessian, backwards, options.damping, MAX_DAMPING)
     if factor is None:
         why = f"its Hessian is not positive definite even with damping {damping:g}"
-        return _nearest_because(_without_smallest(weight, options.removes), grid, why)
+        return _nearest_because(why, weight, grid, options.removes)
     notes = [] if damping == options.damping else [f"gptq raised its damping from {options.damping:g} to {damping:g}"]
 
     # Transposed, a column of the weight is contiguous; the loop below touches one at a time.
@@ -67,11 +66,8 @@ def gptq(
     if shift is not None:
         columns += options.error_aware * _makes_up(columns, shift, backwards, factor)
         weight = columns[torch.argsort(backwards)].T.contiguous()
-    removal = None
-    if options.removes is not None:
-        cost = factor.diagonal().square().clone()
-        cost[(diagonal == 0)[backwards]] = 0.0  # what reads nothing but zeros goes first
-        removal = Removal(options.removes, cost, backwards, weight.shape[0])
+    removes = options.removes
+    removal = None if removes is None else _removal(removes, factor, diagonal, backwards, weight.shape[0])
     factor /= factor.diagonal().clone()[:, None]
     if refit:
         importance = diagonal if options.scale_search else None
@@ -81,19 +77,30 @@ def gptq(
             likely = weight if removal is None else weight * removal.likely(columns).T[:, torch.argsort(backwards)]
             grid = fit_scales(likely, grid, diagonal)
         final = _rounding(grid, backwards // grid.width, stays)
-        if removal is None:
-            rounded = settle_columns(columns, factor, final, options.block)
-        else:
-            left = removal.stays
-            rounded = settle_columns(
-                columns,
-                factor,
-                lambda column, wanted: final(column, wanted) * left[column],
-                AT_A_TIME,
-                removal.coming,
-                removal.together,
-            )
+        rounded = _round_columns(columns, factor, final, removal, options.block)
     return QuantizedWeight(rounded[torch.argsort(backwards)].T.contiguous(), grid, notes)
+
+
+def _removal(removes: Pattern | float, factor: Tensor, diagonal: Tensor, backwards: Tensor, rows: int) -> Removal:
+    """What is removed while columns are rounded, by what its loss costs."""
+    cost = factor.diagonal().square().clone()
+    cost[(diagonal == 0)[backwards]] = 0.0  # what reads nothing but zeros goes first
+    return Removal(removes, cost, backwards, rows)
+
+
+def _round_columns(columns: Tensor, factor: Tensor, final: Final, removal: Removal | None, block: int) -> Tensor:
+    """Round one column after another; those to come make up for each."""
+    if removal is None:
+        return settle_columns(columns, factor, final, block)
+    left = removal.stays
+    return settle_columns(
+        columns,
+        factor,
+        lambda column, wanted: final(column, wanted) * left[column],
+        AT_A_TIME,
+        removal.coming,
+        removal.together,
+    )
 
 
 def _makes_up(columns: Tensor, shift: Tensor, backwards: Tensor, factor: Tensor) -> Tensor:
@@ -158,15 +165,12 @@ def _round_groups(
     return rounded, Grid.of_scale(grid.args, scale, torch.cat(zeros, 1) if zeros else None, shape, width)
 
 
-def _without_smallest(weight: Tensor, removes: Pattern | float | None) -> Tensor:
-    if removes is None:
-        return weight
-    sizes = weight.float().abs()
-    keep = removes.keep(sizes) if isinstance(removes, Pattern) else keep_share(sizes, removes, by_row=False)
-    return weight * keep
-
-
-def _nearest_because(weight: Tensor, grid: Grid, reason: str) -> QuantizedWeight:
+def _nearest_because(reason: str, weight: Tensor, grid: Grid, removes: Pattern | float | None) -> QuantizedWeight:
+    """Rounded to nearest, without the smallest weights if some are to be removed."""
+    if removes is not None:
+        sizes = weight.float().abs()
+        keep = removes.keep(sizes) if isinstance(removes, Pattern) else keep_share(sizes, removes, by_row=False)
+        weight = weight * keep
     result = nearest(weight, grid.args, grid=grid)
     result.notes.append(f"rounded to nearest instead of gptq: {reason}")
     return result

@@ -1,0 +1,26 @@
+"""How well a model predicts the calibration text."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from ...models.streaming.streamed import HeadFunction, head_batches
+from ...system.activation_store import ActivationStore
+
+
+def next_token_loss(head: HeadFunction, store: ActivationStore, tokens: Tensor) -> tuple[float, int]:
+    """The sum of the losses of the next tokens, and how many they are.
+
+    Args:
+        head: the part after the blocks.
+        store: what leaves the last block.
+        tokens: the windows, ``[windows, length]``.
+    """
+    lost, count = 0.0, 0
+    for part in head_batches(store):
+        logits = head(store.read(part))[:, :-1].float()
+        wanted = tokens[part, 1:].to(logits.device)
+        lost += cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum").item()
+        count += wanted.numel()
+    return lost, count
