@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,9 +12,11 @@ from pydantic_core import ErrorDetails
 
 from ...system.errors import SmeltError, nearest_name
 from ...system.paths import irregular, named_path
+from ...system.variants import Variants
 from .yaml_document import DEEPEST, LARGEST_FILE, Document, Place, parse
 
 Settings = TypeVar("Settings", bound=BaseModel)
+Found = TypeVar("Found")
 
 _LONGEST_CHAIN = 20
 _MOST_MISTAKES = 20
@@ -178,12 +181,12 @@ def _override(document: Document, text: str) -> None:
 
 
 def _sentence(schema: type[BaseModel], error: ErrorDetails, document: Document, path: Path) -> str:
-    place = _place_in_data(error["loc"], document.data)
+    place, model = _place_in_data(schema, error["loc"], document.data)
     where = _origin(document, place, path)
     name = ".".join(str(part) for part in place)
     kind, found = error["type"], error.get("input")
     if kind == "extra_forbidden":
-        known = _field_names(schema, error["loc"][:-1])
+        known = [*model.model_fields, *(["extends"] if model is schema else [])]
         hint = nearest_name(str(place[-1]), known)
         expected = f"; expected one of {', '.join(known)}" if known else ""
         return f"{where}: unknown key {name}{expected}{hint}"
@@ -191,6 +194,8 @@ def _sentence(schema: type[BaseModel], error: ErrorDetails, document: Document, 
         parent = ".".join(str(part) for part in place[:-1])
         return f"{where}: {f'{parent} lacks' if parent else 'the recipe lacks'} the required key {error['loc'][-1]}"
     message = error["msg"].removeprefix("Value error, ")
+    if kind == "model_type":
+        return f"{where}: {name} is {_shown(found)}; it must be a section of key: value lines"
     if kind == "value_error":
         return f"{where}: {name}: {message}" if name else f"{where}: {message}"
     return f"{where}: {name} is {_shown(found)}; {message[0].lower()}{message[1:]}"
@@ -201,19 +206,31 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _place_in_data(loc: tuple[str | int, ...], data: Any) -> Place:
-    """The part of pydantic's location that names keys of the file (it also names union members)."""
+def _place_in_data(schema: type[BaseModel], loc: tuple[str | int, ...], data: Any) -> tuple[Place, type[BaseModel]]:
+    """The part of pydantic's location that names keys of the file, and the model that the last of them is for.
+
+    Pydantic's also names which variant a section was taken for, and members of other unions.
+    """
     place: list[str | int] = []
+    model, within = schema, list[Any]([schema])  # what `data` may be, by annotations
     for i, key in enumerate(loc):
+        variants = _found_in(within, Variants)
+        if variants is not None and key in variants.models:
+            model, within = variants.models[str(key)], [variants.models[str(key)]]
+            continue
         present = (isinstance(data, dict) and key in data) or (
             isinstance(data, list) and isinstance(key, int) and key < len(data)
         )
+        if isinstance(key, str):
+            model = _model_in(within) or model
+            field = model.model_fields.get(key)
+            within = within if field is None else [field.annotation, *field.metadata]
         if present:
             place.append(key)
             data = data[key]  # type: ignore
         elif i == len(loc) - 1 and isinstance(data, dict):
             place.append(key)
-    return tuple(place)
+    return tuple(place), model
 
 
 def _origin(document: Document, place: Place, path: Path) -> str:
@@ -222,23 +239,17 @@ def _origin(document: Document, place: Place, path: Path) -> str:
     return document.origin.get(place, str(path)) if place else str(path)
 
 
-def _field_names(schema: type[BaseModel], loc: tuple[str | int, ...]) -> list[str]:
-    model: Any = schema
-    for key in loc:
-        if isinstance(key, int):
-            continue
-        if not (isinstance(model, type) and issubclass(model, BaseModel)) or key not in model.model_fields:
-            continue
-        model = _model_in(model.model_fields[key].annotation) or model
-    names = list(model.model_fields)
-    return [*names, "extends"] if model is schema else names
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
+def _parts(annotation: Any) -> Iterator[Any]:
+    """An annotation and all that it is made of."""
+    yield annotation
     for inner in typing.get_args(annotation):
-        found = _model_in(inner)
-        if found:
-            return found
-    return None
+        yield from _parts(inner)
+
+
+def _found_in(annotations: list[Any], kind: type[Found]) -> Found | None:
+    return next((each for whole in annotations for each in _parts(whole) if isinstance(each, kind)), None)
+
+
+def _model_in(annotations: list[Any]) -> type[BaseModel] | None:
+    found = (each for whole in annotations for each in _parts(whole) if isinstance(each, type))
+    return next((each for each in found if issubclass(each, BaseModel)), None)

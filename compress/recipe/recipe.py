@@ -14,7 +14,7 @@ from pydantic import (
 
 from ...distill.settings import Distill
 from ...models.text.settings import LENGTH_HELP, fitting_length
-from ...prune.settings import Prune
+from ...prune.steps.table import Prune
 from ...system.settings import PathText, RecipeModel, Seed
 from ..evaluation.settings import Evaluate
 from ..steps.settings import Quantize
@@ -48,9 +48,18 @@ class StepEntry(RecipeModel):
 
     @model_validator(mode="after")
     def _one_step(self) -> StepEntry:
-        if sum(each is not None for each in (self.quantize, self.prune, self.distill)) != 1:
-            raise ValueError("a step has one name: quantize, prune or distill")
+        if len(self._given()) != 1:
+            *others, last = type(self).model_fields
+            raise ValueError(f"a step has one name: {', '.join(others)} or {last}")
         return self
+
+    def _given(self) -> list[str]:
+        return [name for name in type(self).model_fields if getattr(self, name) is not None]
+
+    @property
+    def step_name(self) -> str:
+        """Which step it is."""
+        return self._given()[0]
 
     @model_serializer(mode="wrap")
     def _named_only(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

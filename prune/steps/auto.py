@@ -17,7 +17,7 @@ from torch import Tensor
 from ...models.directory.directory import ModelDirectory
 from ...models.steps.block_loop import streamed_model
 from ...models.steps.smaller_model import write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.open_model import OpenModel
 from ...runtime.decoder.architectures import spec_of
@@ -28,12 +28,13 @@ from ...system.processes import Processes
 from ...system.progress import Progress
 from ...system.resources import Cost, compute_dtype
 from ..score.loss import next_token_loss
-from ..settings import Prune
+from ..settings.auto import PruneAuto
+from ..settings.base import PruneBase
+from ..settings.hidden import PruneHidden
 from ..structure.removable import layer_parts
 from ..structure.shapes import DIMENSIONS, Costs, Grid, Sizes, parameters_of, shape_of, timing_bytes
-from .blocks import PruneBlocksStep
 from .hidden import PruneHiddenStep
-from .units import PruneUnitsStep
+from .table import STRUCTURES, step_of
 
 # Shapes that are made and judged on text, best first by what their dimensions cost one by one.
 _TRIED = 3
@@ -54,10 +55,9 @@ class PruneAutoStep:
     leaves_zeros = False
     keeps_zeros = False  # the stream may be turned
 
-    def __init__(self, settings: Prune, where: str) -> None:
+    def __init__(self, settings: PruneAuto, where: str) -> None:
         self.settings = settings
         self.where = where
-        assert settings.target is not None
         self.target = settings.target
 
     @property
@@ -97,7 +97,7 @@ class PreparedAuto(PreparedStep):
         # The shape is what the search is for: of those that it may find, the one that the fewest group sizes divide.
         self.output = model
         for settings in self._settings(self._grid.oddest):
-            self.output = _step(settings).prepare(Given(self.output, self.output)).output
+            self.output = step_of(settings, settings.structure).prepare(Given(self.output, self.output)).output
 
     def _wrong(self, field: str, what: str) -> ProblemsError:
         return ProblemsError([Problem(f"{self._where}.{field}", what)])
@@ -194,7 +194,7 @@ class PreparedAuto(PreparedStep):
         }
         return StepRecord("prune", self.settings.model_dump(mode="json"), [], list(model.anatomy.unknown), chosen, told)
 
-    def _settings(self, sizes: Sizes) -> list[Prune]:
+    def _settings(self, sizes: Sizes) -> list[PruneBase]:
         """The steps that make a shape, in order."""
         whole, found = self._grid.whole, []
         if sizes.blocks < whole.blocks:
@@ -208,7 +208,7 @@ class PreparedAuto(PreparedStep):
             if left < all_of_them:
                 multiple = {} if name == "heads" else {"multiple": left & -left}
                 found.append({"structure": name, "ratio": 1 - left / all_of_them, **multiple, **more})
-        return [Prune.model_validate(each) for each in found]
+        return [STRUCTURES[each["structure"]].settings.model_validate(each) for each in found]
 
     def _allowed(self, grid: Grid, limit: float, spent: Callable[[Sizes], float]) -> list[Sizes]:
         allowed = [sizes for sizes in grid if spent(sizes) <= limit]
@@ -264,7 +264,7 @@ class _Search:
         model: OpenModel,
         grid: Grid,
         context: RunContext,
-        settings: Callable[[Sizes], list[Prune]],
+        settings: Callable[[Sizes], list[PruneBase]],
     ) -> None:
         self._model, self._grid, self._context, self._settings = model, grid, context, settings
         judged = max(1, len(context.tokens) // _JUDGING)
@@ -295,7 +295,7 @@ class _Search:
             tried[sizes] = self._loss(_named(sizes), self._settings(sizes))
         return min(first, key=lambda sizes: tried[sizes])
 
-    def _loss(self, name: str, settings: list[Prune]) -> float:
+    def _loss(self, name: str, settings: list[PruneBase]) -> float:
         if name not in self.losses:
             place = self._context.journal / "trial"
             shutil.rmtree(place, ignore_errors=True)
@@ -307,11 +307,11 @@ class _Search:
         return self.losses[name]
 
 
-def _applied(settings: list[Prune], model: OpenModel, context: RunContext, place: Path) -> OpenModel:
+def _applied(settings: list[PruneBase], model: OpenModel, context: RunContext, place: Path) -> OpenModel:
     """The model after some steps; its files lie in ``place``. What an interrupted run has made there is not made again."""
     for number, each in enumerate(settings):
         try:
-            step = _step(each).prepare(Given(model, model))
+            step = step_of(each, each.structure).prepare(Given(model, model))
         except ProblemsError as error:
             raise SmeltError(str(error.problems[0])) from None
         directory, done = place / f"model-{number}", place / f"model-{number}.done"
@@ -321,11 +321,6 @@ def _applied(settings: list[Prune], model: OpenModel, context: RunContext, place
             done.touch()
         model = OpenModel(ModelDirectory(directory.name, directory, model.directory.trust_remote_code))
     return model
-
-
-def _step(settings: Prune) -> Step:
-    kinds = {"blocks": PruneBlocksStep, "hidden": PruneHiddenStep}
-    return kinds.get(settings.structure, PruneUnitsStep)(settings, settings.structure)
 
 
 @torch.no_grad()
@@ -340,7 +335,7 @@ def _loss_of(model: OpenModel, tokens: Tensor, context: RunContext) -> float:
 
 def _turns(model: OpenModel) -> bool:
     """Whether the stream of a model can be turned to its principal directions."""
-    step = PruneHiddenStep(Prune.model_validate({"structure": "hidden", "ratio": 0.5, "score": "pca"}), "")
+    step = PruneHiddenStep(PruneHidden(structure="hidden", ratio=0.5, score="pca"), "")
     try:
         step.prepare(Given(model, model))
     except ProblemsError as error:
@@ -352,7 +347,7 @@ def _named(sizes: Sizes) -> str:
     return " ".join(f"{name} {getattr(sizes, name)}" for name in DIMENSIONS)
 
 
-def _told(whole: Sizes, found: Sizes, settings: list[Prune], losses: dict[str, float]) -> str:
+def _told(whole: Sizes, found: Sizes, settings: list[PruneBase], losses: dict[str, float]) -> str:
     nouns = {
         "blocks": "blocks",
         "hidden": "channels of the stream",

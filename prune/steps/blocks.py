@@ -23,7 +23,7 @@ from ...system.machine import human_bytes
 from ...system.resources import Cost, compute_dtype
 from ..score.influence import Influence
 from ..score.loss import next_token_loss
-from ..settings import Prune
+from ..settings.blocks import PruneBlocks, PruneParts
 from ..structure.drop_blocks import shallower
 from ..structure.removable import BlockParts, Removable, WholeBlocks, check_parts
 
@@ -41,7 +41,7 @@ class PruneBlocksStep:
     quantizes = False
     leaves_zeros = False
 
-    def __init__(self, settings: Prune, where: str) -> None:
+    def __init__(self, settings: PruneBlocks | PruneParts, where: str) -> None:
         self.settings = settings
         self.where = where
         self.score = settings.score or "influence"

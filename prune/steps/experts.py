@@ -26,7 +26,7 @@ from ...system.resources import Cost, compute_dtype
 from ...system.tensor_files import SafetensorsFile
 from ..score.taylor import first_order
 from ..score.units import path_scores
-from ..settings import Prune
+from ..settings.experts import PruneExperts
 from ..structure.axes import Axis, Span
 from ..structure.drop_experts import ExpertLayers, fewer_experts
 
@@ -43,7 +43,7 @@ class PruneExpertsStep:
     leaves_zeros = False
     keeps_zeros = True
 
-    def __init__(self, settings: Prune, where: str) -> None:
+    def __init__(self, settings: PruneExperts, where: str) -> None:
         self.settings = settings
         self._where = where
         self._score = settings.score or "activation"
@@ -71,7 +71,7 @@ class PreparedExperts(PreparedStep):
         ProblemsError: so many cannot go.
     """
 
-    def __init__(self, settings: Prune, where: str, label: str, model: OpenModel) -> None:
+    def __init__(self, settings: PruneExperts, where: str, label: str, model: OpenModel) -> None:
         self.settings, self.label = settings, label
         self._where, self.model = where, model
         self._score = settings.score or "activation"

@@ -31,7 +31,7 @@ from ...system.resources import Cost, compute_dtype
 from ...system.tensor_files import SafetensorsFile, save_tensors
 from ..score.pca import Directions, shares_of
 from ..score.taylor import first_order_of_stream
-from ..settings import Prune
+from ..settings.hidden import PruneHidden
 from ..structure import axes
 from ..structure.axes import Axis
 from ..structure.slice_width import narrower
@@ -48,7 +48,7 @@ class PruneHiddenStep:
     quantizes = False
     leaves_zeros = False
 
-    def __init__(self, settings: Prune, where: str) -> None:
+    def __init__(self, settings: PruneHidden, where: str) -> None:
         self.settings = settings
         self.where = where
         self.score = settings.score or "pca"

@@ -29,7 +29,7 @@ from ...system.tensor_files import SafetensorsFile
 from ..allocation.unit_sizes import MOST_LEVELS, oddest_units, shared_out_units
 from ..score.taylor import first_order
 from ..score.units import path_scores, refitted, unit_scores
-from ..settings import Prune
+from ..settings.units import PruneChannels, PruneHeads
 from ..structure import axes
 from ..structure.axes import Axis
 from ..structure.removable import layer_parts
@@ -56,7 +56,7 @@ class PruneUnitsStep:
     leaves_zeros = False
     keeps_zeros = True
 
-    def __init__(self, settings: Prune, where: str) -> None:
+    def __init__(self, settings: PruneChannels | PruneHeads, where: str) -> None:
         self.settings = settings
         self.where = where
         self.score = settings.score or "activation"

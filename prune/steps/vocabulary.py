@@ -19,7 +19,7 @@ from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import human_bytes
 from ...system.resources import Cost
 from ...system.tensor_files import save_tensors
-from ..settings import Prune
+from ..settings.vocabulary import PruneVocabulary
 from ..structure.axes import vocabulary
 from ..structure.slice_width import narrower
 from ..structure.vocabulary import Vocabulary, renumbered
@@ -37,13 +37,13 @@ class PruneVocabularyStep:
     leaves_zeros = False
     keeps_zeros = True
 
-    def __init__(self, settings: Prune, where: str) -> None:
+    def __init__(self, settings: PruneVocabulary, where: str) -> None:
         self.settings = settings
         self._where = where
 
     @property
     def label(self) -> str:
-        return f"the vocabulary of {Path(self.settings.corpus or '').name}"
+        return f"the vocabulary of {Path(self.settings.corpus).name}"
 
     def prepare(self, given: Given) -> PreparedVocabulary:
         return PreparedVocabulary(self.settings, self._where, given.model)
@@ -61,8 +61,7 @@ class PreparedVocabulary(PreparedStep):
         ProblemsError: the corpus cannot be read, or no token can go.
     """
 
-    def __init__(self, settings: Prune, where: str, model: OpenModel) -> None:
-        assert settings.corpus is not None
+    def __init__(self, settings: PruneVocabulary, where: str, model: OpenModel) -> None:
         self.settings, self.model = settings, model
         self._source = TextSource(settings.corpus, "calibration")
         problem = self._source.problem()

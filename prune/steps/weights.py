@@ -29,7 +29,7 @@ from ...system.resources import Cost, compute_dtype
 from ...system.tensor_files import SafetensorsFile
 from ..allocation.sparsities import LEVELS, shared_out
 from ..score.weights import magnitude, wanda
-from ..settings import Prune
+from ..settings.weights import PrunePattern, PruneWeights
 from ..update.sparsegpt import sparsegpt
 from .linear_pruner import LinearPruner
 
@@ -51,7 +51,7 @@ class PruneWeightsStep:
     leaves_zeros = True
     keeps_zeros = True
 
-    def __init__(self, settings: Prune, where: str) -> None:
+    def __init__(self, settings: PrunePattern | PruneWeights, where: str) -> None:
         self.settings = settings
         self.where = where
         self.pattern = None if settings.structure == "weights" else Pattern.named(settings.structure)

@@ -1,0 +1,1 @@
+"""Settings of pruning, one file a structure. None of this imports torch."""
