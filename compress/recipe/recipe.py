@@ -17,7 +17,7 @@ from ...models.text.settings import LENGTH_HELP, fitting_length
 from ...prune.steps.table import Prune
 from ...system.settings import PathText, RecipeModel, Seed
 from ..evaluation.settings import Evaluate
-from ..steps.settings import Quantize
+from ..steps.settings import QuantizeSection
 from .file import load
 
 
@@ -42,7 +42,7 @@ class Calibrate(RecipeModel):
 class StepEntry(RecipeModel):
     """One step of a recipe: exactly one of the step names as its key."""
 
-    quantize: Quantize | None = None
+    quantize: QuantizeSection | None = None
     prune: Prune | None = None
     distill: Distill | None = None
 

@@ -18,8 +18,8 @@ from ...quant.mixed.costs import bytes_of, header_bytes, other_header_bytes, uni
 from ...quant.mixed.sensitivity import Measured, Roundings, fisher_losses, kl_losses
 from ...quant.mixed.units import Unit, find_units
 from ...quant.scheme import Scheme, resolve
+from ...quant.settings.auto import QuantizeAuto
 from ...quant.settings.methods import TransformChoice
-from ...quant.settings.quantize import Quantize
 from ...system.activation_store import BATCH_TOKENS
 from ...system.errors import Problem, SmeltError
 from ...system.files import write_text
@@ -88,15 +88,11 @@ class MixedPrecision:
         where: how messages name this step.
     """
 
-    def __init__(self, settings: Quantize, where: str) -> None:
-        assert settings.target is not None
+    def __init__(self, settings: QuantizeAuto, where: str) -> None:
         self._settings, self._where, self._target = settings, where, settings.target
         chosen = settings.auto_candidates()
         self.candidates = [resolve(candidate.scheme, candidate.group_size) for candidate in chosen]
-        self._assignments = [
-            Assignment(settings.model_copy(update={"scheme": each.scheme, "group_size": each.group_size}), where)
-            for each in chosen
-        ]
+        self._assignments = [Assignment(settings.with_only(each), where) for each in chosen]
 
     def problems(self, model: OpenModel) -> list[Problem]:
         """Everything that stands between these settings and this model, that can be known before any work."""

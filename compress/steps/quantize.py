@@ -24,7 +24,6 @@ from ...quant.blockwise.guard import LayerGuard
 from ...quant.blockwise.quantize_blocks import BlockQuantizer
 from ...quant.blockwise.quantize_weights import WeightQuantizer
 from ...quant.scheme import Scheme, cache_args, resolve
-from ...quant.settings.methods import AUTO
 from ...quant.stored.kv_cache import takes_cache
 from ...system.errors import Problem, SmeltError, raise_problems
 from ...system.machine import human_bytes
@@ -32,7 +31,7 @@ from ...system.resources import Cost
 from .mixed_precision import MixedPrecision
 from .quantize_cost import Rounding
 from .quantized_checkpoint import embedding_tables, write_quantized
-from .settings import Quantize
+from .settings import Quantize, QuantizeAuto
 from .train_quantized import QuantizedTraining
 
 
@@ -47,7 +46,7 @@ class QuantizeStep:
     quantizes = True
     leaves_zeros = False
 
-    def __init__(self, settings: Quantize, where: str) -> None:
+    def __init__(self, settings: Quantize | QuantizeAuto, where: str) -> None:
         self.settings = settings
         self.where = where
 
@@ -61,7 +60,7 @@ class QuantizeStep:
         group = (
             "" if settings.group_size is None else f" g{settings.group_size}" if settings.group_size > 0 else " per row"
         )
-        if settings.target is not None:
+        if isinstance(settings, QuantizeAuto):
             group = f" {settings.target.label}"
         methods = [*(choice.method for choice in settings.transforms), settings.rounding.method]
         trained = "" if settings.train is None else f", trained by {settings.train.label}"
@@ -83,10 +82,11 @@ class PreparedQuantize(PreparedStep):
         ProblemsError: it cannot be quantized so.
     """
 
-    def __init__(self, settings: Quantize, where: str, given: Given) -> None:
+    def __init__(self, settings: Quantize | QuantizeAuto, where: str, given: Given) -> None:
         self.settings, self._where, self._given, self.model = settings, where, given, given.model
         self.transforms = Transforms(settings.transforms, where)
-        self._assignment = (MixedPrecision if settings.scheme == AUTO else Assignment)(settings, where)
+        chooses = isinstance(settings, QuantizeAuto)
+        self._assignment = MixedPrecision(settings, where) if chooses else Assignment(settings, where)
         self._mixed = self._assignment if isinstance(self._assignment, MixedPrecision) else None
         raise_problems(self.transforms.problems(self.model))
         self._working = self._changed()

@@ -37,10 +37,6 @@ def _scheme_name(value: Any) -> Any:
     return value
 
 
-def _scheme_or_auto(value: Any) -> Any:
-    return AUTO if isinstance(value, str) and value.lower() == AUTO else _scheme_name(value)
-
-
 RoundingField = Annotated[Rounding, WithJsonSchema(choice_schema(METHODS))]
 
 
@@ -48,6 +44,3 @@ TransformField = Annotated[TransformChoice, WithJsonSchema(choice_schema(TRANSFO
 
 
 SchemeField = Annotated[str, BeforeValidator(_scheme_name)]
-
-
-SchemeOrAutoField = Annotated[str, BeforeValidator(_scheme_or_auto)]

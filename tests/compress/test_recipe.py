@@ -190,3 +190,18 @@ def test_the_schema_accepts_every_shipped_recipe_and_refuses_mistakes() -> None:
     assert not validator.is_valid(bad)
     assert not validator.is_valid(yaml.safe_load(GOOD.replace("W4A16", "W4A61")))
     assert validator.is_valid({"extends": "quickstart.yaml", "seed": 1})
+
+
+@pytest.mark.parametrize(
+    ("quantize", "holds"),
+    [
+        ({"scheme": "W4A16", "inputs": "static"}, True),
+        ({"scheme": "auto", "target": {"bits": 4}, "candidates": ["W4A16"], "train": {"tokens": "400k"}}, True),
+        ({"scheme": "W4A16", "target": {"bits": 4}}, False),
+        ({"scheme": "auto", "target": {"bits": 4}, "inputs": "static"}, False),
+        ({"scheme": "auto"}, False),
+    ],
+)
+def test_the_schema_knows_what_a_scheme_and_what_auto_takes(quantize: dict[str, object], holds: bool) -> None:
+    data = {"model": "m", "output": "out", "steps": [{"quantize": quantize}]}
+    assert jsonschema.Draft202012Validator(recipe_schema()).is_valid(data) is holds
