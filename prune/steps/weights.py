@@ -19,7 +19,7 @@ from ...quant.blockwise.group_quantizer import reached_notes
 from ...quant.blockwise.guard import LayerGuard
 from ...quant.layer_stats import LayerStats, output_error, weight_error
 from ...quant.pattern import Pattern
-from ...quant.rounding.options import AT_A_TIME
+from ...quant.rounding.options.gptq import AT_A_TIME
 from ...quant.sparsity import keep_share
 from ...quant.transforms.links import as_rows
 from ...system.activation_store import BATCH_TOKENS

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...quant.pattern import Pattern
 from ...quant.rounding.columns import column_factor, settle_columns
-from ...quant.rounding.options import AT_A_TIME
+from ...quant.rounding.options.gptq import AT_A_TIME
 from ...quant.rounding.removal import Removal
 
 

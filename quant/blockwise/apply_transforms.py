@@ -18,7 +18,7 @@ from ..scheme import Scheme
 from ..settings.methods import TransformChoice
 from ..transforms import TRANSFORMS
 from ..transforms.links import LinkNames, as_rows, bind
-from ..transforms.options import RotateOptions
+from ..transforms.options.rotate import RotateOptions
 from ..transforms.rotated_model import Streams, Turn, turned
 from .block_passes import BlockPasses
 from .learned_rotation import learned_turn, learning_cost

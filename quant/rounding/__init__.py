@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from ...system.lazy import later
 from .method import Method
-from .options import GptqOptions, HqqOptions, NearestOptions, RoundingOptions, SignroundOptions
+from .options.base import RoundingOptions
+from .options.gptq import GptqOptions
+from .options.hqq import HqqOptions
+from .options.nearest import NearestOptions
+from .options.signround import SignroundOptions
 
 _nearest = later(__name__, "nearest")
 
 METHODS: dict[str, Method] = {
-    "nearest": Method(_nearest, NearestOptions, needs_hessian=False, by_row=True),
+    "nearest": Method(_nearest, NearestOptions, by_row=True),
     "gptq": Method(later(__name__, "gptq"), GptqOptions, needs_hessian=True),
-    "hqq": Method(later(__name__, "hqq"), HqqOptions, needs_hessian=False),
-    "signround": Method(_nearest, SignroundOptions, needs_hessian=False, by_block=True),
+    "hqq": Method(later(__name__, "hqq"), HqqOptions),
+    "signround": Method(_nearest, SignroundOptions, by_block=True),
 }
 
 __all__ = ["METHODS", "Method", "RoundingOptions"]

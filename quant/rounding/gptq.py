@@ -15,7 +15,7 @@ from ..stored.quantized_weight import QuantizedWeight
 from ..zeros import not_pruned
 from .columns import Final, by_now, column_factor, settle_block, settle_columns
 from .nearest import nearest
-from .options import AT_A_TIME, MAX_DAMPING, GptqOptions
+from .options.gptq import AT_A_TIME, MAX_DAMPING, GptqOptions
 from .removal import Removal
 
 

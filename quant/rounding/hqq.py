@@ -13,7 +13,7 @@ from ..layer_stats import LayerStats
 from ..scale_search import signed_step
 from ..stored.quantized_weight import QuantizedWeight
 from .nearest import nearest
-from .options import HqqOptions
+from .options.hqq import HqqOptions
 
 
 def hqq(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .options import RoundingOptions
+from .options.base import RoundingOptions
 
 if TYPE_CHECKING:
     from ..stored.quantized_weight import QuantizedWeight
@@ -26,7 +26,7 @@ class Method:
     """
 
     function: Callable[..., QuantizedWeight]
-    options: type[RoundingOptions]
-    needs_hessian: bool
+    options: type[RoundingOptions] = RoundingOptions
+    needs_hessian: bool = False
     by_block: bool = False
     by_row: bool = False

@@ -9,7 +9,8 @@ from ..grid import Grid
 from ..layer_stats import LayerStats
 from ..scale_search import fit_scales
 from ..stored.quantized_weight import QuantizedWeight
-from .options import NearestOptions, RoundingOptions
+from .options.base import RoundingOptions
+from .options.nearest import NearestOptions
 
 
 def nearest(

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..pattern import Pattern
 from ..sparsity import keep_share
 from .columns import Next
-from .options import AT_A_TIME
+from .options.gptq import AT_A_TIME
 
 
 class Removal:

@@ -14,7 +14,7 @@ from ...models.causal_attention import StripedAttention
 from ..activations import quantize_inputs
 from ..stored.quantized_weight import QuantizedWeight
 from .learned_weight import Learned, LearnedWeight
-from .options import SignroundOptions
+from .options.signround import SignroundOptions
 
 # Hidden states ``[windows, length, width]`` of the windows with these numbers.
 Read = Callable[[Sequence[int]], Tensor]

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from ...system.lazy import later
-from .options import (
-    AwqOptions,
-    ClipOptions,
-    EqualizeOptions,
-    FoldNormsOptions,
-    RotateOptions,
-    SmoothOptions,
-    TransformOptions,
-)
+from .options.awq import AwqOptions
+from .options.base import TransformOptions
+from .options.clip import ClipOptions
+from .options.rotate import RotateOptions
+from .options.smooth import SmoothOptions
 from .transform import Transform
 
 TRANSFORMS: dict[str, Transform] = {
-    "fold_norms": Transform(FoldNormsOptions, stream=True),
+    "fold_norms": Transform(stream=True),
     "rotate": Transform(RotateOptions, stream=True),
     "smooth": Transform(SmoothOptions, link=later(__name__, "smooth")),
-    "equalize": Transform(EqualizeOptions, link=later(__name__, "equalize")),
+    "equalize": Transform(link=later(__name__, "equalize")),
     "awq": Transform(AwqOptions, link=later(__name__, "awq"), range=later(__name__, "awq", "awq_range")),
     "clip": Transform(ClipOptions, range=later(__name__, "clip")),
 }

@@ -10,7 +10,8 @@ from ..grid import Grid
 from ..layer_stats import LayerStats
 from .clip import clip
 from .link import Link, Readers
-from .options import AwqOptions, ClipOptions
+from .options.awq import AwqOptions
+from .options.clip import ClipOptions
 
 _LEAST = 1e-4
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..grid import Grid
 from ..layer_stats import LayerStats
 from ..scale_search import signed_step
-from .options import ClipOptions
+from .options.clip import ClipOptions
 
 _CHUNK = 1 << 18
 

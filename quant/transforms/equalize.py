@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from .link import Link
-from .options import EqualizeOptions
+from .options.base import TransformOptions
 
 
-def equalize(link: Link, options: EqualizeOptions) -> None:
+def equalize(link: Link, options: TransformOptions) -> None:
     """Scale each channel between two linears so that both have its largest weight equally large.
 
     A norm has no rows that are quantized, so there is nothing to equalise with.

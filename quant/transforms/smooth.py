@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .link import Link
-from .options import SmoothOptions
+from .options.smooth import SmoothOptions
 
 _LEAST = 1e-5
 

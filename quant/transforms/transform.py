@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .options import TransformOptions
+from .options.base import TransformOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,7 @@ class Transform:
         stream: whether it changes the residual stream of the whole model; weights are edited as they are read.
     """
 
-    options: type[TransformOptions]
+    options: type[TransformOptions] = TransformOptions
     link: Callable[[Link, Any], None] | None = None
     range: Callable[[Tensor, Grid, LayerStats, Any], Grid] | None = None
     stream: bool = False

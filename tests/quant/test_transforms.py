@@ -9,10 +9,11 @@ from smelt.quant.layer_stats import LayerStats, StatsCollector
 from smelt.quant.scheme import resolve
 from smelt.quant.transforms.awq import AwqOptions, awq
 from smelt.quant.transforms.clip import ClipOptions, clip
-from smelt.quant.transforms.equalize import EqualizeOptions, equalize
+from smelt.quant.transforms.equalize import equalize
 from smelt.quant.transforms.hadamard import hadamard
 from smelt.quant.transforms.learned_rotation import learn_rotation
 from smelt.quant.transforms.link import Feeder, Link, Reader, Readers
+from smelt.quant.transforms.options.base import TransformOptions
 from smelt.quant.transforms.rotation import Rotation
 from smelt.quant.transforms.smooth import SmoothOptions, smooth
 from torch import Tensor
@@ -105,7 +106,7 @@ def test_equalised_linears_have_equal_ranges_channel_by_channel() -> None:
     expected = (feeder.weight.abs().amax(1) * reader.weight.abs().amax(0)).sqrt()
     inputs = torch.randn(10, 16).double()
     before = inputs @ feeder.weight.double().T @ reader.weight.double().T
-    equalize(Link(feeder, (Readers((reader,), _stats(torch.randn(10, 24))),)), EqualizeOptions())
+    equalize(Link(feeder, (Readers((reader,), _stats(torch.randn(10, 24))),)), TransformOptions())
     torch.testing.assert_close(feeder.weight.abs().amax(1), expected)
     torch.testing.assert_close(reader.weight.abs().amax(0), expected)
     torch.testing.assert_close(

@@ -1,55 +1,17 @@
-"""The options of every rounding method, which recipes check without importing torch."""
+"""Options of GPTQ."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from ..pattern import Pattern
+from ...pattern import Pattern
+from .base import RoundingOptions
 
 MAX_DAMPING = 1.0
 # The paper of SparseGPT decides about this many columns at a time where there is no pattern.
 AT_A_TIME = 128
-
-
-class RoundingOptions(BaseModel):
-    """Base of every method's options: strict, and refusing what it does not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    @property
-    def reads_inputs(self) -> bool:
-        """Whether the method asks what its layer reads of a calibration text."""
-        return False
-
-    @property
-    def reads_unrounded(self) -> bool:
-        """Whether the method also asks what its layer reads in the unrounded model (``stats.shift``)."""
-        return False
-
-    @property
-    def groups_wanted(self) -> bool:
-        """Whether the options make sense only for formats whose scales are those of groups."""
-        return False
-
-    @property
-    def columns_together(self) -> int:
-        """Input columns are treated in groups of so many neighbours, which must divide their number."""
-        return 1
-
-
-class NearestOptions(RoundingOptions):
-    """Options of rounding to nearest."""
-
-    scale_search: bool = Field(
-        default=False,
-        description="Search each group's scale where that lowers its error weighted by input energy (symmetric integers).",
-    )
-
-    @property
-    def reads_inputs(self) -> bool:
-        return self.scale_search
 
 
 class GptqOptions(RoundingOptions):
@@ -125,33 +87,3 @@ class GptqOptions(RoundingOptions):
     @property
     def reads_unrounded(self) -> bool:
         return self.error_aware > 0
-
-
-class HqqOptions(RoundingOptions):
-    """Options of HQQ; the defaults are the authors' own."""
-
-    lp_norm: float = Field(
-        default=0.7, gt=0, le=1, description="p of the norm that is minimised; below 1 it favours outliers."
-    )
-    beta: float = Field(default=10.0, gt=0, description="Weight of the quadratic term at the first iteration.")
-    kappa: float = Field(default=1.01, ge=1, description="Growth of beta per iteration.")
-    iterations: int = Field(default=20, ge=1, description="Most iterations; a row stops when its error stops falling.")
-
-
-class SignroundOptions(RoundingOptions):
-    """Options of SignRound."""
-
-    iterations: int = Field(default=200, ge=1, description="Steps of signed gradient descent for each block.")
-    batch: int = Field(default=8, ge=1, description="Calibration windows a step.")
-    learning_rate: float | None = Field(
-        default=None, gt=0, description="Of the first step; it falls linearly to 0. By default 1 / iterations."
-    )
-    learn_clipping: bool = Field(default=True, description="Learn each group's range beside the rounding.")
-    least_clip: float = Field(
-        default=0.0, ge=0, lt=1, description="The share of its extremes below which no group's range shrinks."
-    )
-    seed: int = Field(default=0, ge=0, le=2**32 - 1, description="Of the order in which windows are drawn.")
-
-    @property
-    def reads_inputs(self) -> bool:
-        return True
