@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from smelt.distill.losses.losses import LossOptions, most_likely
+from smelt.distill.losses.options.base import LossOptions
+from smelt.distill.losses.probabilities import most_likely
 from smelt.distill.run.student import WholeModel
 from smelt.distill.training.batches import Batch
 from smelt.distill.training.objective import Distilling

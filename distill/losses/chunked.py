@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .losses import Sloped
+from .loss_and_gradient import LossAndGradient
 
 # Numbers of one chunk of logits.
 _CHUNK = 1 << 22
@@ -17,7 +17,7 @@ _FEWEST = 32
 # From hidden states ``[1, positions, width]``, a weight and a bias to logits.
 Head = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 # From logits ``[positions, vocabulary]`` and which positions they are of to several losses.
-Losses = Callable[[Tensor, slice], list[tuple[float, Sloped]]]
+Losses = Callable[[Tensor, slice], list[tuple[float, LossAndGradient]]]
 
 
 def chunked_loss(

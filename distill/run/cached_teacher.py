@@ -16,7 +16,7 @@ from ...system.errors import SmeltError
 from ...system.files import disk_error
 from ...system.progress import Progress
 from ..losses.chunked import rows_at_once
-from ..losses.losses import most_likely
+from ..losses.probabilities import most_likely
 from .student import WholeModel
 from .training_text import WindowsFile
 

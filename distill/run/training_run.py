@@ -19,7 +19,7 @@ from ...system.progress import Progress
 from ...system.run_directory import digest
 from ...system.tensor_files import save_tensors
 from ..losses.attention_matching import AttentionMatching, NotSeenError
-from ..losses.fused import functions_for
+from ..losses.functions import functions_for
 from ..losses.hidden_matching import HiddenMatching, paired
 from ..settings import Training
 from ..training.batches import Batch, ShuffledWindows

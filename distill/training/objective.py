@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ...models.causal_attention import StripedAttention
 from ..losses.chunked import chunked_loss
-from ..losses.losses import TORCH, LossFunctions, Sloped
+from ..losses.functions import TORCH, LossFunctions
+from ..losses.loss_and_gradient import LossAndGradient
 from .batches import Batch
 from .sharded import Spread, Stage
 from .split_model import SplitModel
@@ -81,8 +82,8 @@ class Distilling:
             counted = _counted(batch).to(hidden.device)
             names = self._names(compared is not None)
 
-            def losses(logits: Tensor, rows: slice) -> list[tuple[float, Sloped]]:
-                found: list[tuple[float, Sloped]] = []
+            def losses(logits: Tensor, rows: slice) -> list[tuple[float, LossAndGradient]]:
+                found: list[tuple[float, LossAndGradient]] = []
                 if compared is not None:
                     found.append((1 - self._text_share, compared(logits, rows)))
                 if TEXT in names:

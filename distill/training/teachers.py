@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..losses.losses import TORCH, LossFunctions, LossOptions, Sloped
+from ..losses.functions import TORCH, LossFunctions
+from ..losses.loss_and_gradient import LossAndGradient
+from ..losses.options.base import LossOptions
 from .batches import Batch
 from .sharded import Stage
 from .split_model import SplitModel
 
 # From the student's logits ``[positions, vocabulary]``, and which of a batch's positions they are of, to the loss.
-Compared = Callable[[Tensor, slice], Sloped]
+Compared = Callable[[Tensor, slice], LossAndGradient]
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Comparison:
     """By what student and teacher are compared.
 
     Attributes:
-        loss: a name of ``losses.LOSSES``.
+        loss: a name of ``losses.table.LOSSES``.
         options: the loss's.
         temperature: of both distributions.
         functions: what computes it.
@@ -35,7 +37,7 @@ class Comparison:
     temperature: float = 1.0
     functions: LossFunctions = TORCH
 
-    def __call__(self, student: Tensor, teacher: Tensor) -> Sloped:
+    def __call__(self, student: Tensor, teacher: Tensor) -> LossAndGradient:
         """Values and gradients for logits ``[positions, vocabulary]`` of both.
 
         Models of one family pad their vocabularies differently; what only one of them has is left out.
@@ -74,7 +76,7 @@ class ReadingTeacher:
         head = self.model.head
 
         @torch.no_grad()
-        def compared(student: Tensor, rows: slice) -> Sloped:
+        def compared(student: Tensor, rows: slice) -> LossAndGradient:
             logits = self.model.logits(hidden[rows].unsqueeze(0), head.weight, head.bias)[0]
             return self._comparison(student, logits)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from smelt.distill.losses.chunked import chunked_loss
-from smelt.distill.losses.fused import FUSED, functions_for
-from smelt.distill.losses.losses import LOSSES, TORCH, LossFunctions, most_likely
+from smelt.distill.losses.functions import FUSED, TORCH, LossFunctions, functions_for
+from smelt.distill.losses.probabilities import most_likely
+from smelt.distill.losses.table import LOSSES
 from smelt.distill.training.teachers import Comparison
 from torch import Tensor
 from torch.nn import functional

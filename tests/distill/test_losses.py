@@ -1,12 +1,21 @@
-"""The losses' values against torch's own, and every hand-written gradient against differences in float64."""
+"""The losses' values against torch's own, and every gradient against differences in float64."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from smelt.distill.losses import chunked
+from smelt.distill.losses import chunked, functions
 from smelt.distill.losses.chunked import chunked_loss
-from smelt.distill.losses.losses import LOSSES, cross_entropy, forward_kl, most_likely, top_kl
+from smelt.distill.losses.cross_entropy import cross_entropy
+from smelt.distill.losses.loss import Loss
+from smelt.distill.losses.loss_and_gradient import LossAndGradient
+from smelt.distill.losses.options.base import LossOptions
+from smelt.distill.losses.probabilities import most_likely
+from smelt.distill.losses.table import LOSSES
+from smelt.distill.losses.top_kl import top_kl
+from smelt.distill.training.teachers import Comparison
 from torch import Tensor
 from torch.nn import functional
 
@@ -43,7 +52,7 @@ def _by_torch(name: str, student: Tensor, teacher: Tensor, temperature: float) -
 def test_a_loss_is_what_torch_makes_of_its_formula(name: str, temperature: float) -> None:
     student, teacher = _logits(0).requires_grad_(), _logits(1)
     loss = LOSSES[name]
-    value, slope = loss.function(student.detach(), teacher, temperature, loss.options())
+    value, slope = loss.by_torch(student.detach(), teacher, temperature, loss.options())
     expected = _by_torch(name, student, teacher, temperature)
     torch.testing.assert_close(value, expected.detach())
     (wanted,) = torch.autograd.grad(expected.sum(), student)
@@ -56,7 +65,7 @@ def test_jsd_takes_the_mixture_it_is_told(beta: float) -> None:
     q, p = student.softmax(-1), teacher.softmax(-1)
     mixed = beta * p + (1 - beta) * q
     expected = (beta * p * (p / mixed).log() + (1 - beta) * q * (q / mixed).log()).sum(-1)
-    value, slope = LOSSES["jsd"].function(student.detach(), teacher, 1.0, LOSSES["jsd"].options(beta=beta))
+    value, slope = LOSSES["jsd"].by_torch(student.detach(), teacher, 1.0, LOSSES["jsd"].options(beta=beta))
     torch.testing.assert_close(value, expected.detach())
     torch.testing.assert_close(slope, torch.autograd.grad(expected.sum(), student)[0])
 
@@ -73,7 +82,7 @@ def test_cross_entropy_is_torchs_and_passes_over_what_has_no_target() -> None:
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_stored_teachers_lose_what_they_left_out(temperature: float) -> None:
     student, teacher = _logits(0), _logits(1)
-    whole, slope = forward_kl(student, teacher, temperature, LOSSES["forward_kl"].options())
+    whole, slope = LOSSES["forward_kl"].by_torch(student, teacher, temperature, LOSSES["forward_kl"].options())
     all_of_it, its_slope = top_kl(student, *most_likely(teacher, VOCABULARY, temperature), temperature)
     torch.testing.assert_close(all_of_it, whole)
     torch.testing.assert_close(its_slope, slope)
@@ -114,7 +123,7 @@ def test_gradients_through_chunks_are_those_of_differences(
             places, kept = most_likely(teacher[rows], 4, 1.5)
             compared = top_kl(logits, places, kept, 1.5)
         else:
-            compared = LOSSES[name].function(logits, teacher[rows], 1.5, LOSSES[name].options())
+            compared = LOSSES[name].by_torch(logits, teacher[rows], 1.5, LOSSES[name].options())
         return [(0.7, compared), (0.3, cross_entropy(logits, targets[rows]))]
 
     def head(states: Tensor, matrix: Tensor, constant: Tensor | None) -> Tensor:
@@ -144,3 +153,76 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = functional.cross_entropy(hidden @ weight.T, targets)
     torch.testing.assert_close(found[0][0], expected)
     torch.testing.assert_close(found[0], found[1])
+
+
+def _huber(student: Tensor, teacher: Tensor, temperature: float, _options: LossOptions) -> Tensor:
+    """A loss that nobody has written a gradient for."""
+    return functional.smooth_l1_loss(student / temperature, teacher.to(student.dtype), reduction="none").mean(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LOSSES)
+def test_autograd_finds_the_gradient_that_is_written_by_hand(name: str, dtype: torch.dtype) -> None:
+    student, teacher = (_logits(seed).to(dtype) for seed in (0, 1))
+    by_hand = LOSSES[name]
+    assert by_hand.gradient is not None
+    wanted = by_hand.by_torch(student, teacher, 1.5, by_hand.options())
+    with torch.no_grad():  # as where losses are computed in chunks
+        found = replace(by_hand, gradient=None).by_torch(student, teacher, 1.5, by_hand.options())
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert not ours.requires_grad
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_a_loss_of_values_alone_goes_through_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss, teacher = Loss(_huber), _logits(1)
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(POSITIONS, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(VOCABULARY, WIDTH, generator=generator, dtype=torch.float64, requires_grad=True)
+    monkeypatch.setattr(chunked, "rows_at_once", lambda _: 3)
+
+    def losses(logits: Tensor, rows: slice):  # type: ignore[no-untyped-def]
+        return [(1.0, loss.by_torch(logits, teacher[rows], 2.0, loss.options()))]
+
+    def head(states: Tensor, matrix: Tensor, _: Tensor | None) -> Tensor:
+        return functional.linear(states, matrix)
+
+    found, _ = chunked_loss(hidden, weight, None, head, losses, torch.ones(POSITIONS))
+    expected = _huber(hidden @ weight.T, teacher, 2.0, loss.options()).mean()
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, [hidden, weight]), torch.autograd.grad(expected, [hidden, weight])
+    )
+
+
+def test_a_gpu_takes_the_kernel_or_what_there_is_without() -> None:
+    def kernel(student: Tensor, teacher: Tensor, temperature: float, options: LossOptions) -> LossAndGradient:
+        return student[:, 0] + 1, torch.zeros_like(student)
+
+    given = _logits(0), _logits(1), 1.0, LossOptions()
+    torch.testing.assert_close(Loss(_huber).on_gpu(*given), Loss(_huber).by_torch(*given))
+    torch.testing.assert_close(Loss(_huber, kernel=kernel).on_gpu(*given), kernel(*given))
+
+
+def test_a_student_learns_by_a_loss_of_values_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row of the table is all that a new loss takes."""
+    monkeypatch.setattr(functions, "LOSSES", {**LOSSES, "huber": Loss(_huber)})
+    comparison, teacher = Comparison("huber", LossOptions()), _logits(1).float()
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(POSITIONS, 2 * VOCABULARY, generator=generator)
+    weight = torch.zeros(VOCABULARY, 2 * VOCABULARY, requires_grad=True)
+    optimizer, found = torch.optim.Adam([weight], lr=0.05), list[float]()
+    for _ in range(100):
+        loss, _parts = chunked_loss(
+            hidden,
+            weight,
+            None,
+            lambda states, matrix, _: functional.linear(states, matrix),
+            lambda logits, rows: [(1.0, comparison(logits, teacher[rows]))],
+            torch.ones(POSITIONS),
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    assert found[-1] < 0.01 * found[0]

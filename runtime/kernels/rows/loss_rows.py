@@ -227,7 +227,7 @@ def launch(
 def loss_rows(
     kind: str, student: Tensor, compared: Compared, temperature: float = 1.0, beta: float = 0.5
 ) -> tuple[Tensor, Tensor]:
-    """A loss of each row of logits, and its gradient; as :mod:`smelt.distill.losses.losses` defines them.
+    """A loss of each row of logits, and its gradient; as :mod:`smelt.distill.losses` defines them.
 
     Args:
         kind: one of :data:`KINDS`.

@@ -1,0 +1,52 @@
+"""What computes the losses on a device: torch's operators, or kernels that do the same.
+
+Each function gets logits of some positions and gives the loss and its gradient with respect to the student's logits
+together: so a few positions are worked on at a time, and nothing as large as all logits is ever kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import fused
+from .cross_entropy import cross_entropy
+from .loss_and_gradient import LossAndGradient
+from .table import LOSSES
+from .top_kl import top_kl
+
+
+@dataclass(frozen=True)
+class LossFunctions:
+    """What computes the losses.
+
+    Attributes:
+        divergence: from a name of :data:`LOSSES`, both logits, the temperature and the loss's options.
+        cross_entropy: as :func:`smelt.distill.losses.cross_entropy.cross_entropy`.
+        top_kl: as :func:`smelt.distill.losses.top_kl.top_kl`.
+    """
+
+    divergence: Callable[[str, Tensor, Tensor, float, Any], LossAndGradient]
+    cross_entropy: Callable[[Tensor, Tensor], LossAndGradient]
+    top_kl: Callable[[Tensor, Tensor, Tensor, float], LossAndGradient]
+
+
+def _by_torch(name: str, student: Tensor, teacher: Tensor, temperature: float, options: Any) -> LossAndGradient:
+    return LOSSES[name].by_torch(student, teacher, temperature, options)
+
+
+def _on_gpu(name: str, student: Tensor, teacher: Tensor, temperature: float, options: Any) -> LossAndGradient:
+    return LOSSES[name].on_gpu(student, teacher, temperature, options)
+
+
+TORCH = LossFunctions(_by_torch, cross_entropy, top_kl)
+FUSED = LossFunctions(_on_gpu, fused.cross_entropy, fused.top_kl)
+
+
+def functions_for(device: torch.device) -> LossFunctions:
+    """What computes the losses on a device."""
+    return FUSED if device.type == "cuda" else TORCH

@@ -1,0 +1,45 @@
+"""What a loss is, for the table that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .options.base import LossOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .loss_and_gradient import LossAndGradient
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss by which a student is compared with its teacher, a few positions at a time.
+
+    Its functions take the student's and the teacher's logits ``[positions, vocabulary]``, the temperature and the options.
+
+    Attributes:
+        values: gives values ``[positions]``, by operations that torch can differentiate.
+        options: what can be chosen.
+        gradient: gives values and gradients together, written by hand, in less memory and time than autograd takes.
+        kernel: the same on a GPU, in one kernel.
+    """
+
+    values: Callable[..., Tensor]
+    options: type[LossOptions] = LossOptions
+    gradient: Callable[..., LossAndGradient] | None = None
+    kernel: Callable[..., LossAndGradient] | None = None
+
+    def by_torch(self, student: Tensor, teacher: Tensor, temperature: float, options: Any) -> LossAndGradient:
+        """Values and gradients by torch's operators: written by hand, or by autograd."""
+        if self.gradient is not None:
+            return self.gradient(student, teacher, temperature, options)
+        from .loss_and_gradient import by_autograd
+
+        return by_autograd(lambda logits: self.values(logits, teacher, temperature, options), student)
+
+    def on_gpu(self, student: Tensor, teacher: Tensor, temperature: float, options: Any) -> LossAndGradient:
+        """The same by its kernel, if it has one."""
+        return (self.kernel or self.by_torch)(student, teacher, temperature, options)

@@ -1,0 +1,15 @@
+"""Options of the generalised Jensen-Shannon divergence."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from .base import LossOptions
+
+
+class JsdOptions(LossOptions):
+    """Options of the generalised Jensen-Shannon divergence."""
+
+    beta: float = Field(
+        default=0.5, gt=0, lt=1, description="The teacher's share of the mixture that both are compared with."
+    )

@@ -1,0 +1,26 @@
+"""KL(student || teacher), the loss of MiniLLM (arXiv:2306.08543)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .loss_and_gradient import LossAndGradient
+from .options.base import LossOptions
+from .probabilities import log_probabilities
+
+
+def reverse_kl(student: Tensor, teacher: Tensor, temperature: float, _options: LossOptions) -> Tensor:
+    """KL(student || teacher), times the temperature squared (MiniLLM, arXiv:2306.08543).
+
+    Avoids all that the teacher finds unlikely.
+    """
+    ours, theirs = log_probabilities(student, temperature), log_probabilities(teacher, temperature)
+    return (ours.exp() * (ours - theirs)).sum(-1) * temperature**2
+
+
+def with_gradient(student: Tensor, teacher: Tensor, temperature: float, _options: LossOptions) -> LossAndGradient:
+    """Values of :func:`reverse_kl` and gradients with respect to the student's logits."""
+    ours, theirs = log_probabilities(student, temperature), log_probabilities(teacher, temperature)
+    q, apart = ours.exp(), ours - theirs
+    value = (q * apart).sum(-1)
+    return value * temperature**2, apart.sub_(value.unsqueeze(-1)).mul_(q).mul_(temperature)
