@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import yaml
 from smelt.compress import Recipe, SmeltError
 from smelt.compress.commands.schema import recipe_schema
 from smelt.prune.steps.table import PATTERN, STRUCTURES
+
+from ..tiny import REPOSITORY
 
 LEAST: dict[str, dict[str, Any]] = {
     "blocks": {"count": 1},
@@ -114,3 +117,13 @@ def test_what_says_no_more_than_its_absence_is_passed_over(structure: str, tmp_p
     usual = {"corpus": None, "target": None, "size": None, "targets": ["Linear"], "ignore": [], "allocation": "uniform"}
     name = PATTERN if structure == "2:4" else structure
     assert _loaded(_section(name, usual), tmp_path) == _loaded(_section(name, {}), tmp_path)
+
+
+def test_the_documentation_lists_each_structures_fields() -> None:
+    text = (REPOSITORY / "docs" / "pruning.md").read_text().partition("| structure | fields |")[2].partition("\n\n")[0]
+    rows = [row.split("|")[1:3] for row in text.strip().split("\n")[1:]]
+    said = {
+        name: set(re.findall(r"`(\w+)`", fields)) for names, fields in rows for name in re.findall(r"`(.+?)`", names)
+    }
+    known = {name: set(each.settings.model_fields) - {"structure"} for name, each in STRUCTURES.items()}
+    assert said == {'"2:4"' if name == PATTERN else name: fields for name, fields in known.items()}
