@@ -13,11 +13,12 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.gpu import goals, tables
+from benchmarks.gpu import goals
 from benchmarks.gpu.pool import Part, Settings
 from benchmarks.gpu.results import Entry, Results
 from benchmarks.gpu.stage import STAGES
 from benchmarks.gpu.wheels import unlisted
+from benchmarks.tables import documents
 
 from ..tiny import REPOSITORY
 
@@ -136,21 +137,15 @@ def test_tables_say_what_results_say(tmp_path: Path) -> None:
     results.entries = {entry.identity: entry for entry in entries}
     results.goals = goals.of(entries)
     results.write()
-    document = "before\n<!-- gpu: decode -->\nold\n<!-- gpu end -->\nbetween\n<!-- gpu: serving -->\n<!-- gpu end -->\n"
-    found = tables.filled(document, tmp_path)
+    document = "before\n<!-- results: gpu decode -->\nold\n<!-- results end -->\nbetween\n<!-- results: gpu serving -->\n<!-- results end -->\n"
+    found = documents.filled(document, tmp_path)
     assert "| w4a16 | 1 | 400.0 | 40% |" in found
     assert "`run.sh numbers`, GPU, torch 1, Triton 2, commit abc, " in found
     assert "old" not in found
     assert "Not measured yet: no GPU has run `benchmarks/gpu/run.sh serve`." in found
-    assert tables.filled(found, tmp_path) == found
-    assert "| 8B, batch 1, W4A16: tokens/s | 500 | 400 | no |" in tables.text_of("goals", tmp_path)
-    assert "| `_linear_codes` | 128 | 1500.0 |" in tables.text_of("profile", tmp_path)
-
-
-def test_documents_say_what_was_measured() -> None:
-    for name in tables.PLACES:
-        text = (REPOSITORY / name).read_text()
-        assert tables.filled(text, tables.SHIPPED) == text, f"{name}: run python -m benchmarks.gpu.tables"
+    assert documents.filled(found, tmp_path) == found
+    assert "| 8B, batch 1, W4A16: tokens/s | 500 | 400 | no |" in documents.text_of("gpu goals", tmp_path)
+    assert "| `_linear_codes` | 128 | 1500.0 |" in documents.text_of("gpu profile", tmp_path)
 
 
 def test_the_wheels_need_nothing_that_is_not_there() -> None:

@@ -1,27 +1,17 @@
-"""Writes what a GPU measured into README and docs, between marks, from the results' files: never by hand.
-
-python -m benchmarks.gpu.tables [--check]
-
-A file that is marked with ``<!-- gpu: NAME -->`` and ``<!-- gpu end -->`` gets the table of that name. Where nothing has
-been measured, it says so. ``--check`` changes nothing, and fails if something would.
-"""
+"""Tables of what a GPU measured; where none has, they say so."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
-import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import goals
-from .goals import Rows
-from .results import REPOSITORY, SHIPPED, Entry
-
-PLACES = ("README.md", "docs/gpu.md", "docs/kernels.md", "benchmarks/README.md")
-_MARKED = re.compile(r"(<!-- gpu: ([a-z ]+) -->\n).*?(<!-- gpu end -->)", re.DOTALL)
+from ..gpu import goals
+from ..gpu.goals import Rows
+from ..gpu.results import Entry
+from .table import markdown
 
 
 class Measured:
@@ -52,23 +42,25 @@ class Measured:
         return f"{said}{f'. Missing: {lacking}' if lacking else ''}.\n"
 
 
-def text_of(name: str, folder: Path) -> str:
-    """A table, or the sentence that there is none.
+@dataclass(frozen=True)
+class GpuTable:
+    """A table that a stage of ``benchmarks/gpu/run.sh`` decides.
 
-    Raises:
-        KeyError: no table is called so.
+    Attributes:
+        stage: whose results.
+        rows: makes the lines.
     """
-    stage, table = TABLES[name]
-    measured = Measured(folder, stage)
-    if not measured.entries:
-        said = f"Not measured yet: no GPU has run `benchmarks/gpu/run.sh {stage}`.\n"
-        return f"{said}\n{_goals(measured)}" if name == "goals" else said
-    return f"{measured.caption()}\n{table(measured)}"
 
+    stage: str
+    rows: Callable[[Measured], str]
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, ("---", *("---:" for _ in head[1:])), *rows]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    def text(self, folder: Path) -> str:
+        """The caption and the table, or the sentence that there is none."""
+        measured = Measured(folder, self.stage)
+        if not measured.entries:
+            said = f"Not measured yet: no GPU has run `benchmarks/gpu/run.sh {self.stage}`.\n"
+            return f"{said}\n{_goals(measured)}" if self.rows is _goals else said
+        return f"{measured.caption()}\n{self.rows(measured)}"
 
 
 def _goals(measured: Measured) -> str:
@@ -82,7 +74,7 @@ def _goals(measured: Measured) -> str:
     known = {goal["goal"]: goal for one in (measured, serving) for goal in one.facts.get("goals", [])}
     found = [known.get(goal["goal"], goal) for goal in goals.wanted()]
     rows = [(goal["goal"], f"{goal['wanted']:.3g}", *reached(goal)) for goal in found]
-    return _table(("goal", "wanted", "reached", "met"), rows)
+    return markdown(("goal", "wanted", "reached", "met"), rows)
 
 
 def _checks(measured: Measured) -> str:
@@ -92,7 +84,7 @@ def _checks(measured: Measured) -> str:
         wrong = sum(bool(entry.problems) for entry in its)
         failed = sum(entry.state != "done" for entry in its)
         rows.append((part.replace("_", " "), str(len(its) - wrong - failed), str(wrong), str(failed)))
-    return _table(("what", "right", "wrong", "did not end"), rows)
+    return markdown(("what", "right", "wrong", "did not end"), rows)
 
 
 def _decode(measured: Measured) -> str:
@@ -104,7 +96,7 @@ def _decode(measured: Measured) -> str:
             share = f"{row['weights_bytes'] / seconds / copy:.0%}" if copy else "-"
             name = row["format"] + (f", {row['cache']} cache" if row["cache"] != "auto" else "")
             rows.append((name, str(row["batch"]), f"{row['tokens_per_s']:.1f}", share))
-    return _table(("Llama-3-8B, random weights", "sequences", "tokens/s", "weights alone, of the copy's rate"), rows)
+    return markdown(("Llama-3-8B, random weights", "sequences", "tokens/s", "weights alone, of the copy's rate"), rows)
 
 
 def _profile(measured: Measured) -> str:
@@ -115,7 +107,7 @@ def _profile(measured: Measured) -> str:
             rows.append(("of it kernels", "", f"{row['busy_us']:.1f}"))
         if "kernel" in row:
             rows.append((f"`{row['kernel']}`", f"{row['launches']:g}", f"{row['microseconds']:.1f}"))
-    return _table(("decode step, W4A16, one sequence", "launches", "us"), rows[:14])
+    return markdown(("decode step, W4A16, one sequence", "launches", "us"), rows[:14])
 
 
 def _linears(measured: Measured) -> str:
@@ -127,7 +119,7 @@ def _linears(measured: Measured) -> str:
             work = f"{row['operations'] / (row['microseconds'] * 1e-6) / matmul:.0%}" if matmul else "-"
             size = f"{row['rows']} x {row['columns']} by {row['outputs']}{', gate' if row['gate'] else ''}"
             rows.append((size, row["method"], f"{row['microseconds']:.1f}", f"{share:.0%}" if share else "-", work))
-    return _table(("product", "method", "us", "of the copy's rate", "of the large product's"), rows)
+    return markdown(("product", "method", "us", "of the copy's rate", "of the large product's"), rows)
 
 
 def _attention(measured: Measured) -> str:
@@ -140,7 +132,7 @@ def _attention(measured: Measured) -> str:
         if "operations" in row:
             speed = f"{row['operations'] / row['microseconds'] / 1e6:.0f} TFLOP/s"
         rows.append((f"{row['sequences']} x {row['length']}", row["method"], f"{row['microseconds']:.1f}", speed))
-    return _table(("sequences x positions", "method", "us", "speed"), rows)
+    return markdown(("sequences x positions", "method", "us", "speed"), rows)
 
 
 def _serving(measured: Measured) -> str:
@@ -149,43 +141,15 @@ def _serving(measured: Measured) -> str:
         for row in measured.rows.of("serving")
         if row.get("tokens_per_s")
     ]
-    return _table(("model", "256 ragged requests by", "tokens/s", "seconds", ""), rows)
+    return markdown(("model", "256 ragged requests by", "tokens/s", "seconds", ""), rows)
 
 
-TABLES: dict[str, tuple[str, Callable[[Measured], str]]] = {
-    "checks": ("check", _checks),
-    "goals": ("numbers", _goals),
-    "decode": ("numbers", _decode),
-    "profile": ("numbers", _profile),
-    "linears": ("numbers", _linears),
-    "attention": ("numbers", _attention),
-    "serving": ("serve", _serving),
+TABLES = {
+    "gpu checks": GpuTable("check", _checks),
+    "gpu goals": GpuTable("numbers", _goals),
+    "gpu decode": GpuTable("numbers", _decode),
+    "gpu profile": GpuTable("numbers", _profile),
+    "gpu linears": GpuTable("numbers", _linears),
+    "gpu attention": GpuTable("numbers", _attention),
+    "gpu serving": GpuTable("serve", _serving),
 }
-
-
-def filled(text: str, folder: Path) -> str:
-    """A document with its tables as results have them."""
-    return _MARKED.sub(lambda found: f"{found[1]}{text_of(found[2], folder)}{found[3]}", text)
-
-
-def main() -> None:
-    """Fill all documents."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    parser.add_argument("--results", type=Path, default=SHIPPED)
-    given = parser.parse_args()
-    stale = []
-    for name in PLACES:
-        path = REPOSITORY / name
-        before = path.read_text()
-        after = filled(before, given.results)
-        if before != after:
-            stale.append(name)
-            if not given.check:
-                path.write_text(after)
-    print(f"{'stale' if given.check else 'written'}: {', '.join(stale) or 'nothing'}")
-    sys.exit(1 if given.check and stale else 0)
-
-
-if __name__ == "__main__":
-    main()

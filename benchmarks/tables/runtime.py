@@ -1,0 +1,135 @@
+"""Tables of the runtime: speed, agreement with others, memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .table import Table, markdown
+
+_PEERS = {
+    "smelt bf16": "Smelt bfloat16",
+    "smelt w8a8": "Smelt W8A8",
+    "smelt w8": "Smelt W8A16",
+    "smelt w4": "Smelt W4A16 g128",
+    "openvino": "OpenVINO GenAI {version} int4",
+    "openvino-int8": "OpenVINO GenAI {version} int8",
+    "llama.cpp": "llama.cpp Q4_0 (llama-cpp-python {version})",
+    "ctranslate2": "CTranslate2 {version} int8",
+    "torchao": "torchao {version} int4",
+    "transformers": "transformers {version} bfloat16",
+}
+
+
+def peers(results: Any) -> str:
+    """Everyone's tokens a second on this machine."""
+    rows = []
+    for name, label in _PEERS.items():
+        row = results[name]
+        together = _rate(row["concurrent_32"])
+        if "concurrent_32_static" in row:
+            together = f"{together} (`generate_batch`), {_rate(row['concurrent_32_static'])} (`generate`)"
+        prompts = " / ".join(filter(None, (_rate(row["prefill_512"]), _rate(row["prefill_1024"]))))
+        decode = " / ".join(f"{row[key]:.1f}" for key in ("decode_128", "decode_1024") if row[key])
+        rows.append((label.format(**row), prompts, decode, together))
+    return markdown(("tokens/s", "prompt 512 / 1024", "decode at 128 / 1024", "32 at once"), rows)
+
+
+def small(results: Any) -> str:
+    """A model that the cache holds."""
+    ours, theirs = results["smelt-6m"], results["smelt-6m transformers"]
+    return markdown(
+        ("smelt-6m, decode at 128", "tokens/s"),
+        [("Smelt", _rate(ours["decode_128"])), ("transformers", _rate(theirs["decode_128"]))],
+    )
+
+
+def vllm(results: Any) -> str:
+    """Beside vLLM, in turns."""
+    loads = {
+        "prefill_512": "prompt 512",
+        "prefill_1024": "prompt 1024",
+        "decode_128": "decode at 128",
+        "decode_1024": "decode at 1024",
+        "concurrent_32": "32 at once",
+    }
+    names = {"vllm w8a8": "W8A8", "vllm w4": "W4A16 g128", "vllm bf16": "bfloat16"}
+    rows = [(label, *(_turns(results[name]["turns"][load]) for load in loads)) for name, label in names.items()]
+    return markdown(("Smelt, vLLM (ratio)", *loads.values()), rows)
+
+
+def _turns(load: dict[str, Any]) -> str:
+    digits = 0 if load["ours"] >= 100 else 1
+    return f"{load['ours']:.{digits}f}, {load['theirs']:.{digits}f} ({load['ratio']:.2f})"
+
+
+def reproducible(results: Any) -> str:
+    """What ``reproducible=True`` costs."""
+    loads = list(next(iter(results.values())))
+    rows = []
+    for name, row in results.items():
+        cells = [
+            f"{row[load]['usual']:.0f}, {row[load]['reproducible']:.0f} ({row[load]['time']:.2f})" for load in loads
+        ]
+        rows.append((name, *cells))
+    return markdown(("tokens/s without, with (time)", *loads), rows)
+
+
+def busy(results: Any) -> str:
+    """Beside a process that keeps one core busy."""
+    loads = {"decode": "one request", "decode_8": "eight requests", "prefill": "a prompt"}
+    rows = []
+    for threads in ("1 threads", "2 threads"):
+        for state in ("quiet", "disturbed"):
+            label = f"{threads.replace('1 threads', '1 thread')}, {'beside a busy process' if state == 'disturbed' else state}"
+            rows.append((label, *(f"{results[threads][f'{load} {state}']:.0f}" for load in loads)))
+    return markdown(("tokens/s", *loads.values()), rows)
+
+
+def first_choices(results: Any) -> str:
+    """Positions, of 1,600, at which the most likely token is the same."""
+    labels = {
+        "transformers, sdpa and eager": "transformers with `sdpa`, and with `eager`",
+        "compiled kernels and sdpa": "Smelt's compiled kernels, and transformers with `sdpa`",
+        "torch operators and sdpa": "Smelt on torch's operators, and transformers with `sdpa`",
+    }
+    rows = [(label, *(str(one[key]) for one in results.values())) for key, label in labels.items()]
+    return markdown(("", *results), rows)
+
+
+def harness(results: Any) -> str:
+    """lm-eval's accuracies on the engine and on lm-eval's own model."""
+    ways = ("smelt, float32", "hf, float32", "smelt, as served", "hf, bfloat16")
+    rows = []
+    for row in results["rows"]:
+        metrics = row["metrics"]
+        name = "acc" if "acc" in metrics[ways[0]] else next(iter(metrics[ways[0]]))
+        cells = [f"{metrics[way][name]:.4f}" if way in metrics else "" for way in ways]
+        rows.append((row["model"], row["task"].removeprefix("shared_"), name, *cells))
+    return markdown(("model", "task", "metric", *ways), rows, left=3)
+
+
+def memory(results: Any) -> str:
+    """A model four times the memory limit."""
+    rows = [
+        ("weights", f"{results['weights_bytes'] / 1e6:,.0f} MB"),
+        ("limit on the process's data memory", f"{results['limit_bytes'] / 1e6:,.0f} MB"),
+        ("peak resident memory", f"{results['peak_rss_bytes'] / 1e6:,.0f} MB"),
+        ("time, with other work beside it", f"{results['seconds']:.0f} s"),
+    ]
+    return markdown((f"{results['rounding']}, {results['blocks']} blocks", ""), rows)
+
+
+def _rate(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+TABLES = {
+    "runtime": Table("runtime_cpu", peers),
+    "runtime, smelt-6m": Table("runtime_cpu", small),
+    "vllm": Table("runtime_cpu_vllm", vllm),
+    "reproducible": Table("reproducible", reproducible),
+    "busy neighbour": Table("busy_neighbour", busy),
+    "first choices": Table("first_choices", first_choices),
+    "harness": Table("harness_agreement", harness),
+    "memory limit": Table("memory_limit", memory),
+}
