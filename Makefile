@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
 
-.PHONY: quickstart test test-slow test-vllm lint format schema clean setup
+.PHONY: quickstart test test-slow test-vllm lint format schema generated docs clean setup
 
 quickstart: setup
 	$(BIN)/smelt run recipes/quickstart.yaml
@@ -34,6 +34,15 @@ schema: setup
 	$(BIN)/smelt schema > recipes/recipe.schema.json
 	$(BIN)/smelt schema --report > docs/report.schema.json
 
+# Everything in the repository that a script writes.
+generated: schema
+	$(BIN)/python -m benchmarks.tables
+	$(BIN)/python -m tests.house_map
+
+# The pages of docs/ and the API, as a site in site/; any warning ends it.
+docs: $(VENV)/.docs-installed
+	$(BIN)/mkdocs build --strict
+
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -42,6 +51,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (a few minutes the first time)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --use-pep517 --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.docs-installed: $(VENV)/.installed
+	@$(BIN)/python -m pip install --quiet --use-pep517 --constraint constraints.txt --editable '.[docs]'
 	@touch $@
 
 # torch's companions come in versions that belong to another torch, and break vLLM's imports.
@@ -53,4 +66,4 @@ $(VLLM)/.installed: Makefile
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM) build *.egg-info
+	rm -rf $(VENV) $(VLLM) build site *.egg-info

@@ -1,9 +1,11 @@
 """The front door of Smelt: recipes, the pipeline that runs them, and the command line.
 
-from smelt.compress import Recipe, run, quantize
+```python
+from smelt.compress import Recipe, run
 
 result = run(Recipe.load("recipes/quickstart.yaml"))
 print(result.checkpoint, result.report.summary())
+```
 """
 
 from __future__ import annotations

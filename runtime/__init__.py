@@ -1,10 +1,12 @@
 """The runtime that serves compressed checkpoints, and plain ones.
 
+```python
 from smelt.runtime import Engine, SamplingParams
 
 engine = Engine("runs/quickstart/checkpoint")
 for output in engine.generate(["Once upon a time"], SamplingParams(max_tokens=50, temperature=0)):
     print(output.completions[0].text)
+```
 """
 
 from __future__ import annotations

@@ -41,7 +41,11 @@ def quantize(
     Args:
         model: any decoder-only causal LM of transformers.
         tokenizer: its tokenizer.
-        scheme, rounding, group_size, ignore, targets: as in a recipe's ``quantize`` step.
+        scheme: as in a recipe's ``quantize`` step.
+        rounding: likewise.
+        group_size: likewise.
+        ignore: likewise.
+        targets: likewise.
         output: a directory for the checkpoint, the report and the journal; an earlier run in it is replaced.
         calibrate: a recipe's ``calibrate`` section, such as ``{"source": "mine.txt", "samples": 128}``.
         evaluate: a recipe's ``evaluate`` section, or False for none.
