@@ -66,23 +66,29 @@ def _metadata(report: ReportData, checkpoint: Path, model: ModelResult, original
     found: dict[str, Any] = {
         key: earlier[key] for key in ("license", "license_name", "license_link", "language") if key in earlier
     }
+    if "license_link" in found:
+        found |= _licence(found.pop("license_link"), checkpoint)
     found |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    # The hub links to names of the form owner/name; a directory of this machine means nothing there.
+    # The hub makes a link of whatever it finds here, so only names of its own belong here, never one of this machine.
     if not original.name.startswith("builtin:") and original.name.count("/") == 1 and not Path(original.name).exists():
         found |= {"base_model": original.name}
         if is_quantized:  # the hub has no word for pruning
             found |= {"base_model_relation": "quantized"}
     elif "base_model" in earlier:
         found |= {"base_model": earlier["base_model"]}
-    else:
-        found |= {
-            "base_model": original.name.removeprefix("builtin:") if "/" not in original.name else original.path.name
-        }
     found["tags"] = ["smelt", *(["compressed-tensors"] if is_quantized else []), model.scheme]
     results = _results(report, model)
     if results:
         found["model-index"] = [{"name": model.name, "results": results}]
     return found
+
+
+def _licence(link: Any, checkpoint: Path) -> dict[str, Any]:
+    """The link to the licence: to the copy in the checkpoint; without one to where the original's card says it is."""
+    copied = next((name for name in ("LICENSE", "LICENSE.txt") if (checkpoint / name).is_file()), None)
+    if copied is not None:
+        return {"license_link": copied}
+    return {"license_link": link} if str(link).startswith("https://") else {}
 
 
 def _results(report: ReportData, model: ModelResult) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 from ..results.report import ReportData
@@ -61,7 +62,8 @@ def plain(text: str) -> str:
     """Names and texts are not ours: nothing of them may become Markdown or HTML."""
     for mark in "\\`*_[]<>|#~&":
         text = text.replace(mark, "\\" + mark)
-    return " ".join(text.replace("://", "\\://").split())
+    text = re.sub(r"(?i)\b(www)\.", r"\1\\.", text.replace("://", "\\://"))  # what the hub makes links of by itself
+    return " ".join(text.split())
 
 
 def _name(model: ModelResult) -> str:

@@ -12,6 +12,7 @@ from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from smelt.compress import Recipe, run
 from smelt.compress.reporting.card import card
+from smelt.compress.reporting.markdown import plain
 from smelt.models.directory.directory import ModelDirectory
 
 from ..tiny import SMELT_6M
@@ -71,7 +72,9 @@ def test_a_long_pattern_is_no_path(recipe: Callable[..., Recipe]) -> None:
 def test_paths_of_this_machine_stay_out(card_of: Callable[..., tuple[ModelCard, str]], tmp_path: Path) -> None:
     parsed, text = card_of()
     assert str(tmp_path) not in text
-    assert parsed.data.to_dict()["base_model"] == "a-model"
+    # The hub would make a link of it, to a model of somebody else.
+    assert "base_model" not in parsed.data.to_dict()
+    assert "Compressed from a-model by Smelt" in text
 
 
 @pytest.mark.parametrize(
@@ -113,6 +116,39 @@ def test_names_and_verdicts_become_neither_markdown_nor_html_nor_fields(tmp_path
     assert "<img" not in html
     assert "<a " not in html
     assert html.count("<h1>") == 1
+
+
+@pytest.mark.parametrize(
+    ("link", "file", "expected"),
+    [
+        ("https://example.test/licence", "LICENSE", "LICENSE"),
+        ("LICENSE.txt", "LICENSE.txt", "LICENSE.txt"),
+        ("https://example.test/licence", None, "https://example.test/licence"),
+        ("LICENSE", None, None),
+    ],
+)
+def test_the_licence_is_the_copy_in_the_checkpoint(
+    link: str, file: str | None, expected: str | None, tmp_path: Path
+) -> None:
+    report = report_samples.hostile()
+    original, checkpoint = tmp_path / "original", tmp_path / "checkpoint"
+    original.mkdir()
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text("{}")
+    if file is not None:
+        (checkpoint / file).write_text("terms")
+    (original / "README.md").write_text(f"---\nlicense: other\nlicense_name: theirs\nlicense_link: {link}\n---\n")
+    data = ModelCard(card(report, checkpoint, ModelDirectory("original", original))).data.to_dict()
+    assert data["license_name"] == "theirs"
+    assert data.get("license_link") == expected
+
+
+def test_no_address_in_a_name_becomes_a_link() -> None:
+    name = "see www.evil.test, WWW.evil.test and http://evil.test"
+    said = plain(name)
+    # GitHub's Markdown makes links of these three without any marks around them.
+    assert not any(start in said.lower() for start in ("www.", "http://", "https://"))
+    assert name in MarkdownIt("commonmark").render(said)
 
 
 def test_a_card_links_to_no_package_index(card_of: Callable[..., tuple[ModelCard, str]]) -> None:
