@@ -33,7 +33,7 @@ def measure(limit: int, rounding: str, scratch: Path, times: float = 4.0, window
         "output": str(scratch / "out"),
         "calibrate": {"source": "builtin", "samples": windows, "length": 256},
         "steps": [{"quantize": {"scheme": "W4A16", "group_size": 128, "rounding": rounding}}],
-        "evaluate": {"windows": windows, "length": 256},
+        "evaluate": {"windows": windows, "length": 256, "speed": False},
     }
     (scratch / "recipe.yaml").write_text(json.dumps(recipe))
     plan = json.loads(_smelt(scratch, limit, "--dry-run", "--json").stdout)

@@ -80,7 +80,7 @@ def quality(scratch: str, seed: int, quantize: dict[str, Any]) -> dict[str, Any]
             "seed": seed,
             "calibrate": {"samples": 64, "length": 256},
             "steps": [{"quantize": {"group_size": GROUP, "rounding": "gptq", **quantize}}],
-            "evaluate": {"windows": 64, "length": 256, "samples": 0},
+            "evaluate": {"windows": 64, "length": 256, "samples": 0, "speed": False},
         }
     )
     result = run(recipe, fresh=True)

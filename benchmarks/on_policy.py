@@ -82,7 +82,7 @@ def trained(model: str, steps: list[dict[str, Any]], seed: int, output: Path) ->
             "seed": seed,
             "calibrate": {"source": str(SHARED / "data/calib/c4.utf8"), "samples": 128, "length": 256},
             "steps": steps,
-            "evaluate": {"text": _text(), "windows": 64, "length": 256, "samples": 0},
+            "evaluate": {"text": _text(), "windows": 64, "length": 256, "samples": 0, "speed": False},
         }
     )
     report = run(recipe, fresh=True, progress=False).report.as_data()

@@ -159,7 +159,7 @@ class _Bench:
                     "seed": seed,
                     "calibrate": {"source": str(calibration), "samples": 128, "length": 256},
                     "steps": [{"quantize": cell.settings}],
-                    "evaluate": {"text": str(text), "windows": 128, "length": 256, "samples": 0},
+                    "evaluate": {"text": str(text), "windows": 128, "length": 256, "samples": 0, "speed": False},
                 }
             )
             began = time.perf_counter()

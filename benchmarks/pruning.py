@@ -107,6 +107,7 @@ def measure(label: str, step: dict[str, Any], scratch: Path, seeds: tuple[int, .
                     "trust_task_code": True,
                     "tasks": [str(REPOSITORY / f"tests/tasks/shared_{name}.yaml") for name in TASKS],
                     "limit": 300,
+                    "speed": False,
                 },
             }
         )

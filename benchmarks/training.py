@@ -109,6 +109,7 @@ def measure(label: str, steps: list[dict[str, Any]], seed: int, scratch: Path) -
                 "trust_task_code": True,
                 "tasks": [str(REPOSITORY / f"tests/tasks/shared_{name}.yaml") for name in TASKS],
                 "limit": 300,
+                "speed": False,
             },
         }
     )

@@ -46,7 +46,7 @@ def recipe(tmp_path: Path) -> Callable[..., Recipe]:
             "model": str(model),
             "output": str(tmp_path / "out"),
             "calibrate": {"samples": 8, "length": 32},
-            "evaluate": {"windows": 4, "length": 32},
+            "evaluate": {"windows": 4, "length": 32, "speed": False},
             "steps": [{"quantize": {"scheme": "W4A16", **quantize}}],
         }
         return Recipe.model_validate(data | (top or {}))

@@ -293,5 +293,7 @@ def _write_card(base: ModelDirectory, merged: Path, name: str, adapter: Adapter,
         ),
     ]
     title = f"{called} with an adapter merged by Smelt"
-    nothing = Evaluation(subjects, Evaluate(samples=0), None, spill, Progress(False), title=title, wanted=False)
+    nothing = Evaluation(
+        subjects, Evaluate(samples=0, speed=False), None, spill, Progress(False), title=title, wanted=False
+    )
     write_card(nothing.report(), merged, replace(base, name=called))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -24,6 +24,12 @@ class SpeedSettings(RecipeModel):
         ge=1,
         description="Rounds; models take turns in each, medians are given, and six are enough for intervals.",
     )
+
+    def within(self, positions: int) -> SpeedSettings | Literal[False]:
+        """The same load, shorter where a model has fewer positions; False if no prompt is left."""
+        generate = min(self.generate, positions // 3)
+        prompt = min(self.prompt, positions - 1 - generate)
+        return self.model_copy(update={"prompt": prompt, "generate": generate}) if generate >= 2 else False
 
 
 class Evaluate(RecipeModel):
@@ -47,7 +53,7 @@ class Evaluate(RecipeModel):
     fewshot: int | None = Field(default=None, ge=0, description="Examples in each prompt; absent for the task's own.")
     samples: int = Field(default=4, ge=0, le=1000, description="Prompts whose continuations are shown side by side.")
     speed: SpeedSettings | Literal[False] = Field(
-        default=False, description="The load to measure speed with, `{}` for the usual one; false for none."
+        default_factory=SpeedSettings, description="The load to measure speed with; false for none."
     )
     device: str = Field(
         default="cpu",
@@ -55,8 +61,11 @@ class Evaluate(RecipeModel):
     )
 
     def within(self, positions: int | None) -> Evaluate:
-        """The same for a model of so many positions: a length that was not chosen is none that does not fit."""
-        return self.model_copy(update=fitting_length(self, positions))
+        """The same for a model of so many positions: a length and a load that were not chosen are none that do not fit."""
+        fitting: dict[str, Any] = dict(fitting_length(self, positions))
+        if self.speed and positions is not None and "speed" not in self.model_fields_set:
+            fitting["speed"] = self.speed.within(positions)
+        return self.model_copy(update=fitting)
 
     def source(self) -> TextSource:
         """The text."""

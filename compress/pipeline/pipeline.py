@@ -265,7 +265,7 @@ def _evaluate_and_report(plan: Plan, output: Output, name: str, show: Progress) 
     """Measure the checkpoint beside the original; what is interrupted leaves a partial report and continues."""
     assert plan.model is not None
     subjects = _subjects(plan, output, name, why_not_served(plan))
-    settings = plan.recipe.evaluate or Evaluate(samples=0)
+    settings = plan.recipe.evaluate or Evaluate(samples=0, speed=False)
     title = f"{name} compressed by Smelt"
 
     def evaluation(of: list[Subject]) -> Evaluation:

@@ -20,7 +20,7 @@ def refused(recipe: Callable[..., Recipe], tiny: Callable[..., Path], tmp_path: 
     def call(calibrate: dict[str, object] | None = None, evaluate: dict[str, object] | None = None) -> str:
         top = {
             "calibrate": {"samples": 4, "length": 16} | (calibrate or {}),
-            "evaluate": {"windows": 2, "length": 16} | (evaluate or {}),
+            "evaluate": {"windows": 2, "length": 16, "speed": False} | (evaluate or {}),
         }
         with pytest.raises(SmeltError) as caught:
             run(recipe(tiny(), top, group_size=32, rounding="gptq"))

@@ -49,7 +49,7 @@ def distilled(tmp_path: Path) -> Make:
                 "model": str(model),
                 "output": str(tmp_path / "out"),
                 "calibrate": {"samples": 4, "length": 32},
-                "evaluate": {"windows": 4, "length": 32, "samples": 0},
+                "evaluate": {"windows": 4, "length": 32, "samples": 0, "speed": False},
                 "steps": [*before, {"distill": {**TRAINING, **changes}}, *(after or [])],
             }
         )

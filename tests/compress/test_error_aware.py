@@ -73,7 +73,7 @@ def test_what_linears_read_is_compared_token_by_token(tmp_path: Path) -> None:
 def test_a_trained_model_stays_closer_to_itself(recipe: Callable[..., Recipe]) -> None:
     top = {
         "calibrate": {"samples": 32, "length": 128},
-        "evaluate": {"windows": 8, "length": 128, "samples": 0},
+        "evaluate": {"windows": 8, "length": 128, "samples": 0, "speed": False},
     }
     divergences = []
     for rounding in ("gptq", AWARE):

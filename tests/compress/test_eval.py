@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from ..tiny import SMELT_6M
 
-TEXT_ONLY = Evaluate(windows=4, length=64, samples=0)
+TEXT_ONLY = Evaluate(windows=4, length=64, samples=0, speed=False)
 SPEED = SpeedSettings(prompt=16, generate=8, concurrency=[1], repeats=6)
 ONCE = SpeedSettings(prompt=16, generate=8, concurrency=[2], repeats=1)
 
@@ -168,7 +168,7 @@ def test_another_tokenizer_is_compared_by_bytes(tiny: Callable[..., Path], tmp_p
     characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     characters.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=characters, eos_token="\x01").save_pretrained(path)
-    settings = Evaluate(text=str(text), windows=4, length=32, samples=0)
+    settings = Evaluate(text=str(text), windows=4, length=32, samples=0, speed=False)
     report = evaluate([path], baseline="builtin:smelt-6m", settings=settings, output=tmp_path / "out")
     before, after = report.models
     assert after.against is not None
@@ -220,7 +220,7 @@ def test_a_change_in_the_middle_of_a_file_or_in_the_tokenizer_is_noticed(tmp_pat
     weights.write_bytes(data)
     changed = measured()
     assert changed != before
-    tasks = Evaluate(windows=2, length=32, samples=0, tasks=["smelt_last_word"], limit=5)
+    tasks = Evaluate(windows=2, length=32, samples=0, tasks=["smelt_last_word"], limit=5, speed=False)
     first = evaluate([model], settings=tasks, output=tmp_path / "out").models[0].tasks
     tokenizer = json.loads((model / "tokenizer.json").read_text())
     tokenizer["model"]["merges"] = tokenizer["model"]["merges"][: len(tokenizer["model"]["merges"]) // 8]
@@ -236,7 +236,7 @@ def test_an_earlier_report_is_not_taken_for_that_of_a_failure(tmp_path: Path, mo
             "output_type: loglikelihood_rolling\ntest_split: train\ndoc_to_text: ''\ndoc_to_target: text\n"
             f"metric_list: [{{metric: {metric}}}]\n"
         )
-        return Evaluate(windows=2, length=32, samples=0, tasks=[str(tmp_path / "mine.yaml")])
+        return Evaluate(windows=2, length=32, samples=0, tasks=[str(tmp_path / "mine.yaml")], speed=False)
 
     good = evaluate(["builtin:smelt-6m"], settings=task("bits_per_byte", "a text"), output=tmp_path / "out")
     assert [result.items for result in good.models[0].tasks] == [2]
@@ -328,7 +328,7 @@ def test_a_kept_baseline_is_used_as_it_was_measured(
     measured: tuple[ReportData, Path], w4: Path, tmp_path: Path
 ) -> None:
     report, output = measured
-    settings = Evaluate(windows=6, length=96, samples=0, tasks=["smelt_continuation"], limit=40)
+    settings = Evaluate(windows=6, length=96, samples=0, tasks=["smelt_continuation"], limit=40, speed=False)
     again = evaluate([w4], baseline=output / "report.json", settings=settings, output=tmp_path / "out")
     assert again.models[0].text == report.models[0].text
     new, old = again.candidates[0].against, report.candidates[0].against
@@ -347,7 +347,7 @@ def test_a_baseline_from_another_machine_is_refused_unless_allowed(
     foreign = report.model_copy(update={"machine": report.machine.model_copy(update={"processor": "Another 9000"})})
     (tmp_path / "foreign").mkdir()
     save(foreign, tmp_path / "foreign")
-    settings = Evaluate(windows=6, length=96, samples=0)
+    settings = Evaluate(windows=6, length=96, samples=0, speed=False)
     with pytest.raises(SmeltError, match=r"measured on another machine .*Another 9000.*--allow-foreign-baseline"):
         evaluate([w4], baseline=tmp_path / "foreign", settings=settings, output=tmp_path / "out")
     allowed = evaluate(
@@ -386,7 +386,7 @@ def test_data_that_is_missing_is_named_with_where_to_get_it(tmp_path: Path) -> N
         "test_split: train\ndoc_to_text: ''\ndoc_to_target: text\n"
     )
     with pytest.raises(SmeltError, match=r"mine\.yaml: its data file lost\.jsonl is not there"):
-        evaluate(["builtin:smelt-6m"], settings=Evaluate(tasks=[str(task)]), output=tmp_path / "out")
+        evaluate(["builtin:smelt-6m"], settings=Evaluate(tasks=[str(task)], speed=False), output=tmp_path / "out")
     asked = Evaluate(tasks=["lambada_openai", "smelt_last_wort"])
     with pytest.raises(SmeltError) as told:
         evaluate(["builtin:smelt-6m"], settings=asked, output=tmp_path / "out")
@@ -405,7 +405,7 @@ def test_a_task_that_leaves_no_room_for_a_prompt_is_told(tmp_path: Path) -> None
     )
     (tmp_path / "data.jsonl").write_text('{"text": "words"}\n')
     with pytest.raises(SmeltError, match="long generates up to 2000 tokens, and builtin:smelt-6m was made for 1024"):
-        evaluate(["builtin:smelt-6m"], settings=Evaluate(tasks=[str(path)]), output=tmp_path / "out")
+        evaluate(["builtin:smelt-6m"], settings=Evaluate(tasks=[str(path)], speed=False), output=tmp_path / "out")
 
 
 def test_checkpoints_that_are_not_there_are_all_told(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_perplexity_kl_and_agreement_are_transformers(
     if not fits:
         monkeypatch.setattr("smelt.compress.pipeline.pipeline.whole_model_bytes", lambda model: 1 << 60)
     group = {"group_size": 64} if scheme == "W4A16" else {}
-    top = {"evaluate": {"windows": 6, "length": 96}}
+    top = {"evaluate": {"windows": 6, "length": 96, "speed": False}}
     result = run(recipe("builtin:smelt-6m", top, scheme=scheme, rounding="nearest", **group))
     original, compressed = result.report.models
     assert original.text is not None
@@ -65,7 +65,7 @@ def test_perplexity_kl_and_agreement_are_transformers(
 def test_the_original_perplexity_is_the_published_one(shared: Path, recipe: Callable[..., Recipe]) -> None:
     """The issue's figure, measured through transformers: 92.93 on the first 64 x 256 tokens of WikiText-2 test."""
     text = shared / "data/text/wikitext2_test_unk.txt"
-    top = {"evaluate": {"text": str(text), "windows": 64, "length": 256}}
+    top = {"evaluate": {"text": str(text), "windows": 64, "length": 256, "speed": False}}
     original = run(recipe("builtin:smelt-6m", top, group_size=64)).report.models[0]
     assert original.text is not None
     assert original.text.perplexity == pytest.approx(92.93, abs=0.01)

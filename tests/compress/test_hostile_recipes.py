@@ -22,7 +22,7 @@ GOOD = """\
 model: builtin:smelt-6m
 output: {output}
 calibrate: {{samples: 2, length: 16}}
-evaluate: {{windows: 2, length: 16}}
+evaluate: {{windows: 2, length: 16, speed: false}}
 steps:
   - quantize: {{scheme: W4A16, group_size: 64}}
 """

@@ -16,7 +16,7 @@ RECIPE = """\
 model: builtin:smelt-6m
 output: {output}
 calibrate: {{samples: 2, length: 16}}
-evaluate: {{windows: 2, length: 16, samples: 0}}
+evaluate: {{windows: 2, length: 16, samples: 0, speed: false}}
 steps:
   - quantize: {{scheme: W4A16, group_size: 64}}
 """

@@ -372,7 +372,7 @@ def test_chosen_bits_lose_less_than_the_same_bits_everywhere(tmp_path: Path) -> 
         data = {
             "model": "builtin:smelt-6m",
             "output": str(tmp_path / "out"),
-            "evaluate": {"windows": 64, "length": 256, "samples": 0},
+            "evaluate": {"windows": 64, "length": 256, "samples": 0, "speed": False},
             "steps": [{"quantize": {"group_size": 64, "rounding": "gptq", **quantize}}],
         }
         model = run(Recipe.model_validate(data), fresh=True).report.candidates[0]

@@ -109,7 +109,7 @@ def test_training_beats_the_rounding_that_it_began_with(trained: Make) -> None:
     plain = recipe.model_dump(mode="json")
     plain["steps"][0]["quantize"]["train"] = None
     plain["output"] += "-plain"
-    evaluate = {"windows": 16, "length": 128, "samples": 0}
+    evaluate = {"windows": 16, "length": 128, "samples": 0, "speed": False}
     kl = [
         run(Recipe.model_validate({**each, "evaluate": evaluate}), progress=False).report.candidates[0].against
         for each in (recipe.model_dump(mode="json"), plain)

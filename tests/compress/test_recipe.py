@@ -8,8 +8,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from smelt.compress import Recipe, SmeltError
+from smelt.compress import Evaluate, Recipe, SmeltError
 from smelt.compress.commands.schema import recipe_schema
+from smelt.compress.evaluation.settings import SpeedSettings
 from smelt.compress.results.report import report_schema
 from smelt.compress.sweep.trials import Sweep
 
@@ -205,3 +206,38 @@ def test_the_schema_accepts_every_shipped_recipe_and_refuses_mistakes() -> None:
 def test_the_schema_knows_what_a_scheme_and_what_auto_takes(quantize: dict[str, object], holds: bool) -> None:
     data = {"model": "m", "output": "out", "steps": [{"quantize": quantize}]}
     assert jsonschema.Draft202012Validator(recipe_schema()).is_valid(data) is holds
+
+
+def test_speed_is_measured_unless_the_recipe_says_no() -> None:
+    data = {"model": "builtin:smelt-6m", "output": "out", "steps": [{"quantize": {"scheme": "W4A16"}}]}
+    for evaluate in ({}, {"evaluate": {"text": "builtin"}}):
+        asked = Recipe.model_validate({**data, **evaluate}).evaluate
+        assert asked
+        assert asked.speed == SpeedSettings(prompt=128, generate=64, concurrency=[1, 8], repeats=6)
+    quiet = Recipe.model_validate({**data, "evaluate": {"speed": False}}).evaluate
+    assert quiet
+    assert quiet.speed is False
+
+
+@pytest.mark.parametrize("positions", [4096, 193, 192, 64, 6])
+def test_a_load_that_was_not_chosen_fits_the_model(positions: int) -> None:
+    speed = Evaluate().within(positions).speed
+    assert speed
+    assert 1 <= speed.prompt <= 128
+    assert 2 <= speed.generate <= 64
+    assert speed.prompt + speed.generate + 1 <= positions
+    chosen = Evaluate.model_validate({"speed": {"prompt": 500}}).within(positions).speed
+    assert chosen
+    assert chosen.prompt == 500  # it is refused where it does not fit
+
+
+def test_a_model_without_room_for_a_prompt_is_not_timed() -> None:
+    assert Evaluate().within(5).speed is False
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_recipe_measures_speed(path: Path) -> None:
+    asked = (Sweep.load(path).base if "\nsweep:" in path.read_text() else Recipe.load(path)).evaluate
+    assert asked
+    assert asked.speed
+    assert asked.speed.repeats >= 9  # so that one disturbed round does not decide

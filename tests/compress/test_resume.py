@@ -45,7 +45,7 @@ def _recipe_file(tmp_path: Path, model: Path, scheme: str = "W4A16") -> Path:
         "model": str(model),
         "output": "unused",
         "calibrate": {"samples": 64, "length": 128},
-        "evaluate": {"windows": 8, "length": 64},
+        "evaluate": {"windows": 8, "length": 64, "speed": False},
         "steps": [{"quantize": {"scheme": scheme, "rounding": "gptq", **group}}],
     }
     path = tmp_path / "recipe.yaml"

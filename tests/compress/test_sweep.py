@@ -22,7 +22,7 @@ BASE: dict[str, Any] = {
     "model": "builtin:smelt-6m",
     "calibrate": {"samples": 4, "length": 32},
     "steps": [{"quantize": {"scheme": "W4A16", "group_size": 64}}],
-    "evaluate": {"windows": 2, "length": 64, "samples": 0},
+    "evaluate": {"windows": 2, "length": 64, "samples": 0, "speed": False},
 }
 SCHEME = "steps.0.quantize.scheme"
 

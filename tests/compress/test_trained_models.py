@@ -42,7 +42,7 @@ def _measure(
         top = {
             "seed": seed,
             "calibrate": {"source": str(shared / "data" / calibration), "samples": 128, "length": 256},
-            "evaluate": {"text": str(shared / "data" / held_out), "windows": 64, "length": 256},
+            "evaluate": {"text": str(shared / "data" / held_out), "windows": 64, "length": 256, "speed": False},
         }
         result = run(build(model, top, scheme=f"W{bits}A16", group_size=group, rounding=rounding), fresh=True)
         compressed = result.report.candidates[0]
