@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,19 @@ from smelt.compress import Recipe
 from transformers.utils import logging as transformers_logging
 
 from .compress.coded import Coded
+from .runtime.kernels.patching import patch_once_a_launch
 from .tiny import SHARED, make_model, save_model
 
 transformers_logging.set_verbosity_error()
 transformers_logging.disable_progress_bar()
+if os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton"):
+    patch_once_a_launch()
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector pass over all that was imported, a million objects, each time memory is given back."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ class Tasks:
                         " trust_task_code: true in evaluate, or pass --trust-task-code"
                     )
                 except Exception as error:  # tasks run code of many authors, and fetch data by many libraries
-                    problem = _unusable(name, error)
+                    problem = _unusable(manager, name, error)
             if problem is not None:
                 problems.append(f"tasks: {problem}")
         if problems:
@@ -316,7 +316,7 @@ def _is_file(name: str) -> bool:
     return name.endswith((".yaml", ".yml")) and named_path(name).is_file()
 
 
-def _unusable(name: str, error: Exception) -> str:
+def _unusable(manager: Any, name: str, error: Exception) -> str:
     """One sentence: which data is missing and where it is to be had, or what else is wrong."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
@@ -328,7 +328,7 @@ def _unusable(name: str, error: Exception) -> str:
         except Exception as broken:  # the YAML itself is what is wrong
             return f"{name}: cannot be read ({' '.join(str(broken).split())[:300]})"
     else:
-        entry = _manager([name]).task_index.get(name)
+        entry = manager.task_index.get(name)
         if entry is not None and entry.yaml_path:
             config = load_yaml(entry.yaml_path, resolve_func=False)
     source = config.get("dataset_path")

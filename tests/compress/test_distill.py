@@ -198,13 +198,9 @@ def test_a_killed_run_ends_with_the_same_bytes(tiny: Callable[..., Path], tmp_pa
         "steps": [{"distill": {**TRAINING, "tokens": 40 * 4 * 32, "cross_entropy": 0.5, "average": 0.95}}],
     }
     recipe.write_text(json.dumps(data))
-
-    def start(out: Path) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", ALWAYS_SAVING, "run", str(recipe), "--output", str(out)]
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
     quiet, killed = tmp_path / "quiet", tmp_path / "killed"
-    process = start(killed)
+    command = [sys.executable, "-c", ALWAYS_SAVING, "run", str(recipe), "--output", str(killed)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     snapshot = killed / "journal" / "step-0" / "snapshot.json"
     while not snapshot.exists() and process.poll() is None:
         time.sleep(0.02)
@@ -212,10 +208,8 @@ def test_a_killed_run_ends_with_the_same_bytes(tiny: Callable[..., Path], tmp_pa
     process.wait()
     assert snapshot.exists()
     assert not (killed / "checkpoint").exists()
-    again = start(killed)
-    _, said = again.communicate(timeout=120)
-    assert again.returncode == 0, said.decode()
-    run(Recipe.model_validate({**data, "output": str(quiet)}), progress=False)
+    for out in (killed, quiet):
+        run(Recipe.model_validate({**data, "output": str(out)}), progress=False)
     # Every file: no time, date or place of either run is in them.
     one, other = ({f.name: f.read_bytes() for f in (out / "checkpoint").iterdir()} for out in (killed, quiet))
     assert {"model.safetensors", "smelt.json", "README.md"} <= one.keys() == other.keys()

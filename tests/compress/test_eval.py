@@ -18,18 +18,21 @@ import psutil
 import pytest
 import torch
 from smelt.compress import Evaluate, Recipe, SmeltError, evaluate, run
+from smelt.compress.cli import app
 from smelt.compress.evaluation import measure
 from smelt.compress.evaluation.settings import SpeedSettings
 from smelt.compress.reporting.files import load, save
 from smelt.compress.results.report import ReportData
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from typer.testing import CliRunner
 
 from ..tiny import SMELT_6M
 
 TEXT_ONLY = Evaluate(windows=4, length=64, samples=0, speed=False)
-SPEED = SpeedSettings(prompt=16, generate=8, concurrency=[1], repeats=6)
+SPEED = SpeedSettings(prompt=16, generate=8, concurrency=[2], repeats=6)
 ONCE = SpeedSettings(prompt=16, generate=8, concurrency=[2], repeats=1)
+ALL = Evaluate(windows=6, length=96, samples=2, tasks=["smelt_continuation"], limit=40, speed=SPEED)
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +49,25 @@ def w4(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def measured(w4: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[ReportData, Path]:
-    """Everything, once."""
+def interrupted(w4: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[ReportData, Path]:
+    """Everything but speed, which an interrupt prevented."""
     output = tmp_path_factory.mktemp("eval") / "out"
-    settings = Evaluate(windows=6, length=96, samples=2, tasks=["smelt_continuation"], limit=40, speed=SPEED)
-    return evaluate([w4], baseline="builtin:smelt-6m", settings=settings, output=output), output
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "measure_speed", stop)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate([w4], baseline="builtin:smelt-6m", settings=ALL, output=output)
+    return load(output), output
+
+
+@pytest.fixture(scope="module")
+def measured(interrupted: tuple[ReportData, Path], w4: Path) -> tuple[ReportData, Path]:
+    """Everything: the interrupted evaluation continued."""
+    output = interrupted[1]
+    return evaluate([w4], baseline="builtin:smelt-6m", settings=ALL, output=output), output
 
 
 def test_perplexity_and_bits_per_byte_are_transformers(measured: tuple[ReportData, Path], w4: Path) -> None:
@@ -79,7 +96,7 @@ def test_everything_asked_for_is_measured(measured: tuple[ReportData, Path], w4:
         speed = model.speed
         assert speed is not None
         assert speed.interleaved
-        assert [load.concurrency for load in speed.loads] == [1]
+        assert [load.concurrency for load in speed.loads] == [2]
         assert len(speed.decode_rate.values) == 6
         assert speed.first_token.median > 0
         assert sum(part.seconds for part in speed.decode_time) < 1
@@ -276,25 +293,17 @@ def test_different_texts_are_not_compared(measured: tuple[ReportData, Path], w4:
 
 
 def test_an_interrupted_evaluation_is_partial_and_continues(
-    w4: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    interrupted: tuple[ReportData, Path], measured: tuple[ReportData, Path]
 ) -> None:
-    settings = TEXT_ONLY.model_copy(update={"speed": ONCE, "samples": 1})
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(measure, "measure_speed", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            evaluate([w4], baseline="builtin:smelt-6m", settings=settings, output=tmp_path / "out")
-    report = load(tmp_path / "out")
+    report, again = interrupted[0], measured[0]
     assert report.status == "partial"
     assert report.missing == [f"the speed of {model.name}" for model in report.models]
-    again = evaluate([w4], baseline="builtin:smelt-6m", settings=settings, output=tmp_path / "out")
     assert again.status == "complete"
-    assert again.models[0].text == report.models[0].text
-    assert again.models[0].speed is not None
-    assert [load.concurrency for load in again.models[0].speed.loads] == [2]
+    for before, after in zip(report.models, again.models, strict=True):
+        assert before.text is not None
+        assert (after.text, after.tasks, after.samples) == (before.text, before.tasks, before.samples)
+        assert before.speed is None
+        assert after.speed is not None
 
 
 def test_an_interrupt_ends_with_one_sentence_and_leaves_no_process(w4: Path, tmp_path: Path) -> None:
@@ -446,7 +455,7 @@ def test_a_load_is_read_as_it_is_written() -> None:
 
 
 def test_the_command_prints_a_summary_and_gates_decide_its_status(w4: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "smelt.compress.cli", "eval", str(w4), "--baseline", "builtin:smelt-6m"]
+    command = ["eval", str(w4), "--baseline", "builtin:smelt-6m"]
     command += [
         "--windows",
         "4",
@@ -460,8 +469,8 @@ def test_the_command_prints_a_summary_and_gates_decide_its_status(w4: Path, tmp_
         str(tmp_path / "o"),
     ]
     command += ["--fail-if", "size>-10%", "--fail-if", "size>-90%"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 1
     assert "smaller" in done.stdout.splitlines()[0]
     assert done.stdout.strip().endswith("report.html")
     (told,) = done.stderr.splitlines()

@@ -15,46 +15,69 @@ from ..tiny import REPOSITORY
 from . import report_samples
 
 RUN = """
-import json, sys
-sys.argv = ["smelt", *json.loads(sys.argv[1])]
-try:
-    from smelt.compress.__main__ import main
-    main()
-finally:
-    slow = ("torch", "transformers", "compressed_tensors", "numpy", "scipy", "jinja2", "datasets")
-    loaded = [name for name in slow if name in sys.modules]
-    print("loaded:", loaded, file=sys.stderr)
+import contextlib, io, json, sys
+
+answers = []
+for arguments in json.loads(sys.argv[1]):
+    sys.argv, status, said = ["smelt", *arguments], 0, io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            from smelt.compress.__main__ import main
+            main()
+        except SystemExit as ended:
+            status = ended.code
+    large = ("torch", "transformers", "compressed_tensors", "numpy", "scipy", "jinja2", "datasets")
+    answers.append((status, [name for name in large if name in sys.modules], said.getvalue()))
+print(json.dumps(answers))
 """
 COMMANDS = ["run", "eval", "sweep", "compare", "inspect", "export", "merge", "chat", "bench", "schema", "kernels"]
+HELP = [
+    [*command, "--help"] for command in ([], *([name] for name in COMMANDS), ["kernels", "check"], ["kernels", "tune"])
+]
+MISTAKES = [
+    [command, str(REPOSITORY / "recipes" / recipe), "--set", override]
+    for command, recipe in (("run", "quickstart.yaml"), ("sweep", "sweep-quickstart.yaml"))
+    for override in ("sed=1", "steps.0.quantize.scheme=W9", "steps.0.quantize.rounding=gptx")
+]
+OPTIONS = ["--fail-if=ppl", "--tasks=,", "--speed=prompt", "--text=~nosuchuser", "--length=1"]
+Answers = dict[str, tuple[int, list[str], str]]
 
 
-def _answer(*arguments: str) -> tuple[int, str, str]:
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """Each command's status, the large packages loaded so far and what was printed; one process runs them all, in order."""
+    output = ["--output", str(tmp_path_factory.mktemp("eval") / "out")]
+    commands = [*HELP, *MISTAKES, *(["eval", "builtin:smelt-6m", option, *output] for option in OPTIONS)]
+    names = [*map(" ".join, [*HELP, *MISTAKES]), *OPTIONS]
+    return dict(zip(names, _answers(commands), strict=True))
+
+
+def _answers(commands: list[list[str]]) -> list[tuple[int, list[str], str]]:
     done = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps(arguments)], capture_output=True, text=True, check=False
+        [sys.executable, "-c", RUN, json.dumps(commands)], capture_output=True, text=True, check=False
     )
-    *said, loaded = done.stderr.strip().split("\n")
-    return done.returncode, loaded, done.stdout + "\n".join(said)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), ["kernels", "check"], ["kernels", "tune"]])
-def test_help(command: list[str]) -> None:
-    status, loaded, said = _answer(*command, "--help")
-    assert (status, loaded) == (0, "loaded: []")
+@pytest.mark.parametrize("command", HELP, ids=" ".join)
+def test_help(command: list[str], answers: Answers) -> None:
+    status, loaded, said = answers[" ".join(command)]
+    assert (status, loaded) == (0, [])
     assert "Usage" in said
 
 
-@pytest.mark.parametrize("override", ["sed=1", "steps.0.quantize.scheme=W9", "steps.0.quantize.rounding=gptx"])
-@pytest.mark.parametrize("command", ["run", "sweep"])
-def test_mistakes_in_recipes(command: str, override: str) -> None:
-    recipe = "quickstart.yaml" if command == "run" else "sweep-quickstart.yaml"
-    status, loaded, said = _answer(command, str(REPOSITORY / "recipes" / recipe), "--set", override)
-    assert (status, loaded) == (1, "loaded: []")
-    assert said.startswith(f"smelt: --set {override}: ")
+@pytest.mark.parametrize("command", MISTAKES, ids=lambda command: f"{command[0]} {command[-1]}")
+def test_mistakes_in_recipes(command: list[str], answers: Answers) -> None:
+    status, loaded, said = answers[" ".join(command)]
+    assert (status, loaded) == (1, [])
+    assert said.startswith(f"smelt: --set {command[-1]}: ")
 
 
 def test_two_reports_are_compared_without_torch(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(json.dumps(report_samples.full().as_data()))
-    status, loaded, said = _answer("compare", str(tmp_path), str(tmp_path), "--output", str(tmp_path / "out"))
+    command = ["compare", str(tmp_path), str(tmp_path), "--output", str(tmp_path / "out")]
+    ((status, loaded, said),) = _answers([command])
     assert status == 0, said
     assert "torch" not in loaded
     assert len(list((tmp_path / "out").rglob("report.html"))) == 3
@@ -77,9 +100,9 @@ sys.exit("torch" in sys.modules)
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("option", ["--fail-if=ppl", "--tasks=,", "--speed=prompt", "--text=~nosuchuser", "--length=1"])
-def test_mistakes_in_options(option: str, tmp_path: Path) -> None:
-    status, loaded, _ = _answer("eval", "builtin:smelt-6m", option, "--output", str(tmp_path / "out"))
+@pytest.mark.parametrize("option", OPTIONS)
+def test_mistakes_in_options(option: str, answers: Answers) -> None:
+    status, loaded, _ = answers[option]
     assert status in (1, 2)
     assert "torch" not in loaded
 

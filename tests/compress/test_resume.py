@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 from smelt.compress import Recipe, run
+from smelt.compress.cli import app
 from smelt.compress.pipeline.pipeline import run as run_again
 from smelt.system.interrupts import remembered_interrupts
 from smelt.system.progress import Progress
+from typer.testing import CliRunner
 
 FILES = ("checkpoint", "report.json", "report.md")
 
@@ -80,8 +82,7 @@ def test_killed_at_many_moments_and_continued(
 ) -> None:
     model = tiny("llama", torch.bfloat16, num_hidden_layers=5)
     recipe_file = _recipe_file(tmp_path, model, scheme)
-    quiet = _start(recipe_file, tmp_path / "quiet")
-    assert quiet.wait() == 0, quiet.stderr and quiet.stderr.read().decode()
+    run(Recipe.load(recipe_file, [f"output={tmp_path / 'quiet'}"]), progress=False)
     killed = 0
     out = tmp_path / "out"
     for moment in moments:
@@ -94,8 +95,8 @@ def test_killed_at_many_moments_and_continued(
         process.wait()
         assert not (out / "report.json").exists() or moment == "published"
     assert killed >= len(moments) - 2  # the last two moments are short and may be missed
-    last = _start(recipe_file, out)
-    assert last.wait() == 0, last.stderr and last.stderr.read().decode()
+    last = CliRunner().invoke(app, ["run", str(recipe_file), "--output", str(out)])
+    assert last.exit_code == 0, last.stderr
     assert _bytes(out) == _bytes(tmp_path / "quiet")
 
 
