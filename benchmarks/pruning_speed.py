@@ -19,8 +19,8 @@ from smelt.models.directory.directory import ModelDirectory
 from smelt.models.directory.find import find_model
 from smelt.models.structure.open_model import OpenModel
 from smelt.prune.structure.axes import feed_forward, heads, hidden
-from smelt.prune.structure.drop_blocks import shallower
-from smelt.prune.structure.slice_width import narrower
+from smelt.prune.structure.drop_blocks import drop_blocks
+from smelt.prune.structure.slice_width import slice_width
 from smelt.runtime.measure.shape_time import Shape, decode_seconds, prompt_seconds
 
 from .common import save
@@ -84,10 +84,10 @@ def _smaller(model: OpenModel, case: dict[str, float]) -> OpenModel:
     for name, ratio in case.items():
         if name == "blocks":
             depth = len(model.anatomy.blocks)
-            model = shallower(model, range(round(depth * (1 - ratio)), depth))
+            model = drop_blocks(model, range(round(depth * (1 - ratio)), depth))
         else:
             axis = AXES[name](model)
-            model = narrower(model, axis, axis.left(ratio))
+            model = slice_width(model, axis, axis.left(ratio))
     return model
 
 

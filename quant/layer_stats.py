@@ -56,7 +56,7 @@ class Others(Protocol):
         """Replace a tensor by the sum over all processes."""
         ...
 
-    def everyones(self, tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    def all_gather(self, tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
         """What all processes gave, in their order."""
         ...
 
@@ -138,7 +138,7 @@ class StatsCollector:
         mine = {"tokens": torch.tensor(self._tokens), "low": self._low, "high": self._high}
         if self._rows is not None:
             mine["rows"] = self._rows[: self._filled]
-        found = others.everyones(mine)
+        found = others.all_gather(mine)
         self._tokens = sum(int(each["tokens"]) for each in found)
         self._low = torch.stack([each["low"] for each in found]).amin(0)
         self._high = torch.stack([each["high"] for each in found]).amax(0)

@@ -27,7 +27,7 @@ from .device import device_named
 from .errors import SmeltError
 
 # Tensors, and plain data that JSON can hold.
-Told = tuple[dict[str, Tensor], Any]
+Message = tuple[dict[str, Tensor], Any]
 
 _DATA = "data as JSON"
 # The others wait while the first rounds and evaluates, which may take days.
@@ -66,7 +66,7 @@ class Processes:
         return _Together(device_named(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device))
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the first one, which writes, evaluates and talks."""
         return self.rank == 0
 
@@ -80,11 +80,11 @@ class Processes:
     def sum_(self, tensor: Tensor) -> None:
         """Replace a tensor by the sum over all processes."""
 
-    def everyones(self, tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    def all_gather(self, tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
         """What all processes gave, in their order."""
         return [tensors]
 
-    def from_first(self, make: Callable[[], Told]) -> Told:
+    def broadcast(self, make: Callable[[], Message]) -> Message:
         """What the first process makes; the others wait and are told."""
         return make()
 
@@ -104,7 +104,7 @@ class Processes:
 
     def wait(self) -> None:
         """Go on when the first process has come here, too."""
-        self.from_first(lambda: ({}, None))
+        self.broadcast(lambda: ({}, None))
 
     def agree(self, what: str, value: str) -> None:
         """See to it that all processes have the same value.
@@ -132,11 +132,11 @@ class _Together(Processes):
         with _heard():
             self._sums.allreduce([tensor]).wait()
 
-    def everyones(self, tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    def all_gather(self, tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
         return [self._told(rank, (tensors, None))[0] for rank in range(self.count)]
 
-    def from_first(self, make: Callable[[], Told]) -> Told:
-        if not self.leads:
+    def broadcast(self, make: Callable[[], Message]) -> Message:
+        if not self.is_main:
             return self._told(0, ({}, None))
         try:
             told = make()
@@ -147,15 +147,15 @@ class _Together(Processes):
         return self._told(0, told)
 
     def edited(self, edit: Callable[[], None], tensors: Iterable[Tensor]) -> None:
-        if self.leads:
+        if self.is_main:
             edit()
         for tensor in tensors:
             tensor.copy_(self._broadcast(tensor.contiguous(), 0))
 
     @contextmanager
     def collected(self, store: ActivationStore) -> Iterator[ActivationStore]:
-        counts = [int(found["windows"]) for found in self.everyones({"windows": torch.tensor(store.shape[0])})]
-        whole = store.beside(store.shape[2], sum(counts) if self.leads else 0)
+        counts = [int(found["windows"]) for found in self.all_gather({"windows": torch.tensor(store.shape[0])})]
+        whole = store.beside(store.shape[2], sum(counts) if self.is_main else 0)
         size, start = windows_a_batch(store.shape[1]), 0
         try:
             for rank, count in enumerate(counts):
@@ -163,7 +163,7 @@ class _Together(Processes):
                     batch = slice(first, min(first + size, count))
                     mine = {"hidden": store.read(batch)} if rank == self.rank else {}
                     hidden = self._told(rank, (mine, None))[0]["hidden"]
-                    if self.leads:
+                    if self.is_main:
                         whole.write(slice(start + batch.start, start + batch.stop), hidden)
                 start += count
             yield whole
@@ -187,7 +187,7 @@ class _Together(Processes):
             distributed.destroy_process_group()
 
     def agree(self, what: str, value: str) -> None:
-        told = self.everyones({"value": _bytes(value.encode())})
+        told = self.all_gather({"value": _bytes(value.encode())})
         for rank, found in enumerate(told):
             if not torch.equal(found["value"], told[0]["value"]):
                 raise SmeltError(
@@ -195,7 +195,7 @@ class _Together(Processes):
                     " where they see the same files"
                 )
 
-    def _told(self, rank: int, told: Told, failed: str | None = None) -> Told:
+    def _told(self, rank: int, told: Message, failed: str | None = None) -> Message:
         """What one of the processes tells; what the others pass is ignored.
 
         Raises:

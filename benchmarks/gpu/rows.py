@@ -11,7 +11,7 @@ from smelt.runtime.kernels.linear.gate_rows import gate_rows
 from smelt.runtime.kernels.rows.cached import layer_cache
 from smelt.runtime.kernels.rows.normalize_rows import Norm, normalize_rows
 from smelt.runtime.kernels.rows.quantize_rows import quantize_rows
-from smelt.runtime.kernels.rows.rotate_and_store import Turns, rotate_and_store
+from smelt.runtime.kernels.rows.rotate_and_store import RotaryTables, rotate_and_store
 from smelt.runtime.kernels.rows.sample_tokens import choices, sample_tokens
 
 from .job import Job, Row
@@ -79,7 +79,7 @@ def _rotation(place: Place, rows: int) -> Timed:
     x = torch.randn(rows, width, dtype=B, device=device)
     cache = layer_cache(-(-rows // 16), _HEADS.shared, 16, _HEADS.size, "plain", B, device)
     each = torch.arange(rows, dtype=torch.int32, device=device)
-    turns = Turns(*(torch.randn(rows, _HEADS.size // 2, dtype=B, device=device) for _ in range(2)), each)
+    turns = RotaryTables(*(torch.randn(rows, _HEADS.size // 2, dtype=B, device=device) for _ in range(2)), each)
     return lambda: rotate_and_store(x, _HEADS, cache, each, None, turns), 4 * rows * width
 
 

@@ -92,14 +92,14 @@ def run(
     # From here on the first process changes what the others' plans have looked at.
     identity = run_identity(recipe, plan.model, plan.adapter)
     processes.agree("a recipe, model or version", digest(identity))
-    show = Progress(progress and processes.leads)
+    show = Progress(progress and processes.is_main)
     if 2 * plan.cost.memory > available_memory():
         return_memory_at_once()
-    if not processes.leads:
+    if not processes.is_main:
         return _help(plan, processes, show)
     with Output(Path(recipe.output), identity, fresh=fresh) as output:
         has_work = not output.is_complete and not output.has_checkpoint
-        processes.from_first(lambda: ({}, has_work))
+        processes.broadcast(lambda: ({}, has_work))
         if output.is_complete:
             show.say(f"{output.path} is complete already; pass --fresh to run it again")
             result = RunResult(output.checkpoint, load(output.report))
@@ -135,9 +135,9 @@ def _sharing_problems(recipe: Recipe, model: OpenModel | None, count: int) -> li
 def _help(plan: Plan, processes: Processes, show: Progress) -> RunResult:
     """What a process does that is not the first: its share of the steps."""
     output = Output(Path(plan.recipe.output), {})  # not entered: it is the first one's
-    _, has_work = processes.from_first(lambda: ({}, None))
+    _, has_work = processes.broadcast(lambda: ({}, None))
     if has_work:
-        tokens = processes.from_first(lambda: ({}, None))[0]["tokens"].cpu()
+        tokens = processes.broadcast(lambda: ({}, None))[0]["tokens"].cpu()
         _run_steps(plan, output, tokens, show, processes)
     processes.wait()
     return RunResult(output.checkpoint, load(output.report))
@@ -163,7 +163,7 @@ def _make_checkpoint(
     assert plan.model is not None
     recipe, model = plan.recipe, plan.model
     dtype = compute_dtype(model.dtype, recipe.calibrate.device)
-    processes.from_first(lambda: ({"tokens": tokens}, None))
+    processes.broadcast(lambda: ({"tokens": tokens}, None))
     records, worked_on, tokens = _run_steps(plan, output, tokens, show, processes)
     show.say("reloading the checkpoint")
     staged = ModelDirectory("", output.staging, worked_on.directory.trust_remote_code)
@@ -234,10 +234,10 @@ def _data(recipe: Recipe, tokens: torch.Tensor) -> dict[str, Any]:
 def _intermediate(plan: Plan, number: int, model: OpenModel, context: RunContext) -> StepRecord:
     """Do a step that others follow, unless an earlier run has: its model stands in the journal."""
     record = context.journal / "record.json"
-    _, finished = context.processes.from_first(lambda: ({}, record.exists()))
+    _, finished = context.processes.broadcast(lambda: ({}, record.exists()))
     if not finished:
         place = _place(context.journal)
-        if context.processes.leads:
+        if context.processes.is_main:
             shutil.rmtree(place, ignore_errors=True)
         done = _ready(plan, number, model).run(context, place)
         if done is not None:

@@ -182,7 +182,7 @@ class MixedPrecision:
         """
         choices = self._choices(model)
         # Measuring draws tokens and times kernels, so the first of several processes does it alone.
-        _, record = context.processes.from_first(lambda: ({}, self._record(model, choices, ranges, context)))
+        _, record = context.processes.broadcast(lambda: ({}, self._record(model, choices, ranges, context)))
         self._tell(record, context)
         by_label = {scheme.label: i for i, scheme in enumerate(self.candidates)}
         found = {}

@@ -16,7 +16,7 @@ from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord, St
 from ...models.structure.attention import head_width
 from ...models.structure.block_calls import block_calls
 from ...models.structure.open_model import OpenModel
-from ...models.structure.untied_head import with_own_head
+from ...models.structure.untied_head import with_untied_head
 from ...quant.blockwise.apply_transforms import Transforms
 from ...quant.blockwise.assignment import Assignment, Treatment
 from ...quant.blockwise.embedding import EMBEDDING, embedding_key
@@ -107,7 +107,7 @@ class PreparedQuantize(PreparedStep):
     def _changed(self, seed: int = 0, context: RunContext | None = None) -> OpenModel:
         """The same function, with the weights that are quantized: transforms change some, and a head needs its own."""
         changed = self.transforms.opened(self.model, seed, context)
-        return with_own_head(changed) if changed.anatomy.head in self._assignment.of(changed) else changed
+        return with_untied_head(changed) if changed.anatomy.head in self._assignment.of(changed) else changed
 
     def _may_store(self) -> dict[str, list[Scheme]]:
         """What each linear will be stored as: one scheme, or those that measuring chooses from."""
@@ -158,7 +158,7 @@ class PreparedQuantize(PreparedStep):
         working, chosen, rounded, record = self._quantized(context)
         training = self._training(working, chosen, rounded, context)
         outcome = None if training is None else training.run(context)
-        if not context.processes.leads:
+        if not context.processes.is_main:
             return None
         parts = rounded if training is None else [*rounded, training.part(context)]
         tables = {} if self.settings.embeddings is None else embedding_tables(working)

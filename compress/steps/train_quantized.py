@@ -69,7 +69,7 @@ class QuantizedTraining:
     def run(self, context: RunContext) -> Outcome:
         """Train, in every process; the main one leaves the part. What an earlier run has trained is found again."""
         outcome, trained = self._train(context)
-        if context.processes.leads:
+        if context.processes.is_main:
             save_part(self.part(context), self._result(outcome.weights, trained, context.processes.device), [])
         return outcome
 
@@ -77,7 +77,7 @@ class QuantizedTraining:
         settings, model = self._settings, self._model
         student = self._student(context)
         if settings.checkpointing:
-            student.keep_less()
+            student.checkpoint_activations()
         trained = self._trained(student)
         teacher = teacher_of(settings, model, self._original)
         with ExitStack() as hooks:
@@ -95,7 +95,7 @@ class QuantizedTraining:
     def _student(self, context: RunContext) -> WholeModel:
         model, device = self._model, context.processes.device
         again = OpenModel(
-            model.directory, _Overlaid(model, self._stored), head_apart=not model.is_tied, is_edited=model.is_edited
+            model.directory, _Overlaid(model, self._stored), untied_head=not model.is_tied, is_edited=model.is_edited
         )
         student = WholeModel(again, context.dtype, device)
         for name, treatment in self._chosen.items():

@@ -25,7 +25,7 @@ _TOGETHER = 8
 _LEAST = -6e4
 
 
-class StoredOpinions:
+class CachedTeacherLogits:
     """Ids and log-probabilities of a teacher's most likely tokens, ``[windows, length, k]`` each.
 
     They take four bytes a token for vocabularies of up to 65,536 and six for larger ones: ids as 16 or 32 bits,

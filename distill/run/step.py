@@ -86,7 +86,7 @@ class PreparedDistill(PreparedStep):
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         model, outcome = self.model, self._trained(context)
-        if not context.processes.leads:
+        if not context.processes.is_main:
             return None
         entries: list[Entry] = []
         by_key = {key: outcome.weights[name] for name, key in model.names.items() if name in outcome.weights}
@@ -108,7 +108,7 @@ class PreparedDistill(PreparedStep):
         if settings.student == "random":
             begin_anew(student, context.seed)
         if settings.checkpointing:
-            student.keep_less()
+            student.checkpoint_activations()
         tokenizer = model.directory.tokenizer()
         return train(settings, student, student.trained(), teacher, tokenizer, training_place(context))
 

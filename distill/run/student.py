@@ -65,7 +65,7 @@ class WholeModel:
             found[name] = Trained(parameter, decays=matrix, stays=stays)
         return found
 
-    def keep_less(self) -> None:
+    def checkpoint_activations(self) -> None:
         """Keep only what enters blocks for the backward pass, which computes the rest again."""
         for block in self.blocks:
             # Computed again outside of what the first pass stood in, and it must be the same.

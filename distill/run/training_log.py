@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...system.files import write_text
-from ..training.trainer import Moment
+from ..training.trainer import StepMetrics
 
 # How often the table is written, in seconds.
 _TABLE_SECONDS = 5.0
@@ -36,7 +36,7 @@ class TrainingLog:
         self._writer: Any = None
         self._begun = (time.monotonic(), 0)
 
-    def noted(self, moments: list[Moment]) -> None:
+    def noted(self, moments: list[StepMetrics]) -> None:
         """Take note of a step."""
         # The table is written whole, which takes longer the longer it is.
         pause = max(_TABLE_SECONDS, 50 * self._taken)
@@ -45,7 +45,7 @@ class TrainingLog:
         if self._told == 0:
             self._begun = time.monotonic(), moments[-1].tokens
 
-    def write(self, moments: list[Moment]) -> None:
+    def write(self, moments: list[StepMetrics]) -> None:
         """Write the table as it is now."""
         begun = time.monotonic()
         if moments:
@@ -54,7 +54,7 @@ class TrainingLog:
         self._written = time.monotonic()
         self._taken = self._written - begun
 
-    def line(self, moments: list[Moment]) -> str:
+    def line(self, moments: list[StepMetrics]) -> str:
         """How it goes, in a few words for a progress bar."""
         if not moments:
             return "training"
@@ -63,7 +63,7 @@ class TrainingLog:
         rate = (last.tokens - tokens) / max(1e-9, time.monotonic() - since)
         return f"training: loss {last.loss:.3f}, {rate:,.0f} tokens/s"
 
-    def _tell_tensorboard(self, moments: list[Moment]) -> None:
+    def _tell_tensorboard(self, moments: list[StepMetrics]) -> None:
         if self._writer is None:
             if importlib.util.find_spec("tensorboard") is None:
                 return
@@ -84,7 +84,7 @@ class TrainingLog:
             self._writer.close()
 
 
-def table(moments: list[Moment]) -> str:
+def table(moments: list[StepMetrics]) -> str:
     """All steps as CSV; what was not measured is empty."""
     rows = [_columns(moment) for moment in moments]
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -93,7 +93,7 @@ def table(moments: list[Moment]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def curve(started: dict[str, float] | None, moments: list[Moment]) -> list[dict[str, Any]]:
+def curve(started: dict[str, float] | None, moments: list[StepMetrics]) -> list[dict[str, Any]]:
     """What a report shows: evenly many steps, and all at which something was measured; not how long they took.
 
     A checkpoint keeps it, and two runs of a recipe make the same one. Times are in the table.
@@ -121,7 +121,7 @@ def continued(logits: Callable[[Tensor], Tensor], prompts: Tensor, count: int) -
     return tokens
 
 
-def _columns(moment: Moment) -> dict[str, float]:
+def _columns(moment: StepMetrics) -> dict[str, float]:
     found: dict[str, float] = {"step": moment.step, "tokens": moment.tokens, "loss": moment.loss}
     found |= {f"loss/{name}": value for name, value in moment.parts.items()}
     found |= {"learning_rate": moment.rate, "gradient_norm": moment.norm, "seconds": moment.seconds}

@@ -27,8 +27,8 @@ from ..training.objective import ATTENTION, DIVERGENCE, HIDDEN, TEXT, Distilling
 from ..training.optimizer import MasterAdamW, Trained
 from ..training.sharded import Spread, Stage
 from ..training.teachers import Comparison, ReadingTeacher, StoredTeacher, Teacher
-from ..training.trainer import Moment, Trainer, TrainerSettings, TrainingError, Watch
-from .cached_teacher import StoredOpinions
+from ..training.trainer import StepMetrics, Trainer, TrainerSettings, TrainingError, Watch
+from .cached_teacher import CachedTeacherLogits
 from .sharding import sharded
 from .snapshots import Snapshots
 from .student import WholeModel
@@ -145,7 +145,7 @@ def _train(
     if teacher is not None and settings.stored is not None:
         vocabulary = min(teacher.vocabulary(), student.vocabulary)
         home = _home_of_opinions(settings, windows, teacher, vocabulary, place)
-        opinions = StoredOpinions(home, windows, settings.stored, vocabulary)
+        opinions = CachedTeacherLogits(home, windows, settings.stored, vocabulary)
         asked = opinions
 
         def ask() -> None:
@@ -198,7 +198,7 @@ def _train(
     samples = _Samples(student, stage, tokenizer, kept, settings.steps, place)
     store = Snapshots(place.journal, spread, samples.written)
 
-    def noted(moments: list[Moment]) -> None:
+    def noted(moments: list[StepMetrics]) -> None:
         if log is not None:
             log.noted(moments)
         if len(moments) < settings.steps:
@@ -259,7 +259,7 @@ def _by_the_first(place: Place, make: Callable[[], T]) -> T:
         made.append(make())
         return {}, None
 
-    place.processes.from_first(once)
+    place.processes.broadcast(once)
     return made[0] if made else make()
 
 
@@ -277,7 +277,7 @@ def _kept(windows: WindowsFile, device: torch.device, spread: Spread) -> list[Ba
 def _teacher(
     settings: Training,
     reading: WholeModel | None,
-    opinions: StoredOpinions | None,
+    opinions: CachedTeacherLogits | None,
     device: torch.device,
     spread: Spread,
 ) -> Teacher | None:
@@ -424,7 +424,7 @@ class _Samples:
 
 def _again(model: OpenModel) -> OpenModel:
     """The same model with modules of its own."""
-    return OpenModel(model.directory, model.weights, head_apart=not model.is_tied, is_edited=model.is_edited)
+    return OpenModel(model.directory, model.weights, untied_head=not model.is_tied, is_edited=model.is_edited)
 
 
 def _on(batch: Batch, device: torch.device) -> Batch:

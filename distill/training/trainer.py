@@ -37,7 +37,7 @@ class TrainingError(Exception):
 
 
 @dataclass(frozen=True)
-class Moment:
+class StepMetrics:
     """What is noted of one step.
 
     Attributes:
@@ -124,7 +124,7 @@ class Watch:
     """
 
     track: Callable[[Iterable[int]], Iterator[int]] = field(default=iter)
-    noted: Callable[[list[Moment]], None] = field(default=lambda _: None)
+    noted: Callable[[list[StepMetrics]], None] = field(default=lambda _: None)
 
 
 class Trainer:
@@ -156,7 +156,7 @@ class Trainer:
         self._learner, self._optimizer, self._batch_at = learner, optimizer, batch_at
         self._settings, self._store, self._watch = settings, store, watch or Watch()
         self._spread = spread or Spread()
-        self.moments: list[Moment] = []
+        self.moments: list[StepMetrics] = []
         self._average: dict[str, Tensor] = {}
         if settings.average is not None:
             self._average = {name: master.detach().clone() for name, master in optimizer.masters.items()}
@@ -209,7 +209,7 @@ class Trainer:
                 self.moments[-1] = replace(self.moments[-1], held_out=self._learner.held_out())
         return {name: each.detach() for name, each in self._optimizer.masters.items()}
 
-    def _step(self, step: int, seconds: float) -> Moment:
+    def _step(self, step: int, seconds: float) -> StepMetrics:
         settings, batch = self._settings, self._batch_at(step)
         counted = float(batch.tokens.numel() if batch.counted is None else batch.counted.sum())
         count, numel = self._spread.sums([counted, batch.tokens.numel()])
@@ -240,7 +240,7 @@ class Trainer:
         measured = step + 1 in self._measured and not (self._average and step + 1 == settings.steps)
         held_out = self._learner.held_out() if measured else None
         read = (self.moments[-1].tokens if self.moments else 0) + round(numel)
-        return Moment(step + 1, read, loss, parts, rate, norm, seconds, skipped, held_out)
+        return StepMetrics(step + 1, read, loss, parts, rate, norm, seconds, skipped, held_out)
 
     def _is_spike(self, norm: float) -> bool:
         if self._settings.spike is None:
@@ -269,7 +269,7 @@ class Trainer:
 
     def _resume(self, saved: Saved, data: dict[str, Any]) -> None:
         self.started = data["started"]
-        self.moments = [Moment(**each) for each in data["moments"]]
+        self.moments = [StepMetrics(**each) for each in data["moments"]]
         self._optimizer.load(saved)
         for name, kept in self._average.items():
             found = saved(f"averaged.{name}", self._optimizer.rows(f"averaged.{name}"))

@@ -110,7 +110,7 @@ def run_forward(job: BlockJob, streamed: StreamedModel, context: RunContext) -> 
         context: the run around it.
     """
     processes = context.processes
-    _, finished = processes.from_first(lambda: ({}, [file is not None and file.exists() for file in job.files]))
+    _, finished = processes.broadcast(lambda: ({}, [file is not None and file.exists() for file in job.files]))
     kept = [done for done, file in zip(finished, job.files, strict=True) if file is not None]
     if kept and all(kept):
         return
@@ -128,12 +128,12 @@ def _forward(
     if finished:
         if not is_last:
             assert file is not None
-            stored, _ = processes.from_first(lambda: (load_part(file), None))
+            stored, _ = processes.broadcast(lambda: (load_part(file), None))
             with job.restore(index, {name: t.to(processes.device) for name, t in stored.items()}) as block:
                 streamed.run_block(index, block, store)
         return
     with job.work(index, store) as result:
-        if file is not None and processes.leads:
+        if file is not None and processes.is_main:
             save_part(file, {name: tensor.cpu() for name, tensor in result.tensors.items()}, result.records)
         if not is_last:
             result.advance()

@@ -39,11 +39,11 @@ def layers_of(paths: list[Path]) -> list[dict[str, Any]]:
 
 def tensors_once(file: Path, processes: Processes, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """Tensors that all processes make together; those that an earlier run has left in a file are not made again."""
-    stored, known = processes.from_first(lambda: (load_part(file), True) if file.exists() else ({}, False))
+    stored, known = processes.broadcast(lambda: (load_part(file), True) if file.exists() else ({}, False))
     if not known:
         made = make()
-        stored, _ = processes.from_first(lambda: (made, None))
-        if processes.leads:
+        stored, _ = processes.broadcast(lambda: (made, None))
+        if processes.is_main:
             save_tensors(file, {name: tensor.cpu() for name, tensor in stored.items()})
     return stored
 

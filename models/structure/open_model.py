@@ -65,7 +65,7 @@ class OpenModel:
         directory: ModelDirectory,
         weights: Weights | None = None,
         *,
-        head_apart: bool = False,
+        untied_head: bool = False,
         is_edited: bool = False,
     ) -> None:
         self.directory = directory
@@ -77,7 +77,7 @@ class OpenModel:
             method = quantization.get("quant_method", "an unknown method")
             raise SmeltError(f"{directory.path}: is already quantized ({method}); start from the original model")
         directory.check_generation()
-        if head_apart:
+        if untied_head:
             self.config.tie_word_embeddings = False
         self.stored = CheckpointWeights(directory.path)
         self.weights: Weights = weights or self.stored

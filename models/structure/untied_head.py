@@ -11,11 +11,11 @@ from ..checkpoint.weights import Weights
 from .open_model import OpenModel
 
 
-def with_own_head(model: OpenModel) -> OpenModel:
+def with_untied_head(model: OpenModel) -> OpenModel:
     """The same function; the head can now be changed without the embedding."""
     if not model.is_tied:
         return model
-    return OpenModel(model.directory, _OwnHead(model), head_apart=True, is_edited=model.is_edited)
+    return OpenModel(model.directory, _OwnHead(model), untied_head=True, is_edited=model.is_edited)
 
 
 def untied(config: dict[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def shared_out(
         save_data(file, shares)
         return {}, shares
 
-    return context.processes.from_first(found)[1]
+    return context.processes.broadcast(found)[1]
 
 
 def _by_outliers(sparsity: float, facts: list[LinearFacts], model: OpenModel, context: RunContext) -> dict[str, float]:

@@ -40,7 +40,7 @@ def levels_of(model: OpenModel, axis: Axis, average: int) -> list[int]:
     return [n for n in found if axis.multiple > 1 or n in (average, axis.units) or axes.is_possible(model, axis, n)]
 
 
-def oddest_units(model: OpenModel, axis: Axis, average: int) -> list[int]:
+def worst_case_units(model: OpenModel, axis: Axis, average: int) -> list[int]:
     """Units by block that may come of sharing out, such that what does not suit any of these numbers is found before any work."""
     units = [average] * len(model.anatomy.blocks)
     places = [index for index, block in enumerate(model.anatomy.blocks) if axis.of_block(block.name)]
@@ -102,7 +102,7 @@ def shared_out_units(
         left = dict(zip([block.name for block in blocks], (levels[place] for place in chosen), strict=True))
         return {}, [left.get(block.name, average) for block in model.anatomy.blocks]
 
-    return context.processes.from_first(found)[1]
+    return context.processes.broadcast(found)[1]
 
 
 class _Widths:

@@ -96,7 +96,7 @@ class PreparedAuto(PreparedStep):
         self._check_parameters()
         # The shape is what the search is for: of those that it may find, the one that the fewest group sizes divide.
         self.output = model
-        for settings in self._settings(self._grid.oddest):
+        for settings in self._settings(self._grid.worst_case):
             self.output = step_of(settings, settings.structure).prepare(Given(self.output, self.output)).output
 
     def _wrong(self, field: str, what: str) -> ProblemsError:
@@ -163,7 +163,7 @@ class PreparedAuto(PreparedStep):
         return Cost(int(memory), int(4 * model.weights.nbytes + tokens * kept * number), operations)
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
-        if not context.processes.leads:
+        if not context.processes.is_main:
             return None  # what many short steps would share is less than what it takes to share it
         model = self.model
         context.journal.mkdir(parents=True, exist_ok=True)

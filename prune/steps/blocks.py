@@ -24,7 +24,7 @@ from ...system.resources import Cost, compute_dtype
 from ..score.influence import Influence
 from ..score.loss import next_token_loss
 from ..settings.blocks import PruneBlocks, PruneParts
-from ..structure.drop_blocks import shallower
+from ..structure.drop_blocks import drop_blocks
 from ..structure.removable import BlockParts, Removable, WholeBlocks, check_parts
 
 _CHECKED_WINDOWS, _CHECKED_LENGTH = 2, 64
@@ -184,16 +184,16 @@ class PreparedBlocks(PreparedStep):
                 check_parts(model, StreamedModel(model.skeleton, model.weights, context.dtype, context.journal), tokens)
             return {}, None
 
-        context.processes.from_first(tried)
+        context.processes.broadcast(tried)
         removed, record = self._decided(model, removable, context)
 
         def verified() -> tuple[dict[str, Tensor], None]:
             if self.settings.structure == "blocks":
-                self._verify(model, shallower(model, removed), removed, context)
+                self._verify(model, drop_blocks(model, removed), removed, context)
             return {}, None
 
-        context.processes.from_first(verified)
-        if not context.processes.leads:
+        context.processes.broadcast(verified)
+        if not context.processes.is_main:
             return None
         after = removable.left(removed)
         write_model(after, model, target)
@@ -229,7 +229,7 @@ class PreparedBlocks(PreparedStep):
         context.journal.mkdir(parents=True, exist_ok=True)
         file = context.journal / "scores.json"
         known: list[dict[str, float]] = []
-        _, known = context.processes.from_first(lambda: ({}, load_data(file) if file.exists() else []))
+        _, known = context.processes.broadcast(lambda: ({}, load_data(file) if file.exists() else []))
         scores = _Scores(model, removable, context, file, known)
         with on(context.processes.device), torch.no_grad():
             removed = (
@@ -366,7 +366,7 @@ class _Scores:
         return (sums[0] / sums[1]).item()
 
     def _keep(self) -> None:
-        if self._context.processes.leads:
+        if self._context.processes.is_main:
             save_data(self._file, self._known)
 
 

@@ -28,7 +28,7 @@ from ..score.taylor import first_order
 from ..score.units import path_scores
 from ..settings.experts import PruneExperts
 from ..structure.axes import Axis, Span
-from ..structure.drop_experts import ExpertLayers, fewer_experts
+from ..structure.drop_experts import ExpertLayers, drop_experts
 
 
 class PruneExpertsStep:
@@ -83,7 +83,7 @@ class PreparedExperts(PreparedStep):
         self._left = self._units_left()
         try:
             kept = dict.fromkeys(self._layers.modules, torch.arange(self._left))
-            self.output = fewer_experts(model, self._layers, kept, self._left)
+            self.output = drop_experts(model, self._layers, kept, self._left)
         except SmeltError as error:
             raise ProblemsError([Problem(self._amount, str(error))]) from None
 
@@ -147,12 +147,12 @@ class PreparedExperts(PreparedStep):
             self._try_layout(model, layers, context)
             return {}, None
 
-        context.processes.from_first(tried)
+        context.processes.broadcast(tried)
         parts = self._parts(model, layers, context)
-        if not context.processes.leads:
+        if not context.processes.is_main:
             return None
         kept = {index: SafetensorsFile(parts[index]).load("kept") for index in layers.modules}
-        after = fewer_experts(model, layers, kept, self._left)
+        after = drop_experts(model, layers, kept, self._left)
         write_model(after, model, target)
         done = f"{self._left} of {layers.count} experts are left in each layer"
         settings = self.settings.model_dump(mode="json")
@@ -162,7 +162,7 @@ class PreparedExperts(PreparedStep):
         """See that the model computes the same with its experts in another order, so that the router knows no order."""
         generator = torch.Generator().manual_seed(context.seed)
         shuffled = {index: torch.randperm(layers.count, generator=generator) for index in layers.modules}
-        if not computes_the_same(model, fewer_experts(model, layers, shuffled, layers.count), context):
+        if not computes_the_same(model, drop_experts(model, layers, shuffled, layers.count), context):
             raise SmeltError(
                 f"{self._where}: {type(model.skeleton.model).__name__} chooses experts by their place, in groups perhaps;"
                 " they cannot be pruned"
@@ -193,7 +193,7 @@ class _ExpertPruner(BlockJob):
         self._kept: dict[int, Tensor] = {}
         self._known: dict[str, Tensor] = {}
         self._whole = streamed_model(model, context)
-        self.narrow = streamed_model(fewer_experts(model, layers, self._kept, left), context)
+        self.narrow = streamed_model(drop_experts(model, layers, self._kept, left), context)
         files = enumerate(block_files(context.journal, len(self._whole)))
         self.files = [file if index in layers.modules else None for index, file in files]
 
@@ -221,7 +221,7 @@ class _ExpertPruner(BlockJob):
         advance = partial(self._advance, index, store)
         if index in self._layers.modules:
             kept, record = self._chosen(index, store)
-            told, _ = self._context.processes.from_first(lambda: ({"kept": kept}, None))
+            told, _ = self._context.processes.broadcast(lambda: ({"kept": kept}, None))
             self._kept[index] = told["kept"].cpu()
             yield BlockResult({"kept": self._kept[index]}, [record], advance)
         else:

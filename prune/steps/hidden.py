@@ -19,9 +19,9 @@ from ...models.steps.smaller_model import computes_the_same, few_tokens, write_m
 from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel, head_batches
 from ...models.structure.open_model import OpenModel
-from ...models.structure.untied_head import with_own_head
+from ...models.structure.untied_head import with_untied_head
 from ...quant.transforms.links import norm_offset
-from ...quant.transforms.rotated_model import Streams, Turn, turned
+from ...quant.transforms.rotated_model import ModelRotation, Streams, turned
 from ...quant.transforms.rotation import Rotation
 from ...system.activation_store import BATCH_TOKENS
 from ...system.device import on
@@ -34,7 +34,7 @@ from ..score.taylor import first_order_of_stream
 from ..settings.hidden import PruneHidden
 from ..structure import axes
 from ..structure.axes import Axis
-from ..structure.slice_width import narrower
+from ..structure.slice_width import slice_width
 
 
 class PruneHiddenStep:
@@ -95,7 +95,7 @@ class PreparedHidden(PreparedStep):
             raise ProblemsError([Problem(f"{step.where}.structure", f"{error}{advice}")]) from None
         self._left = self._units_left()
         try:
-            self.output = narrower(self._source, self._axis, self._left)
+            self.output = slice_width(self._source, self._axis, self._left)
         except SmeltError as error:
             possible = [str(units) for units in axes.possible_units(model, self._axis)]
             why = str(error).rsplit("Error: ", 1)[-1].rstrip(".)")
@@ -163,20 +163,20 @@ class PreparedHidden(PreparedStep):
             self._try_layout(source, axis, context)
             return {}, None
 
-        context.processes.from_first(tried)
+        context.processes.broadcast(tried)
         stays, shares = self._decided(model, axis, context)
-        if not context.processes.leads:
+        if not context.processes.is_main:
             return None
         if stays.turn is not None:
             streams = Streams.find(model)
-            turn = Turn(Rotation.dense(stays.turn), (None,) * len(streams.blocks))
+            turn = ModelRotation(Rotation.dense(stays.turn), (None,) * len(streams.blocks))
             source = OpenModel(source.directory, turned(source, streams, turn).weights, is_edited=True)
-        narrow = narrower(source, axis, {"": stays.kept})
+        narrow = slice_width(source, axis, {"": stays.kept})
         changed = self._compensation(source, narrow, axis, shares, context)
         file = context.journal / "changed.safetensors"
         save_tensors(file, changed)
         stored = SafetensorsFile(file)
-        after = narrower(source, axis, {"": stays.kept}, dict.fromkeys(changed, stored))
+        after = slice_width(source, axis, {"": stays.kept}, dict.fromkeys(changed, stored))
         write_model(after, model, target)
         least = min(shares.values())
         done = (
@@ -199,7 +199,7 @@ class PreparedHidden(PreparedStep):
     def _try_layout(self, model: OpenModel, axis: Axis, context: RunContext) -> None:
         """See that the model computes the same with the stream's channels in another order."""
         order = torch.randperm(axis.units, generator=torch.Generator().manual_seed(context.seed))
-        if not computes_the_same(model, narrower(model, axis, {"": order}), context, order):
+        if not computes_the_same(model, slice_width(model, axis, {"": order}), context, order):
             raise SmeltError(
                 f"{self._where}: {type(model.skeleton.model).__name__} computes with the order of its {axis.noun};"
                 " they cannot be pruned"
@@ -344,7 +344,7 @@ def _untied(model: OpenModel) -> OpenModel:
     if not model.is_tied:
         return model
     directory = replace(model.directory, changes={**model.directory.changes, "tie_word_embeddings": False})
-    return OpenModel(directory, with_own_head(model).weights, is_edited=model.is_edited)
+    return OpenModel(directory, with_untied_head(model).weights, is_edited=model.is_edited)
 
 
 def _norms(model: OpenModel, axis: Axis) -> list[str]:

@@ -90,7 +90,7 @@ class LinearPruner(BlockJob):
                 for group, stats in passes.observe(wanted, hessian=self._hessian, energy=True):
                     for name in group.linears:
                         linear = self._model.linears[f"{anatomy.name}.{name}"], block.get_submodule(name)
-                        made, record = processes.from_first(partial(self._made, *linear, stats))
+                        made, record = processes.broadcast(partial(self._made, *linear, stats))
                         stored |= made
                         records.append(LayerRecord.of_data(record))
                         done.append(linear)

@@ -26,14 +26,14 @@ from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import human_bytes
 from ...system.resources import Cost, compute_dtype
 from ...system.tensor_files import SafetensorsFile
-from ..allocation.unit_sizes import MOST_LEVELS, oddest_units, shared_out_units
+from ..allocation.unit_sizes import MOST_LEVELS, shared_out_units, worst_case_units
 from ..score.taylor import first_order
 from ..score.units import path_scores, refitted, unit_scores
 from ..settings.units import PruneChannels, PruneHeads
 from ..structure import axes
 from ..structure.axes import Axis
 from ..structure.removable import layer_parts
-from ..structure.slice_width import by_reader, narrower, units_of_blocks
+from ..structure.slice_width import by_reader, slice_width, units_of_blocks
 from .linear_pruner import LinearPruner
 
 AXES: dict[str, Callable[[OpenModel], Axis]] = {"ffn": axes.feed_forward, "heads": axes.heads}
@@ -105,7 +105,9 @@ class PreparedUnits(PreparedStep):
         if not self._is_even and sum(bool(axis.of_block(block.name)) for block in model.anatomy.blocks) < 2:
             what = "only one block has them, so there is nothing to share out"
             raise ProblemsError([Problem(f"{step.where}.allocation", what)])
-        self.output = self._narrow if self._is_even else narrower(model, axis, oddest_units(model, axis, self._left))
+        self.output = (
+            self._narrow if self._is_even else slice_width(model, axis, worst_case_units(model, axis, self._left))
+        )
 
     def _units_left(self) -> int:
         """How many units are left in each layer, or on average."""
@@ -141,7 +143,7 @@ class PreparedUnits(PreparedStep):
         """The model with as many units in each layer."""
         model, axis, left = self.model, self._axis, self._left
         try:
-            return narrower(model, axis, left)
+            return slice_width(model, axis, left)
         except SmeltError as error:
             why = str(error).rsplit("Error: ", 1)[-1].rstrip(".)")
             what = f"leaves {left} of {axis.units} {axis.noun}, which its configuration does not allow ({why})"
@@ -211,14 +213,14 @@ class PreparedUnits(PreparedStep):
             self._try_layout(model, axis, context)
             return {}, None
 
-        context.processes.from_first(tried)
+        context.processes.broadcast(tried)
         parts = self._parts(model, axis, context)
-        if not context.processes.leads:
+        if not context.processes.is_main:
             return None
         files = [SafetensorsFile(part) for part in parts]
         stored = {name: file for file in files for name in file.tensors}
         kept = {reader: stored[f"{_KEPT}{reader}"].load(f"{_KEPT}{reader}") for reader in axis.readers}
-        after = narrower(model, axis, kept, {name: f for name, f in stored.items() if not name.startswith(_KEPT)})
+        after = slice_width(model, axis, kept, {name: f for name, f in stored.items() if not name.startswith(_KEPT)})
         write_model(after, model, target)
         left = {len(each) for each in kept.values()}
         if len(left) > 1:
@@ -236,7 +238,7 @@ class PreparedUnits(PreparedStep):
         """See that the model computes the same with its units in another order, so that they are what they are thought."""
         generator = torch.Generator().manual_seed(context.seed)
         shuffled = {reader: torch.randperm(axis.units, generator=generator) for reader in axis.readers}
-        if not computes_the_same(model, narrower(model, axis, shuffled), context):
+        if not computes_the_same(model, slice_width(model, axis, shuffled), context):
             raise SmeltError(
                 f"{self._where}: {type(model.skeleton.model).__name__} arranges its {axis.noun} in a way that Smelt does"
                 " not follow; they cannot be pruned"

@@ -21,7 +21,7 @@ from ...system.resources import Cost
 from ...system.tensor_files import save_tensors
 from ..settings.vocabulary import PruneVocabulary
 from ..structure.axes import vocabulary
-from ..structure.slice_width import narrower
+from ..structure.slice_width import slice_width
 from ..structure.vocabulary import Vocabulary, renumbered
 
 
@@ -96,7 +96,7 @@ class PreparedVocabulary(PreparedStep):
         return Cost(2 * self.model.embedding_bytes(), self.model.weights.nbytes, 0.0)
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
-        if not context.processes.leads:
+        if not context.processes.is_main:
             return None
         model, kept = self.model, self._kept_once(context)
         write_model(self._smaller(kept), model, target)
@@ -110,7 +110,7 @@ class PreparedVocabulary(PreparedStep):
         changes = renumbered(model.directory.config_data(), {old: number for number, old in enumerate(kept)})
         directory = replace(model.directory, changes={**model.directory.changes, **changes})
         renamed = OpenModel(directory, model.weights, is_edited=model.is_edited)
-        return narrower(renamed, replace(self._axis, pinned={}), {"": torch.tensor(kept)})
+        return slice_width(renamed, replace(self._axis, pinned={}), {"": torch.tensor(kept)})
 
     def _used(self) -> list[int]:
         """The tokens that stay, in their order."""

@@ -185,7 +185,7 @@ class PreparedWeights(PreparedStep):
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         model, parts = self.model, self._parts(context)
-        if not context.processes.leads:
+        if not context.processes.is_main:
             return None
         home = {name: file for part in parts for file in [SafetensorsFile(part)] for name in file.tensors}
         entries: list[Entry] = []
@@ -231,7 +231,7 @@ class PreparedWeights(PreparedStep):
                 save_part(part, stored, records)
             return {}, None
 
-        context.processes.from_first(make)
+        context.processes.broadcast(make)
         return parts
 
     def pruned(self, facts: LinearFacts, weight: Tensor, stats: LayerStats | None) -> tuple[Tensor, LayerRecord]:

@@ -25,7 +25,7 @@ LAYER_PARTS = "layer_parts"
 _NUMBERED = re.compile(r"^(?P<start>(?:[^\d.][^.]*\.)*)(?P<block>\d+)(?P<rest>\..+)$")
 
 
-def shallower(model: OpenModel, removed: Iterable[int], *, merging: bool = False) -> OpenModel:
+def drop_blocks(model: OpenModel, removed: Iterable[int], *, merging: bool = False) -> OpenModel:
     """The model that is left without some blocks; its weights are read from where they are.
 
     Args:

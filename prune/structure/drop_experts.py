@@ -90,7 +90,7 @@ class ExpertLayers:
         return found
 
 
-def fewer_experts(model: OpenModel, layers: ExpertLayers, kept: Mapping[int, Tensor], count: int) -> OpenModel:
+def drop_experts(model: OpenModel, layers: ExpertLayers, kept: Mapping[int, Tensor], count: int) -> OpenModel:
     """The model with some experts only.
 
     Args:

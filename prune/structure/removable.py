@@ -21,7 +21,7 @@ from ...models.structure.open_model import OpenModel
 from ...system.errors import SmeltError
 from ...system.tensor_files import TensorInfo
 from . import axes
-from .drop_blocks import LAYER_PARTS, can_lose, shallower
+from .drop_blocks import LAYER_PARTS, can_lose, drop_blocks
 
 _OTHER = {"attention": "mlp", "mlp": "attention"}
 
@@ -75,7 +75,7 @@ class WholeBlocks:
         return hidden
 
     def left(self, removed: Iterable[int]) -> OpenModel:
-        return shallower(self._model, removed, merging=self._merging)
+        return drop_blocks(self._model, removed, merging=self._merging)
 
 
 class BlockParts:

@@ -15,7 +15,7 @@ from . import axes
 from .axes import Axis
 from .drop_blocks import LAYER_PARTS, can_lose
 from .removable import closing_linears
-from .slice_width import narrower
+from .slice_width import slice_width
 
 DIMENSIONS = ("blocks", "hidden", "heads", "ffn")
 _AXES = {"hidden": axes.hidden, "heads": axes.heads, "ffn": axes.feed_forward}
@@ -70,7 +70,7 @@ class Grid:
             yield Sizes(*each)
 
     @property
-    def oddest(self) -> Sizes:
+    def worst_case(self) -> Sizes:
         """The sizes that the fewest groups of scales divide: what suits these suits all."""
         odd = {name: min(each, key=lambda size: size & -size) for name, each in self.levels.items() if name != "blocks"}
         return Sizes(blocks=self.levels["blocks"][-1], **odd)
@@ -199,7 +199,7 @@ class Costs:
         if size == getattr(self._grid.whole, name):
             return model
         axis: Axis = _AXES[name](model)
-        return narrower(model, axis, size)
+        return slice_width(model, axis, size)
 
 
 def parameters_of(model: OpenModel) -> int:

@@ -13,7 +13,7 @@ from ...system.tensor_files import SafetensorsFile, TensorInfo
 from .axes import Axis, Span
 
 
-def narrower(
+def slice_width(
     model: OpenModel,
     axis: Axis,
     kept: Mapping[str, Tensor] | Sequence[int] | int,

@@ -19,9 +19,9 @@ from ..settings.methods import TransformChoice
 from ..transforms import TRANSFORMS
 from ..transforms.links import LinkNames, as_rows, bind
 from ..transforms.options.rotate import RotateOptions
-from ..transforms.rotated_model import Streams, Turn, turned
+from ..transforms.rotated_model import ModelRotation, Streams, turned
 from .block_passes import BlockPasses
-from .learned_rotation import learned_turn, learning_cost
+from .learned_rotation import learned_model_rotation, learning_cost
 
 
 class Transforms:
@@ -88,16 +88,16 @@ class Transforms:
         if not self.streams:
             return model
         streams = self._streams(model)
-        turn = Turn.none(streams)
+        turn = ModelRotation.none(streams)
         for choice in self.streams:
             options = choice.settled()
             if isinstance(options, RotateOptions):
                 seed = seed if options.seed is None else options.seed
-                turn = Turn.random(streams, model.skeleton.hidden_size, seed)
+                turn = ModelRotation.random(streams, model.skeleton.hidden_size, seed)
                 if not options.heads:
-                    turn = Turn(turn.stream, (None,) * len(streams.blocks))
+                    turn = ModelRotation(turn.stream, (None,) * len(streams.blocks))
                 if options.learn and context is not None:
-                    turn = learned_turn(model, streams, turn, options.learn, seed, context)
+                    turn = learned_model_rotation(model, streams, turn, options.learn, seed, context)
         return turned(model, streams, turn)
 
     def cost(self, model: OpenModel, tokens: int) -> Cost:

@@ -20,7 +20,7 @@ from ...system.tensor_files import save_tensors
 from ..layer_stats import SAMPLE_ROWS, LayerStats
 from ..transforms.learned_rotation import learn_rotation
 from ..transforms.links import weight_rows
-from ..transforms.rotated_model import Streams, Turn, turned
+from ..transforms.rotated_model import ModelRotation, Streams, turned
 from ..transforms.rotation import Rotation
 from .block_passes import BlockPasses
 
@@ -30,7 +30,9 @@ _SAMPLE_NUMBERS = 1 << 26
 _FILE = "rotations.safetensors"
 
 
-def learned_turn(model: OpenModel, streams: Streams, start: Turn, steps: int, seed: int, context: RunContext) -> Turn:
+def learned_model_rotation(
+    model: OpenModel, streams: Streams, start: ModelRotation, steps: int, seed: int, context: RunContext
+) -> ModelRotation:
     """Learn the rotations of the stream and of the value heads; an earlier run's are read from the journal.
 
     Args:
@@ -50,10 +52,10 @@ def learned_turn(model: OpenModel, streams: Streams, start: Turn, steps: int, se
         return load_part(path), None
 
     # The first process alone: what it reads is a small part of the calibration text.
-    matrices, _ = context.processes.from_first(learn)
+    matrices, _ = context.processes.broadcast(learn)
     found = {name: Rotation.dense(matrix.cpu()) for name, matrix in matrices.items()}
     heads = tuple(found.get(f"heads.{index}", head) for index, head in enumerate(start.heads))
-    return Turn(found.get("stream", start.stream), heads)
+    return ModelRotation(found.get("stream", start.stream), heads)
 
 
 def learning_cost(model: OpenModel, streams: Streams, steps: int, tokens: int) -> Cost:
@@ -75,7 +77,7 @@ def learning_cost(model: OpenModel, streams: Streams, steps: int, tokens: int) -
 class _Learning:
     model: OpenModel
     streams: Streams
-    start: Turn
+    start: ModelRotation
     steps: int
     seed: int
     context: RunContext
@@ -84,7 +86,7 @@ class _Learning:
         """``stream``, and ``heads.0`` and so on."""
         found: dict[str, Tensor] = {}
         # With norms folded, all that read the stream read it as it is, but for its length.
-        folded = turned(self.model, self.streams, Turn.none(self.streams))
+        folded = turned(self.model, self.streams, ModelRotation.none(self.streams))
         context = self.context
         streamed = StreamedModel(folded.skeleton, folded.weights, context.dtype, context.journal)
         windows = -(-_TOKENS // context.tokens.shape[1])

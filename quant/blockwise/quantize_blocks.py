@@ -130,7 +130,7 @@ class BlockQuantizer(BlockJob):
     def run(self) -> None:
         """Make all parts."""
         processes = self._context.processes
-        _, layers = processes.from_first(lambda: ({}, layers_of([part for part in self.parts if part.exists()])))
+        _, layers = processes.broadcast(lambda: ({}, layers_of([part for part in self.parts if part.exists()])))
         self._recall(layers)
         try:
             run_forward(self, self._streamed, self._context)
@@ -156,7 +156,7 @@ class BlockQuantizer(BlockJob):
             return load_part(part), None
 
         with torch.device("cpu"):
-            stored, _ = self._context.processes.from_first(make)
+            stored, _ = self._context.processes.broadcast(make)
             return restored_embedding({name: tensor.cpu() for name, tensor in stored.items()})
 
     def _recall(self, layers: list[dict[str, Any]]) -> None:
@@ -266,7 +266,7 @@ class BlockQuantizer(BlockJob):
                 layers.append(record.as_data())
             return tensors, layers
 
-        tensors, layers = self._context.processes.from_first(make)
+        tensors, layers = self._context.processes.broadcast(make)
         self._recall(layers)
         found.stored.update(tensors)
         found.records.extend(LayerRecord.of_data(layer) for layer in layers)

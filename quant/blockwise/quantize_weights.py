@@ -107,7 +107,7 @@ class WeightQuantizer:
             self._run()
             return {}, None
 
-        self._context.processes.from_first(make)
+        self._context.processes.broadcast(make)
 
     def _run(self) -> None:
         if self._embedding is not None and not self._embedding.exists():

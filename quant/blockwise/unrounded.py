@@ -77,7 +77,7 @@ class UnroundedInputs:
                 if leaving is not None:
                     leaving.write(batch, out)
         # A process without windows keeps nothing, and yet must add up the same sums as the others.
-        kept = self._processes.everyones({linear: torch.zeros(0) for linear in self._kept})
+        kept = self._processes.all_gather({linear: torch.zeros(0) for linear in self._kept})
         self._known = {linear for each in kept for linear in each}
 
     def add(self, collector: StatsCollector, linear: str, inputs: Tensor, batch: slice) -> None:

@@ -60,8 +60,8 @@ class CompressedModel:
             return
         self.schemes = StoredSchemes(config["quantization_config"])
         self.weights = DenseWeights(self._stored, self.schemes.of)
-        head_apart = original.is_tied and not config.get("tie_word_embeddings", True)
-        self.model = OpenModel(original.directory, self.weights, head_apart=True) if head_apart else original
+        untied_head = original.is_tied and not config.get("tie_word_embeddings", True)
+        self.model = OpenModel(original.directory, self.weights, untied_head=True) if untied_head else original
 
     @property
     def stored_bytes(self) -> int:

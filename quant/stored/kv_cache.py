@@ -62,7 +62,7 @@ class RangesCache:
         """The rounding that fits what went by, here and in other processes."""
         found = []
         mine = {f"{i} {name}": e for i, pair in enumerate(self._ranges) for name, e in zip(_ENDS, pair, strict=True)}
-        seen = [each for each in processes.everyones(mine) if each]  # a process may have no windows
+        seen = [each for each in processes.all_gather(mine) if each]  # a process may have no windows
         for i in range(2):
             low = torch.stack([each[f"{i} low"] for each in seen]).amin(0)
             high = torch.stack([each[f"{i} high"] for each in seen]).amax(0)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...models.checkpoint.weights import Weights
 from ...models.structure.open_model import OpenModel
-from ...models.structure.untied_head import with_own_head
+from ...models.structure.untied_head import with_untied_head
 from ...system.errors import SmeltError
 from ...system.tensor_files import TensorInfo
 from .links import as_rows, links_of
@@ -24,7 +24,7 @@ _SLICE = 4096
 
 
 @dataclass(frozen=True)
-class Turn:
+class ModelRotation:
     """The rotations of a model.
 
     Attributes:
@@ -36,7 +36,7 @@ class Turn:
     heads: tuple[Rotation | None, ...]
 
     @classmethod
-    def random(cls, streams: Streams, width: int, seed: int) -> Turn:
+    def random(cls, streams: Streams, width: int, seed: int) -> ModelRotation:
         """Random rotations that suit the model's norms; the same for the same seed."""
         generator = torch.Generator().manual_seed(seed)
         centred = streams.outer.centred or any(block.centred for block in streams.blocks)
@@ -45,7 +45,7 @@ class Turn:
         return cls(stream, tuple(heads))
 
     @classmethod
-    def none(cls, streams: Streams) -> Turn:
+    def none(cls, streams: Streams) -> ModelRotation:
         """No rotation: norms are folded only."""
         return cls(None, (None,) * len(streams.blocks))
 
@@ -80,16 +80,16 @@ class Streams:
         return cls(outer, tuple(blocks))
 
 
-def turned(model: OpenModel, streams: Streams, turn: Turn) -> OpenModel:
+def turned(model: OpenModel, streams: Streams, turn: ModelRotation) -> OpenModel:
     """The same function with other weights. A head that shared the embedding's weight gets its own."""
-    apart = with_own_head(model)
-    return OpenModel(model.directory, TurnedWeights(apart, streams, turn), head_apart=model.is_tied, is_edited=True)
+    apart = with_untied_head(model)
+    return OpenModel(model.directory, TurnedWeights(apart, streams, turn), untied_head=model.is_tied, is_edited=True)
 
 
 class TurnedWeights:
     """The edited weights of a model, whose head has its own, by their names in its checkpoint."""
 
-    def __init__(self, model: OpenModel, streams: Streams, turn: Turn) -> None:
+    def __init__(self, model: OpenModel, streams: Streams, turn: ModelRotation) -> None:
         self._model = model
         self._source: Weights = model.weights
         self._streams = streams

@@ -21,7 +21,7 @@ from ..gpu.step import GpuStep
 from ..gpu.tables import Layout, Part, Room
 from ..kernels.base.precompile import precompile_work
 from ..kernels.base.targets import target_of
-from ..kernels.rows.rotate_and_store import Turns
+from ..kernels.rows.rotate_and_store import RotaryTables
 from ..kernels.rows.sample_tokens import Choices, choices, sample_tokens
 from .executor import CompletedStep, StepHandle, StepResult
 from .params import SamplingParams
@@ -388,10 +388,10 @@ class _Turning:
             for kept, new in zip(self._tables[name], _flat(turn), strict=True):
                 kept[: len(new)].copy_(new.pin_memory() if kept.device.type == "cuda" else new, non_blocking=True)
 
-    def of(self, positions: Tensor) -> dict[str, Turns]:
+    def of(self, positions: Tensor) -> dict[str, RotaryTables]:
         """A step's."""
         rows = self._each[: len(positions)] if self.by_length else positions
-        return {name: Turns(cosine, sine, rows) for name, (cosine, sine) in self._tables.items()}
+        return {name: RotaryTables(cosine, sine, rows) for name, (cosine, sine) in self._tables.items()}
 
 
 def _flat(turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from ..kernels.attention.attend_prompts import attend_prompts
 from ..kernels.attention.attend_tokens import Storing, attend_tokens, may_store
 from ..kernels.rows.normalize_rows import Norm, normalize_rows
 from ..kernels.rows.quantize_rows import code_room, quantize_rows
-from ..kernels.rows.rotate_and_store import HeadNorms, Turns, rotate_and_store
+from ..kernels.rows.rotate_and_store import HeadNorms, RotaryTables, rotate_and_store
 from ..kernels.tiles.tile import Tiles
 from .cache import GpuKeysValues
 from .linears import GpuLinear, Rounded
@@ -279,7 +279,7 @@ class _Attention:
         return out
 
     def _rotated_plainly(
-        self, projected: Tensor, step: GpuStep, store: GpuKeysValues, index: int, turns: Turns | None
+        self, projected: Tensor, step: GpuStep, store: GpuKeysValues, index: int, turns: RotaryTables | None
     ) -> Tensor:
         heads = self._heads
         widths = [heads.queries * heads.size, heads.shared * heads.size, heads.shared * heads.size]

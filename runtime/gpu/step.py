@@ -10,7 +10,7 @@ from torch import Tensor
 from ..decoder.batch import Batch
 from ..kernels.attention.attend_prompts import work_of
 from ..kernels.attention.flash import Runs
-from ..kernels.rows.rotate_and_store import Turns
+from ..kernels.rows.rotate_and_store import RotaryTables
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class GpuStep:
     runs: Runs
     work: Tensor | None
     singles: bool
-    turns: dict[str, Turns]
+    turns: dict[str, RotaryTables]
     batch: Batch | None = None
 
 
@@ -55,7 +55,7 @@ def step_of(batch: Batch, rotations: dict[str, tuple[Tensor, Tensor]], tokens_of
         Runs(rows, many, last, table),
         _integers(work) if work else None,
         any(count == 1 for count in counts),
-        {name: Turns(cosine.flatten(1), sine.flatten(1), each) for name, (cosine, sine) in rotations.items()},
+        {name: RotaryTables(cosine.flatten(1), sine.flatten(1), each) for name, (cosine, sine) in rotations.items()},
         batch,
     )
 

@@ -28,7 +28,7 @@ _HERE = Path(__file__).parent
 _FLAGS = ["-O3", "-march=native", "-fopenmp", "-std=c++20", "-fno-math-errno"]
 _NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16")
 
-Told = Callable[[str], object]
+Message = Callable[[str], object]
 
 
 class Verdict(enum.IntEnum):
@@ -49,7 +49,7 @@ def processor_features() -> frozenset[str]:
     return frozenset()
 
 
-def kernels(told: Told) -> ModuleType | None:
+def kernels(told: Message) -> ModuleType | None:
     """The compiled kernels, or None with a sentence that says why and what is used instead.
 
     They are compiled at the first call on a machine, which takes about ten seconds, and kept in
@@ -72,7 +72,7 @@ def kernels(told: Told) -> ModuleType | None:
 _found: ModuleType | None = None
 
 
-def _loaded(told: Told) -> ModuleType:
+def _loaded(told: Message) -> ModuleType:
     global _found  # noqa: PLW0603 - a process can load an extension only once
     if _found is None:
         kept = cache_directory() / _key() / f"{_NAME}.so"
@@ -86,7 +86,7 @@ def _loaded(told: Told) -> ModuleType:
     return _found
 
 
-def _tiles_are_right(kept: Path, told: Told) -> bool:
+def _tiles_are_right(kept: Path, told: Message) -> bool:
     """Whether matrix tiles were found to give what vector instructions give; tried once, in a process of its own."""
     verdict = kept.with_name("tiles")
     if verdict.is_file():

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.pipeline.plan import Plan
 from smelt.compress.recipe.file import read_document
-from smelt.distill.run.cached_teacher import StoredOpinions
+from smelt.distill.run.cached_teacher import CachedTeacherLogits
 from smelt.distill.training.batches import Batch
 from smelt.distill.training.objective import Distilling
 from smelt.system.progress import Progress
@@ -275,8 +275,8 @@ def test_runs_share_what_is_stored_of_a_teacher(
     settings = {"data": few_words, "stored": 8, "cross_entropy": 0.5}
     asked: list[int] = []
     told: list[dict[str, torch.Tensor]] = []
-    opinion = StoredOpinions._opinion
-    monkeypatch.setattr(StoredOpinions, "_opinion", lambda *given: (asked.append(1), opinion(*given))[1])
+    opinion = CachedTeacherLogits._opinion
+    monkeypatch.setattr(CachedTeacherLogits, "_opinion", lambda *given: (asked.append(1), opinion(*given))[1])
 
     def trained(path: Path, **changes: Any) -> None:
         asked.clear()

@@ -17,9 +17,9 @@ from smelt.models.directory.find import find_model
 from smelt.models.structure.open_model import OpenModel
 from smelt.prune.steps import auto as prune_auto
 from smelt.prune.structure import axes, shapes
-from smelt.prune.structure.drop_blocks import shallower
+from smelt.prune.structure.drop_blocks import drop_blocks
 from smelt.prune.structure.shapes import Costs, Grid, Sizes, parameters_of, shape_of
-from smelt.prune.structure.slice_width import narrower
+from smelt.prune.structure.slice_width import slice_width
 from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.measure.shape_time import Shape
 from smelt.system.errors import SmeltError
@@ -100,7 +100,7 @@ def test_blocks_that_differ_are_counted_and_timed_each(
     assert costs.parameters(grid.whole) == _numbers(path)
     for depth in grid.levels["blocks"][1:]:
         gone = len(model.anatomy.blocks) - depth
-        left = parameters_of(shallower(model, range(3 - gone, 3)))
+        left = parameters_of(drop_blocks(model, range(3 - gone, 3)))
         assert costs.parameters(replace(grid.whole, blocks=depth)) >= left
     result = run(_recipe(path, tmp_path / "out", _prune(**target)))
     chosen = _chosen(result.checkpoint)
@@ -131,10 +131,10 @@ def test_time_is_that_of_the_parts(
     costs.measure(1, 16, Progress(False))
     assert costs.seconds(grid.whole) == _taken(shape_of(model), None)
     fewer = grid.levels["ffn"][1]
-    narrow = narrower(model, axes.feed_forward(model), fewer)
+    narrow = slice_width(model, axes.feed_forward(model), fewer)
     assert costs.seconds(replace(grid.whole, ffn=fewer)) == _taken(shape_of(narrow), None)
     blocks = grid.levels["blocks"][1]
-    shorter = shallower(narrow, range(blocks, len(model.anatomy.blocks)))
+    shorter = drop_blocks(narrow, range(blocks, len(model.anatomy.blocks)))
     assert costs.seconds(replace(grid.whole, ffn=fewer, blocks=blocks)) >= _taken(shape_of(shorter), None)
 
 

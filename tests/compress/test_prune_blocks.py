@@ -14,7 +14,7 @@ from smelt.compress.pipeline.plan import Plan
 from smelt.models.directory.find import find_model
 from smelt.models.structure.open_model import OpenModel
 from smelt.prune.steps import blocks as prune_blocks
-from smelt.prune.structure.drop_blocks import shallower
+from smelt.prune.structure.drop_blocks import drop_blocks
 from smelt.runtime import Engine, SamplingParams
 from smelt.system.errors import SmeltError
 from torch import Tensor, nn
@@ -115,7 +115,7 @@ def test_the_least_missed_block_is_found_one_after_another(tiny: Callable[..., P
 
 def test_merging_keeps_what_removed_blocks_learned(tiny: Callable[..., Path]) -> None:
     model = OpenModel(find_model(str(tiny(num_hidden_layers=4))))
-    left = shallower(model, [1, 2], merging=True)
+    left = drop_blocks(model, [1, 2], merging=True)
     key = "model.layers.0.mlp.up_proj.weight"
     first, second, third = (model.weights.load(key.replace("0", str(i))).double() for i in range(3))
     assert torch.allclose(left.weights.load(key).double(), second + third - first, atol=1e-6)
@@ -254,7 +254,7 @@ def test_only_blocks_go_whose_removal_the_configuration_can_say(tiny: Callable[.
 def test_a_block_takes_in_only_those_of_its_kind(tiny: Callable[..., Path]) -> None:
     model = OpenModel(find_model(str(tiny("qwen3_moe", num_hidden_layers=4, decoder_sparse_step=2))))
     with pytest.raises(SmeltError, match="block 0 cannot take in block 1"):
-        shallower(model, [1, 2], merging=True)
+        drop_blocks(model, [1, 2], merging=True)
 
 
 @pytest.mark.parametrize("update", [None, "merge"])
@@ -282,8 +282,8 @@ def test_blocks_of_another_kind_are_not_moved_together(tiny: Callable[..., Path]
     # Every second block has experts; without block 1, block 2 would become one with experts.
     model = OpenModel(find_model(str(tiny("qwen3_moe", num_hidden_layers=4, decoder_sparse_step=2))))
     with pytest.raises(SmeltError, match="blocks of another kind"):
-        shallower(model, [1])
-    assert len(shallower(model, [1, 2]).anatomy.blocks) == 2
+        drop_blocks(model, [1])
+    assert len(drop_blocks(model, [1, 2]).anatomy.blocks) == 2
 
 
 def test_the_plan_tells_what_each_step_gets(tiny: Callable[..., Path], tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from smelt.models.directory.directory import ModelDirectory
 from smelt.models.steps.step import RunContext
 from smelt.models.streaming.streamed import StreamedModel
 from smelt.models.structure.open_model import OpenModel
-from smelt.quant.blockwise.learned_rotation import learned_turn
+from smelt.quant.blockwise.learned_rotation import learned_model_rotation
 from smelt.quant.transforms.links import find_links
-from smelt.quant.transforms.rotated_model import Streams, Turn, turned
+from smelt.quant.transforms.rotated_model import ModelRotation, Streams, turned
 from smelt.system.processes import Processes
 from smelt.system.progress import Progress
 from torch import Tensor
@@ -55,7 +55,7 @@ def test_turning_the_stream_keeps_the_logits_in_float64(architecture: str, rotat
     path = save_model(reference, tmp_path / "model")
     model = _opened(path)
     streams = Streams.find(model)
-    turn = Turn.random(streams, model.skeleton.hidden_size, 0) if rotated else Turn.none(streams)
+    turn = ModelRotation.random(streams, model.skeleton.hidden_size, 0) if rotated else ModelRotation.none(streams)
     changed = turned(model, streams, turn)
     with torch.no_grad():
         expected = reference(TOKENS, use_cache=False).logits
@@ -73,9 +73,9 @@ def test_learned_rotations_keep_the_logits_in_float64(architecture: str, tmp_pat
     reference.set_experts_implementation("eager")
     model = _opened(save_model(reference, tmp_path / "model"))
     streams = Streams.find(model)
-    start = Turn.random(streams, model.skeleton.hidden_size, 0)
+    start = ModelRotation.random(streams, model.skeleton.hidden_size, 0)
     context = RunContext(torch.float32, TOKENS, 0, tmp_path / "journal", Progress(False), Processes())
-    turn = learned_turn(model, streams, start, 3, 0, context)
+    turn = learned_model_rotation(model, streams, start, 3, 0, context)
     with torch.no_grad():
         expected = reference(TOKENS, use_cache=False).logits
     found = _logits(turned(model, streams, turn), tmp_path)
@@ -83,7 +83,9 @@ def test_learned_rotations_keep_the_logits_in_float64(architecture: str, tmp_pat
     assert turn.stream is not None
     assert start.stream is not None
     assert (turn.stream.matrix() - start.stream.matrix()).abs().max() > 0.01
-    again = learned_turn(model, streams, start, 1, 1, context)  # what the journal holds, whatever is asked for
+    again = learned_model_rotation(
+        model, streams, start, 1, 1, context
+    )  # what the journal holds, whatever is asked for
     assert again.stream is not None
     assert torch.equal(again.stream.matrix(), turn.stream.matrix())
 
@@ -269,7 +271,7 @@ def test_of_several_overrides_the_last_decides(tiny: Callable[..., Path], recipe
 def test_seeds_choose_rotations(tmp_path: Path) -> None:
     model = _opened(save_model(make_model("llama"), tmp_path / "model"))
     streams = Streams.find(model)
-    turns = [Turn.random(streams, 128, seed).stream.matrix() for seed in (0, 0, 1)]  # type: ignore[union-attr]
+    turns = [ModelRotation.random(streams, 128, seed).stream.matrix() for seed in (0, 0, 1)]  # type: ignore[union-attr]
     assert torch.equal(turns[0], turns[1])
     assert all(not torch.equal(a, b) for a, b in pairwise(turns[1:]))
 

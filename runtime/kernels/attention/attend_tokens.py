@@ -25,7 +25,7 @@ from ..base.overlap import launch_and_wait
 from ..base.targets import Target, target_of
 from ..base.workspace import Workspace, workspace
 from ..rows.cached import LayerCache, numbers_of, padded, rows_of, store_key_and_value, storing
-from ..rows.rotate_and_store import HeadNorms, StoreCase, Turns, prepared, preparing, rotate_and_store
+from ..rows.rotate_and_store import HeadNorms, RotaryTables, StoreCase, prepared, preparing, rotate_and_store
 from ..tiles.attention_tiles import TokenTile, rows_of_group, token_tile
 from .attend_prompts import attention_constants
 from .case import AttentionCase, attention_cases, reference
@@ -386,7 +386,7 @@ class Storing:
     """What is done to a step's queries and keys on the way in."""
 
     norms: HeadNorms | None
-    turns: Turns | None
+    turns: RotaryTables | None
 
 
 def launches(
@@ -575,7 +575,7 @@ def _build(
         if stores:
             half = heads.size // 2
             cosines, sines = (torch.empty(8, half, dtype=dtype, device="meta") for _ in range(2))
-            storing_too = Storing(None, Turns(cosines, sines, torch.empty(4, dtype=torch.int32, device="meta")))
+            storing_too = Storing(None, RotaryTables(cosines, sines, torch.empty(4, dtype=torch.int32, device="meta")))
             queries = torch.empty(4, (heads.queries + 2 * heads.shared) * heads.size, dtype=dtype, device="meta")
         space = Workspace(torch.device("meta"))
         return launches(queries, heads, cache, runs, out, tile, target, space, storing_too)[0]

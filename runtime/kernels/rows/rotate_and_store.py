@@ -40,7 +40,7 @@ class HeadNorms:
 
 
 @dataclass(frozen=True)
-class Turns:
+class RotaryTables:
     """Rotary positions.
 
     Attributes:
@@ -218,7 +218,7 @@ def _rotate_and_store(
 
 
 def preparing(
-    heads: Heads, cache: LayerCache, norms: HeadNorms | None, turns: Turns | None, dtype: torch.dtype
+    heads: Heads, cache: LayerCache, norms: HeadNorms | None, turns: RotaryTables | None, dtype: torch.dtype
 ) -> tuple[dict[str, Tensor | int | None], dict[str, object]]:
     """Arguments and constants of :func:`prepared`, all but its input, of ``dtype``, and its rows."""
     together = cache.turned()
@@ -249,7 +249,7 @@ def launch(
     cache: LayerCache,
     slots: Tensor,
     norms: HeadNorms | None,
-    turns: Turns | None,
+    turns: RotaryTables | None,
 ) -> Launch:
     """One step's, ready to run."""
     arguments, constants = preparing(heads, cache, norms, turns, x.dtype)
@@ -267,7 +267,7 @@ def rotate_and_store(
     cache: LayerCache,
     slots: Tensor,
     norms: HeadNorms | None = None,
-    turns: Turns | None = None,
+    turns: RotaryTables | None = None,
 ) -> Tensor:
     """Queries ``[tokens, query heads x size]`` as attention wants them; keys and values go to the cache.
 
@@ -374,14 +374,14 @@ class StoreCase:
         weights = [(1 + 0.3 * torch.randn(width, generator=draw, device=draw.device)).to(device) for width in widths]
         return HeadNorms(weights[0], weights[1], 1e-6, whole, self.rounds_first)
 
-    def turns(self, draw: torch.Generator, device: torch.device | str) -> Turns | None:
+    def turns(self, draw: torch.Generator, device: torch.device | str) -> RotaryTables | None:
         """Of positions that are all over the place."""
         if not self.half:
             return None
         angles = 6 * torch.rand(50, self.half, generator=draw, device=draw.device)
         rows = torch.randint(0, 50, (self.tokens,), generator=draw, device=draw.device)
         parts = [part.to(device) for part in (angles.cos().to(self.dtype), angles.sin().to(self.dtype), rows.int())]
-        return Turns(*parts)
+        return RotaryTables(*parts)
 
     def trial(self, device: torch.device, draw: torch.Generator) -> Trial:
         """Queries, and what the cache gives back; codes may be either neighbour of a tie."""
