@@ -11,6 +11,7 @@ import pytest
 import torch
 from smelt.compress import Recipe, run
 from smelt.compress.pipeline.plan import Plan
+from smelt.models.steps import parts
 from smelt.prune.score.pca import Directions
 from smelt.prune.steps import hidden as prune_hidden
 from smelt.runtime import Engine, SamplingParams
@@ -185,7 +186,8 @@ def test_interrupted_after_the_directions_it_goes_on(
         if len(saved) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(prune_hidden, "save_tensors", stop)
+    for module in (parts, prune_hidden):
+        monkeypatch.setattr(module, "save_tensors", stop)
     recipe = _recipe(model, tmp_path / "out", _prune())
     with pytest.raises(KeyboardInterrupt):
         run(recipe)
