@@ -87,7 +87,8 @@ def _told(command: Callable[P, int | None]) -> Callable[P, None]:
 
 def _say(text: str, status: int) -> int:
     # Only one of several processes says it, and only where they have met by now does torch know which.
-    processes = sys.modules.get(f"{__package__}.processes")
+    package = (__package__ or "").removesuffix(".compress")
+    processes = sys.modules.get(f"{package}.system.processes")
     if processes is None or processes.first_to_fail():
         for line in text.split("\n"):
             print(f"smelt: {line}", file=sys.stderr)

@@ -99,7 +99,9 @@ class PreparedUnits(PreparedStep):
             axis = AXES[step.settings.structure](model)
         except SmeltError as error:
             raise ProblemsError([Problem(f"{step.where}.structure", str(error))]) from None
-        self._axis = axis if step.settings.multiple is None else replace(axis, multiple=step.settings.multiple)
+        if step.settings.multiple is not None:
+            axis = replace(axis, multiple=step.settings.multiple)
+        self._axis = axis
         self._left = self._units_left()
         self._narrow = self._narrowed()
         if not self._is_even and sum(bool(axis.of_block(block.name)) for block in model.anatomy.blocks) < 2:
