@@ -10,11 +10,15 @@ quickstart: setup
 	$(BIN)/smelt run recipes/quickstart.yaml
 
 # Each process computes with one thread; torch's own threads would get in each other's way.
-test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+PARALLEL := -n auto --maxprocesses 4 --dist worksteal
 
+test: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL)
+
+# All of them take hours. `make test-slow MINUTES=20` begins none after 20 minutes, and with others each day.
 test-slow: setup
-	$(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(PARALLEL) \
+		$(if $(MINUTES),--minutes=$(MINUTES) --rotate=$(shell expr $$(date +%s) / 86400))
 
 # What vLLM, on this CPU, makes of every format; in an environment of its own, because it pins other versions.
 test-vllm: setup $(VLLM)/.installed
