@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lm_eval.tasks import TaskManager
 from smelt.compress import Recipe, run
 from smelt.compress.integrations.lm_eval import SmeltLM
 from smelt.runtime import RuntimeProblem
+from torch.utils import collect_env
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..tiny import REPOSITORY, SMELT_6M, save_model
@@ -30,6 +32,14 @@ SHORT = 64
 
 def _hf(path: Path, **options: Any) -> HFLM:
     return HFLM(pretrained=str(path), dtype="float32", device="cpu", batch_size=8, **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _machine_described_once() -> Iterator[None]:
+    """lm-eval starts processes to describe the machine in each result, which takes longer than the small model."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collect_env, "get_pretty_env_info", cache(collect_env.get_pretty_env_info))
+        yield
 
 
 @pytest.fixture(scope="module")
