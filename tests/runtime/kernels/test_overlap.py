@@ -15,9 +15,11 @@ ROOT = Path(__file__).parents[3]
 
 LAUNCHED = """
 import sys
+from functools import partial
 import torch
 from smelt.system.device import on
 from smelt.runtime.kernels.linear.linear_dense import DenseCase
+from smelt.runtime.kernels.base.launch import overlapping
 from smelt.runtime.kernels.base.precompile import precompile
 from smelt.runtime.kernels.base.targets import TARGETS
 from smelt.runtime.kernels.tiles.tile import Tile
@@ -28,7 +30,7 @@ what, arch, allowed = sys.argv[1:]
 driver = MockDriver(arch=int(arch)).install()
 target = TARGETS["sm_" + arch]
 launch = DenseCase(3, 256, 512, torch.bfloat16, tile=Tile(64, 16, 64, 2, 4, 3, False)).launch(target)
-with mock_device(), on(CUDA, overlap=allowed == "overlapping"):
+with mock_device(), on(CUDA, partial(overlapping, allowed == "overlapping")):
     if what == "ahead":
         precompile([launch], print)
     else:
@@ -81,6 +83,6 @@ def _code(*instructions: str) -> str:
         (["UTCATOMSWS.FIND_AND_SET.ALIGN UP0, UR6, UR6", "PREEXIT", "ACQBULK", "EXIT"], None),
     ],
 )
-def test_a_kernel_that_does_not_wait_is_told_by_its_machine_code(instructions: list[str], fault: str | None) -> None:
+def test_a_kernel_that_does_not_wait_shows_in_its_machine_code(instructions: list[str], fault: str | None) -> None:
     found = unordered(_code(*instructions))
     assert found == [] if fault is None else len(found) == 1 and fault in found[0]
