@@ -2,7 +2,7 @@
 
     python -m benchmarks.harness_agreement [--limit 1000]
 
-A model and its W4A16 checkpoint, each by both in float32 and as both run it when not told otherwise (bfloat16).
+A model and its W4A16 checkpoint, each by both in float32 and as both run it by default (bfloat16).
 """
 
 from __future__ import annotations

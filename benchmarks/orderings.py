@@ -100,7 +100,7 @@ def cells() -> Iterator[Cell]:
         for label, rounding, transforms, reads in four:
             settings = {"scheme": "W4A4", "group_size": 128, "rounding": rounding, "transforms": transforms}
             yield Cell("four-bit-inputs", model, label, settings, reads)
-    # Nothing but an operation at run time can turn what down_proj reads; with 8 bits there, the rest shows.
+    # Nothing but an operation at run time can rotate what down_proj reads; with 8 bits there, the rest shows.
     wider = [{"targets": ["re:.*down_proj"], "scheme": "W4A8"}]
     for label, rounding, transforms, reads in four[1:-1]:
         settings = {"scheme": "W4A4", "group_size": 128, "rounding": rounding, "transforms": transforms}

@@ -711,7 +711,7 @@ class TorchAo(Transformers):
         quantize_(self._model, PrototypeInt4WeightOnlyConfig(group_size=self.GROUP_SIZE))
 
     def _options(self) -> dict[str, Any]:
-        """Ask for compilation, which Transformers keeps off on a CPU unless told."""
+        """Ask for compilation, which Transformers leaves off on a CPU by default."""
         from transformers import CompileConfig
 
         compilation = CompileConfig(fullgraph=False, dynamic=False, mode="default")

@@ -55,7 +55,7 @@ def main() -> None:
 def measure(whole: OpenModel, small: OpenModel) -> dict[str, Any]:
     """One row: operations and times removed, as shares."""
     shapes = [_shape(each) for each in (whole, small)]
-    quiet: dict[str, Any] = {"dtype": torch.bfloat16, "told": lambda _: None}
+    quiet: dict[str, Any] = {"dtype": torch.bfloat16, "log": lambda _: None}
     found: dict[str, Any] = {}
     for step, head, (before, after) in (
         ("decode", 1.0, decode_seconds(shapes, batch=1, context=256, **quiet)),

@@ -233,7 +233,7 @@ def main() -> None:
         print(table(results), flush=True)
         # Beside vLLM alone: what the other peers gave is kept.
         file = "runtime_cpu_vllm" if all(each.startswith("vllm ") for each in wanted) else "runtime_cpu"
-        save(file, "python -m benchmarks.runtime_cpu " + " ".join(_told(sys.argv[1:])), results)
+        save(file, "python -m benchmarks.runtime_cpu " + " ".join(_shown(sys.argv[1:])), results)
 
 
 def turns_table(name: str, turns: dict[str, Any]) -> str:
@@ -249,7 +249,7 @@ def turns_table(name: str, turns: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _told(arguments: list[str]) -> list[str]:
+def _shown(arguments: list[str]) -> list[str]:
     """The command line without this machine's paths."""
     return [Path(a).name.upper() if "/" in a else a for a in arguments]
 

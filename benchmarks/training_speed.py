@@ -37,7 +37,7 @@ TOKENS = torch.randint(2, 4096, (BATCH, LENGTH), generator=torch.Generator().man
 
 
 class Nowhere:
-    """Keeps no snapshots: how long they take is told apart."""
+    """Keeps no snapshots: their time is measured separately."""
 
     def load(self) -> None:
         """There is none."""

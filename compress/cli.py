@@ -63,7 +63,7 @@ def main() -> None:
     app()
 
 
-def _told(command: Callable[P, int | None]) -> Callable[P, None]:
+def reporting_errors(command: Callable[P, int | None]) -> Callable[P, None]:
     """Turn what can go wrong into one sentence on standard error and an exit status."""
 
     @functools.wraps(command)
@@ -96,7 +96,7 @@ def _say(text: str, status: int) -> int:
 
 
 @app.command()
-@_told
+@reporting_errors
 def run(
     recipe: Annotated[Path, typer.Argument(help="A YAML recipe, such as recipes/quickstart.yaml.")],
     set_: Annotated[
@@ -154,7 +154,7 @@ def _print_plan(recipe: Any, fresh: bool, as_json: bool) -> int:
 
 
 @app.command(name="eval")
-@_told
+@reporting_errors
 def eval_(
     checkpoints: Annotated[list[str], typer.Argument(help="Directories, hub names or builtin:smelt-6m.")],
     baseline: Annotated[
@@ -251,7 +251,7 @@ def _passed(report: Any, gates: list[Any]) -> int:
 
 
 @app.command()
-@_told
+@reporting_errors
 def sweep(
     file: Annotated[Path, typer.Argument(help="A recipe with a sweep section, such as recipes/sweep-quickstart.yaml.")],
     set_: Annotated[
@@ -306,7 +306,7 @@ def sweep(
 
 
 @app.command()
-@_told
+@reporting_errors
 def compare(
     before: Annotated[Path, typer.Argument(help="A report.json, or the directory it is in.")],
     after: Annotated[Path, typer.Argument(help="Another.")],
@@ -347,7 +347,7 @@ def compare(
 
 
 @app.command()
-@_told
+@reporting_errors
 def inspect(
     checkpoint: Annotated[str, typer.Argument(help="A directory, a hub name or builtin:smelt-6m.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
@@ -370,7 +370,7 @@ def inspect(
 
 
 @app.command()
-@_told
+@reporting_errors
 def export(
     checkpoint: Annotated[str, typer.Argument(help="A quantized checkpoint, or a run's output directory.")],
     to: Annotated[str, typer.Option(help="gptq, gptq-v2, awq, gguf, or dense for plain weights again.")],
@@ -398,7 +398,7 @@ def export(
 
 
 @app.command()
-@_told
+@reporting_errors
 def merge(
     checkpoint: Annotated[str, typer.Argument(help="A quantized checkpoint, or a run's output directory.")],
     adapter: Annotated[Path, typer.Option(help="The directory of a LoRA adapter that peft saved.")],
@@ -423,7 +423,7 @@ def merge(
 
 
 @app.command()
-@_told
+@reporting_errors
 def chat(
     checkpoint: Annotated[str, typer.Argument(help="A directory, a hub name or builtin:smelt-6m.")],
     temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.7,
@@ -458,7 +458,7 @@ def chat(
 
 
 @app.command()
-@_told
+@reporting_errors
 def bench(
     checkpoint: Annotated[str, typer.Argument(help="A directory, a hub name or builtin:smelt-6m.")],
     prompt: Annotated[int, typer.Option(help="Tokens of each prompt.", min=1)] = 128,
@@ -532,7 +532,7 @@ def bench(
         concurrencies=loads,
         requests=requests,
         trace=read_trace(trace, trace_requests, engine.max_length) if trace else None,
-        told=Progress(True).say,
+        log=Progress(True).say,
     )
     print(json.dumps({"checkpoint": checkpoint, **found.as_data()}, indent=2) if as_json else table(found))
     return 0
@@ -542,7 +542,7 @@ def _ablate(checkpoint: str, prompt: int, output: int, dtype: str, kv_dtype: str
     from ..runtime.measure.ablation import ablate, table
 
     found = ablate(
-        _directory_of(checkpoint), prompt=prompt, output=output, dtype=dtype, kv_dtype=kv_dtype, told=Progress(True).say
+        _directory_of(checkpoint), prompt=prompt, output=output, dtype=dtype, kv_dtype=kv_dtype, log=Progress(True).say
     )
     print(json.dumps({"checkpoint": checkpoint, **found.as_data()}, indent=2) if as_json else table(found))
     return 0
@@ -555,7 +555,7 @@ def _directory_of(name: str) -> Path:
 
 
 @app.command()
-@_told
+@reporting_errors
 def schema(
     report: Annotated[bool, typer.Option("--report", help="The schema of report.json instead.")] = False,
 ) -> int:
@@ -581,7 +581,7 @@ app.add_typer(kernels, name="kernels")
 
 
 @kernels.command()
-@_told
+@reporting_errors
 def check(
     target: Annotated[
         list[str] | None, typer.Option(help="sm_80, sm_90, sm_100 or gfx942; all if none. Repeatable.")
@@ -609,7 +609,7 @@ def check(
 
 
 @kernels.command()
-@_told
+@reporting_errors
 def tune(
     form: Annotated[
         list[str] | None,

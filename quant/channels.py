@@ -12,7 +12,7 @@ _EXPLODING = 200.0
 def channel_notes(stats: LayerStats, scheme: Scheme) -> list[str]:
     """Sentences about input channels that deserve a look; none for a layer that no token reached.
 
-    Channels that are always zero are told for every scheme. One much larger than the median matters where inputs
+    Channels that are always zero are reported for every scheme. One much larger than the median matters where inputs
     are rounded with a scale that it shares with all others.
     """
     if stats.tokens == 0 or not len(stats.high):

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-# Searches over scales and ranges read all rows of a sample. Half of them tell a layer's output error to about 2%,
+# Searches over scales and ranges read all rows of a sample. Half of them give a layer's output error to about 2%,
 # by the spread between such halves in smelt-6m at 2 and 4 bits; from long calibration texts, computing more would cost
 # as much as rounding to nearest.
 SAMPLE_ROWS = 1024

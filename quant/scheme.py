@@ -45,7 +45,7 @@ class Scheme:
 
     @property
     def label(self) -> str:
-        """The name with the group size: what tells two schemes apart."""
+        """The name with the group size, which together identify a scheme."""
         size = self.args.group_size if self.args.strategy == "group" else None
         fixed = self.activations is not None and self.activations.dynamic is False and self.name != "FP8"
         inputs = (

@@ -21,7 +21,7 @@ from types import FrameType
 STATUS = 130
 SENTENCE = "interrupted; the same command continues where this one stopped"
 
-_heard = threading.Event()
+_received = threading.Event()
 _IMPORTING = "<frozen importlib._bootstrap>"
 
 
@@ -48,7 +48,7 @@ def remembered_interrupts() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in _USUAL if ours}
     taken = {number: does for number, does in before.items() if does in (_USUAL[number], _end)}
     if taken:
-        _heard.clear()
+        _received.clear()
     for number in taken:
         signal.signal(number, _hear)
     try:
@@ -57,19 +57,19 @@ def remembered_interrupts() -> Iterator[None]:
         for number, does in taken.items():
             signal.signal(number, does)
         if taken:
-            _heard.clear()
+            _received.clear()
 
 
 def raise_lost_interrupt() -> None:
     """Raise `KeyboardInterrupt` if one came earlier and did not end the work."""
-    if _heard.is_set() and threading.current_thread() is threading.main_thread():
+    if _received.is_set() and threading.current_thread() is threading.main_thread():
         raise KeyboardInterrupt
 
 
 def _hear(number: int, frame: FrameType | None) -> None:
     if _is_importing(frame):
         _end(number, frame)
-    _heard.set()
+    _received.set()
     raise KeyboardInterrupt
 
 

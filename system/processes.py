@@ -1,8 +1,8 @@
 """Several processes that calibrate and train together, each on its share of the windows.
 
-``accelerate launch`` or ``torchrun`` starts them. All go through the blocks in step: each passes its own windows, what
-they gather is put together, and what must be decided once (rounding, above all) the first decides and the others
-are told. The first alone writes to the output and measures the result.
+``accelerate launch`` or ``torchrun`` starts them. All go through the blocks in step: each passes its own windows, and
+their statistics are summed. What must be decided once (rounding, above all) the first process decides and broadcasts.
+It alone writes to the output and measures the result.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Processes:
         return [tensors]
 
     def broadcast(self, make: Callable[[], Message]) -> Message:
-        """What the first process makes; the others wait and are told."""
+        """What the first process makes, in every process."""
         return make()
 
     def edited(self, edit: Callable[[], None], tensors: Iterable[Tensor]) -> None:
@@ -125,26 +125,26 @@ class _Together(Processes):
         super().__init__(device, int(os.environ["RANK"]), _launched(), int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         if device.type == "cuda":
             torch.cuda.set_device(device)  # where FSDP and Triton look, too
-        with _heard():
+        with _peer_errors():
             self._messages, self._sums = _group("cpu"), _group(device.type)
 
     def sum_(self, tensor: Tensor) -> None:
-        with _heard():
+        with _peer_errors():
             self._sums.allreduce([tensor]).wait()
 
     def all_gather(self, tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-        return [self._told(rank, (tensors, None))[0] for rank in range(self.count)]
+        return [self._broadcast_message(rank, (tensors, None))[0] for rank in range(self.count)]
 
     def broadcast(self, make: Callable[[], Message]) -> Message:
         if not self.is_main:
-            return self._told(0, ({}, None))
+            return self._broadcast_message(0, ({}, None))
         try:
-            told = make()
+            message = make()
         except Exception as error:
-            with suppress(SmeltError):  # nobody may be left to hear it
-                self._told(0, ({}, None), failed=str(error) or type(error).__name__)
+            with suppress(SmeltError):  # no other process may be left
+                self._broadcast_message(0, ({}, None), failed=str(error) or type(error).__name__)
             raise
-        return self._told(0, told)
+        return self._broadcast_message(0, message)
 
     def edited(self, edit: Callable[[], None], tensors: Iterable[Tensor]) -> None:
         if self.is_main:
@@ -162,7 +162,7 @@ class _Together(Processes):
                 for first in range(0, count, size):
                     batch = slice(first, min(first + size, count))
                     mine = {"hidden": store.read(batch)} if rank == self.rank else {}
-                    hidden = self._told(rank, (mine, None))[0]["hidden"]
+                    hidden = self._broadcast_message(rank, (mine, None))[0]["hidden"]
                     if self.is_main:
                         whole.write(slice(start + batch.start, start + batch.stop), hidden)
                 start += count
@@ -172,7 +172,7 @@ class _Together(Processes):
 
     @contextmanager
     def default_group(self) -> Iterator[None]:
-        with _heard():
+        with _peer_errors():
             distributed.init_process_group(
                 "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl",
                 store=PrefixStore(f"smelt default group {next(_groups)}", _meeting_place()),
@@ -181,39 +181,39 @@ class _Together(Processes):
                 timeout=_PATIENCE,
             )
         try:
-            with _heard(of_all=False):
+            with _peer_errors(of_all=False):
                 yield
         finally:
             distributed.destroy_process_group()
 
     def agree(self, what: str, value: str) -> None:
-        told = self.all_gather({"value": _bytes(value.encode())})
-        for rank, found in enumerate(told):
-            if not torch.equal(found["value"], told[0]["value"]):
+        values = self.all_gather({"value": _bytes(value.encode())})
+        for rank, found in enumerate(values):
+            if not torch.equal(found["value"], values[0]["value"]):
                 raise SmeltError(
                     f"process {rank} has {what} other than process 0's; start all with the same command and libraries,"
                     " where they see the same files"
                 )
 
-    def _told(self, rank: int, told: Message, failed: str | None = None) -> Message:
-        """What one of the processes tells; what the others pass is ignored.
+    def _broadcast_message(self, rank: int, message: Message, failed: str | None = None) -> Message:
+        """One process's message, in every process; what the others pass is ignored.
 
         Raises:
-            SmeltError: that process failed, and tells why.
+            SmeltError: that process failed; the message is its error's.
         """
         from safetensors.torch import load, save
 
-        message = torch.empty(0, dtype=torch.uint8, device="cpu")
+        packed = torch.empty(0, dtype=torch.uint8, device="cpu")
         if rank == self.rank:
-            tensors, data = told
+            tensors, data = message
             # A copy of each: tensors that share memory would be refused.
             copies = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-            message = _bytes(save(copies | {_DATA: _bytes(json.dumps([data, failed]).encode())}))
-        size = int(self._broadcast(torch.tensor(len(message), device="cpu"), rank))
+            packed = _bytes(save(copies | {_DATA: _bytes(json.dumps([data, failed]).encode())}))
+        size = int(self._broadcast(torch.tensor(len(packed), device="cpu"), rank))
         if rank == self.rank:
-            self._broadcast(message, rank)
-            return told
-        found = load(self._broadcast(message.new_empty(size), rank).numpy().tobytes())
+            self._broadcast(packed, rank)
+            return message
+        found = load(self._broadcast(packed.new_empty(size), rank).numpy().tobytes())
         data, failed = json.loads(found.pop(_DATA).numpy().tobytes())
         if failed is not None:
             raise SmeltError(failed)
@@ -223,7 +223,7 @@ class _Together(Processes):
         options = distributed.BroadcastOptions()
         options.rootRank = rank
         here = tensor.cpu()
-        with _heard():
+        with _peer_errors():
             self._messages.broadcast([here], options).wait()
         return here
 
@@ -272,11 +272,11 @@ def _group(device: str) -> Any:
 
 
 @contextmanager
-def _heard(*, of_all: bool = True) -> Iterator[None]:
-    """What torch says when another process has gone, as a sentence.
+def _peer_errors(*, of_all: bool = True) -> Iterator[None]:
+    """Turn torch's error about a process that is gone into a sentence.
 
     Args:
-        of_all: whether nothing but talk between processes happens within, so that whatever fails is that.
+        of_all: whether only communication happens within, so that any error is of that kind.
     """
     try:
         yield

@@ -10,6 +10,9 @@ from .interrupts import raise_lost_interrupt
 
 T = TypeVar("T")
 
+# Gets each message for the user of long work, one line at a time.
+Log = Callable[[str], object]
+
 
 class Progress:
     """Shows how far long work is. Quiet unless standard error is a terminal.
@@ -28,8 +31,8 @@ class Progress:
 
         Args:
             items: what is worked on.
-            description: what is done, or what tells it anew before each item.
-            total: how many items there are, if they do not tell.
+            description: what is done, or a function that says so before each item.
+            total: how many items there are, if ``items`` has no length.
         """
         for item in self._shown(items, description, total):
             raise_lost_interrupt()
@@ -55,10 +58,10 @@ class Progress:
             TimeRemainingColumn(),
         )
         with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-            told = description if callable(description) else lambda: description
-            task = bar.add_task(told(), total=total)
+            text = description if callable(description) else lambda: description
+            task = bar.add_task(text(), total=total)
             for item in bar.track(items, total=total, task_id=task):
-                bar.update(task, description=told())
+                bar.update(task, description=text())
                 yield item
 
     def say(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Sections of a recipe that come in variants, one model each, told apart by one field: pydantic's tagged unions.
+"""Sections of a recipe that come in variants, one model each, distinguished by one field: pydantic's tagged unions.
 
 Pydantic would say of a field that another variant has no more than that it is not known. Here a field that belongs
 elsewhere gets a sentence of its own, and only one that no variant has is unknown.
@@ -58,7 +58,7 @@ class Variants:
     """In an ``Annotated``: the variants that a section may be.
 
     Attributes:
-        field: tells them apart.
+        field: distinguishes them.
         models: by their names.
         named: from the field's value to a name in ``models``; ValueError says what else was expected.
         spelled: from the field's value in a file to what it means.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 IMPORTS = ("transformers", "compressed_tensors", "pydantic", "loguru", "psutil", "smelt.runtime")
 CONTEXT, GENERATED, REPEATS = 512, 128, 5
-# Formats, keys and values, batches; the most telling first.
+# Formats, keys and values, batches; the most important first.
 RUNS = (
     ("w4a16", "auto", (1, 64)),
     ("bf16", "auto", (1, 64)),

@@ -1,4 +1,4 @@
-"""Engines in the formats that no goal of a single sequence names, after all that is more telling."""
+"""Engines in the formats that no goal of a single sequence names, after all that matters more."""
 
 from __future__ import annotations
 

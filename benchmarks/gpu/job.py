@@ -16,7 +16,7 @@ Row = dict[str, Any]
 class Job:
     """One thing to check or to measure.
 
-    A part of a stage is a module with ``jobs(place)``, which lists its jobs, the most telling first; ``IMPORTS``, modules
+    A part of a stage is a module with ``jobs(place)``, which lists its jobs, the most important first; ``IMPORTS``, modules
     that must be importable before any of them begins; ``WORKERS``, how many may run at once; and ``NAME``, what results call the part, if that
     is not its module's name.
 

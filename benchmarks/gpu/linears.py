@@ -104,7 +104,7 @@ def _measured(one: Planned, place: Place) -> Iterator[Row]:
 
 
 def plan(place: Place) -> list[Planned]:
-    """Everything, the most telling first; or a tenth of it."""
+    """Everything, the most important first; or a tenth of it."""
     if place.rehearses:
         return [
             one for one in _of(1, 128, 256, "") + _of(512, 128, 256, "") if one.case is not None or one.method == BF16

@@ -1,4 +1,4 @@
-"""Gives jobs to worker processes, keeps what they tell, and starts another behind one that died.
+"""Gives jobs to worker processes, keeps their results, and starts another behind one that died.
 
 Nothing here imports torch: whatever a kernel does to the device or to its process, this one goes on.
 """

@@ -21,7 +21,7 @@ from . import goals
 from .pool import Outcome, Part, Settings
 from .results import SHIPPED, Entry, Results, source_hash
 
-# The most telling first. What tuning changes is measured again where tiles are others now.
+# The most important first. What tuning changes is measured again where tiles are others now.
 STAGES = {
     "check": (("check", "compile_all"), ("check", "small_cases"), ("check", "end_to_end"), ("check", "large_cases")),
     "numbers": tuple(

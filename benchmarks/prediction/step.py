@@ -131,7 +131,7 @@ class Prediction:
 def step_of(asked: Asked, changes: Changes | None = None) -> Step:
     """What the engine launches for a step; nothing is computed, and no weight has memory."""
     sequences, context = asked.sequences, asked.context
-    heard = _Heard()
+    recorder = _Recorder()
     with meta_stands_for(TARGET), set_apart(), torch.inference_mode():
         model = model_on_meta(asked.size, asked.stored, TARGET, changes)
         store: Any = model.keys_values(sequences * -(-context // BLOCK), BLOCK, CACHES[asked.cache])
@@ -145,13 +145,13 @@ def step_of(asked: Asked, changes: Changes | None = None) -> Step:
             max_length=context,
             graphs=False,
         )
-        with noted(heard.launches.append), heard:
+        with noted(recorder.launches.append), recorder:
             executor._body(Kind(sequences, sequences, False, True))
     cache = sum(part.nbytes for i in range(asked.size.layers) for part in store.layer(i).parts())
-    return Step(heard.launches, Lengths(sequences, context), model.nbytes() + cache)
+    return Step(recorder.launches, Lengths(sequences, context), model.nbytes() + cache)
 
 
-class _Heard(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):
     """Notes torch's operators, too."""
 
     def __init__(self) -> None:

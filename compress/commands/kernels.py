@@ -47,7 +47,7 @@ def check(targets: Sequence[str], kernels: Sequence[str], quick: bool, as_json: 
 
 
 def tune(forms: Sequence[str], rows: Sequence[int], minutes: float, output: Path | None, again: bool = False) -> int:
-    """Time tiles on this machine's GPU and keep the fastest, after each turn of a shape; shapes that are finished are not begun.
+    """Time tiles on this machine's GPU and keep the fastest, after each round of a shape; shapes that are finished are not begun.
 
     Args:
         forms: of weights, or ``attention``; the usual ones if there is none.
@@ -88,7 +88,7 @@ def tune(forms: Sequence[str], rows: Sequence[int], minutes: float, output: Path
 
 
 def _to_be_tuned(forms: Sequence[str], rows: Sequence[int]) -> list[Tunable]:
-    """The most telling first: few rows and single tokens, then prompts."""
+    """The most important first: few rows and single tokens, then prompts."""
     import torch
 
     from ...runtime.kernels.base.targets import target_of

@@ -75,10 +75,10 @@ class Merged:
 
     def summary(self) -> str:
         """For people."""
-        told = f"{self.rounded} layers rounded again, {self.kept} kept"
-        told += f", {self.plain} plain weights changed" if self.plain else ""
-        told += "" if self.survived is None else f", {self.survived:.0%} of the change survived"
-        lines = [f"{self.path}: {told}, {human_bytes(self.bytes)}"]
+        summary = f"{self.rounded} layers rounded again, {self.kept} kept"
+        summary += f", {self.plain} plain weights changed" if self.plain else ""
+        summary += "" if self.survived is None else f", {self.survived:.0%} of the change survived"
+        lines = [f"{self.path}: {summary}, {human_bytes(self.bytes)}"]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
@@ -129,11 +129,11 @@ def merge(
         show.say("reloading the checkpoint")
         with tempfile.TemporaryDirectory(prefix="smelt-") as spill:
             outcome = reload(model, staging, random_windows(model), Path(spill))
-            told = {key: value for key, value in result.as_data().items() if key != "path"}
+            facts = {key: value for key, value in result.as_data().items() if key != "path"}
             facts = {
                 **_known(directory),
                 "versions": versions(),
-                "merge": {**told, "of": directory.name, "rounding": "nearest", "adapter": found.facts()},
+                "merge": {**facts, "of": directory.name, "rounding": "nearest", "adapter": found.facts()},
                 "reload": outcome.as_data(),
             }
             write_text(staging / RECORD, json.dumps(facts, indent=2) + "\n")
@@ -196,8 +196,8 @@ class _Merging:
             ]
         names = {name.rpartition(".")[2] for name in self._stored.names()}
         kept = [
-            told
-            for told, marks in (
+            sentence
+            for sentence, marks in (
                 ("inputs", {"input_scale", "input_global_scale"}),
                 ("cached keys and values", {"k_scale", "v_scale"}),
             )

@@ -34,7 +34,7 @@ _SEQUENCES = 32
 class Evaluation:
     """Checkpoints being measured.
 
-    :meth:`run` measures; :meth:`report` tells what has been measured so far, also after an interruption.
+    :meth:`run` measures; :meth:`report` reports what has been measured so far, also after an interruption.
 
     Args:
         subjects: what to measure; at most one is the baseline.

@@ -13,7 +13,7 @@ from .tasks import Tasks
 
 
 def text_problems(settings: Evaluate, where: str = "evaluate.") -> list[Problem]:
-    """What is wrong with the text, as far as can be told without reading it."""
+    """Problems with the text that show before it is read."""
     sentence = settings.source().problem()
     return [Problem(f"{where}text", sentence)] if sentence else []
 

@@ -41,7 +41,7 @@ class RuntimeReader:
             RuntimeProblem: the runtime cannot run this checkpoint.
         """
         _, model = load_model(
-            self._path, EngineConfig(trust_remote_code=self._trust, device=self._device), told=progress.say
+            self._path, EngineConfig(trust_remote_code=self._trust, device=self._device), log=progress.say
         )
         self._head = model.head
         windows, length = tokens.shape

@@ -1,4 +1,4 @@
-"""A process that serves one checkpoint and measures it when told: one line of JSON in, one out.
+"""A process that serves one checkpoint and measures it on request: one line of JSON in, one out.
 
 Models are measured in processes of their own so that each one's memory and loading are its own, and so that several
 can wait for their turns with their weights in memory.
@@ -26,7 +26,7 @@ def main() -> None:
         command = json.loads(line)
         try:
             answer = getattr(worker, command.pop("do"))(**command)
-        except Exception as error:  # told to the process that asked
+        except Exception as error:  # goes to the process that asked
             answer = {"error": " ".join(str(error).split()) or type(error).__name__}
         print(json.dumps(answer), file=answers, flush=True)
 

@@ -1,4 +1,4 @@
-"""lm-eval's tasks: finding them, telling what is wrong with them early, running them on the engine."""
+"""lm-eval's tasks: finding them, reporting their problems early, running them on the engine."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def _manager(names: list[str]) -> Any:
 
 
 def _group_folders(names: list[str]) -> list[Path]:
-    """Where the files of groups are; what cannot be read is told of when it is loaded."""
+    """Where the files of groups are; a file that cannot be read is reported when it is loaded."""
     found = []
     for name in names:
         if _is_file(name):
@@ -386,7 +386,7 @@ def _plain(value: Any) -> Any:
 
 
 class _quiet:  # noqa: N801, reads as a statement
-    """lm-eval and datasets tell much, in logs and in bars, that is no user's business."""
+    """Silences lm-eval and datasets, which log much that is of no use to a user."""
 
     def __enter__(self) -> None:
         import datasets

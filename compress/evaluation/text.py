@@ -42,7 +42,7 @@ class Excerpt:
 
     Attributes:
         source: where the text came from, for people.
-        windows: token ids, and the digest that tells whether two models read the same.
+        windows: token ids, and a digest, the same for two models if they read the same.
         bytes: UTF-8 bytes that each window's predicted tokens stand for.
         source_sha256: of the beginning of the text itself.
     """

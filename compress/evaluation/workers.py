@@ -63,7 +63,7 @@ class Worker:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                with contextlib.suppress(BrokenPipeError):  # what it was told last was never read
+                with contextlib.suppress(BrokenPipeError):  # it never read its last request
                     stream.close()
 
     def __enter__(self) -> Worker:

@@ -27,7 +27,7 @@ _GGUF = "gguf"
 
 
 class Written(Protocol):
-    """What an export tells of its result: where it is, and sentences that a user should read."""
+    """The result of an export: where it is, and sentences that a user should read."""
 
     @property
     def path(self) -> str: ...
@@ -192,6 +192,6 @@ def _record(original: ModelDirectory, result: Exported) -> dict[str, Any]:
             f"{original.path / RECORD}: cannot be understood; the checkpoint was changed after it was made"
         ) from None
     made.pop("reload", None)  # it was said of other files
-    told = {key: value for key, value in result.as_data().items() if key != "path"}
+    facts = {key: value for key, value in result.as_data().items() if key != "path"}
     made.pop("export", None)  # the last command comes last
-    return {**made, "export": {**told, "of": original.name}}
+    return {**made, "export": {**facts, "of": original.name}}

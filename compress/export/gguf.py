@@ -162,14 +162,14 @@ class _Opened:
 def _write(opened: _Opened, target: Path, kind: Kind, progress: Progress) -> GgufRecord:
     record = GgufRecord(str(target))
     arch = MODEL_ARCH_NAMES[opened.architecture.arch]
-    told = fields_of(opened.checkpoint.config, opened.spec, opened.architecture) | opened.positions.fields
+    fields = fields_of(opened.checkpoint.config, opened.spec, opened.architecture) | opened.positions.fields
     fields = {
         **WRITTEN_BY,
         "general.name": _model_name(opened),
         "general.type": "model",
         "general.quantization_version": _QUANTIZATION_VERSION,
         "general.file_type": kind.file_type,
-        **{f"{arch}.{name}": value for name, value in told.items()},
+        **{f"{arch}.{name}": value for name, value in fields.items()},
         **opened.tokenizer.fields,
     }
     file = GgufFile(target, arch, fields, _dimensions(opened))

@@ -14,18 +14,18 @@ Limit = Callable[[DecoderSpec], str | None]
 
 @dataclass(frozen=True)
 class Architecture:
-    """How one of transformers' architectures is told to llama.cpp.
+    """How llama.cpp describes one of transformers' architectures.
 
     Attributes:
         arch: its name there.
         neighbours: whether neighbouring numbers of a head are rotated together, for which rows of queries and keys are
             put in another order; transformers rotates the first half with the second.
         activations: those that llama.cpp computes; the first is meant.
-        windows: unless it is told otherwise, every so-many-th layer sees all and the others a sliding window; 0 if it has none.
+        windows: by default, every so-many-th layer sees all and the others a sliding window; 0 if it has none.
         head: ``optional``: without one the embedding is the head; ``always``: it wants one; ``tied``: it takes none.
         all_biases: whether linears other than queries, keys and values may have biases.
         rope_factors: whether it reads factors of single frequencies.
-        told_order: whether it is told if attention and feed-forward read the same input.
+        writes_parallel: whether a field says that attention and feed-forward read the same input.
         limits: what it cannot do, each a sentence's end if a checkpoint asks for it.
     """
 
@@ -36,7 +36,7 @@ class Architecture:
     head: str = "optional"
     all_biases: bool = False
     rope_factors: bool = False
-    told_order: bool = False
+    writes_parallel: bool = False
     limits: tuple[Limit, ...] = ()
 
 
@@ -96,7 +96,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         activations=_GPT,
         head="always",
         all_biases=True,
-        told_order=True,
+        writes_parallel=True,
         limits=(_usual_scale, _heads_fill_hidden),
     ),
 }

@@ -9,7 +9,7 @@ from .gguf_architectures import Architecture
 
 
 def fields_of(config: Any, spec: DecoderSpec, architecture: Architecture) -> dict[str, Any]:
-    """The fields, without the architecture before them; positions are told elsewhere."""
+    """The fields, without the architecture before them; those of positions come from gguf_positions."""
     eps = "rms_epsilon" if spec.norm.startswith("rms") else "epsilon"
     found: dict[str, Any] = {
         "vocab_size": spec.vocabulary,
@@ -32,7 +32,7 @@ def fields_of(config: Any, spec: DecoderSpec, architecture: Architecture) -> dic
         size = getattr(config, "moe_intermediate_size", None)
         if size:
             found["expert_feed_forward_length"] = size
-    if architecture.told_order:
+    if architecture.writes_parallel:
         found["use_parallel_residual"] = spec.order == "parallel"
     if architecture.windows:
         found |= _windows(spec, architecture.windows)

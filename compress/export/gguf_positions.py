@@ -1,4 +1,4 @@
-"""Rotary positions for llama.cpp: the fields and the tensors that say how far queries and keys are turned."""
+"""Rotary positions for llama.cpp: the fields and the tensors that say how far queries and keys are rotated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Positions:
     Attributes:
         fields: its fields, without the architecture before them.
         tensors: factors of single frequencies, by name.
-        problems: why llama.cpp would turn them otherwise, one sentence each.
+        problems: why llama.cpp would rotate them differently, one sentence each.
         notes: what a user may live with.
     """
 
@@ -40,8 +40,8 @@ def positions_of(config: Any, spec: DecoderSpec, architecture: Architecture) -> 
     if not spec.ropes:
         return found
     main = spec.ropes.get(_FULL) or next(iter(spec.ropes.values()))
-    told = config.rope_parameters
-    parameters = told[_FULL] if _FULL in told else told.get(_SLIDING, told)
+    rope = config.rope_parameters
+    parameters = rope[_FULL] if _FULL in rope else rope.get(_SLIDING, rope)
     found.fields["rope.freq_base"] = float(parameters["rope_theta"])
     rotated = 2 * len(main.frequencies(0)[0])
     found.fields["rope.dimension_count"] = rotated
@@ -52,7 +52,7 @@ def positions_of(config: Any, spec: DecoderSpec, architecture: Architecture) -> 
         scaling(found, main, parameters, spec, architecture)
     sliding = spec.ropes.get(_SLIDING)
     if sliding is not None and _FULL in spec.ropes:
-        found.fields["rope.freq_base_swa"] = float(told[_SLIDING]["rope_theta"])
+        found.fields["rope.freq_base_swa"] = float(rope[_SLIDING]["rope_theta"])
         if sliding.kind != "default":
             found.problems.append("positions are scaled in layers with a sliding window, which llama.cpp cannot do")
     return found
@@ -83,7 +83,7 @@ def _yarn(found: Positions, rope: Rope, parameters: dict[str, Any], spec: Decode
     }
     # llama.cpp has its own factor for attention, which is transformers' where the config gives none.
     if abs(rope.frequencies(0)[1] - (0.1 * math.log(factor) + 1)) > 1e-6:
-        found.problems.append("its yarn scaling has an attention factor of its own, which llama.cpp cannot be told")
+        found.problems.append("its yarn scaling has an attention factor of its own, for which llama.cpp has no field")
     if parameters.get("truncate") is False:
         found.problems.append("its yarn scaling does not round its range to whole frequencies, as llama.cpp does")
 

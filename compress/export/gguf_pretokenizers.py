@@ -32,7 +32,9 @@ class Known:
     differs: str | None = None
 
 
-_ASCII = "llama.cpp tells upper from lower case only in English letters, so words in others may be cut differently"
+_ASCII = (
+    "llama.cpp distinguishes upper and lower case only in English letters, so words in others may be cut differently"
+)
 
 KNOWN = (
     Known("gpt-2", (_GPT2,)),

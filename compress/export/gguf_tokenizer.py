@@ -152,7 +152,7 @@ def _prefixes_space(data: dict[str, Any]) -> bool:
 
 
 def _unlisted_merges(made: dict[str, int], pairs: set[tuple[str, str]], vocabulary: set[str]) -> int:
-    """How many pairs of tokens make a third without being told to."""
+    """How many pairs of tokens make a third without a merge that says so."""
     return sum(
         (token[:cut], token[cut:]) not in pairs
         for token in made

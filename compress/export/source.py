@@ -182,7 +182,7 @@ def scale_problems(source: Source) -> list[Problem]:
 
 
 def _embedding(checkpoint: Checkpoint) -> str:
-    """The input embedding's name, if the runtime knows the architecture; other linears are told from it by nothing else."""
+    """The input embedding's name, if the runtime knows the architecture; nothing else distinguishes it from other linears."""
     try:
         return spec_of(checkpoint.config).names.embedding
     except RuntimeProblem:

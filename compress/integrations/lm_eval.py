@@ -73,7 +73,7 @@ class SmeltLM(TemplateLM):
         self.engine = engine
         self.tokenizer = engine.tokenizer
         if add_bos_token is not None:
-            # Only as it is loaded can a tokenizer be told to write a beginning token that its file does not.
+            # Only as it is loaded can a tokenizer be asked to add a BOS token that its file does not add.
             self.tokenizer = AutoTokenizer.from_pretrained(
                 engine.tokenizer.name_or_path, add_bos_token=add_bos_token, trust_remote_code=trust_remote_code
             )

@@ -314,13 +314,13 @@ def _subjects(plan: Plan, output: Output, name: str, reason: str | None) -> list
         warnings=_warnings(facts),
     )
     if reason is not None:
-        told = f"transformers, block by block in float32, because {reason}"
-        original.open_reader = lambda kept: (StreamedModel(model.skeleton, model.weights, torch.float32, kept), told)
+        how = f"transformers, block by block in float32, because {reason}"
+        original.open_reader = lambda kept: (StreamedModel(model.skeleton, model.weights, torch.float32, kept), how)
         compressed.open_reader = lambda kept: (
             CompressedModel(model if len(plan.steps) == 1 else open_dense(directory), directory).view(
                 torch.float32, kept
             ),
-            told,
+            how,
         )
         if plan.recipe.evaluate and (plan.recipe.evaluate.tasks or plan.recipe.evaluate.speed):
             compressed.warnings.append(f"speed, tasks and samples were not measured, because {reason}")

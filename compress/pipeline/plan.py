@@ -236,7 +236,7 @@ def run_identity(recipe: Recipe, model: OpenModel, adapter: Adapter | None) -> d
 
 
 def _named_teachers(recipe: Recipe) -> dict[str, Any]:
-    """What tells the teachers apart that are not the run's own model; those that are not there are told elsewhere."""
+    """What distinguishes teachers that are not the run's own model; missing ones are reported elsewhere."""
     found: dict[str, str] = {}
     for entry in recipe.steps:
         training = entry.distill or (entry.quantize and entry.quantize.train)
@@ -340,8 +340,8 @@ def _length_problems(recipe: Recipe, model: OpenModel) -> list[Problem]:
 
 
 def _reload_bytes(last: PreparedStep) -> int:
-    told = last.plan()
-    return reload_bytes(last.model, told["checkpoint_bytes"] if told["stays_packed"] else None)
+    planned = last.plan()
+    return reload_bytes(last.model, planned["checkpoint_bytes"] if planned["stays_packed"] else None)
 
 
 def _evaluation_cost(recipe: Recipe, model: OpenModel) -> Cost:

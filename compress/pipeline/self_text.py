@@ -49,13 +49,13 @@ def self_written_windows(model: ModelDirectory, samples: int, length: int, seed:
     """
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    told = {}
+    arguments = {}
     if model.config_data().get(LAYER_SIZES):
         from ..integrations.transformers import config_for
 
-        told = {"config": config_for(model.path, trust_remote_code=model.trust_remote_code)}
+        arguments = {"config": config_for(model.path, trust_remote_code=model.trust_remote_code)}
     lm = AutoModelForCausalLM.from_pretrained(
-        model.path, dtype=torch.float32, trust_remote_code=model.trust_remote_code, local_files_only=True, **told
+        model.path, dtype=torch.float32, trust_remote_code=model.trust_remote_code, local_files_only=True, **arguments
     ).eval()
     vocabulary = lm.get_input_embeddings().weight.shape[0]  # type: ignore
     generator = torch.Generator().manual_seed(seed)

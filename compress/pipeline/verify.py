@@ -90,7 +90,7 @@ def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> R
     compressed = CompressedModel(model, directory)
     ours = compressed.view(dtype, spill, round_expert_inputs=False)
     allowed = _ALLOWED[dtype]
-    told, how, packed = _what_loading_needs(compressed, checkpoint)
+    arguments, how, packed = _what_loading_needs(compressed, checkpoint)
     needed = reload_bytes(model, packed)
     if needed > available_memory():
         # Every tensor is still read back, restored and run; only transformers' own loading is not tried.
@@ -104,7 +104,7 @@ def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> R
         sentence = f"read back block by block; not loaded whole in transformers, which needs about {human_bytes(needed)} of memory"
         return Reload("streamed", None, allowed, sentence)
     release_freed_memory()
-    found, expected = _both(checkpoint, compressed, ours, tokens, told, trust=model.directory.trust_remote_code)
+    found, expected = _both(checkpoint, compressed, ours, tokens, arguments, trust=model.directory.trust_remote_code)
     release_freed_memory()
     difference = ((found.float() - expected.float()).abs().max() / expected.float().abs().max()).item()
     if not difference <= allowed:
@@ -120,7 +120,7 @@ def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> R
 
 
 def _what_loading_needs(compressed: CompressedModel, checkpoint: Path) -> tuple[dict[str, Any], str, int | None]:
-    """What ``from_pretrained`` must be told of this checkpoint, how a report says it, and the bytes of what stays packed."""
+    """Arguments of ``from_pretrained`` for this checkpoint, how a report names them, and the bytes of what stays packed."""
     if getattr(compressed.model.config, LAYER_SIZES, None) is not None:
         return _with_plug_in(compressed, checkpoint, "which blocks of different sizes need there")
     experts = any(facts.is_expert for facts in compressed.model.linears.values())
@@ -144,8 +144,8 @@ def _what_loading_needs(compressed: CompressedModel, checkpoint: Path) -> tuple[
 def _with_plug_in(compressed: CompressedModel, checkpoint: Path, why: str) -> tuple[dict[str, Any], str, None]:
     from ..integrations.transformers import config_for
 
-    told = {"config": config_for(checkpoint, trust_remote_code=compressed.model.directory.trust_remote_code)}
-    return told, f" and config=smelt.compress.config_for(…), {why}", None
+    arguments = {"config": config_for(checkpoint, trust_remote_code=compressed.model.directory.trust_remote_code)}
+    return arguments, f" and config=smelt.compress.config_for(…), {why}", None
 
 
 def _both(
@@ -153,7 +153,7 @@ def _both(
     compressed: CompressedModel,
     ours: StreamedModel,
     tokens: Tensor,
-    told: dict[str, Any],
+    arguments: dict[str, Any],
     *,
     trust: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -167,7 +167,7 @@ def _both(
                 dtype=ours.dtype,
                 trust_remote_code=trust,
                 local_files_only=True,
-                **told,
+                **arguments,
                 experts_implementation="eager",  # sums experts in our order, so that no token changes its route
             ).eval()
             both = Lockstep(checkpoint, loaded, compressed, ours).logits(tokens)

@@ -1,4 +1,4 @@
-"""Reading recipe files: YAML with line numbers, ``extends``, overrides, and mistakes told in full."""
+"""Reading recipe files: YAML with line numbers, ``extends``, overrides, and all mistakes at once."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def validated(schema: type[Settings], document: Document, path: Path) -> Setting
         return schema.model_validate(document.data)
     except ValidationError as error:
         # `evaluate` is a section or false; what it should have been as a section says more.
-        told = [item for item in error.errors() if "literal[False]" not in item["loc"]]
-        lines = [_sentence(schema, item, document, path) for item in told[:_MOST_MISTAKES]]
-        more = [f"{path}: and {len(told) - len(lines)} more mistakes"] if len(told) > len(lines) else []
+        mistakes = [item for item in error.errors() if "literal[False]" not in item["loc"]]
+        lines = [_sentence(schema, item, document, path) for item in mistakes[:_MOST_MISTAKES]]
+        more = [f"{path}: and {len(mistakes) - len(lines)} more mistakes"] if len(mistakes) > len(lines) else []
         raise SmeltError("\n".join(lines + more)) from None
 
 
@@ -65,7 +65,7 @@ def _read(path: Path, chain: list[Path]) -> Document:
     path = named_path(path)
     try:
         resolved = path.resolve()
-    except (OSError, RuntimeError):  # links that go round in a circle, which reading tells
+    except (OSError, RuntimeError):  # links in a circle, which reading reports
         resolved = path
     if resolved in chain:
         names = " -> ".join(p.name for p in [*chain, resolved])

@@ -129,7 +129,7 @@ def _table(model: ModelResult, baseline: ModelResult | None) -> list[str]:
                 perplexity(model.text.perplexity),
                 ""
                 if change is None
-                else _told(percent_change(change.ratio), interval(change.interval, percent_change), noise(change)),
+                else _joined(percent_change(change.ratio), interval(change.interval, percent_change), noise(change)),
             ]
         )
     if against is not None and against.kl is not None:
@@ -142,7 +142,7 @@ def _table(model: ModelResult, baseline: ModelResult | None) -> list[str]:
                 f"{task.task}, {task.metric}",
                 f"{other.value:.4f}" if other else "",
                 f"{task.value:.4f}",
-                "" if change is None else _told(f"{change.difference:+.4f}", noise(change)),
+                "" if change is None else _joined(f"{change.difference:+.4f}", noise(change)),
             ]
         )
     if model.speed is not None:
@@ -155,7 +155,7 @@ def _table(model: ModelResult, baseline: ModelResult | None) -> list[str]:
                     name,
                     number(other.median) if other else "",
                     number(mine.median),
-                    "" if change is None else _told(speedup(change.ratio), noise(change)),
+                    "" if change is None else _joined(speedup(change.ratio), noise(change)),
                 ]
             )
     return table(["", "original", "this", "change"], rows)
@@ -265,7 +265,7 @@ def _is_path(text: str) -> bool:
         return False
 
 
-def _told(*parts: str) -> str:
+def _joined(*parts: str) -> str:
     return ", ".join(filter(None, parts))
 
 

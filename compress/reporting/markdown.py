@@ -35,7 +35,7 @@ def markdown(report: ReportData, plot: str | None = None) -> str:
     """The whole report.
 
     Args:
-        report: what to tell.
+        report: what to write.
         plot: the file of the plot, beside this one.
     """
     out = [f"# {plain(report.title)}", "", f"**{plain(report.verdict)}**", ""]
@@ -291,13 +291,13 @@ def _layers(report: ReportData) -> list[str]:
 
 
 def _samples(report: ReportData) -> list[str]:
-    told = [m for m in report.models if m.samples]
-    if not told:
+    sampled = [m for m in report.models if m.samples]
+    if not sampled:
         return []
     out = ["## What they write", ""]
-    for i, sample in enumerate(told[0].samples):
+    for i, sample in enumerate(sampled[0].samples):
         out += [f"> {plain(sample.prompt)} …", ""]
-        out += [f"- {plain(_name(m))}: {plain(m.samples[i].text)}" for m in told if i < len(m.samples)]
+        out += [f"- {plain(_name(m))}: {plain(m.samples[i].text)}" for m in sampled if i < len(m.samples)]
         out.append("")
     return out
 

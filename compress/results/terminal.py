@@ -84,7 +84,7 @@ def beside(baseline: ModelResult, model: ModelResult, colour: bool) -> list[str]
         line = f"task:     {task.task} {task.metric} {before:.4f} -> {task.value:.4f} ({notes})"
         lines.append(f"{_RED}{line}{_PLAIN}" if is_worse(task, change) and colour else line)
     if model.speed is not None and baseline.speed is not None and against.decode is not None:
-        told = [
+        parts = [
             f"{what} {number(theirs.median)} -> {rate(mine.median)} ({speedup(change.ratio)}{_comma(noise(change))})"
             for what, change, mine, theirs in (
                 ("decode", against.decode, model.speed.decode_rate, baseline.speed.decode_rate),
@@ -95,7 +95,7 @@ def beside(baseline: ModelResult, model: ModelResult, colour: bool) -> list[str]
         slower = any(
             c is not None and c.ratio < 1 and c.significant is not False for c in (against.decode, against.prefill)
         )
-        line = f"speed:    {'; '.join(told)}"
+        line = f"speed:    {'; '.join(parts)}"
         lines.append(f"{_RED}{line}{_PLAIN}" if slower and colour else line)
         if against.decode.ratio < 1 or (against.prefill is not None and against.prefill.ratio < 1):
             lines += [f"reason:   {sentence}" for sentence in against.reasons]

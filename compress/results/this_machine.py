@@ -10,7 +10,7 @@ import psutil
 
 from .result import Machine
 
-# Memory is told a little differently after a system's update.
+# The size of memory is reported a little differently after a system's update.
 _MEMORY_TOLERANCE = 0.05
 
 

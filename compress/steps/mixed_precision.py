@@ -183,12 +183,12 @@ class MixedPrecision:
         choices = self._choices(model)
         # Measuring draws tokens and times kernels, so the first of several processes does it alone.
         _, record = context.processes.broadcast(lambda: ({}, self._record(model, choices, ranges, context)))
-        self._tell(record, context)
+        self._report(record, context)
         by_label = {scheme.label: i for i, scheme in enumerate(self.candidates)}
         found = {}
-        for unit, told in zip(choices.units, record["units"], strict=True):
-            if told["scheme"] != AS_IT_IS:
-                treatments = self._assignments[by_label[told["scheme"]]].of(model)
+        for unit, choice in zip(choices.units, record["units"], strict=True):
+            if choice["scheme"] != AS_IT_IS:
+                treatments = self._assignments[by_label[choice["scheme"]]].of(model)
                 found |= {name: treatments[name] for name in unit.linears}
         found |= choices.apart
         return {name: found[name] for name in model.linears if name in found}, record
@@ -355,7 +355,7 @@ class MixedPrecision:
         """Gradients tolerate what calibration is computed in; differences between logits do not."""
         return torch.float32 if self._settings.loss == "kl" else compute_dtype(model.dtype)
 
-    def _tell(self, record: dict[str, Any], context: RunContext) -> None:
+    def _report(self, record: dict[str, Any], context: RunContext) -> None:
         counts: dict[str, int] = {}
         for unit in record["units"]:
             counts[unit["scheme"]] = counts.get(unit["scheme"], 0) + unit["linears"]

@@ -168,7 +168,7 @@ class PreparedQuantize(PreparedStep):
         if outcome is None:
             return StepRecord("quantize", settings, layers, unknown, record)
         done = [outcome.sentence, "the errors of layers are those before training"]
-        return StepRecord("quantize", settings, layers, unknown, record, done, training=outcome.told)
+        return StepRecord("quantize", settings, layers, unknown, record, done, training=outcome.training)
 
     def plan(self) -> dict[str, Any]:
         working = self._working
@@ -182,7 +182,7 @@ class PreparedQuantize(PreparedStep):
             stored += EMBEDDING.stored_bytes(table.shape[0], table.shape[1], table.dtype.itemsize)
             before += table.nbytes
             numbers += math.prod(table.shape)
-        told = {
+        plan = {
             "step": "quantize",
             "scheme": self.settings.scheme,
             "transforms": [choice.method for choice in self.settings.transforms],
@@ -195,11 +195,11 @@ class PreparedQuantize(PreparedStep):
             "stays_packed": self._stays_packed(),
         }
         if isinstance(self._assignment, MixedPrecision):
-            told |= self._assignment.plan(working)
+            plan |= self._assignment.plan(working)
         else:
             usual = self._assignment.usual.scheme
-            told |= {"group_size": usual.args.group_size, "format": usual.format}
-        return told | {"sentence": _sentence(told)}
+            plan |= {"group_size": usual.args.group_size, "format": usual.format}
+        return plan | {"sentence": _sentence(plan)}
 
     def _stays_packed(self) -> bool:
         """Whether transformers restores the checkpoint's weights when they are used, and not as it loads them."""
@@ -265,13 +265,13 @@ class PreparedQuantize(PreparedStep):
         return [Problem(f"{self._where}.embeddings", f"{head}; quantize it, too (remove lm_head from ignore)")]
 
 
-def _sentence(told: dict[str, Any]) -> str:
-    what, at_most = f"{told['scheme']} (group {told.get('group_size') or 'none'}", ""
-    if "candidates" in told:
-        what = f"the best of {', '.join(told['candidates'])} by {told['loss']} ({told['units']} units"
+def _sentence(plan: dict[str, Any]) -> str:
+    what, at_most = f"{plan['scheme']} (group {plan.get('group_size') or 'none'}", ""
+    if "candidates" in plan:
+        what = f"the best of {', '.join(plan['candidates'])} by {plan['loss']} ({plan['units']} units"
         at_most = "at most "
     return (
-        f"quantize {told['linears']} linears to {what}, {told['rounding']}"
-        f"{', ' + told['format'] if 'format' in told else ''}): {human_bytes(told['bytes_before'])} ->"
-        f" {at_most}{human_bytes(told['bytes_after'])}, {at_most}{told['bits_per_weight']:.2f} bits per weight"
+        f"quantize {plan['linears']} linears to {what}, {plan['rounding']}"
+        f"{', ' + plan['format'] if 'format' in plan else ''}): {human_bytes(plan['bytes_before'])} ->"
+        f" {at_most}{human_bytes(plan['bytes_after'])}, {at_most}{plan['bits_per_weight']:.2f} bits per weight"
     )

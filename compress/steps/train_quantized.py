@@ -36,7 +36,7 @@ class QuantizedTraining:
 
     Args:
         settings: the recipe's section.
-        model: the model as it was rounded: turned, if a transform turned it.
+        model: the model as it was rounded: rotated, if a transform does that.
         chosen: what each linear was given.
         parts: what was stored for them.
         cache: what keys and values are cached in, if not as they are computed.

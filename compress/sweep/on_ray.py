@@ -16,7 +16,7 @@ _CONNECT_SECONDS = 15
 
 def run_on_ray(
     trials: Sequence[Trial],
-    told: Callable[[Trial, str | None], None],
+    completed: Callable[[Trial, str | None], None],
     shared: Path,
     fresh: bool,
     address: str,
@@ -26,7 +26,7 @@ def run_on_ray(
 
     Args:
         trials: what to run; their outputs must lie where every machine of the cluster sees them.
-        told: hears of each as it ends, with the sentence why it failed.
+        completed: called as each ends, with the sentence why it failed.
         shared: where the calibration text that all share is.
         fresh: start over.
         address: of the cluster: ``auto``, ``ray://host:port`` and so on; ``local`` starts one here, which ends with us.
@@ -67,7 +67,7 @@ def run_on_ray(
                 problem = ray.get(done)
             except Exception as error:  # the task's machine died, or its memory ran out
                 problem = " ".join(str(error).split())[-300:]
-            told(running.pop(done), problem)
+            completed(running.pop(done), problem)
     finally:
         for task in running:
             ray.cancel(task, force=True)

@@ -63,7 +63,7 @@ def run_sweep(sweep: Sweep, *, fresh: bool = False, progress: bool = True, ray: 
         checkpoints: dict[str, Path] = {}
         failed: dict[str, str] = {}
 
-        def told(trial: Trial, problem: str | None) -> None:
+        def completed(trial: Trial, problem: str | None) -> None:
             if problem is None:
                 checkpoints[trial.name] = Path(trial.recipe.output) / "checkpoint"
             else:
@@ -73,9 +73,9 @@ def run_sweep(sweep: Sweep, *, fresh: bool = False, progress: bool = True, ray: 
 
         shared = output.journal / "calibration"
         if ray is None:
-            _in_order(sweep.trials, told, shared, fresh, progress)
+            _in_order(sweep.trials, completed, shared, fresh, progress)
         else:
-            run_on_ray(sweep.trials, told, shared, fresh, ray, sweep.settings.resources)
+            run_on_ray(sweep.trials, completed, shared, fresh, ray, sweep.settings.resources)
         if not checkpoints:
             raise SmeltError("\n".join(["every trial failed", *(f"{name}: {why}" for name, why in failed.items())]))
         report = _measure(sweep, checkpoints, failed, tasks, output, show) if sweep.base.evaluate else None
@@ -83,10 +83,10 @@ def run_sweep(sweep: Sweep, *, fresh: bool = False, progress: bool = True, ray: 
 
 
 def _in_order(
-    trials: Sequence[Trial], told: Callable[[Trial, str | None], None], shared: Path, fresh: bool, progress: bool
+    trials: Sequence[Trial], completed: Callable[[Trial, str | None], None], shared: Path, fresh: bool, progress: bool
 ) -> None:
     for trial in trials:
-        told(trial, run_trial(trial, shared, fresh, progress))
+        completed(trial, run_trial(trial, shared, fresh, progress))
 
 
 def _check(sweep: Sweep, fresh: bool) -> Tasks | None:

@@ -1,4 +1,4 @@
-"""How several processes hold what they train together, as accelerate's launcher tells them.
+"""How several processes hold what they train together, as accelerate's launcher sets it.
 
 The launcher's environment is read by accelerate itself, which is imported only where there are several processes.
 """
@@ -34,7 +34,7 @@ class Arrangement:
     reshard: bool = True
 
     @classmethod
-    def told(cls, count: int) -> Arrangement:
+    def of_launcher(cls, count: int) -> Arrangement:
         """What ``accelerate launch`` has put into the environment; a copy for each process where it has put nothing.
 
         Args:
@@ -48,16 +48,16 @@ class Arrangement:
         for variable, what in _REFUSED.items():
             if parse_flag_from_env(variable):
                 raise SmeltError(
-                    f"accelerate is told to use {what} ({variable}), which training here does not; turn it off"
+                    f"accelerate's configuration asks for {what} ({variable}), which Smelt's training does not support; turn it off"
                 )
         mixed = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
         if mixed != "no":
             raise SmeltError(
-                f"accelerate is told mixed_precision: {mixed}; the model's own type is computed in, so say no"
+                f"accelerate's configuration has mixed_precision: {mixed}; Smelt trains in the model's own dtype, so set it to no"
             )
         if parse_flag_from_env("FSDP_ACTIVATION_CHECKPOINTING"):
             raise SmeltError(
-                "accelerate is told to checkpoint activations; say checkpointing: true in the recipe instead"
+                "accelerate's configuration asks for activation checkpointing; set checkpointing: true in the recipe instead"
             )
         reshard = os.environ.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() != "false"
         if parse_flag_from_env(_PARALLELISM):
@@ -65,7 +65,7 @@ class Arrangement:
         if not parse_flag_from_env(_FULLY_SHARDED):
             return cls(count)
         if os.environ.get("FSDP_VERSION", "2") != "2":
-            raise SmeltError("accelerate is told to use the first FSDP; say fsdp_version: 2 in its configuration")
+            raise SmeltError("accelerate's configuration asks for FSDP 1; set fsdp_version: 2 there")
         return cls(1, reshard)
 
 
@@ -80,12 +80,12 @@ def _replicas(count: int) -> int:
         name = asked.non_dp_dim_names[0]
         size = getattr(asked, f"{name}_size")
         raise SmeltError(
-            f"accelerate is told to split a model by {name.upper()} ({size}), which training here does not; set it to 1"
+            f"accelerate's configuration asks for {name.upper()} parallelism ({size}), which Smelt's training does not support; set it to 1"
         )
     replicas, shards = asked.dp_replicate_size, asked.dp_shard_size
     if asked.total_size != count:
         raise SmeltError(
-            f"accelerate is told {replicas} copies over {shards} processes each, but {count} processes were started; make"
+            f"accelerate's configuration asks for {replicas} copies over {shards} processes each, but {count} processes were started; make"
             " the product of dp_replicate_size and dp_shard_size their number"
         )
     return replicas

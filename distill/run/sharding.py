@@ -12,7 +12,7 @@ from .arrangement import Arrangement
 
 def shards(processes: Processes) -> int:
     """Over how many processes the weights that they train together are sharded."""
-    return 1 if processes.count == 1 else processes.count // Arrangement.told(processes.count).replicas
+    return 1 if processes.count == 1 else processes.count // Arrangement.of_launcher(processes.count).replicas
 
 
 @contextmanager
@@ -21,6 +21,6 @@ def sharded(processes: Processes) -> Iterator[Spread]:
     if processes.count == 1:
         yield Spread()
         return
-    arranged = Arrangement.told(processes.count)
+    arranged = Arrangement.of_launcher(processes.count)
     with processes.default_group():
         yield SpreadOver(processes.device, arranged.replicas, reshard=arranged.reshard)

@@ -31,10 +31,10 @@ class Snapshots:
 
     def __init__(self, journal: Path, spread: Spread, samples: list[dict[str, Any]]) -> None:
         self._journal, self._spread, self._samples = journal, spread, samples
-        self._told = journal / "snapshot.json"
+        self._record = journal / "snapshot.json"
         # Beside, because it only grows: a snapshot is as large after a million steps as after one.
         self._moments, self._written = journal / "moments.jsonl", 0
-        there = float(self._told.exists())
+        there = float(self._record.exists())
         self.is_new = not spread.sums([there if spread.rank == 0 else 0.0])[0]
         if not spread.sums([there])[0] == (0 if self.is_new else spread.count):
             raise SmeltError(
@@ -45,7 +45,7 @@ class Snapshots:
         """The last snapshot."""
         if self.is_new:
             return None
-        data = json.loads(self._told.read_text(encoding="utf-8"))
+        data = json.loads(self._record.read_text(encoding="utf-8"))
         self._samples[:] = data.pop("samples")
         lines = self._moments.read_text(encoding="utf-8").splitlines()[: data.pop("done")]
         self._written = len(lines)
@@ -71,8 +71,8 @@ class Snapshots:
                 file.writelines(json.dumps(each) + "\n" for each in moments[self._written :])
                 file.flush()
                 os.fsync(file.fileno())
-            told = data | {"samples": self._samples, "done": len(moments), "files": names}
-            write_text(self._told, json.dumps(told))
+            record = data | {"samples": self._samples, "done": len(moments), "files": names}
+            write_text(self._record, json.dumps(record))
             for old in self._journal.glob("snapshot-*"):
                 if old.name not in names:
                     old.unlink()

@@ -78,7 +78,7 @@ class WholeModel:
         return self._model.skeleton.blocks
 
     @property
-    def in_turn(self) -> list[nn.Module]:
+    def in_order(self) -> list[nn.Module]:
         """Modules that are computed one after another: its blocks, and the embedding where it is not the head as well."""
         embedding = self.module.get_submodule(self._model.skeleton.embedding_name)
         return [*self.blocks, *([] if embedding.weight is self.split.head.weight else [embedding])]

@@ -32,7 +32,7 @@ class TrainingLog:
     def __init__(self, directory: Path, name: str, steps: int) -> None:
         self._table = directory / f"training-{name}.csv"
         self._events, self._steps = directory / "tensorboard" / name, steps
-        self._written, self._taken, self._told = 0.0, 0.0, 0
+        self._written, self._taken, self._logged = 0.0, 0.0, 0
         self._writer: Any = None
         self._begun = (time.monotonic(), 0)
 
@@ -42,7 +42,7 @@ class TrainingLog:
         pause = max(_TABLE_SECONDS, 50 * self._taken)
         if len(moments) == 1 or time.monotonic() - self._written > pause or len(moments) == self._steps:
             self.write(moments)
-        if self._told == 0:
+        if self._logged == 0:
             self._begun = time.monotonic(), moments[-1].tokens
 
     def write(self, moments: list[StepMetrics]) -> None:
@@ -50,7 +50,7 @@ class TrainingLog:
         begun = time.monotonic()
         if moments:
             write_text(self._table, table(moments))
-            self._tell_tensorboard(moments)
+            self._write_tensorboard(moments)
         self._written = time.monotonic()
         self._taken = self._written - begun
 
@@ -63,7 +63,7 @@ class TrainingLog:
         rate = (last.tokens - tokens) / max(1e-9, time.monotonic() - since)
         return f"training: loss {last.loss:.3f}, {rate:,.0f} tokens/s"
 
-    def _tell_tensorboard(self, moments: list[StepMetrics]) -> None:
+    def _write_tensorboard(self, moments: list[StepMetrics]) -> None:
         if self._writer is None:
             if importlib.util.find_spec("tensorboard") is None:
                 return
@@ -71,11 +71,11 @@ class TrainingLog:
 
             # What a run that was killed had written beyond its last snapshot is passed over.
             self._writer = SummaryWriter(str(self._events), purge_step=len(moments))
-            self._told = len(moments) - 1
-        for moment in moments[self._told :]:
+            self._logged = len(moments) - 1
+        for moment in moments[self._logged :]:
             for name, value in _columns(moment).items():
                 self._writer.add_scalar(name, value, moment.step)
-        self._told = len(moments)
+        self._logged = len(moments)
         self._writer.flush()
 
     def close(self) -> None:

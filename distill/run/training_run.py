@@ -1,4 +1,4 @@
-"""One training, from a recipe's section to weights: text, teacher, trainer, snapshots and what is told of it."""
+"""One training, from a recipe's section to weights: text, teacher, trainer, snapshots and its record in the report."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ class Outcome:
 
     Attributes:
         weights: in float32, by name; the first process alone has them.
-        told: the curve and samples, as plain data for the report.
+        training: the curve and samples, as plain data for the report.
         sentence: the same in a sentence.
     """
 
     weights: dict[str, Tensor]
-    told: dict[str, Any]
+    training: dict[str, Any]
     sentence: str
 
 
@@ -160,7 +160,7 @@ def _train(
     for kind, (module, _) in matched.items():
         trained = trained | {f"projection.{kind}.{name}": Trained(each) for name, each in module.named_parameters()}
     stage = Stage(student.module, *(module for module, _ in matched.values()))
-    trained = spread.over(stage, student.in_turn, trained)
+    trained = spread.over(stage, student.in_order, trained)
     kept = windows.read(windows.held_out())
     learner = Distilling(
         student.split,
@@ -294,7 +294,7 @@ def _teacher(
     comparison = Comparison(settings.loss.method, settings.loss.settled(), settings.temperature, functions_for(device))
     stage = Stage(reading.module)
     if spread.shards > 1:
-        spread.over(stage, reading.in_turn, {})
+        spread.over(stage, reading.in_order, {})
     return ReadingTeacher(reading.split, comparison, stage)
 
 
@@ -302,7 +302,7 @@ def _home_of_opinions(
     settings: Training, windows: WindowsFile, teacher: OpenModel, vocabulary: int, place: Place
 ) -> Path:
     """Where what is stored of a teacher lies: beside all else of this run, or where other runs find it."""
-    if settings.stored_at is None or teacher.weights is not teacher.stored:  # an adapter, which its name does not tell
+    if settings.stored_at is None or teacher.weights is not teacher.stored:  # an adapter, which its name does not show
         return place.journal
     known_by = {
         "teacher": teacher.stored.content_digest(),
@@ -367,18 +367,18 @@ def _matched(
 def _sentence(settings: Training, windows: WindowsFile, trainer: Trainer) -> str:
     last = trainer.moments[-1]
     epochs = last.tokens / (settings.length * windows.count)
-    told = f"trained on {last.tokens:,} tokens of {settings.data.text().label} ({epochs:.3g} times {windows.count} windows)"
+    sentence = f"trained on {last.tokens:,} tokens of {settings.data.text().label} ({epochs:.3g} times {windows.count} windows)"
     before, after = trainer.started or {}, last.held_out or {}
     if DIVERGENCE in before and DIVERGENCE in after:
-        told += (
+        sentence += (
             f"; on text kept aside, {settings.loss.method} from the teacher went from {before[DIVERGENCE]:.3f} to"
             f" {after[DIVERGENCE]:.3f}"
         )
     if TEXT in before and TEXT in after:
-        told += f"{',' if DIVERGENCE in before else '; on text kept aside,'} perplexity from"
-        told += f" {math.exp(before[TEXT]):.4g} to {math.exp(after[TEXT]):.4g}"
+        sentence += f"{',' if DIVERGENCE in before else '; on text kept aside,'} perplexity from"
+        sentence += f" {math.exp(before[TEXT]):.4g} to {math.exp(after[TEXT]):.4g}"
     skipped = sum(each.skipped for each in trainer.moments)
-    return told + (f"; {skipped} steps were passed over as spikes" if skipped else "")
+    return sentence + (f"; {skipped} steps were passed over as spikes" if skipped else "")
 
 
 class _Samples:

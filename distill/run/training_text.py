@@ -57,10 +57,10 @@ class WindowsFile:
 
     def fingerprint(self) -> str:
         """What the windows are known by."""
-        told = hashlib.sha256(f"{self._all.shape} {self._begin.tolist()}".encode())
+        digest = hashlib.sha256(f"{self._all.shape} {self._begin.tolist()}".encode())
         for part in np.array_split(self._all, max(1, self._all.nbytes >> 24)):
-            told.update(np.ascontiguousarray(part).tobytes())
-        return told.hexdigest()
+            digest.update(np.ascontiguousarray(part).tobytes())
+        return digest.hexdigest()
 
     @property
     def largest(self) -> int:

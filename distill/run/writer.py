@@ -19,7 +19,7 @@ _MOST_TOGETHER = 64
 
 
 class Writer:
-    """Continues prompts on the engine, with the weights that it was told last.
+    """Continues prompts on the engine, with the weights that it was given last.
 
     Args:
         directory: a model directory of the same shapes; its weights are used until others are taken.

@@ -117,13 +117,13 @@ class Distilling:
             windows += len(batch.tokens)
             for name, each in self.loss(batch)[1].items():
                 sums[name] = sums.get(name, 0.0) + each * len(batch.tokens)
-        total, *told = self._spread.sums([windows, *sums.values()])
-        return {name: each / total for name, each in zip(sums, told, strict=True)}
+        total, *totals = self._spread.sums([windows, *sums.values()])
+        return {name: each / total for name, each in zip(sums, totals, strict=True)}
 
     def _names(self, compared: bool) -> list[str]:
-        # What it makes of the text is told of held-out text in any case.
-        told = self._text_share > 0 or not torch.is_grad_enabled()
-        return [*([DIVERGENCE] if compared else []), *([TEXT] if told else [])]
+        # The loss on the text itself is always reported for held-out text.
+        with_text = self._text_share > 0 or not torch.is_grad_enabled()
+        return [*([DIVERGENCE] if compared else []), *([TEXT] if with_text else [])]
 
 
 def _counted(batch: Batch) -> Tensor:

@@ -116,7 +116,7 @@ class Store(Protocol):
 
 @dataclass
 class Watch:
-    """Who is told how training goes.
+    """Called as training goes on.
 
     Attributes:
         track: passes step numbers on, and shows how far they are.
@@ -136,7 +136,7 @@ class Trainer:
         batch_at: what each step reads, in this process.
         settings: how.
         store: where snapshots are kept.
-        watch: who is told.
+        watch: called as training goes on.
         spread: how training is spread over processes.
 
     Attributes:
@@ -222,8 +222,8 @@ class Trainer:
             loss += float(value.detach()) * share
             for name, each in named.items():
                 parts[name] = parts.get(name, 0.0) + each * share
-        loss, *told = self._spread.sums([loss, *parts.values()])
-        parts = dict(zip(parts, told, strict=True))
+        loss, *totals = self._spread.sums([loss, *parts.values()])
+        parts = dict(zip(parts, totals, strict=True))
         rate = settings.rate * rate_at(settings.schedule, step, settings.steps, settings.warmup)
         norm = self._optimizer.clip(settings.clip)
         if not math.isfinite(loss) or (not math.isfinite(norm) and settings.spike is None):

@@ -21,7 +21,7 @@ def block_files(journal: Path, count: int, suffix: str = "safetensors") -> list[
 
 
 def save_part(path: Path, stored: dict[str, Tensor], records: list[LayerRecord]) -> None:
-    """Write a part: tensors by their names in the checkpoint, and what is to be told of their layers."""
+    """Write a part: tensors by their names in the checkpoint, and the records of their layers."""
     layers = json.dumps([record.as_data() for record in records])
     save_tensors(path, stored, {"format": "pt", "layers": layers})
 

@@ -1,4 +1,4 @@
-"""What the pipeline and the plan know of a step: it is prepared once for a model, and then costs, tells its plan, and runs."""
+"""What the pipeline and the plan know of a step: it is prepared once for a model, and then gives its cost and plan, and runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class StepRecord:
         layers: one record a layer it changed: name, shape, scheme, error, notes.
         unknown: what it left alone because it is not understood.
         chosen: what it decided by measuring, as plain data; None if the recipe decided everything.
-        done: what it did to the model, in sentences for the report, where the settings do not tell.
+        done: what it did to the model, in sentences for the report, beyond what the settings say.
         retokenized: whether the model that it leaves has another tokenizer.
         training: the curve of what was trained, and text that was written meanwhile, as plain data.
     """

@@ -174,7 +174,7 @@ class StreamedModel:
         return tensor.to(dtype or self.dtype) if tensor.is_floating_point() else tensor
 
     def _read(self, key: str) -> Tensor:
-        with torch.device("cpu"):  # a turned weight is edited as it is read
+        with torch.device("cpu"):  # a rotated weight is edited as it is read
             return self.weights.load(key).to(self.device)
 
 

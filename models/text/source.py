@@ -14,7 +14,7 @@ from ...system.errors import SmeltError
 from ...system.paths import irregular, named_path
 
 _BUILTIN = Path(__file__).parents[1] / "builtin" / "corpus"
-# Bytes read at once; also how much of a text's beginning tells it from others.
+# Bytes read at once; also how much of a text's beginning identifies it.
 _PIECE = 1 << 16
 # The datasets library looks through a directory once for each of dozens of patterns.
 _MOST_FILES = 10_000

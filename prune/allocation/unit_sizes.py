@@ -63,7 +63,7 @@ def shared_out_units(
 ) -> list[int]:
     """How many units each block keeps, so that the predicted divergence is least; the first process measures alone.
 
-    What the removal of a block's units costs, once the columns that read the rest have made up for it, is told by the
+    The cost of removing a block's units, after the columns that read the rest have made up for it, is estimated from the
     gradients of the model's own predictions (:mod:`..mixed.sensitivity`). What an interrupted run has measured is not
     measured again.
 

@@ -1,4 +1,4 @@
-"""Block influence: how much a block turns what goes through it (Men et al., 2024, arXiv:2403.03853)."""
+"""Block influence: how much a block changes the direction of the hidden states (Men et al., 2024, arXiv:2403.03853)."""
 
 from __future__ import annotations
 

@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 class Directions:
-    """Sums up vectors of a stream, each scaled to length one.
+    """Sums up vectors of hidden states, each scaled to length one.
 
     Norms scale what they read anyway, so that long vectors matter no more than short ones.
 
     Args:
-        width: of the stream.
+        width: the hidden size.
 
     Attributes:
         sums: ``[width, width]`` in float64, the sum of x xT so far.

@@ -42,9 +42,9 @@ def first_order(model: OpenModel, axis: Axis, streamed: StreamedModel, context: 
     return tensors_once(context.journal / "taylor.safetensors", context.processes, measure)
 
 
-def first_order_of_stream(streamed: StreamedModel, context: RunContext) -> Tensor:
+def first_order_of_hidden(streamed: StreamedModel, context: RunContext) -> Tensor:
     """For each channel of the residual stream: the sum of ``|activation x gradient|`` over tokens and all that leaves a block."""
-    job = _OfStream(streamed, context)
+    job = _OfHidden(streamed, context)
     run_backward(job, streamed, job.tokens, context.progress)
     context.processes.sum_(job.sums)
     return job.sums.float()
@@ -97,7 +97,7 @@ class _OfUnits(_Gradients):
             hooks.callback(module.register_forward_pre_hook(hook).remove)
 
 
-class _OfStream(_Gradients):
+class _OfHidden(_Gradients):
     def __init__(self, streamed: StreamedModel, context: RunContext) -> None:
         super().__init__(streamed, context)
         self.sums = torch.zeros(streamed.skeleton.hidden_size, dtype=torch.float64)

@@ -18,7 +18,7 @@ class PruneHidden(PruneBase):
     score: Literal["pca", "activation", "taylor", "weight"] | None = Field(
         default=None,
         description="What goes first: the least by variance, after hidden states are rotated to their principal directions"
-        " (`pca`, SliceGPT's way), or of the stream's own channels the least by their norm on the calibration text"
+        " (`pca`, SliceGPT's way), or of the hidden states' own channels the least by their norm on the calibration text"
         " (`activation`), by what the loss would gain or lose without them to first order (`taylor`), or by the norm of the"
         " weights that read and write them (`weight`). Absent for `pca`.",
     )

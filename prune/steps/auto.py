@@ -20,6 +20,7 @@ from ...models.steps.smaller_model import write_model
 from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.open_model import OpenModel
+from ...quant.transforms.rotated_model import RotationError
 from ...runtime.decoder.architectures import spec_of
 from ...runtime.measure.shape_time import decode_seconds
 from ...system.errors import Problem, ProblemsError, RuntimeProblem, SmeltError
@@ -30,10 +31,9 @@ from ...system.resources import Cost, compute_dtype
 from ..score.loss import next_token_loss
 from ..settings.auto import PruneAuto
 from ..settings.base import PruneBase
-from ..settings.hidden import PruneHidden
 from ..structure.removable import layer_parts
 from ..structure.shapes import DIMENSIONS, Costs, Grid, Sizes, parameters_of, shape_of, timing_bytes
-from .hidden import PruneHiddenStep
+from .hidden import check_rotates
 from .table import STRUCTURES, step_of
 
 # Shapes that are made and judged on text, best first by what their dimensions cost one by one.
@@ -53,7 +53,7 @@ class PruneAutoStep:
 
     quantizes = False
     leaves_zeros = False
-    keeps_zeros = False  # the stream may be turned
+    keeps_zeros = False  # hidden states may be rotated
 
     def __init__(self, settings: PruneAuto, where: str) -> None:
         self.settings = settings
@@ -89,7 +89,7 @@ class PreparedAuto(PreparedStep):
                 " structures and shares"
             )
             raise self._wrong("structure", what)
-        self._grid, self._is_turned = Grid.of(model, step.settings.multiple), _turns(model)
+        self._grid, self._rotates = Grid.of(model, step.settings.multiple), _rotates(model)
         if all(len(levels) == 1 for levels in self._grid.levels.values()):
             kind = type(model.skeleton.model).__name__
             raise self._wrong("structure", f"{kind}: no dimension of it can be made smaller")
@@ -120,7 +120,7 @@ class PreparedAuto(PreparedStep):
         if self._target.params is None:
             return
         try:
-            costs = Costs(self.model, self._grid, turned=self._is_turned)
+            costs = Costs(self.model, self._grid, rotated=self._rotates)
         except SmeltError as error:
             raise self._wrong("structure", str(error)) from None
         least = min(costs.parameters(sizes) for sizes in self._grid) / costs.parameters(self._grid.whole)
@@ -170,7 +170,7 @@ class PreparedAuto(PreparedStep):
         context = replace(context, processes=Processes(context.processes.device))
         grid = self._grid
         search = _Search(model, grid, context, self._settings)
-        costs = Costs(model, grid, turned=self._is_turned)
+        costs = Costs(model, grid, rotated=self._rotates)
         known = context.journal / "sizes.json"
         if known.exists():  # clocks would not say the same again
             data = json.loads(known.read_text(encoding="utf-8"))
@@ -185,14 +185,16 @@ class PreparedAuto(PreparedStep):
         if (context.journal / "final").exists():
             shutil.rmtree(context.journal / "final")
         measured = self._measured(model, final, context.progress)
-        told = [_told(grid.whole, found, settings, search.losses), *([measured] if measured else [])]
+        sentences = [_sentence(grid.whole, found, settings, search.losses), *([measured] if measured else [])]
         chosen = {
             "sizes": vars(found),
             "losses": search.losses,
             "parameters": parameters_of(final) / parameters_of(model),
             **({} if self._target.latency is None else {"milliseconds": timed}),
         }
-        return StepRecord("prune", self.settings.model_dump(mode="json"), [], list(model.anatomy.unknown), chosen, told)
+        return StepRecord(
+            "prune", self.settings.model_dump(mode="json"), [], list(model.anatomy.unknown), chosen, sentences
+        )
 
     def _settings(self, sizes: Sizes) -> list[PruneBase]:
         """The steps that make a shape, in order."""
@@ -200,7 +202,7 @@ class PreparedAuto(PreparedStep):
         if sizes.blocks < whole.blocks:
             found.append({"structure": "blocks", "count": whole.blocks - sizes.blocks})
         for name, more in (
-            ("hidden", {"score": "pca" if self._is_turned else "activation"}),
+            ("hidden", {"score": "pca" if self._rotates else "activation"}),
             ("heads", {"score": "taylor", "update": "least_squares"}),
             ("ffn", {"score": "wanda", "update": "least_squares"}),
         ):
@@ -234,7 +236,7 @@ class PreparedAuto(PreparedStep):
         shapes = [shape_of(each) for each in (model, final)]
         try:
             before, after = decode_seconds(
-                shapes, model.dtype, batch=place.batch, context=place.context, told=progress.say
+                shapes, model.dtype, batch=place.batch, context=place.context, log=progress.say
             )
         except RuntimeProblem:
             return None
@@ -333,13 +335,11 @@ def _loss_of(model: OpenModel, tokens: Tensor, context: RunContext) -> float:
     return loss if math.isfinite(loss) else 1e9
 
 
-def _turns(model: OpenModel) -> bool:
-    """Whether the stream of a model can be turned to its principal directions."""
-    step = PruneHiddenStep(PruneHidden(structure="hidden", ratio=0.5, score="pca"), "")
+def _rotates(model: OpenModel) -> bool:
     try:
-        step.prepare(Given(model, model))
-    except ProblemsError as error:
-        return not any("turned" in problem.what for problem in error.problems)
+        check_rotates(model)
+    except RotationError:
+        return False
     return True
 
 
@@ -347,10 +347,10 @@ def _named(sizes: Sizes) -> str:
     return " ".join(f"{name} {getattr(sizes, name)}" for name in DIMENSIONS)
 
 
-def _told(whole: Sizes, found: Sizes, settings: list[PruneBase], losses: dict[str, float]) -> str:
+def _sentence(whole: Sizes, found: Sizes, settings: list[PruneBase], losses: dict[str, float]) -> str:
     nouns = {
         "blocks": "blocks",
-        "hidden": "channels of the stream",
+        "hidden": "hidden channels",
         "heads": "groups of heads",
         "ffn": "feed-forward channels",
     }

@@ -198,10 +198,10 @@ class PreparedBlocks(PreparedStep):
         after = removable.left(removed)
         write_model(after, model, target)
         return StepRecord(
-            "prune", self.settings.model_dump(mode="json"), [], [], record, [self._told(removable, removed, record)]
+            "prune", self.settings.model_dump(mode="json"), [], [], record, [self._sentence(removable, removed, record)]
         )
 
-    def _told(self, removable: Removable, removed: list[int], record: dict[str, Any]) -> str:
+    def _sentence(self, removable: Removable, removed: list[int], record: dict[str, Any]) -> str:
         numbers = ", ".join(str(index) for index in removed)
         noun = removable.plural if len(removed) > 1 else removable.noun
         what = f"{noun} {numbers} {'were' if len(removed) > 1 else 'was'} removed"
@@ -277,7 +277,7 @@ class _Scores:
         self._tokens = context.processes.share(context.tokens)
 
     def least_influential(self, count: int) -> list[int]:
-        """Those without which what leaves their block turns least."""
+        """Those whose removal changes the direction of the hidden states least."""
         candidates = self._removable.candidates
         if not self._known:
             self._known.append({})
@@ -302,8 +302,8 @@ class _Scores:
             if not possible:
                 self._see_enough(turn, count)
             if any(str(index) not in self._known[turn] for index in left):
-                told = f"removing {self._removable.noun} {turn + 1} of {count}"
-                self._measure_without(left, removed, self._known[turn], told)
+                description = f"removing {self._removable.noun} {turn + 1} of {count}"
+                self._measure_without(left, removed, self._known[turn], description)
             removed.append(min(possible, key=lambda index: self._known[turn][str(index)]))
         return sorted(removed)
 
@@ -330,9 +330,9 @@ class _Scores:
                     self._context.processes.sum_(influence.sums)
                     known[str(index)] = _finite(influence.value, index)
 
-    def _measure_without(self, left: list[int], removed: list[int], known: dict[str, float], told: str) -> None:
+    def _measure_without(self, left: list[int], removed: list[int], known: dict[str, float], description: str) -> None:
         """The loss without each of those that are left, in turn."""
-        passing = forward(self._streamed, self._tokens, self._context.progress, told)
+        passing = forward(self._streamed, self._tokens, self._context.progress, description)
         with passing as (entering, blocks), closing(entering.beside(entering.shape[2])) as trial:
             head = self._streamed.head()
             for index in blocks:

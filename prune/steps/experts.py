@@ -221,8 +221,8 @@ class _ExpertPruner(BlockJob):
         advance = partial(self._advance, index, store)
         if index in self._layers.modules:
             kept, record = self._chosen(index, store)
-            told, _ = self._context.processes.broadcast(lambda: ({"kept": kept}, None))
-            self._kept[index] = told["kept"].cpu()
+            message, _ = self._context.processes.broadcast(lambda: ({"kept": kept}, None))
+            self._kept[index] = message["kept"].cpu()
             yield BlockResult({"kept": self._kept[index]}, [record], advance)
         else:
             yield BlockResult(advance=advance)

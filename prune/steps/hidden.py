@@ -21,7 +21,7 @@ from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel, head_batch
 from ...models.structure.open_model import OpenModel
 from ...models.structure.untied_head import with_untied_head
 from ...quant.transforms.links import norm_offset
-from ...quant.transforms.rotated_model import ModelRotation, Streams, turned
+from ...quant.transforms.rotated_model import ModelRotation, Residual, RotationError, rotated
 from ...quant.transforms.rotation import Rotation
 from ...system.activation_store import BATCH_TOKENS
 from ...system.device import on
@@ -30,7 +30,7 @@ from ...system.machine import human_bytes
 from ...system.resources import Cost, compute_dtype
 from ...system.tensor_files import SafetensorsFile, save_tensors
 from ..score.pca import Directions, shares_of
-from ..score.taylor import first_order_of_stream
+from ..score.taylor import first_order_of_hidden
 from ..settings.hidden import PruneHidden
 from ..structure import axes
 from ..structure.axes import Axis
@@ -55,7 +55,7 @@ class PruneHiddenStep:
 
     @property
     def keeps_zeros(self) -> bool:
-        return self.score != "pca"  # weights are turned into one another
+        return self.score != "pca"  # a rotation mixes weights
 
     @property
     def label(self) -> str:
@@ -73,7 +73,7 @@ class PreparedHidden(PreparedStep):
 
     Args:
         step: the step.
-        model: whose stream it is.
+        model: the model.
 
     Raises:
         ProblemsError: it cannot be made so narrow.
@@ -89,9 +89,9 @@ class PreparedHidden(PreparedStep):
             axis = axes.hidden(self._source)
             self._axis = axis if step.settings.multiple is None else replace(axis, multiple=step.settings.multiple)
             if step.score == "pca":
-                self._check_streams(Streams.find(model))
+                check_rotates(model)
         except SmeltError as error:
-            advice = "; choose score: activation" if "turned" in str(error) else ""
+            advice = "; choose score: activation" if isinstance(error, RotationError) else ""
             raise ProblemsError([Problem(f"{step.where}.structure", f"{error}{advice}")]) from None
         self._left = self._units_left()
         try:
@@ -167,10 +167,10 @@ class PreparedHidden(PreparedStep):
         stays, shares = self._decided(model, axis, context)
         if not context.processes.is_main:
             return None
-        if stays.turn is not None:
-            streams = Streams.find(model)
-            turn = ModelRotation(Rotation.dense(stays.turn), (None,) * len(streams.blocks))
-            source = OpenModel(source.directory, turned(source, streams, turn).weights, is_edited=True)
+        if stays.rotation is not None:
+            residual = Residual.find(model)
+            rotation = ModelRotation(Rotation.dense(stays.rotation), (None,) * len(residual.blocks))
+            source = OpenModel(source.directory, rotated(source, residual, rotation).weights, is_edited=True)
         narrow = slice_width(source, axis, {"": stays.kept})
         changed = self._compensation(source, narrow, axis, shares, context)
         file = context.journal / "changed.safetensors"
@@ -182,7 +182,7 @@ class PreparedHidden(PreparedStep):
         done = (
             f"{len(stays.kept)} of {axis.units} {axis.noun} are left; of what norms read, they hold {least:.1%} or more"
         )
-        apart = [] if stays.turn is None or not model.is_tied else ["the output head got a weight of its own"]
+        apart = [] if stays.rotation is None or not model.is_tied else ["the output head got a weight of its own"]
         settings = self.settings.model_dump(mode="json")
         layers = [
             LayerRecord(norm, (1, len(stays.kept)), self.label, significant(max(0.0, 1 - share)), []).as_data()
@@ -190,14 +190,8 @@ class PreparedHidden(PreparedStep):
         ]
         return StepRecord("prune", settings, layers, list(model.anatomy.unknown), None, [done, *apart])
 
-    def _check_streams(self, streams: Streams) -> None:
-        if streams.outer.centred or any(block.centred for block in streams.blocks):
-            raise SmeltError(
-                "its residual stream cannot be turned to its principal directions: its norms subtract the mean"
-            )
-
     def _try_layout(self, model: OpenModel, axis: Axis, context: RunContext) -> None:
-        """See that the model computes the same with the stream's channels in another order."""
+        """See that the model computes the same with the hidden channels in another order."""
         order = torch.randperm(axis.units, generator=torch.Generator().manual_seed(context.seed))
         if not computes_the_same(model, slice_width(model, axis, {"": order}), context, order):
             raise SmeltError(
@@ -211,14 +205,14 @@ class PreparedHidden(PreparedStep):
         processes = context.processes
         streamed = streamed_model(model, context)
         # Found by experiments of their own, on the CPU.
-        norms = _stream_norms(model) if self._score == "pca" else _norms(model, axis)
+        norms = _residual_norms(model) if self._score == "pca" else _norms(model, axis)
         with on(processes.device), torch.no_grad():
             stored = tensors_once(
                 context.journal / "stays.safetensors",
                 processes,
                 lambda: self._chosen(model, axis, norms, streamed, context).as_tensors(),
             )
-            stays = _Stays(stored["kept"].cpu(), stored["turn"].cpu() if "turn" in stored else None)
+            stays = _Stays(stored["kept"].cpu(), stored["rotation"].cpu() if "rotation" in stored else None)
             stored = tensors_once(
                 context.journal / "shares.safetensors",
                 processes,
@@ -243,10 +237,10 @@ class PreparedHidden(PreparedStep):
             processes.sum_(directions.sums)
             if not directions.sums.isfinite().all():
                 raise SmeltError("what leaves blocks on the calibration text is not finite; use other text")
-            turn, _ = directions.rotation()
-            return _Stays(torch.arange(left, device="cpu"), turn.cpu())
+            rotation, _ = directions.rotation()
+            return _Stays(torch.arange(left, device="cpu"), rotation.cpu())
         if self._score == "taylor":
-            scores = first_order_of_stream(streamed, context)
+            scores = first_order_of_hidden(streamed, context)
         elif self._score == "weight":
             with torch.device("cpu"):
                 scores = _sizes(model, axis)
@@ -267,20 +261,22 @@ class PreparedHidden(PreparedStep):
         """For each norm, which part of what it reads is in what stays, and the number of tokens."""
         sums = {norm: torch.zeros(2, dtype=torch.float64) for norm in _norms(model, axis)}
         kept = stays.kept.to(context.processes.device)
-        turn = None if stays.turn is None else stays.turn.float()[:, stays.kept].to(context.processes.device)
+        rotation = (
+            None if stays.rotation is None else stays.rotation.float()[:, stays.kept].to(context.processes.device)
+        )
 
         def adding(total: Tensor) -> Callable[[Tensor], None]:
             def add(hidden: Tensor) -> None:
                 rows = hidden.flatten(0, -2).float()
-                turned_to = rows @ turn if turn is not None else rows[:, kept]
+                rotated_to = rows @ rotation if rotation is not None else rows[:, kept]
                 whole = rows.square().sum(-1).clamp_min(1e-30)
-                total[0] += (turned_to.square().sum(-1) / whole).sum().double()
+                total[0] += (rotated_to.square().sum(-1) / whole).sum().double()
                 total[1] += len(rows)
 
             return add
 
-        told = "measuring what stays"
-        _watch_norms(model, streamed, {norm: adding(total) for norm, total in sums.items()}, context, told)
+        description = "measuring what stays"
+        _watch_norms(model, streamed, {norm: adding(total) for norm, total in sums.items()}, context, description)
         for total in sums.values():
             context.processes.sum_(total)
         return sums
@@ -328,15 +324,27 @@ class PreparedHidden(PreparedStep):
         return sizes[1] / sizes[0]
 
 
+def check_rotates(model: OpenModel) -> None:
+    """See that hidden states can be rotated to their principal directions.
+
+    Raises:
+        RotationError: they cannot, and why.
+    """
+    if Residual.find(model).centred:
+        raise RotationError(
+            "its hidden states cannot be rotated to their principal directions: its norms subtract the mean"
+        )
+
+
 @dataclass(frozen=True)
 class _Stays:
-    """What stays of the stream: some channels, after it was turned, if it was."""
+    """What stays of the hidden states: some channels, after the rotation, if there is one."""
 
     kept: Tensor
-    turn: Tensor | None
+    rotation: Tensor | None
 
     def as_tensors(self) -> dict[str, Tensor]:
-        return {"kept": self.kept} if self.turn is None else {"kept": self.kept, "turn": self.turn}
+        return {"kept": self.kept} if self.rotation is None else {"kept": self.kept, "rotation": self.rotation}
 
 
 def _untied(model: OpenModel) -> OpenModel:
@@ -348,7 +356,7 @@ def _untied(model: OpenModel) -> OpenModel:
 
 
 def _norms(model: OpenModel, axis: Axis) -> list[str]:
-    """All norms over the stream's channels."""
+    """All norms over the hidden channels."""
     return [
         name.removesuffix(".weight")
         for name, span in axis.readers[""].items()
@@ -356,15 +364,15 @@ def _norms(model: OpenModel, axis: Axis) -> list[str]:
     ]
 
 
-def _stream_norms(model: OpenModel) -> list[str]:
-    """The norms that read the stream itself."""
-    streams = Streams.find(model)
+def _residual_norms(model: OpenModel) -> list[str]:
+    """The norms that read the residual stream itself."""
+    residual = Residual.find(model)
     found = [
         f"{anatomy.name}.{link.feeder}"
-        for anatomy, block in zip(model.anatomy.blocks, streams.blocks, strict=True)
+        for anatomy, block in zip(model.anatomy.blocks, residual.blocks, strict=True)
         for link in block.norms
     ]
-    return list(dict.fromkeys([*found, *([streams.outer.norm] if streams.outer.norm else [])]))
+    return list(dict.fromkeys([*found, *([residual.outer.norm] if residual.outer.norm else [])]))
 
 
 def _watch_norms(
@@ -372,10 +380,10 @@ def _watch_norms(
     streamed: StreamedModel,
     read: dict[str, Callable[[Tensor], None]],
     context: RunContext,
-    told: str,
+    description: str,
 ) -> None:
     """Show what norms read on the calibration text, by their full names."""
-    with forward(streamed, context.processes.share(context.tokens), context.progress, told) as (store, blocks):
+    with forward(streamed, context.processes.share(context.tokens), context.progress, description) as (store, blocks):
         for index in blocks:
             start = f"{model.anatomy.blocks[index].name}."
             with streamed.block(index) as block:

@@ -229,8 +229,8 @@ class PreparedUnits(PreparedStep):
             each = zip(model.anatomy.blocks, units_of_blocks(model, axis, kept), strict=True)
             units = [count if axis.of_block(block.name) else None for block, count in each]  # a dense block has none
             counts = ", ".join("-" if count is None else str(count) for count in units)
-            told = f"{counts} of {axis.units} {axis.noun} are left, block by block"
-            done, chosen = [told, UNEVEN_LOADS], {"units": units}
+            sentence = f"{counts} of {axis.units} {axis.noun} are left, block by block"
+            done, chosen = [sentence, UNEVEN_LOADS], {"units": units}
         else:
             done, chosen = [f"{left.pop()} of {axis.units} {axis.noun} are left in each layer"], None
         settings = self.settings.model_dump(mode="json")

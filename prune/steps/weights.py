@@ -235,7 +235,7 @@ class PreparedWeights(PreparedStep):
         return parts
 
     def pruned(self, facts: LinearFacts, weight: Tensor, stats: LayerStats | None) -> tuple[Tensor, LayerRecord]:
-        """A linear's weight ``[rows, columns]`` with zeros, in float32, and what is told of it.
+        """A linear's weight ``[rows, columns]`` with zeros, in float32, and its record.
 
         Args:
             facts: the linear.

@@ -1,7 +1,7 @@
 """What can be taken away from a model's depth: whole blocks, or only the attention or the feed-forward part of some.
 
 Plain Hugging Face code knows no block without one of its parts, so a part is taken away by making the matrix that closes it
-zero: every tool computes the same, and the runtime, which ``layer_parts`` in ``config.json`` tells, leaves the part out.
+zero: every tool computes the same, and the runtime, which reads ``layer_parts`` in ``config.json``, leaves the part out.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class BlockParts:
 
     def __init__(self, model: OpenModel, kind: str) -> None:
         self._model, self._kind = model, kind
-        told = {"attention": "attention", "mlp": "feed-forward part"}[kind]
-        self.noun, self.plural = f"{told} of block", f"{told}s of blocks"
+        noun = {"attention": "attention", "mlp": "feed-forward part"}[kind]
+        self.noun, self.plural = f"{noun} of block", f"{noun}s of blocks"
         self._closing = closing_linears(model, kind)
         others = closing_linears(model, _OTHER[kind])
         name = type(model.skeleton.model).__name__

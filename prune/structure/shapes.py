@@ -28,7 +28,7 @@ _TIMED_BLOCKS = 8
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is left of each dimension: blocks, channels of the stream, groups of heads, feed-forward channels."""
+    """What is left of each dimension: blocks, hidden channels, groups of heads, feed-forward channels."""
 
     blocks: int
     hidden: int
@@ -106,10 +106,10 @@ class Costs:
     Args:
         model: whose sizes they are.
         grid: the sizes.
-        turned: whether a narrower stream takes a head of its own.
+        rotated: whether a smaller hidden size takes an lm_head of its own.
     """
 
-    def __init__(self, model: OpenModel, grid: Grid, *, turned: bool) -> None:
+    def __init__(self, model: OpenModel, grid: Grid, *, rotated: bool) -> None:
         self._model, self._grid = model, grid
         self._kinds = _alike(model)
         self._around: dict[int, int] = {}
@@ -122,7 +122,7 @@ class Costs:
             one = self._smaller("hidden", model, hidden)
             blocks = self._blocks[hidden] = _block_numels(one)
             self._around[hidden] = parameters_of(one) - sum(blocks)
-            if turned and model.is_tied and hidden < grid.whole.hidden:
+            if rotated and model.is_tied and hidden < grid.whole.hidden:
                 self._around[hidden] += model.vocabulary() * hidden
             for name in ("heads", "ffn"):
                 for size in grid.levels[name]:
@@ -172,7 +172,7 @@ class Costs:
                         shapes.append(_part_shape(smaller, {base: "attention"}))
                         labels.append(("one", size))
             try:
-                timed = decode_seconds(shapes, one.dtype, batch=batch, context=context, told=progress.say)
+                timed = decode_seconds(shapes, one.dtype, batch=batch, context=context, log=progress.say)
             except RuntimeProblem as problem:
                 raise SmeltError(f"target.latency: {problem}; give a target of params") from None
             found = dict(zip(labels, timed, strict=True))
@@ -191,8 +191,8 @@ class Costs:
         found = {f"around {hidden} 0": seconds for hidden, seconds in self._seconds_around.items()}
         for (name, hidden, size), seconds in self._seconds.items():
             for kind in self._kinds:
-                told = "" if len(self._kinds) == 1 else f", blocks like {kind[0]}"
-                found[f"{name} {hidden} {size}{told}"] = seconds[kind[0]]
+                where = "" if len(self._kinds) == 1 else f", blocks like {kind[0]}"
+                found[f"{name} {hidden} {size}{where}"] = seconds[kind[0]]
         return {name: round(1e3 * seconds, 4) for name, seconds in found.items()}
 
     def _smaller(self, name: str, model: OpenModel, size: int) -> OpenModel:

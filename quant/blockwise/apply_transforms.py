@@ -19,7 +19,7 @@ from ..settings.methods import TransformChoice
 from ..transforms import TRANSFORMS
 from ..transforms.links import LinkNames, as_rows, bind
 from ..transforms.options.rotate import RotateOptions
-from ..transforms.rotated_model import ModelRotation, Streams, turned
+from ..transforms.rotated_model import ModelRotation, Residual, rotated
 from .block_passes import BlockPasses
 from .learned_rotation import learned_model_rotation, learning_cost
 
@@ -35,10 +35,10 @@ class Transforms:
     def __init__(self, choices: list[TransformChoice], where: str) -> None:
         self._where = where
         self._choices = choices
-        self.streams = [choice for choice in choices if TRANSFORMS[choice.method].stream]
+        self.of_residual = [choice for choice in choices if TRANSFORMS[choice.method].residual]
         self.links = [choice for choice in choices if TRANSFORMS[choice.method].link]
         self.ranges = [choice for choice in choices if TRANSFORMS[choice.method].range]
-        self._found: Streams | None = None
+        self._found: Residual | None = None
 
     def __bool__(self) -> bool:
         return bool(self._choices)
@@ -46,7 +46,7 @@ class Transforms:
     @property
     def change_weights(self) -> bool:
         """Whether what is rounded is not what the checkpoint holds."""
-        return bool(self.streams or self.links)
+        return bool(self.of_residual or self.links)
 
     @property
     def reads_inputs(self) -> list[str]:
@@ -60,7 +60,7 @@ class Transforms:
         for i, choice in enumerate(self._choices):
             if TRANSFORMS[choice.method].link:
                 moved = moved or choice.method
-            elif TRANSFORMS[choice.method].stream and moved:
+            elif TRANSFORMS[choice.method].residual and moved:
                 problems.append(
                     Problem(
                         f"{self._where}.transforms.{i}",
@@ -68,13 +68,13 @@ class Transforms:
                         f" them; put {choice.method} before {moved}",
                     )
                 )
-        if [choice.method for choice in self.streams].count("rotate") > 1:
+        if [choice.method for choice in self.of_residual].count("rotate") > 1:
             problems.append(Problem(f"{self._where}.transforms", "two rotations are one rotation; keep one rotate"))
-        if self.streams:
+        if self.of_residual:
             try:
-                self._streams(model)
+                self._residual(model)
             except SmeltError as error:
-                problems.append(Problem(f"{self._where}.transforms", f"{self.streams[0].method}: {error}"))
+                problems.append(Problem(f"{self._where}.transforms", f"{self.of_residual[0].method}: {error}"))
         return problems
 
     def opened(self, model: OpenModel, seed: int, context: RunContext | None = None) -> OpenModel:
@@ -85,25 +85,25 @@ class Transforms:
             seed: of rotations that name none.
             context: the run; without it rotations that would be learned stay random.
         """
-        if not self.streams:
+        if not self.of_residual:
             return model
-        streams = self._streams(model)
-        turn = ModelRotation.none(streams)
-        for choice in self.streams:
+        residual = self._residual(model)
+        rotation = ModelRotation.none(residual)
+        for choice in self.of_residual:
             options = choice.settled()
             if isinstance(options, RotateOptions):
                 seed = seed if options.seed is None else options.seed
-                turn = ModelRotation.random(streams, model.skeleton.hidden_size, seed)
+                rotation = ModelRotation.random(residual, model.skeleton.hidden_size, seed)
                 if not options.heads:
-                    turn = ModelRotation(turn.stream, (None,) * len(streams.blocks))
+                    rotation = ModelRotation(rotation.hidden, (None,) * len(residual.blocks))
                 if options.learn and context is not None:
-                    turn = learned_model_rotation(model, streams, turn, options.learn, seed, context)
-        return turned(model, streams, turn)
+                    rotation = learned_model_rotation(model, residual, rotation, options.learn, seed, context)
+        return rotated(model, residual, rotation)
 
     def cost(self, model: OpenModel, tokens: int) -> Cost:
         """What learning rotations takes."""
-        learned = [o.learn for c in self.streams if isinstance(o := c.settled(), RotateOptions) and o.learn]
-        return learning_cost(model, self._streams(model), learned[0], tokens) if learned else Cost(0, 0, 0.0)
+        learned = [o.learn for c in self.of_residual if isinstance(o := c.settled(), RotateOptions) and o.learn]
+        return learning_cost(model, self._residual(model), learned[0], tokens) if learned else Cost(0, 0, 0.0)
 
     def apply(
         self,
@@ -142,9 +142,9 @@ class Transforms:
         for choice in self.links:
             _move(choice, used, weights, _unknown(used), schemes, stored)
 
-    def _streams(self, model: OpenModel) -> Streams:
+    def _residual(self, model: OpenModel) -> Residual:
         if self._found is None:
-            self._found = Streams.find(model)
+            self._found = Residual.find(model)
         return self._found
 
 

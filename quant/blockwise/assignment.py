@@ -219,9 +219,9 @@ class Assignment:
         return problems
 
     def _type_problems(self, chosen: dict[str, Treatment], model: OpenModel) -> list[Problem]:
-        told = str(model.dtype).removeprefix("torch.")
+        dtype = str(model.dtype).removeprefix("torch.")
         if model.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            return [Problem("model", f"its weights are {told}; convert it to bfloat16, float16 or float32")]
+            return [Problem("model", f"its weights are {dtype}; convert it to bfloat16, float16 or float32")]
         if model.dtype == torch.bfloat16:
             return []
         for scheme in {treatment.scheme.name: treatment.scheme for treatment in chosen.values()}.values():
@@ -229,7 +229,7 @@ class Assignment:
                 return [
                     Problem(
                         f"{self._where}.scheme",
-                        f"{scheme.name} reloads as bfloat16 whatever the model is, and this one is {told};"
+                        f"{scheme.name} reloads as bfloat16 whatever the model is, and this one is {dtype};"
                         " convert the model to bfloat16 first or use W4A16",
                     )
                 ]

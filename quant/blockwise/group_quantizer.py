@@ -108,7 +108,7 @@ def finished(
     stats: LayerStats | None,
     inputs: ActivationRounding | None,
 ) -> tuple[dict[str, Tensor], LayerRecord]:
-    """What the checkpoint stores for a rounded linear, and what is told of it."""
+    """What the checkpoint stores for a rounded linear, and its record in the report."""
     facts = linear.facts
     beside = {} if inputs is None else {name: tensor.clone() for name, tensor in inputs.stored().items()}
     tensors = rounded.stored(scheme) | beside

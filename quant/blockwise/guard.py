@@ -54,9 +54,9 @@ class LayerGuard:
     def judge(self, record: LayerRecord) -> None:
         """Note it in the record if the layer loses more than it may, or end the run, as the recipe wants."""
         if self.failing([record]):
-            record.notes.append(self.told(record))
+            record.notes.append(self.sentence(record))
 
-    def told(self, record: LayerRecord) -> str:
+    def sentence(self, record: LayerRecord) -> str:
         """A sentence for the report about a layer that fails and stays as it is."""
         assert self._settings is not None
         return f"its outputs change by {record.error:.3g}, more than max_layer_error {self._settings.max_layer_error:g}"

@@ -20,24 +20,24 @@ from ...system.tensor_files import save_tensors
 from ..layer_stats import SAMPLE_ROWS, LayerStats
 from ..transforms.learned_rotation import learn_rotation
 from ..transforms.links import weight_rows
-from ..transforms.rotated_model import ModelRotation, Streams, turned
+from ..transforms.rotated_model import ModelRotation, Residual, rotated
 from ..transforms.rotation import Rotation
 from .block_passes import BlockPasses
 
-# Tokens that are read, and the numbers of the sample kept of the whole stream: a quarter of a gigabyte.
+# Tokens that are read, and the numbers kept as a sample of the hidden states: a quarter of a gigabyte.
 _TOKENS = 8192
 _SAMPLE_NUMBERS = 1 << 26
 _FILE = "rotations.safetensors"
 
 
 def learned_model_rotation(
-    model: OpenModel, streams: Streams, start: ModelRotation, steps: int, seed: int, context: RunContext
+    model: OpenModel, residual: Residual, start: ModelRotation, steps: int, seed: int, context: RunContext
 ) -> ModelRotation:
-    """Learn the rotations of the stream and of the value heads; an earlier run's are read from the journal.
+    """Learn the rotations of hidden states and of value heads; an earlier run's are read from the journal.
 
     Args:
-        model: the model, not turned.
-        streams: its residual stream.
+        model: the model, not rotated.
+        residual: its residual stream.
         start: random rotations to begin with; those that it lacks are not learned.
         steps: of descent for each rotation.
         seed: of the rows' order.
@@ -47,7 +47,7 @@ def learned_model_rotation(
 
     def learn() -> tuple[dict[str, Tensor], None]:
         if not path.exists():
-            matrices = _Learning(model, streams, start, steps, seed, context).matrices()
+            matrices = _Learning(model, residual, start, steps, seed, context).matrices()
             save_tensors(path, {name: matrix.contiguous() for name, matrix in matrices.items()})
         return load_part(path), None
 
@@ -55,18 +55,18 @@ def learned_model_rotation(
     matrices, _ = context.processes.broadcast(learn)
     found = {name: Rotation.dense(matrix.cpu()) for name, matrix in matrices.items()}
     heads = tuple(found.get(f"heads.{index}", head) for index, head in enumerate(start.heads))
-    return ModelRotation(found.get("stream", start.stream), heads)
+    return ModelRotation(found.get("hidden", start.hidden), heads)
 
 
-def learning_cost(model: OpenModel, streams: Streams, steps: int, tokens: int) -> Cost:
+def learning_cost(model: OpenModel, residual: Residual, steps: int, tokens: int) -> Cost:
     """What :func:`learned_turn` takes."""
     width = model.skeleton.hidden_size
     tokens = min(tokens, _TOKENS)
-    rows = min(_SAMPLE_NUMBERS // width, 2 * len(streams.blocks) * SAMPLE_ROWS)
-    blocks = [model.block_numel(index) for index in range(len(streams.blocks))]
+    rows = min(_SAMPLE_NUMBERS // width, 2 * len(residual.blocks) * SAMPLE_ROWS)
+    blocks = [model.block_numel(index) for index in range(len(residual.blocks))]
     # A step multiplies its rows forwards and backwards, solves for Cayley's transform and multiplies by it.
     step = 3 * 2 * min(rows, 2048) * width**2 + 8 * width**3
-    heads = sum(3 * 2 * SAMPLE_ROWS * width * stream.heads.width for stream in streams.blocks if stream.heads)
+    heads = sum(3 * 2 * SAMPLE_ROWS * width * block.heads.width for block in residual.blocks if block.heads)
     memory = 4 * (2 * rows * width + 4 * 2048 * width) + 8 * 6 * width**2
     return Cost(
         max(memory, 4 * 4 * max(blocks)), 4 * tokens * width, steps * (step + heads) + 2 * 2 * sum(blocks) * tokens
@@ -76,17 +76,17 @@ def learning_cost(model: OpenModel, streams: Streams, steps: int, tokens: int) -
 @dataclass(frozen=True)
 class _Learning:
     model: OpenModel
-    streams: Streams
+    residual: Residual
     start: ModelRotation
     steps: int
     seed: int
     context: RunContext
 
     def matrices(self) -> dict[str, Tensor]:
-        """``stream``, and ``heads.0`` and so on."""
+        """``hidden``, and ``heads.0`` and so on."""
         found: dict[str, Tensor] = {}
-        # With norms folded, all that read the stream read it as it is, but for its length.
-        folded = turned(self.model, self.streams, ModelRotation.none(self.streams))
+        # With norms folded, all readers read the hidden states as they are, but for their length.
+        folded = rotated(self.model, self.residual, ModelRotation.none(self.residual))
         context = self.context
         streamed = StreamedModel(folded.skeleton, folded.weights, context.dtype, context.journal)
         windows = -(-_TOKENS // context.tokens.shape[1])
@@ -97,15 +97,13 @@ class _Learning:
         ):
             for index in blocks:
                 self._block(index, folded, streamed, store, rows, found)
-        if self.start.stream is not None and rows:
-            blocks = self.streams.blocks
-            centred = self.streams.outer.centred or any(block.centred for block in blocks)
-            found["stream"] = learn_rotation(
-                self.start.stream.matrix(),
+        if self.start.hidden is not None and rows:
+            found["hidden"] = learn_rotation(
+                self.start.hidden.matrix(),
                 torch.cat(rows),
                 self.steps,
                 self.seed,
-                keep_ones=centred,
+                keep_ones=self.residual.centred,
                 track=lambda numbers: context.progress.track(numbers, "learning the rotation", self.steps),
             )
         return found
@@ -119,10 +117,10 @@ class _Learning:
         rows: list[Tensor],
         found: dict[str, Tensor],
     ) -> None:
-        stream, turn = self.streams.blocks[index], self.start.heads[index]
+        residual, rotation = self.residual.blocks[index], self.start.heads[index]
         anatomy = folded.anatomy.blocks[index]
-        reading = [link.groups[0] for link in stream.norms if link.groups]
-        of_heads = stream.heads.reader if stream.heads is not None and turn is not None else None
+        reading = [link.groups[0] for link in residual.norms if link.groups]
+        of_heads = residual.heads.reader if residual.heads is not None and rotation is not None else None
         wanted = [
             group
             for group in anatomy.groups
@@ -135,8 +133,8 @@ class _Learning:
                 weights = [block.get_submodule(name) for name in group.linears]
                 weighed = _weighed(stats, torch.cat([weight_rows(module) for module in weights]))
                 if of_heads in group.linears:
-                    assert turn is not None
-                    found[f"heads.{index}"] = learn_rotation(turn.matrix(), weighed, self.steps, self.seed)
+                    assert rotation is not None
+                    found[f"heads.{index}"] = learn_rotation(rotation.matrix(), weighed, self.steps, self.seed)
                 else:
                     rows.append(weighed[:: max(1, -(-len(weighed) // most))].clone())  # a view would keep all of them
             passes.advance()

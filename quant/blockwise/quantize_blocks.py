@@ -352,14 +352,14 @@ class BlockQuantizer(BlockJob):
         }
         if not others or None in others.values():
             for record in failing:
-                record.notes.append(self._guard.told(record))
+                record.notes.append(self._guard.sentence(record))
             return found
         worst = max(failing, key=lambda record: record.error or 0.0)
         self._chosen.update({name: other for name, other in others.items() if other is not None})
         again = attempt()
         for _, (_, record) in again:
             record.notes.append(
-                f"stored as {record.scheme}, because at {worst.scheme} {worst.name}: {self._guard.told(worst)}"
+                f"stored as {record.scheme}, because at {worst.scheme} {worst.name}: {self._guard.sentence(worst)}"
             )
         return again
 

@@ -61,7 +61,7 @@ def best_choice(losses: Sequence[Sequence[float]], costs: Sequence[Sequence[int]
 
 @contextmanager
 def _nothing_printed() -> Iterator[None]:
-    """Keep what HiGHS prints, though it was told not to, out of what this process prints."""
+    """Keep what HiGHS prints in spite of its options out of this process's output."""
     sys.stdout.flush()
     kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     try:

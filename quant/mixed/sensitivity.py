@@ -2,7 +2,7 @@
 
 First all windows go forward and every block's inputs are kept on the disk. Then the blocks are visited
 from the last to the first. ``fisher`` draws a token from the model's own predictions at every position and
-passes the gradient of its log-likelihood back; on its way through a linear it tells what any small change of
+passes the gradient of its log-likelihood back; on its way through a linear it gives the effect of any small change of
 the linear's outputs would cost. ``kl`` carries every change through the rest of the model instead, which is
 exact and takes as many times longer as there are blocks after it.
 """

@@ -25,7 +25,7 @@ class Removal:
 
     Attributes:
         stays: ``[columns, rows]``, which weights stay, as far as it is known.
-        coming: to be told of columns that come, so many at a time as ``together`` says; None if all is known.
+        coming: called before columns are removed, ``together`` at a time; None if all is known.
         together: how many.
     """
 

@@ -75,7 +75,7 @@ class _Product(torch.autograd.Function):
 
 
 class _ReadOnly(Tensor):
-    """A weight whose ``data`` would be a copy: who writes there must be told that it changes nothing."""
+    """A weight whose ``data`` would be a copy: writing there is an error, because it would change nothing."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 

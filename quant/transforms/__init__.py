@@ -11,8 +11,8 @@ from .options.smooth import SmoothOptions
 from .transform import Transform
 
 TRANSFORMS: dict[str, Transform] = {
-    "fold_norms": Transform(stream=True),
-    "rotate": Transform(RotateOptions, stream=True),
+    "fold_norms": Transform(residual=True),
+    "rotate": Transform(RotateOptions, residual=True),
     "smooth": Transform(SmoothOptions, link=later(__name__, "smooth")),
     "equalize": Transform(link=later(__name__, "equalize")),
     "awq": Transform(AwqOptions, link=later(__name__, "awq"), range=later(__name__, "awq", "awq_range")),

@@ -1,4 +1,4 @@
-"""Rotations that are learned: turned so that what linears read has small peaks, since peaks set the steps it is rounded in.
+"""Learned rotations: chosen so that what linears read has small peaks, since peaks set the steps it is rounded in.
 
 SpinQuant (Liu et al., 2024, arXiv:2405.16406) learns rotations by Cayley's transform on the loss of the whole model.
 Here, as in DartQuant (2025), the inputs' own distribution is the objective, so that a sample of them is all that is
@@ -38,7 +38,7 @@ def learn_rotation(
 
     Args:
         start: where to begin, ``[size, size]`` and orthogonal.
-        rows: inputs ``[n, parts * size]``, each weighed by what its peak costs; every part is turned by the same matrix.
+        rows: inputs ``[n, parts * size]``, each weighed by what its peak costs; every part is rotated by the same matrix.
         steps: of descent, each on 2,048 rows.
         seed: of the order in which rows are drawn.
         keep_ones: stay among the rotations that leave the direction in which all channels are equal; ``start`` must be one.
@@ -80,9 +80,9 @@ def learn_rotation(
 
 
 def _peaks(rows: Tensor, rotation: Tensor) -> Tensor:
-    turned = (rows.unflatten(-1, (-1, len(rotation))) @ rotation).flatten(-2)
-    largest = turned.detach().abs().amax(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
-    return ((turned / largest).pow(_POWER).sum(-1).pow(2 / _POWER) * largest.squeeze(-1).square()).mean()
+    rotated = (rows.unflatten(-1, (-1, len(rotation))) @ rotation).flatten(-2)
+    largest = rotated.detach().abs().amax(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+    return ((rotated / largest).pow(_POWER).sum(-1).pow(2 / _POWER) * largest.squeeze(-1).square()).mean()
 
 
 def _skew(gradient: Tensor, *, keep_ones: bool) -> Tensor:

@@ -1,8 +1,8 @@
-"""The residual stream: what reads it, what writes it, and whether it can be turned without changing the function.
+"""The residual stream: what reads it, what writes it, and whether its hidden states can be rotated without changing the function.
 
 Norms' gains are folded into their readers; then every reader's columns, every writer's rows and the
-embeddings may be rotated by one orthogonal matrix. Which matrices these are is found by experiment, and the whole
-turn is carried out on random weights in float64 before it is believed.
+embeddings may be rotated by one orthogonal matrix. Which matrices these are is found by experiment, and each rotation
+is first tried on random weights in float64.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Load = Callable[[str], Tensor]
 
 @dataclass(frozen=True)
 class Heads:
-    """Value heads, whose channels may be turned within each head.
+    """Value heads, whose channels may be rotated within each head.
 
     Attributes:
         feeder: the linear that makes the values.
@@ -44,13 +44,13 @@ class Heads:
 
 
 @dataclass(frozen=True)
-class BlockStream:
+class BlockResidual:
     """How a block takes part in the residual stream; names are within the block.
 
     Attributes:
-        norms: links whose norm reads the stream.
+        norms: links whose norm reads the residual stream.
         writers: linears whose output is added to it.
-        heads: value heads that can be turned; None if there are none.
+        heads: value heads that can be rotated; None if there are none.
         centred: whether a norm subtracts the mean, which commutes only with rotations that keep it.
     """
 
@@ -59,14 +59,14 @@ class BlockStream:
     heads: Heads | None
     centred: bool
 
-    def edited(self, name: str, load: Load, turn: Rotation | None, head_turn: Rotation | None) -> Tensor:
-        """Parameter ``name`` with norms folded and the stream turned.
+    def edited(self, name: str, load: Load, rotation: Rotation | None, head_rotation: Rotation | None) -> Tensor:
+        """Parameter ``name`` with norms folded and hidden states rotated.
 
         Args:
             name: a parameter of the block.
             load: gives the original parameters, matrices as ``[rows, columns]``.
-            turn: the stream's rotation; None to fold norms only.
-            head_turn: the value heads' rotation.
+            rotation: of the hidden states; None to fold norms only.
+            head_rotation: of the value heads.
         """
         module, _, leaf = name.rpartition(".")
         tensor = load(name).double()
@@ -76,28 +76,28 @@ class BlockStream:
                 gain = load(f"{link.feeder}.weight").double() + link.offset
             if module == link.feeder:
                 assert gain is not None
-                return _folded(tensor, leaf, gain, link.offset, turn)
+                return _folded(tensor, leaf, gain, link.offset, rotation)
             if module in _readers(link) and leaf == "weight":
                 assert gain is not None
                 tensor = tensor * gain[link.channels]
-                tensor = tensor if turn is None else turn.apply(tensor)
-        if self.heads is not None and head_turn is not None:
+                tensor = tensor if rotation is None else rotation.apply(tensor)
+        if self.heads is not None and head_rotation is not None:
             if module == self.heads.feeder:
                 tensor = tensor.clone()
                 part = tensor[self.heads.rows]
                 tensor[self.heads.rows] = (
-                    head_turn.apply_to_parts(part.T).T if part.dim() > 1 else head_turn.apply_to_parts(part)
+                    head_rotation.apply_to_parts(part.T).T if part.dim() > 1 else head_rotation.apply_to_parts(part)
                 )
             elif module == self.heads.reader and leaf == "weight":
-                tensor = head_turn.apply_to_parts(tensor)
-        if module in self.writers and turn is not None:
-            tensor = turn.apply(tensor.T).T if tensor.dim() > 1 else turn.apply(tensor)
+                tensor = head_rotation.apply_to_parts(tensor)
+        if module in self.writers and rotation is not None:
+            tensor = rotation.apply(tensor.T).T if tensor.dim() > 1 else rotation.apply(tensor)
         return tensor
 
 
 @dataclass(frozen=True)
-class OuterStream:
-    """The stream outside the blocks, by full names.
+class OuterResidual:
+    """How what surrounds the blocks takes part in the residual stream; names are full.
 
     Attributes:
         tables: matrices besides the embedding whose rows enter it, such as learned positions.
@@ -112,8 +112,8 @@ class OuterStream:
     centred: bool
 
 
-def find_block_stream(skeleton: Skeleton, anatomy: BlockAnatomy, links: tuple[LinkNames, ...]) -> BlockStream | str:
-    """How a block takes part, or a phrase that says why its stream cannot be turned."""
+def find_block_residual(skeleton: Skeleton, anatomy: BlockAnatomy, links: tuple[LinkNames, ...]) -> BlockResidual | str:
+    """How a block takes part, or a phrase that says why its hidden states cannot be rotated."""
     index = int(anatomy.name.rpartition(".")[2])
     block, width = skeleton.blocks[index], skeleton.hidden_size
     norms = tuple(link for link in links if link.kind == "norm" and len(link.channels) == width)
@@ -123,18 +123,18 @@ def find_block_stream(skeleton: Skeleton, anatomy: BlockAnatomy, links: tuple[Li
     writers = tuple(name for name in linears if name not in reading and rows[name] == width)
     with torch.no_grad(), holding(skeleton.model, random_weights(block, anatomy.name)):
         centred = any(subtracts_mean(block.get_submodule(link.feeder)) for link in norms)
-        plain = BlockStream(norms, writers, None, centred)
-        if not norms or not _turns(skeleton, index, plain):
+        plain = BlockResidual(norms, writers, None, centred)
+        if not norms or not _commutes(skeleton, index, plain):
             return f"something in {anatomy.name} ({type(block).__name__}) does not commute with a rotation, such as a norm after attention"
         for link in links:
             heads = _heads(link, skeleton)
-            if heads and heads.reader in writers and _turns(skeleton, index, found := replace(plain, heads=heads)):
+            if heads and heads.reader in writers and _commutes(skeleton, index, found := replace(plain, heads=heads)):
                 return found
     return plain
 
 
-def find_outer_stream(skeleton: Skeleton) -> OuterStream | str:
-    """How the stream begins and ends, or a phrase that says why it cannot be turned."""
+def find_outer_residual(skeleton: Skeleton) -> OuterResidual | str:
+    """How embeddings and head take part, or a phrase that says why hidden states cannot be rotated between them."""
     width = skeleton.hidden_size
     if skeleton.embedding_width != width:
         return "its embedding is narrower than its blocks"
@@ -152,15 +152,15 @@ def find_outer_stream(skeleton: Skeleton) -> OuterStream | str:
             offset = norm_offset(module, width) if module is not None else 0.0
             if offset is None:
                 continue
-            found = OuterStream(tables, norm, offset, module is not None and subtracts_mean(module))
-            if _outer_turns(skeleton, found):
+            found = OuterResidual(tables, norm, offset, module is not None and subtracts_mean(module))
+            if _outer_commutes(skeleton, found):
                 return found
     return "what stands between its embedding, its blocks and its head does not commute with a rotation"
 
 
-def folded_norm(tensor: Tensor, leaf: str, gain: Tensor, offset: float, turn: Rotation | None) -> Tensor:
-    """A norm's weight or bias once its gain is in its readers and its outputs are turned."""
-    return _folded(tensor.double(), leaf, gain.double() + offset, offset, turn)
+def folded_norm(tensor: Tensor, leaf: str, gain: Tensor, offset: float, rotation: Rotation | None) -> Tensor:
+    """A norm's weight or bias once its gain is in its readers and its outputs are rotated."""
+    return _folded(tensor.double(), leaf, gain.double() + offset, offset, rotation)
 
 
 def subtracts_mean(norm: nn.Module) -> bool:
@@ -176,12 +176,12 @@ def _readers(link: LinkNames) -> set[str]:
     return {name for group in link.groups for name in group.linears} | set(link.others)
 
 
-def _folded(tensor: Tensor, leaf: str, gain: Tensor, offset: float, turn: Rotation | None) -> Tensor:
+def _folded(tensor: Tensor, leaf: str, gain: Tensor, offset: float, rotation: Rotation | None) -> Tensor:
     if leaf == "weight":
         return torch.full_like(tensor, 1 - offset)
     # The readers multiply by the gain now, so the bias is divided by it; a channel without gain must have no bias.
     bias = torch.where(gain == 0, torch.zeros_like(tensor), tensor / torch.where(gain == 0, 1.0, gain))
-    return bias if turn is None else turn.apply(bias)
+    return bias if rotation is None else rotation.apply(bias)
 
 
 def _heads(link: LinkNames, skeleton: Skeleton) -> Heads | None:
@@ -195,17 +195,17 @@ def _heads(link: LinkNames, skeleton: Skeleton) -> Heads | None:
     return Heads(link.feeder, rows, readers[0], width)
 
 
-def _turns(skeleton: Skeleton, index: int, stream: BlockStream) -> bool:
-    """Whether the edited block makes of turned inputs what the block makes of plain ones, turned."""
+def _commutes(skeleton: Skeleton, index: int, residual: BlockResidual) -> bool:
+    """Whether the edited block's outputs for rotated inputs are the block's own outputs, rotated."""
     block = skeleton.blocks[index]
     generator = torch.Generator().manual_seed(5)
     hidden = torch.randn(1, _TOKENS, skeleton.hidden_size, generator=generator, dtype=torch.float64)
     call = block_calls(skeleton, 1, _TOKENS, torch.float32)[index].map(
         lambda t: t.double() if t.is_floating_point() else t
     )
-    turn = Rotation.random(skeleton.hidden_size, generator, keep_ones=stream.centred)
-    head_turn = Rotation.random(stream.heads.width, generator) if stream.heads else None
-    before = turn.apply(call.run(block, hidden.clone()))
+    rotation = Rotation.random(skeleton.hidden_size, generator, keep_ones=residual.centred)
+    head_rotation = Rotation.random(residual.heads.width, generator) if residual.heads else None
+    before = rotation.apply(call.run(block, hidden.clone()))
     kept = {name: parameter.data.clone() for name, parameter in block.named_parameters()}
 
     def load(name: str) -> Tensor:
@@ -213,21 +213,21 @@ def _turns(skeleton: Skeleton, index: int, stream: BlockStream) -> bool:
 
     try:
         for name, parameter in block.named_parameters():
-            edited = stream.edited(name, load, turn, head_turn)
+            edited = residual.edited(name, load, rotation, head_rotation)
             as_rows(block.get_submodule(name.rpartition(".")[0]), parameter.data).copy_(edited)
-        after = call.run(block, turn.apply(hidden))
+        after = call.run(block, rotation.apply(hidden))
     finally:
         for name, parameter in block.named_parameters():
             parameter.data.copy_(kept[name])
     return _same(after, before)
 
 
-def _outer_turns(skeleton: Skeleton, stream: OuterStream) -> bool:
+def _outer_commutes(skeleton: Skeleton, residual: OuterResidual) -> bool:
     model, width = skeleton.model, skeleton.hidden_size
     generator = torch.Generator().manual_seed(6)
     embedded = torch.randn(1, _TOKENS, width, generator=generator, dtype=torch.float64)
     leaving = torch.randn(1, _TOKENS, width, generator=generator, dtype=torch.float64)
-    turn = Rotation.random(width, generator, keep_ones=stream.centred)
+    rotation = Rotation.random(width, generator, keep_ones=residual.centred)
 
     def run(entering: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
         """What enters the first block and what the head reads."""
@@ -244,16 +244,18 @@ def _outer_turns(skeleton: Skeleton, stream: OuterStream) -> bool:
 
     first, last = run(embedded, leaving)
     gain = None
-    if stream.norm is not None:
-        norm = model.get_submodule(stream.norm)
+    if residual.norm is not None:
+        norm = model.get_submodule(residual.norm)
         gain = norm.weight.detach().clone()  # type: ignore[union-attr, operator]
         for leaf, parameter in list(norm.named_parameters()):
-            set_tensor(model, f"{stream.norm}.{leaf}", folded_norm(parameter.data, leaf, gain, stream.offset, turn))
-        last = last / (gain + stream.offset)
-    for table in stream.tables:
-        set_tensor(model, table, turn.apply(model.get_parameter(table).data))
-    turned_first, turned_last = run(turn.apply(embedded), turn.apply(leaving))
-    return _same(turned_first, turn.apply(first)) and _same(turned_last, turn.apply(last))
+            set_tensor(
+                model, f"{residual.norm}.{leaf}", folded_norm(parameter.data, leaf, gain, residual.offset, rotation)
+            )
+        last = last / (gain + residual.offset)
+    for table in residual.tables:
+        set_tensor(model, table, rotation.apply(model.get_parameter(table).data))
+    rotated_first, rotated_last = run(rotation.apply(embedded), rotation.apply(leaving))
+    return _same(rotated_first, rotation.apply(first)) and _same(rotated_last, rotation.apply(last))
 
 
 class _Recorder(nn.Module):

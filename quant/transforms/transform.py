@@ -24,10 +24,10 @@ class Transform:
         options: the pydantic model of its options.
         link: moves a scale where one module feeds others: ``(link, options)``.
         range: chooses the range of a weight's codes: ``(weight, grid, stats, options) -> grid``.
-        stream: whether it changes the residual stream of the whole model; weights are edited as they are read.
+        residual: whether it changes the residual stream of the whole model; weights are edited as they are read.
     """
 
     options: type[TransformOptions] = TransformOptions
     link: Callable[[Link, Any], None] | None = None
     range: Callable[[Tensor, Grid, LayerStats, Any], Grid] | None = None
-    stream: bool = False
+    residual: bool = False

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...quant.activations import is_int8_by_token
 from ..weights.matrix import Matrix
-from ..weights.rounding import FixedRounding, inputs_told, is_fixed_int8
+from ..weights.rounding import FixedRounding, is_fixed_int8, rounding_explanation
 
 _ZERO = 128  # oneDNN multiplies unsigned inputs with signed weights
 
@@ -27,7 +27,7 @@ class Int8Linear:
         assert matrix.inputs is not None
         fixed = is_fixed_int8(matrix.inputs)
         self._fixed = FixedRounding(matrix.inputs, dtype) if fixed else None
-        rounded = inputs_told(matrix.inputs) if fixed else " and inputs"
+        rounded = rounding_explanation(matrix.inputs) if fixed else " and inputs"
         self._explanation = f"onednn.qlinear, int8 weights{rounded}"
 
     @staticmethod

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..weights.matrix import Matrix
-from ..weights.rounding import inputs_told, rounder
+from ..weights.rounding import rounder, rounding_explanation
 
 
 class Linear(Protocol):
@@ -45,7 +45,7 @@ class DenseLinear:
         self._bias = None if bias is None else bias.to(device, dtype)
         self._round = None if matrix.inputs is None else rounder(matrix.inputs, dtype, device)
         name = str(dtype).removeprefix("torch.")
-        self._explanation = f"{name} F.linear{restored_from(matrix, dtype)}{inputs_told(matrix.inputs)}"
+        self._explanation = f"{name} F.linear{restored_from(matrix, dtype)}{rounding_explanation(matrix.inputs)}"
         self.nbytes = self._weight.nbytes
         self.numel = self._weight.numel()
         self.columns = self._weight.shape[1]

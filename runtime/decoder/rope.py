@@ -98,7 +98,7 @@ class Rotations:
                 pieces = [(count, *self._frequencies(name, rope.variant(length))) for count, length in lengths]
                 frequencies = torch.cat([f.expand(count, -1) for count, f, _ in pieces])
                 scale = torch.cat([torch.full((count, 1, 1), s, device=positions.device) for count, _, s in pieces])
-                found[name] = self._turns(positions, frequencies, scale)
+                found[name] = self._cos_sin(positions, frequencies, scale)
             else:
                 cosines, sines = self._table(name, int(positions.max()))
                 found[name] = (cosines[positions], sines[positions])
@@ -107,17 +107,17 @@ class Rotations:
     def tables(self, length: int) -> dict[str, tuple[Tensor, Tensor]]:
         """By rope, those of all positions up to ``length``; for ropes that do not depend on it."""
         positions = torch.arange(length)
-        return {name: self._turns(positions, *self._frequencies(name, 0)) for name in self._ropes}
+        return {name: self._cos_sin(positions, *self._frequencies(name, 0)) for name in self._ropes}
 
     def _table(self, name: str, highest: int) -> tuple[Tensor, Tensor]:
         """Those of all positions up to ``highest`` and some more."""
         known = self._tables.get(name)
         if known is None or len(known[0]) <= highest:
             positions = torch.arange(max(1024, 2 * highest))
-            known = self._tables[name] = self._turns(positions, *self._frequencies(name, 0))
+            known = self._tables[name] = self._cos_sin(positions, *self._frequencies(name, 0))
         return known
 
-    def _turns(self, positions: Tensor, frequencies: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
+    def _cos_sin(self, positions: Tensor, frequencies: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
         angles = (positions[:, None].float() * frequencies.to(positions.device)).unsqueeze(1)
         return (angles.cos() * scale).to(self._dtype), (angles.sin() * scale).to(self._dtype)
 
@@ -132,7 +132,7 @@ def rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate ``[tokens, heads, size]``; only as many numbers of each head as there are frequencies for."""
     half = cosine.shape[-1]
     first, second = heads[..., :half], heads[..., half : 2 * half]
-    turned = [first * cosine - second * sine, second * cosine + first * sine]
+    rotated = [first * cosine - second * sine, second * cosine + first * sine]
     if heads.shape[-1] > 2 * half:
-        turned.append(heads[..., 2 * half :])
-    return torch.cat(turned, dim=-1)
+        rotated.append(heads[..., 2 * half :])
+    return torch.cat(rotated, dim=-1)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...system.errors import RuntimeProblem
+from ...system.progress import Log
 from ..cache_types import BY_NAME, cache_type_of, names_for
 from ..decoder.model import Model
 from ..weights.live_weights import LiveWeights
@@ -56,8 +57,8 @@ class Engine:
 
     def __init__(self, checkpoint: str | Path, config: EngineConfig | None = None, **options: Any) -> None:
         self.config = config = EngineConfig.of(config, options)
-        self._told: Callable[[str], object] = (lambda _: None) if config.quiet else _print_notice
-        opened, self.model = load_model(checkpoint, config, told=self._told)
+        self._log: Log = (lambda _: None) if config.quiet else _print_notice
+        opened, self.model = load_model(checkpoint, config, log=self._log)
         spec = self.model.spec
         self.max_length = min(config.max_length or spec.max_length, spec.max_length)
         directory = opened.directory
@@ -66,7 +67,7 @@ class Engine:
         kept = self.model.kept(BY_NAME[config.kv_dtype].torch_dtype(self.model.dtype))
         _check_cache(self.model, kept, config)
         if self.model.cache_scheme is not None:
-            self._told(self.model.cache_scheme.sentence(kept))
+            self._log(self.model.cache_scheme.sentence(kept))
         self._take_memory(kept)
         self.executor = self._executor()
         self._handle: tuple[StepPlan, StepHandle] | None = None
@@ -82,7 +83,7 @@ class Engine:
         """Reserve memory, make the cache of it, and the scheduler over it."""
         config = self.config
         self.reservation: Reservation = reserve(self.model, config, max_length=self.max_length, kv_dtype=kept)
-        self._told(self.reservation.sentence())
+        self._log(self.reservation.sentence())
         self._store = self.model.keys_values(self.reservation.blocks, config.block_size, kept)
         self.cache = BlockCache(self.reservation.blocks, config.block_size, share_prefixes=config.share_prefixes)
         self.scheduler = Scheduler(
@@ -95,7 +96,7 @@ class Engine:
     def _executor(self) -> Executor:
         """What carries out steps: the executor that the model's operators name."""
         build = EXECUTORS[self.model.operators.executor]
-        return build(self.model, self._store, self.ends, self.config, max_length=self.max_length, told=self._told)
+        return build(self.model, self._store, self.ends, self.config, max_length=self.max_length, log=self._log)
 
     def take_weights(self, config: Any, names: Iterable[str], load: Callable[[str], Tensor]) -> None:
         """Go on with other weights of the same shapes: what a model that is being trained has become, for one.
@@ -272,7 +273,7 @@ class Engine:
         return id in self._requests
 
     def explain(self) -> dict[str, str]:
-        """What computes each linear, by its role; layers that agree are told once."""
+        """What computes each linear, by its role; layers that agree share one entry."""
         found: dict[str, dict[str, list[int]]] = {}
         for name, module in self.model.linears().items():
             parts = name.split(" ", 2)
@@ -280,13 +281,13 @@ class Engine:
             if role.startswith("expert "):
                 role = "experts' " + role.split(" ", 2)[2]
             found.setdefault(role, {}).setdefault(module.explain(), []).append(layer)
-        told = {}
+        explanations = {}
         for role, kinds in found.items():
             for explanation, layers in kinds.items():
                 where = "" if len(kinds) == 1 else f" of layers {', '.join(map(str, dict.fromkeys(layers)))}"
-                told[role + where] = explanation
+                explanations[role + where] = explanation
         lowered = self.model.operators.explain_layers()
-        return told if lowered is None else {**told, "layers": lowered}
+        return explanations if lowered is None else {**explanations, "layers": lowered}
 
     def _request(self, prompt: Prompt, params: SamplingParams, id: str | None) -> Request:
         """A checked request. Nothing is queued yet."""
@@ -418,7 +419,7 @@ class Engine:
                 continue
             sequence.candidates = candidates
             if advance(sequence.request, self.scheduler, self.ends):
-                self._tell_beams(sequence.request)
+                self._write_beams(sequence.request)
                 changed[sequence.request.id] = sequence.request
         return list(changed.values())
 
@@ -463,7 +464,7 @@ class Engine:
         for sequence in live(request):
             self._end(sequence, reason)
 
-    def _tell_beams(self, request: Request) -> None:
+    def _write_beams(self, request: Request) -> None:
         if not request.is_finished or self.tokenizer is None:
             return
         params = request.params

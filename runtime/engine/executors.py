@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
+from ...system.progress import Log
 from ..decoder.kv_cache import KeysValues
 from ..decoder.model import Model
 from ..decoder.operators import ExecutorName
@@ -24,7 +25,7 @@ class BuildExecutor(Protocol):
         config: EngineConfig,
         *,
         max_length: int,
-        told: Callable[[str], object],
+        log: Log,
     ) -> Executor:
         """An executor that is ready for steps.
 
@@ -34,7 +35,7 @@ class BuildExecutor(Protocol):
             ends: tokens that end a sequence.
             config: of the engine.
             max_length: the most tokens of a sequence.
-            told: hears how far it is.
+            log: gets messages for the user.
         """
         ...
 
@@ -46,7 +47,7 @@ def _torch_executor(
     config: EngineConfig,
     *,
     max_length: int,
-    told: Callable[[str], object],
+    log: Log,
 ) -> Executor:
     return TorchExecutor(model, store, ends, config.seed)
 
@@ -58,7 +59,7 @@ def _gpu_executor(
     config: EngineConfig,
     *,
     max_length: int,
-    told: Callable[[str], object],
+    log: Log,
 ) -> Executor:
     from .gpu_executor import GpuExecutor
 
@@ -75,7 +76,7 @@ def _gpu_executor(
         graphs=fusions.graphs,
     )
     if model.device.type == "cuda":
-        found.warm_up(told)
+        found.warm_up(log)
     return found
 
 

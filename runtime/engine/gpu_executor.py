@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...system.progress import Log
 from ..decoder.kv_cache import KeysValues
 from ..decoder.logit_statistics import LogitStatistics
 from ..decoder.model import Model
@@ -85,7 +85,7 @@ class GpuExecutor(TorchExecutor):
         self._slots: dict[Sequence, int] = {}
         self._free = list(range(max_sequences - 1, -1, -1))
         self._blocks: dict[int, list[int]] = {}
-        self._turns = _Turning(model, room.tokens, max_length)
+        self._rotary = _RotaryBuffers(model, room.tokens, max_length)
         self._graphs: dict[Kind, tuple[torch.cuda.CUDAGraph, _Found]] = {}
         rules = [rule for layer in store.rules or () for rule in layer]
         self._captures = graphs and self._place.type == "cuda" and self._layers.captures
@@ -122,19 +122,19 @@ class GpuExecutor(TorchExecutor):
             parts = [self._part(chunk) for chunk in plan.chunks]
             self._layout.fill(parts, self._cache.block_size)
             count = sum(part.count for part in parts)
-            if self._turns.by_length:
+            if self._rotary.by_length:
                 positions = torch.tensor([p for part in parts for p in range(part.start, part.stop)])
                 grows = [(chunk.count, chunk.sequence.request.grows_to) for chunk in plan.chunks]
-                self._turns.fill(positions, grows)
+                self._rotary.fill(positions, grows)
             with self._device:
                 found = self._run(self._kind(count, [part.count for part in parts]))
             return _LaunchedStep(plan, found.sent(plan))
 
-    def warm_up(self, told: Callable[[str], object]) -> None:
+    def warm_up(self, log: Log) -> None:
         """Compile what steps need, and capture them.
 
         Args:
-            told: hears how far it is.
+            log: gets messages for the user.
         """
         begun = time.monotonic()
         kinds = self._kinds()
@@ -142,7 +142,7 @@ class GpuExecutor(TorchExecutor):
             self._layout.fill([], self._cache.block_size)
             if self._place.type == "cuda":
                 with self._device:
-                    precompile_work([partial(self._body, kind) for kind in kinds], told)
+                    precompile_work([partial(self._body, kind) for kind in kinds], log)
             for i, kind in enumerate(kinds):
                 with self._device:
                     self._body(kind)
@@ -150,7 +150,7 @@ class GpuExecutor(TorchExecutor):
                         self._capture(kind)
                 if i % 5 == 4 or i + 1 == len(kinds):
                     what = "captured" if self._captures else "compiled"
-                    told(f"{what} {i + 1} of {len(kinds)} kinds of steps, {time.monotonic() - begun:.0f} s")
+                    log(f"{what} {i + 1} of {len(kinds)} kinds of steps, {time.monotonic() - begun:.0f} s")
 
     def _kinds(self) -> list[Kind]:
         """The steps that are captured, the largest first."""
@@ -205,7 +205,7 @@ class GpuExecutor(TorchExecutor):
             layout.runs(sequences),
             work,
             kind.singles,
-            self._turns.of(positions),
+            self._rotary.of(positions),
         )
         hidden = self._layers.run(model.embed(ids, positions), step, self._cache)
         # All graphs share these, so that none keeps its own.
@@ -232,7 +232,7 @@ class GpuExecutor(TorchExecutor):
         return Part(chunk.start, chunk.count, list(sequence.blocks), slot, chunk.is_last, fresh)
 
     def _slot_of(self, sequence: Sequence) -> int:
-        """Where the device knows a sequence; it is told of it, if it does not."""
+        """The sequence's slot on the device, where it is put if it has none."""
         slot = self._slots.get(sequence)
         if slot is None:
             slot = self._free.pop()
@@ -365,7 +365,7 @@ class _LaunchedStep:
         return result
 
 
-class _Turning:
+class _RotaryBuffers:
     """Rotary positions for steps: tables of all positions, or of a step's own where frequencies change with the length."""
 
     def __init__(self, model: Model, tokens: int, longest: int) -> None:
@@ -374,7 +374,7 @@ class _Turning:
         self._tables: dict[str, tuple[Tensor, Tensor]] = {}
         with model.device:
             if not self.by_length:
-                self._tables = {name: _flat(turn) for name, turn in model.rotations.tables(longest).items()}
+                self._tables = {name: _flat(table) for name, table in model.rotations.tables(longest).items()}
                 return
             probe = model.rotations.of(torch.zeros(1, dtype=torch.int64), [(1, 1)])
             for name, (cosine, _) in probe.items():
@@ -384,8 +384,8 @@ class _Turning:
 
     def fill(self, positions: Tensor, lengths: list[tuple[int, int]]) -> None:
         """Send a step's own, computed on the host from its positions there."""
-        for name, turn in self._rotations.of(positions, lengths).items():
-            for kept, new in zip(self._tables[name], _flat(turn), strict=True):
+        for name, table in self._rotations.of(positions, lengths).items():
+            for kept, new in zip(self._tables[name], _flat(table), strict=True):
                 kept[: len(new)].copy_(new.pin_memory() if kept.device.type == "cuda" else new, non_blocking=True)
 
     def of(self, positions: Tensor) -> dict[str, RotaryTables]:
@@ -394,8 +394,8 @@ class _Turning:
         return {name: RotaryTables(cosine, sine, rows) for name, (cosine, sine) in self._tables.items()}
 
 
-def _flat(turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    return turn[0].flatten(1).contiguous(), turn[1].flatten(1).contiguous()
+def _flat(table: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return table[0].flatten(1).contiguous(), table[1].flatten(1).contiguous()
 
 
 def buckets(most: int) -> list[int]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from ...system.device import device_named
 from ...system.errors import RuntimeProblem
+from ...system.progress import Log
 from ..decoder.model import Model
 from ..decoder.operators import Operators
 from ..native.library import kernels
@@ -19,15 +19,13 @@ from .config import DTYPE_NAMES, EngineConfig
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
-def load_model(
-    checkpoint: str | Path, config: EngineConfig | None = None, *, told: Callable[[str], object]
-) -> tuple[Checkpoint, Model]:
+def load_model(checkpoint: str | Path, config: EngineConfig | None = None, *, log: Log) -> tuple[Checkpoint, Model]:
     """Read a checkpoint's weights for the fastest operators that this machine has.
 
     Args:
         checkpoint: a Hugging Face directory.
         config: what computes, in what and where; the defaults if None.
-        told: hears what a person should know.
+        log: gets messages for the user.
 
     Returns:
         The checkpoint, for its config and tokenizer; and the model.
@@ -40,32 +38,30 @@ def load_model(
     opened = Checkpoint(checkpoint, trust_remote_code=config.trust_remote_code)
     computing = opened.dtype if config.dtype == "auto" else DTYPES[config.dtype]
     if config.reproducible:
-        return opened, Model(opened, _reproducible(computing, where, config, told))
+        return opened, Model(opened, _reproducible(computing, where, config, log))
     if config.compile:
         from ..decoder.compiled import CompiledOperators
 
         return opened, Model(opened, CompiledOperators(computing, where))
-    return opened, Model(opened, _operators(computing, where, config, told))
+    return opened, Model(opened, _operators(computing, where, config, log))
 
 
-def operators_for(dtype: torch.dtype, device: torch.device, *, told: Callable[[str], object]) -> Operators:
+def operators_for(dtype: torch.dtype, device: torch.device, *, log: Log) -> Operators:
     """The fastest operators that this machine has.
 
     Args:
         dtype: what is computed in.
         device: where.
-        told: hears what a person should know.
+        log: gets messages for the user.
     """
-    return _operators(dtype, device, EngineConfig(), told)
+    return _operators(dtype, device, EngineConfig(), log)
 
 
-def _reproducible(
-    dtype: torch.dtype, device: torch.device, config: EngineConfig, told: Callable[[str], object]
-) -> Operators:
+def _reproducible(dtype: torch.dtype, device: torch.device, config: EngineConfig, log: Log) -> Operators:
     from ..native.reproducible import ReproducibleOperators
 
     native = config.native and not config.compile
-    compiled = kernels(told) if native and device.type == "cpu" and dtype == torch.bfloat16 else None
+    compiled = kernels(log) if native and device.type == "cpu" and dtype == torch.bfloat16 else None
     if compiled is None:
         name = str(dtype).removeprefix("torch.")
         raise RuntimeProblem(
@@ -76,16 +72,14 @@ def _reproducible(
     return ReproducibleOperators(compiled, config.exact_inputs)
 
 
-def _operators(
-    dtype: torch.dtype, device: torch.device, config: EngineConfig, told: Callable[[str], object]
-) -> Operators:
+def _operators(dtype: torch.dtype, device: torch.device, config: EngineConfig, log: Log) -> Operators:
     if device.type != "cpu":
         from ..gpu import GpuOperators
 
         try:
             return GpuOperators(dtype, device, config.fusions)
         except ValueError as error:
-            told(f"{error}; torch's operators compute")
+            log(f"{error}; torch's operators compute")
             return Operators(dtype, device)
-    compiled = kernels(told) if config.native and dtype == torch.bfloat16 else None
+    compiled = kernels(log) if config.native and dtype == torch.bfloat16 else None
     return Operators(dtype) if compiled is None else NativeOperators(compiled, config.exact_inputs)

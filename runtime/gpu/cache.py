@@ -69,8 +69,8 @@ class GpuKeysValues:
         """Store ``[tokens, heads, size]`` at ``slots``, in plain torch; slots below 0 are none."""
         part = self._layers[layer]
         slots = torch.where(slots < 0, (self._each - 1) * self.block_size, slots).long()
-        if part.turned():
-            keys = (keys.double() @ rotation(part.size, part.turned(), keys.device)).to(keys.dtype)
+        if part.rotated():
+            keys = (keys.double() @ rotation(part.size, part.rotated(), keys.device)).to(keys.dtype)
         blocks, inside = slots // self.block_size, slots % self.block_size
         for i, (codes, scales, found) in enumerate(
             ((part.keys, part.key_scales, keys), (part.values, part.value_scales, values))
@@ -88,16 +88,16 @@ class GpuKeysValues:
             taken = _bits(codes)[blocks.long()].view(codes.dtype)
             wide = restored(taken, None if scales is None else scales[blocks.long()], part.kind)
             found.append(wide.movedim(-3, -4).flatten(-3, -2))
-        if part.turned():
-            found[0] = found[0] @ rotation(part.size, part.turned(), blocks.device).T
+        if part.rotated():
+            found[0] = found[0] @ rotation(part.size, part.rotated(), blocks.device).T
         return found[0].to(dtype), found[1].to(dtype)
 
-    def turned(self, layer: int, queries: Tensor) -> Tensor:
+    def rotated(self, layer: int, queries: Tensor) -> Tensor:
         """Queries ``[..., size]`` as they meet the layer's keys in the kernels."""
         part = self._layers[layer]
-        if not part.turned():
+        if not part.rotated():
             return queries
-        return (queries.double() @ rotation(part.size, part.turned(), queries.device)).to(queries.dtype)
+        return (queries.double() @ rotation(part.size, part.rotated(), queries.device)).to(queries.dtype)
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks, ``(from, to)``."""

@@ -166,7 +166,7 @@ class _Layer:
         self._attention = _Attention(parts, norms["query_norm"], norms["key_norm"], tiles, fusions)
 
     def run(self, stream: _Stream, step: GpuStep, store: GpuKeysValues, index: int) -> None:
-        """Go on with the stream."""
+        """Go on with the residual stream."""
         for stage in self._stages:
             read = [
                 stream.normed(
@@ -247,18 +247,18 @@ class _Attention:
     ) -> Tensor | Rounded:
         """What the heads give; rounded, if the linear that reads it wants that, and it saves a launch."""
         heads, cache = self._heads, store.layer(index)
-        turns = None if self._rope is None else step.turns[self._rope]
+        rotary = None if self._rope is None else step.rotary[self._rope]
         out = torch.empty(
             projected.shape[0], heads.queries * heads.size, dtype=projected.dtype, device=projected.device
         )
         tile = self._tiles.of_tokens(heads, projected.dtype, cache.kind)
         if self._storing and step.work is None and store.rules is None:
-            storing = Storing(self._norms, turns)
+            storing = Storing(self._norms, rotary)
             return attend_tokens(projected, heads, cache, step.runs, out, storing_too=storing, tile=tile)
         if self._fusions.rotation and store.rules is None:
-            queries = rotate_and_store(projected, heads, cache, step.slots, self._norms, turns)
+            queries = rotate_and_store(projected, heads, cache, step.slots, self._norms, rotary)
         else:
-            queries = self._rotated_plainly(projected, step, store, index, turns)
+            queries = self._rotated_plainly(projected, step, store, index, rotary)
         if not self._fusions.attention:
             assert step.batch is not None, "attention in plain torch needs the step's lists"
             found = attend(
@@ -279,7 +279,7 @@ class _Attention:
         return out
 
     def _rotated_plainly(
-        self, projected: Tensor, step: GpuStep, store: GpuKeysValues, index: int, turns: RotaryTables | None
+        self, projected: Tensor, step: GpuStep, store: GpuKeysValues, index: int, rotary: RotaryTables | None
     ) -> Tensor:
         heads = self._heads
         widths = [heads.queries * heads.size, heads.shared * heads.size, heads.shared * heads.size]
@@ -291,12 +291,12 @@ class _Attention:
                 for norm, part in ((self._query_norm, queries), (self._key_norm, keys))
             )
         queries, keys, values = (part.unflatten(1, (-1, heads.size)) for part in (queries, keys, values))
-        if turns is not None:
-            cosines, sines = (part[turns.rows.long()].unsqueeze(1) for part in (turns.cosines, turns.sines))
+        if rotary is not None:
+            cosines, sines = (part[rotary.rows.long()].unsqueeze(1) for part in (rotary.cosines, rotary.sines))
             queries, keys = rotate(queries, cosines, sines), rotate(keys, cosines, sines)
         store.write(index, step.slots, keys, values)
         if self._fusions.attention:
-            queries = store.turned(index, queries)
+            queries = store.rotated(index, queries)
         return queries.flatten(1).contiguous()
 
 

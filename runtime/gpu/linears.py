@@ -31,7 +31,7 @@ from ..kernels.linear.routing import Routing
 from ..kernels.rows.quantize_rows import NAMES
 from ..kernels.tiles.tile import Shape, Tile, Tiles
 from ..weights.matrix import FloatCodes, Matrix
-from ..weights.rounding import inputs_told
+from ..weights.rounding import rounding_explanation
 from .input_rounding import InputRounding, is_e4m3
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -112,11 +112,13 @@ class DenseGpuLinear:
             self.weight = DenseWeight(rows, self.columns, weight, bias, gate)
         self.nbytes = self.weight.weight.nbytes
         name = str(dtype).removeprefix("torch.")
-        told = f"{restored_from(matrix, dtype)}{inputs_told(matrix.inputs)}{_told_of(gate)}"
-        self.kernel = f"Triton linear_dense, {name}{told}"
-        self._explanation = f"{name} F.linear{told}"
+        suffix = f"{restored_from(matrix, dtype)}{rounding_explanation(matrix.inputs)}{_gate_explanation(gate)}"
+        self.kernel = f"Triton linear_dense, {name}{suffix}"
+        self._explanation = f"{name} F.linear{suffix}"
         if self._few:
-            self._explanation = f"{self.kernel}; more than {DENSE_ROWS} rows by F.linear (tiles for {tiles.told})"
+            self._explanation = (
+                f"{self.kernel}; more than {DENSE_ROWS} rows by F.linear (tiles for {tiles.description})"
+            )
         self._by_rows: dict[tuple[int, int], Tile] = {}
 
     def __call__(self, x: Inputs, residual: Tensor | None = None) -> Tensor:
@@ -188,14 +190,12 @@ class PackedLinear:
         self.numel = weight.rows * weight.columns
         self.nbytes = weight.nbytes
         self.columns = weight.columns
-        gated = _told_of(weight.gate)
+        gated = _gate_explanation(weight.gate)
         many = f"; from {tiles.restore_rows} rows on restored, then F.linear" if tiles.restore_rows else ""
         name = str(dtype).removeprefix("torch.")
         sparse = ", 2:4 sparse" if weight.form == "sparse4" else ""
-        self.kernel = (
-            f"Triton linear_codes, {matrix.format} weights{sparse}, {name} inputs{inputs_told(matrix.inputs)}{gated}"
-        )
-        self._explanation = f"{self.kernel}{many} (tiles for {tiles.told})"
+        self.kernel = f"Triton linear_codes, {matrix.format} weights{sparse}, {name} inputs{rounding_explanation(matrix.inputs)}{gated}"
+        self._explanation = f"{self.kernel}{many} (tiles for {tiles.description})"
 
     def __call__(self, x: Inputs, residual: Tensor | None = None) -> Tensor:
         assert isinstance(x, Tensor)
@@ -272,11 +272,11 @@ class BytesLinear:
         self.nbytes = weight.nbytes
         self.columns = weight.columns
         each = "128 of them" if weight.block_scales is not None else "token"
-        gated = _told_of(weight.gate)
+        gated = _gate_explanation(weight.gate)
         self.kernel = (
             f"Triton linear_bytes, {matrix.format} weights, {NAMES[weight.codes.dtype]} inputs by {each}{gated}"
         )
-        self._explanation = f"{self.kernel} (tiles for {tiles.told})"
+        self._explanation = f"{self.kernel} (tiles for {tiles.description})"
 
     def __call__(self, x: Inputs, residual: Tensor | None = None) -> Tensor:
         if isinstance(x, Rounded):
@@ -326,7 +326,7 @@ class BytesLinear:
         return self._explanation
 
 
-def _told_of(gate: str) -> str:
+def _gate_explanation(gate: str) -> str:
     if gate == "none":
         return ""
     return f", then {gate.removeprefix('alone_')}{' of the gate' if is_gated(gate) else ''}"

@@ -148,7 +148,7 @@ class _Grouped:
 
 
 class _Expert:
-    """What is told of one expert's part."""
+    """How one expert's part is named in explanations."""
 
     def __init__(self, numel: int, nbytes: int, columns: int, explanation: str) -> None:
         self.numel, self.nbytes, self.columns = numel, nbytes, columns

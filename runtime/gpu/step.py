@@ -22,7 +22,7 @@ class GpuStep:
         runs: whose tokens these are.
         work: int32 ``[tiles, 2]``, the tiles of runs of several tokens; None if there is none.
         singles: whether some run has a single token.
-        turns: rotary positions, by rope.
+        rotary: rotary positions, by rope.
         batch: the same as lists, where plain torch must compute it.
     """
 
@@ -30,7 +30,7 @@ class GpuStep:
     runs: Runs
     work: Tensor | None
     singles: bool
-    turns: dict[str, RotaryTables]
+    rotary: dict[str, RotaryTables]
     batch: Batch | None = None
 
 

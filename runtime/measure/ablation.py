@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from ...system.errors import RuntimeProblem
+from ...system.progress import Log
 from ..decoder.model import Model
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine
@@ -74,7 +74,7 @@ def ablate(
     output: int,
     dtype: str,
     kv_dtype: str,
-    told: Callable[[str], object],
+    log: Log,
 ) -> Ablation:
     """Count a checkpoint's steps without each fusion, and time them if there is a GPU.
 
@@ -84,12 +84,12 @@ def ablate(
         output: tokens generated where a step is timed.
         dtype: what to compute in; float32 has no kernels for its linears.
         kv_dtype: how keys and values are kept where a step is timed.
-        told: hears what is being done.
+        log: gets messages for the user.
     """
     timed = torch.cuda.is_available()
     rows, layers = [], 0
     for name in ("", *Fusions.names(), EAGER):
-        told(f"without {name}" if name else "with everything")
+        log(f"without {name}" if name else "with everything")
         fusions = Fusions().without(*(Fusions.names() if name == EAGER else [name] if name else []))
         opened = Checkpoint(checkpoint)
         computing = opened.dtype if dtype == "auto" else DTYPES[dtype]
@@ -162,12 +162,12 @@ def table(found: Ablation) -> str:
             f"{row.without or 'nothing':<12}{_beside(row.launches, whole.launches):>20}{row.moved / 1e6:>9.1f}{decode:>9}"
             f"{_beside(row.prompt_launches, whole.prompt_launches):>28}{row.prompt_moved / 1e6:>9.1f}{first:>9}"
         )
-    told = (
+    how = (
         f"times on {found.device}, medians of {_REPEATS}"
         if found.device
         else "no times: there is no GPU here; launches and bytes are counted from the launches themselves"
     )
-    return "\n".join([*lines, "", f"{found.layers} layers; {told}"])
+    return "\n".join([*lines, "", f"{found.layers} layers; {how}"])
 
 
 def _beside(count: int, whole: int) -> str:

@@ -14,6 +14,7 @@ import torch
 
 from ...system.errors import RuntimeProblem
 from ...system.pages import in_large_pages
+from ...system.progress import Log
 from ..engine.engine import Engine
 from ..engine.params import SamplingParams
 from .workload import Arrival, random_prompt
@@ -102,7 +103,7 @@ def measure(
     requests: int,
     trace: list[Arrival] | None = None,
     repeats: int = 5,
-    told: Callable[[str], object] = lambda _: None,
+    log: Log = lambda _: None,
 ) -> Measured:
     """Measure an engine.
 
@@ -113,21 +114,21 @@ def measure(
         requests: how many requests a load has, at least its concurrency.
         trace: arrivals to replay as one more load, instead of the fixed shapes' concurrencies if those are empty.
         repeats: of the single-request measurements; their medians are given.
-        told: hears what is being done.
+        log: gets messages for the user.
     """
     if prompt + output > engine.max_length:
         raise RuntimeProblem(
             f"a prompt of {prompt} tokens and {output} to generate are more than the {engine.max_length} that the engine"
             " has room for; lower them"
         )
-    told("measuring the machine")
+    log("measuring the machine")
     dtype = engine.model.dtype
     machine = machine_rates(engine.model.device, dtype)
-    told("warming up")
+    log("warming up")
     run_load(engine, "warm up", [Arrival(0, prompt, min(output, 8))], 1, seed=1)
     alone = []
     for i in range(repeats):
-        told(f"one request, {i + 1} of {repeats}")
+        log(f"one request, {i + 1} of {repeats}")
         alone.append(run_load(engine, "alone", [Arrival(0, prompt, output)], 1, seed=100 + i))
     prefill = prompt / statistics.median(load.first_token_p50 for load in alone)
     pauses = [load.between_tokens_p50 for load in alone if load.between_tokens_p50 is not None]
@@ -141,11 +142,11 @@ def measure(
         kernels=engine.explain(),
     )
     for concurrency in concurrencies:
-        told(f"{concurrency} at once")
+        log(f"{concurrency} at once")
         arrivals = [Arrival(0, prompt, output)] * max(requests, concurrency)
         found.loads.append(run_load(engine, f"{concurrency} at once", arrivals, concurrency, seed=1000 * concurrency))
     if trace:
-        told("the trace")
+        log("the trace")
         found.loads.append(run_load(engine, "trace", trace, None, seed=7))
     found.peak_memory = peak_memory(engine.model.device)
     return found
@@ -242,7 +243,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """The most memory that this process had resident, or on a GPU, so far; None where the system does not tell."""
+    """The most memory that this process had resident, or on a GPU, so far; None where the system does not report it."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     try:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ...system.progress import Log
 from ..decoder.batch import Batch, Run
 from ..decoder.model import Model
 from ..engine.loading import operators_for
@@ -32,9 +33,7 @@ class Shape:
     tensors: Mapping[str, tuple[int, ...]]
 
 
-def decode_seconds(
-    shapes: Sequence[Shape], dtype: torch.dtype, *, batch: int, context: int, told: Callable[[str], object]
-) -> list[float]:
+def decode_seconds(shapes: Sequence[Shape], dtype: torch.dtype, *, batch: int, context: int, log: Log) -> list[float]:
     """Seconds of a step that adds one token to each sequence, for every shape: medians of rounds in which all take turns.
 
     Args:
@@ -42,28 +41,24 @@ def decode_seconds(
         dtype: what they compute in.
         batch: how many sequences.
         context: how many tokens each has, the new one included; at least two.
-        told: hears what a person should know.
+        log: gets messages for the user.
 
     Raises:
         RuntimeProblem: the runtime does not serve such a model.
     """
     blocks = -(-context // _BLOCK)
     runs = [Run([1], context - 1, list(range(i * blocks, (i + 1) * blocks)), context, wants=1) for i in range(batch)]
-    return _in_turns(shapes, dtype, runs, told, steps=_STEPS)
+    return _in_turns(shapes, dtype, runs, log, steps=_STEPS)
 
 
-def prompt_seconds(
-    shapes: Sequence[Shape], dtype: torch.dtype, *, tokens: int, told: Callable[[str], object]
-) -> list[float]:
+def prompt_seconds(shapes: Sequence[Shape], dtype: torch.dtype, *, tokens: int, log: Log) -> list[float]:
     """The same for a step that reads a prompt of so many tokens and asks for one token's logits."""
     runs = [Run([1] * tokens, 0, list(range(-(-tokens // _BLOCK))), tokens, wants=1)]
-    return _in_turns(shapes, dtype, runs, told, steps=1)
+    return _in_turns(shapes, dtype, runs, log, steps=1)
 
 
-def _in_turns(
-    shapes: Sequence[Shape], dtype: torch.dtype, runs: list[Run], told: Callable[[str], object], *, steps: int
-) -> list[float]:
-    operators = operators_for(dtype, torch.device("cpu"), told=told)
+def _in_turns(shapes: Sequence[Shape], dtype: torch.dtype, runs: list[Run], log: Log, *, steps: int) -> list[float]:
+    operators = operators_for(dtype, torch.device("cpu"), log=log)
     blocks = 1 + max(block for run in runs for block in run.blocks)
     models = [Model(_filled(shape, dtype), operators) for shape in shapes]
     stores = [model.keys_values(blocks, _BLOCK, dtype) for model in models]

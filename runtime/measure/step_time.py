@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from ...quant.grid import Grid
 from ...quant.scheme import Scheme
 from ...quant.stored.quantized_weight import QuantizedWeight
+from ...system.progress import Log
 from ..decoder.linear import Linear
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine
@@ -49,7 +50,7 @@ def linear_seconds(
         dtype: what the model computes in.
         step: how many weights a step reads altogether.
     """
-    operators = operators_for(dtype, torch.device("cpu"), told=lambda _: None)
+    operators = operators_for(dtype, torch.device("cpu"), log=lambda _: None)
     all_of_step = -(-step // (rows * columns))
     timed: list[tuple[list[Linear], Tensor, float]] = []
     for scheme in schemes:
@@ -69,18 +70,18 @@ def linear_seconds(
     return [max(0.0, min(mine)) for mine in spent]
 
 
-def step_seconds(checkpoint: str | Path, told: Callable[[str], object], *, trust_remote_code: bool = False) -> float:
+def step_seconds(checkpoint: str | Path, log: Log, *, trust_remote_code: bool = False) -> float:
     """Seconds between the tokens of one request alone, on this machine's CPU.
 
     Args:
         checkpoint: a Hugging Face directory.
-        told: hears what a person should know.
+        log: gets messages for the user.
         trust_remote_code: run the checkpoint's own Python.
 
     Raises:
         RuntimeProblem: it cannot be served.
     """
-    told("measuring the original's speed")
+    log("measuring the original's speed")
     config = EngineConfig(
         max_sequences=1, max_length=_PROMPT + _OUTPUT, trust_remote_code=trust_remote_code, quiet=True
     )
@@ -127,7 +128,7 @@ class _Held:
 
 
 def _last_cache() -> int:
-    """Bytes of the largest cache of the processor; what is usual where the system does not tell."""
+    """Bytes of the largest cache of the processor; a usual size where the system does not report it."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     found = []
     for path in _CACHE_SIZES.glob("index*/size"):

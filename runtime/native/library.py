@@ -15,20 +15,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
 from ...system.machine import cache_directory
+from ...system.progress import Log
 
 _NAME = "smelt_native"
 _HERE = Path(__file__).parent
 _FLAGS = ["-O3", "-march=native", "-fopenmp", "-std=c++20", "-fno-math-errno"]
 _NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16")
-
-Message = Callable[[str], object]
 
 
 class Verdict(enum.IntEnum):
@@ -49,7 +47,7 @@ def processor_features() -> frozenset[str]:
     return frozenset()
 
 
-def kernels(told: Message) -> ModuleType | None:
+def kernels(log: Log) -> ModuleType | None:
     """The compiled kernels, or None with a sentence that says why and what is used instead.
 
     They are compiled at the first call on a machine, which takes about ten seconds, and kept in
@@ -57,13 +55,13 @@ def kernels(told: Message) -> ModuleType | None:
     """
     missing = [name for name in _NEEDED if name not in processor_features()]
     if missing:
-        told(f"this processor has no {', '.join(missing)}: torch's operators compute instead of Smelt's kernels")
+        log(f"this processor has no {', '.join(missing)}: torch's operators compute instead of Smelt's kernels")
         return None
     try:
-        return _loaded(told)
+        return _loaded(log)
     except (OSError, RuntimeError, ImportError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        told(
+        log(
             f"Smelt's kernels cannot be compiled here ({reason}): torch's operators compute instead; a C++ compiler is needed"
         )
         return None
@@ -72,21 +70,21 @@ def kernels(told: Message) -> ModuleType | None:
 _found: ModuleType | None = None
 
 
-def _loaded(told: Message) -> ModuleType:
+def _loaded(log: Log) -> ModuleType:
     global _found  # noqa: PLW0603 - a process can load an extension only once
     if _found is None:
         kept = cache_directory() / _key() / f"{_NAME}.so"
         if not kept.is_file():
-            told("compiling Smelt's CPU kernels (once; about ten seconds)")
+            log("compiling Smelt's CPU kernels (once; about ten seconds)")
             _build(kept)
         found = imported(kept)
-        if "amx_int8" in processor_features() and _tiles_are_right(kept, told):
+        if "amx_int8" in processor_features() and _tiles_are_right(kept, log):
             found.use_tiles()
         _found = found
     return _found
 
 
-def _tiles_are_right(kept: Path, told: Message) -> bool:
+def _tiles_are_right(kept: Path, log: Log) -> bool:
     """Whether matrix tiles were found to give what vector instructions give; tried once, in a process of its own."""
     verdict = kept.with_name("tiles")
     if verdict.is_file():
@@ -100,7 +98,7 @@ def _tiles_are_right(kept: Path, told: Message) -> bool:
                 os.replace(file.name, verdict)
     if found != "right":
         why = "give wrong results" if found == "wrong" else f"could not be tried ({found})"
-        told(f"this processor's matrix tiles {why}: vector instructions multiply instead")
+        log(f"this processor's matrix tiles {why}: vector instructions multiply instead")
     return found == "right"
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 from ...quant.activations import is_int8_by_token
 from ...system.pages import in_large_pages
 from ..weights.matrix import Matrix
-from ..weights.rounding import inputs_told, is_fixed_int8
+from ..weights.rounding import is_fixed_int8, rounding_explanation
 from .library import processor_features
 
 _TILE = 32  # outputs that a tile of codes holds
@@ -107,7 +107,7 @@ class CodesLinear:
     def _explained(self, matrix: Matrix) -> str:
         kept = f", kept in {self._bits} bits" if matrix.bits != self._bits else ""
         if matrix.inputs is not None:
-            rounded = inputs_told(matrix.inputs) if is_fixed_int8(matrix.inputs) else ", int8 inputs by token"
+            rounded = rounding_explanation(matrix.inputs) if is_fixed_int8(matrix.inputs) else ", int8 inputs by token"
             return f"Smelt's kernel, {matrix.format} weights{kept}{rounded}"
         if self._exact > 1 << 32:
             return f"Smelt's kernel, {matrix.format} weights{kept}, bfloat16 inputs"
@@ -125,7 +125,7 @@ class NativeDenseLinear:
     """
 
     def __init__(
-        self, kernels: ModuleType, weight: Tensor, bias: Tensor | None, told: str, *, any_rows: bool = False
+        self, kernels: ModuleType, weight: Tensor, bias: Tensor | None, suffix: str, *, any_rows: bool = False
     ) -> None:
         self._kernels = kernels
         self._most = 1 << 62 if any_rows else DENSE_ROWS
@@ -139,7 +139,7 @@ class NativeDenseLinear:
         self.columns = weight.shape[1]
         self.nbytes = weight.nbytes
         which = "Smelt's kernel" if any_rows else f"Smelt's kernel up to {DENSE_ROWS} rows, then F.linear"
-        self._explanation = f"{which}, bfloat16{told}"
+        self._explanation = f"{which}, bfloat16{suffix}"
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]

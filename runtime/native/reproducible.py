@@ -20,7 +20,7 @@ from ..decoder.linear import Linear, restored_from
 from ..decoder.operators import Attention, Rowwise
 from ..heads import Heads
 from ..weights.matrix import Matrix
-from ..weights.rounding import inputs_told, rounder
+from ..weights.rounding import rounder, rounding_explanation
 from .cache import LARGEST_HEAD
 from .linears import CodesLinear, NativeDenseLinear
 from .operators import NativeAttention, NativeOperators
@@ -40,8 +40,8 @@ class ReproducibleOperators(NativeOperators):
     def linear(self, matrix: Matrix, bias: Tensor | None) -> Linear:
         if CodesLinear.takes(matrix):
             return CodesLinear(self._kernels, matrix, bias, self._exact, few_exact=False)
-        told = restored_from(matrix, torch.bfloat16)
-        dense = NativeDenseLinear(self._kernels, matrix.dense(torch.bfloat16), bias, told, any_rows=True)
+        suffix = restored_from(matrix, torch.bfloat16)
+        dense = NativeDenseLinear(self._kernels, matrix.dense(torch.bfloat16), bias, suffix, any_rows=True)
         if matrix.inputs is None:
             return dense
         if matrix.inputs.args.dynamic is True and matrix.inputs.args.strategy == "tensor":
@@ -49,7 +49,7 @@ class ReproducibleOperators(NativeOperators):
                 "reproducible: the checkpoint rounds a linear's inputs with one scale for all tokens of a step, which depends"
                 " on what runs beside a request; leave reproducible off, or quantize with scales by token"
             )
-        return _RoundedInputs(rounder(matrix.inputs, torch.bfloat16), dense, inputs_told(matrix.inputs))
+        return _RoundedInputs(rounder(matrix.inputs, torch.bfloat16), dense, rounding_explanation(matrix.inputs))
 
     def router(self, weight: Tensor) -> Rowwise:
         return self.linear(Matrix.plain(weight), None)
@@ -66,12 +66,12 @@ class ReproducibleOperators(NativeOperators):
 class _RoundedInputs:
     """A linear whose inputs are rounded first, as the checkpoint says."""
 
-    def __init__(self, rounded: Callable[[Tensor], Tensor], linear: NativeDenseLinear, told: str) -> None:
-        self._rounded, self._linear, self._told = rounded, linear, told
+    def __init__(self, rounded: Callable[[Tensor], Tensor], linear: NativeDenseLinear, suffix: str) -> None:
+        self._rounded, self._linear, self._suffix = rounded, linear, suffix
         self.nbytes, self.numel, self.columns = linear.nbytes, linear.numel, linear.columns
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._linear(self._rounded(x))
 
     def explain(self) -> str:
-        return self._linear.explain() + self._told
+        return self._linear.explain() + self._suffix

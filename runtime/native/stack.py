@@ -40,14 +40,14 @@ class NativeStack:
             attending = [parts for parts in self._kept if parts.out is not None]
             each = [layer_handle(self._kernels, store, i, parts.heads) for i, parts in enumerate(attending)]
             caches = store.handles[self] = self._kernels.Caches(each)
-        turned = [rotations[name] for name in self._ropes]
+        tables = [rotations[name] for name in self._ropes]
         self._kernels.decode(
             self._layers,
             caches,
             hidden.data_ptr(),
             hidden.shape[0],
             hidden.shape[1],
-            [(cosine.data_ptr(), sine.data_ptr(), cosine.shape[-1]) for cosine, sine in turned],
+            [(cosine.data_ptr(), sine.data_ptr(), cosine.shape[-1]) for cosine, sine in tables],
             batch.slots.data_ptr(),
             singles.rows.data_ptr(),
             singles.tables.data_ptr(),

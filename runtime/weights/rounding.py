@@ -87,6 +87,6 @@ def described(rounding: ActivationRounding) -> str:
     return f"{kind} with a fixed scale{'' if args.symmetric else ' and zero-point'}"
 
 
-def inputs_told(rounding: ActivationRounding | None) -> str:
+def rounding_explanation(rounding: ActivationRounding | None) -> str:
     """For people: that inputs are rounded; empty if they are not."""
     return "" if rounding is None else f", inputs rounded to {described(rounding)}"

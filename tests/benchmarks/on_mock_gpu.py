@@ -45,7 +45,7 @@ def rehearse(parts: list[str], folder: Path) -> tuple[list[str], list[str]]:
         if name == "tuning":
             # The device's own file is the checkout's.
             tune.destination = lambda: Path(folder, "checkout.json")
-            tune_linears.LinearTuning.turns = 1  # type: ignore[assignment]
+            tune_linears.LinearTuning.rounds = 1  # type: ignore[assignment]
         for job in part.jobs(place):
             if job.key.startswith(_OF_TRANSFORMERS):
                 continue

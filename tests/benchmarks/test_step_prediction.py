@@ -157,13 +157,13 @@ def test_the_launches_are_those_of_a_checkpoint(stored: str, tmp_path: Path, mon
     path = random_checkpoints.write(tmp_path, size, stored, torch.device("cpu"))
     cpu = torch.device("cpu")
     monkeypatch.setattr(loading, "_operators", lambda dtype, *_: GpuOperators(dtype, cpu))
-    _, model = loading.load_model(path, told=print)
-    heard: list[Launch] = []
+    _, model = loading.load_model(path, log=print)
+    launched: list[Launch] = []
     with torch.inference_mode(), set_apart():
         store: Any = model.keys_values(8, 16, torch.bfloat16)
         options: dict[str, Any] = {"max_sequences": 2, "token_budget": 2, "max_length": 64, "graphs": False}
         executor = GpuExecutor(model, store, frozenset(), 0, **options)
-        with noted(heard.append):
+        with noted(launched.append):
             executor._body(Kind(2, 2, False, True))
     predicted = [one for one in step_of(Asked(size, stored, 2, 64)).launches if isinstance(one, Launch)]
 
@@ -174,7 +174,7 @@ def test_the_launches_are_those_of_a_checkpoint(stored: str, tmp_path: Path, mon
         weight = work_of(launch, Lengths(2, 64)).memory if name_of(launch).startswith("linear") else 0
         return name_of(launch), known, given, weight
 
-    assert [facts(one) for one in predicted] == [facts(one) for one in heard]
+    assert [facts(one) for one in predicted] == [facts(one) for one in launched]
 
 
 def test_bytes_are_those_of_the_formats() -> None:

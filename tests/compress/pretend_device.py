@@ -1,7 +1,7 @@
 """A device that is the CPU under another name, and that refuses to compute with tensors of the CPU, as a GPU does.
 
 A process that imports this has the device ``pretend`` from then on, so tests run it as a script: it does a step
-there and tells every layer's error.
+there and prints every layer's error.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ if __name__ == "__main__":
     torch.tensor = _tensor
     for module in (block_loop, prune_hidden):
         module.on = torch.device  # what `on` does for a GPU, without asking torch for one
-    told = []
+    results = []
     for number, data in enumerate(json.loads(Path(sys.argv[1]).read_text())):
         journal = Path(sys.argv[1]).with_name(f"pretended-{number}") / "journal" / "step-0"
-        told.append(done(Recipe.model_validate(data), journal))
-    print(json.dumps(told))
+        results.append(done(Recipe.model_validate(data), journal))
+    print(json.dumps(results))

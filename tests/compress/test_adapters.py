@@ -265,7 +265,7 @@ def test_gradients_pass_a_packed_weight_as_if_it_were_dense(tiny: Callable[..., 
     assert torch.allclose(found[0], found[1], rtol=1e-4, atol=1e-7)
 
 
-def test_peft_is_told_that_it_cannot_merge_into_packed_weights(tiny: Callable[..., Path]) -> None:
+def test_peft_cannot_merge_into_packed_weights_and_says_so(tiny: Callable[..., Path]) -> None:
     model = for_training(compressed(tiny(**SHALLOW), "W4A16", 32))
     model = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj"]))
     with pytest.raises(RuntimeError, match="merge with `smelt merge`"):

@@ -165,7 +165,7 @@ def test_older_architectures_are_followed_or_refused_with_a_sentence(architectur
     config = CONFIG_MAPPING[architecture](
         hidden_size=64, num_hidden_layers=2, num_attention_heads=4, n_head=4, vocab_size=64
     )
-    found = _told_or_unknown(config)
+    found = _described_or_unknown(config)
     assert found == "" or "not supported" in found
 
 
@@ -182,17 +182,17 @@ def test_experts_in_an_unknown_layout_are_named() -> None:
         vocab_size=64,
         layer_types=["full_attention"] * 2,
     )
-    found = _told_or_unknown(config)
+    found = _described_or_unknown(config)
     assert "not supported" in found or "experts in a layout Smelt does not know" in found
 
 
-def test_what_is_no_transformer_is_told_or_named() -> None:
+def test_what_is_no_transformer_is_described_or_named() -> None:
     config = CONFIG_MAPPING["mamba"](hidden_size=32, num_hidden_layers=2, vocab_size=64, state_size=4)
-    found = _told_or_unknown(config)
+    found = _described_or_unknown(config)
     assert "not supported" in found or "not a linear Smelt knows" in found
 
 
-def _told_or_unknown(config: PretrainedConfig) -> str:
+def _described_or_unknown(config: PretrainedConfig) -> str:
     """Either answer is clear: a refusal, or the names of what is not known."""
     try:
         return "\n".join(study(Skeleton.build(config, torch.float32)).unknown)

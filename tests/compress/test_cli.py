@@ -64,17 +64,17 @@ def test_run_then_inspect(tmp_path: Path) -> None:
     assert done.stderr == "", "quiet when not on a terminal"
     for word in ("perplexity", "KL", str(out / "checkpoint"), str(out / "report.html")):
         assert word in done.stdout
-    told = (out / "report.md").read_text()
-    assert told.startswith("# builtin:smelt-6m compressed by Smelt")
-    assert "exactly ours" in told
-    assert "worst 20 of 42" in told
+    text = (out / "report.md").read_text()
+    assert text.startswith("# builtin:smelt-6m compressed by Smelt")
+    assert "exactly ours" in text
+    assert "worst 20 of 42" in text
     shown = here("inspect", str(out / "checkpoint"))
     assert shown.exit_code == 0
     assert "int W4A16 g64" in shown.stdout
     data = json.loads(here("inspect", str(out / "checkpoint"), "--json").stdout)
     assert data["original_bytes"] == 11_538_432 or data["original_bytes"] > data["bytes"]
     assert data["ratio"] == pytest.approx(data["original_bytes"] / data["bytes"])
-    # A finished run is told again, for scripts as JSON.
+    # A finished run is reported again, for scripts as JSON.
     again = here("run", "recipes/quickstart.yaml", "--output", str(out), "--json", *QUICK)
     data = json.loads(again.stdout)
     assert data["report"]["models"][1]["text"]["perplexity"] > 0

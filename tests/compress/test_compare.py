@@ -43,7 +43,7 @@ def test_speeds_of_different_machines_are_refused_unless_allowed() -> None:
     assert any("different machines" in sentence for sentence in found[0].warnings)
 
 
-def test_reports_with_nothing_in_common_are_told() -> None:
+def test_reports_with_nothing_in_common_are_an_error() -> None:
     other = full()
     renamed = [model.model_copy(update={"name": model.name + "!"}) for model in other.models]
     with pytest.raises(SmeltError, match="no model of the same name"):

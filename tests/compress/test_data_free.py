@@ -24,7 +24,7 @@ GROUPS = {"group_size": 32}
 
 
 def _checkpoint(path: Path) -> dict[str, bytes]:
-    """Every file but those that tell of layers' errors."""
+    """Every file but those with layers' errors."""
     return {f.name: f.read_bytes() for f in sorted(path.iterdir()) if f.name not in ("smelt.json", "README.md")}
 
 

@@ -89,7 +89,7 @@ def test_training_leaves_nothing_on_the_cpu_and_has_the_same_curve(tiny: Callabl
 def _pretended(
     cases: dict[str, tuple[str, dict[str, Any]]], tiny: Callable[..., Path], tmp_path: Path
 ) -> tuple[list[dict[str, Any]], list[dict[str, float]]]:
-    """Recipes of single steps, and what was told of each on the device."""
+    """Recipes of single steps, and each one's record on the device."""
     recipes: list[dict[str, Any]] = []
     for number, (architecture, step) in enumerate(cases.values()):
         recipes.append(

@@ -83,12 +83,12 @@ def test_a_pruned_model_comes_nearer_to_its_teacher(distilled: Make) -> None:
     )
     report = run(recipe, progress=False).report
     out = Path(recipe.output)
-    told = _training(out, 1)
-    held_out = [point["held_out"] for point in told["curve"] if point["held_out"]]
-    assert told["curve"][0]["step"] == 0
+    logged = _training(out, 1)
+    held_out = [point["held_out"] for point in logged["curve"] if point["held_out"]]
+    assert logged["curve"][0]["step"] == 0
     assert held_out[-1]["teacher"] < 0.9 * held_out[0]["teacher"]
-    assert [each["step"] for each in told["samples"]] == [0, 12, 24]
-    assert all(each["texts"][0]["text"] for each in told["samples"])
+    assert [each["step"] for each in logged["samples"]] == [0, 12, 24]
+    assert all(each["texts"][0]["text"] for each in logged["samples"])
     # What transformers computes with the checkpoint is what was measured last.
     model = AutoModelForCausalLM.from_pretrained(out / "checkpoint")
     assert len(model.model.layers) == 4
@@ -274,20 +274,20 @@ def test_runs_share_what_is_stored_of_a_teacher(
     shared, model = tmp_path / "shared", tiny()
     settings = {"data": few_words, "stored": 8, "cross_entropy": 0.5}
     asked: list[int] = []
-    told: list[dict[str, torch.Tensor]] = []
+    logged: list[dict[str, torch.Tensor]] = []
     opinion = CachedTeacherLogits._opinion
     monkeypatch.setattr(CachedTeacherLogits, "_opinion", lambda *given: (asked.append(1), opinion(*given))[1])
 
     def trained(path: Path, **changes: Any) -> None:
         asked.clear()
         recipe = distilled(path, **settings, **changes).model_copy(update={"evaluate": False})
-        told.append(load_file(run(recipe, progress=False, fresh=True).checkpoint / "model.safetensors"))
+        logged.append(load_file(run(recipe, progress=False, fresh=True).checkpoint / "model.safetensors"))
 
     trained(model)
     for times in (1, 0):
         trained(model, stored_at=str(shared))
         assert len(asked) == times
-        assert all(torch.equal(told[0][name], each) for name, each in told[-1].items())
+        assert all(torch.equal(logged[0][name], each) for name, each in logged[-1].items())
     assert len(list(shared.iterdir())) == 1
     # Another teacher of the same shape is another opinion, wherever it differs.
     other = save_model(make_model("llama", torch.float32), tmp_path / "other")
@@ -438,7 +438,7 @@ def test_what_cannot_be_is_refused_before_any_work(distilled: Make, tiny: Callab
         ({"hidden": 1.0, "cross_entropy": 1.0}, "with cross_entropy: 1 there is no teacher"),
     ],
 )
-def test_settings_that_cannot_be_are_told(changes: dict[str, Any], said: str, distilled: Make) -> None:
+def test_impossible_settings_are_reported(changes: dict[str, Any], said: str, distilled: Make) -> None:
     with pytest.raises(ValueError, match=said):
         distilled("builtin:smelt-6m", **changes)
 

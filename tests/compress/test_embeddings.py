@@ -39,9 +39,9 @@ def test_an_8_bit_embedding_and_a_4_bit_head(
     source = save_model(model, tmp_path / "model")
     asked = recipe(source, {"evaluate": False}, group_size=32, rounding="nearest", ignore=[], embeddings="int8")
     made = run(asked, progress=False)
-    told = made.report.candidates[0]
-    assert told.reload is not None
-    assert told.reload["largest_difference"] == 0
+    candidate = made.report.candidates[0]
+    assert candidate.reload is not None
+    assert candidate.reload["largest_difference"] == 0
     assert not json.loads((made.checkpoint / "config.json").read_text())["tie_word_embeddings"]
     stored = load_file(made.checkpoint / "model.safetensors")
     name = next(name for name in stored if name.endswith("embed_tokens.weight"))
@@ -50,7 +50,7 @@ def test_an_8_bit_embedding_and_a_4_bit_head(
     assert stored[name].dtype == torch.int8
     assert stored["lm_head.weight_packed"].dtype == torch.int32
     assert np.abs(scale * stored[name].double().numpy() - table).max(1, keepdims=True).max() <= scale.max() * 0.51
-    (layer,) = (layer for layer in told.layers if layer.name.endswith("embed_tokens"))
+    (layer,) = (layer for layer in candidate.layers if layer.name.endswith("embed_tokens"))
     assert layer.scheme == "W8 by token"
     assert layer.error is not None
     assert (

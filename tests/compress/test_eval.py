@@ -133,9 +133,9 @@ def test_saved_reports_say_the_same(measured: tuple[ReportData, Path]) -> None:
     report, output = measured
     assert load(output) == report
     assert report.verdict in (output / "report.html").read_text()
-    told = (output / "report.md").read_text()
-    assert "W4A16" in told
-    assert "](pareto.svg)" in told
+    text = (output / "report.md").read_text()
+    assert "W4A16" in text
+    assert "](pareto.svg)" in text
     assert "<svg" in (output / "pareto.svg").read_text()
 
 
@@ -274,7 +274,7 @@ def test_an_earlier_report_is_not_taken_for_that_of_a_failure(tmp_path: Path, mo
     assert report.missing == ["mine answered by builtin:smelt-6m"]
 
 
-def test_a_tokenizer_of_another_model_is_told(tiny: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_tokenizer_of_another_model_is_reported(tiny: Callable[..., Path], tmp_path: Path) -> None:
     path = tiny(vocab_size=256)
     AutoTokenizer.from_pretrained(SMELT_6M).save_pretrained(path)
     with pytest.raises(SmeltError, match=r"its tokenizer makes token .* but the model has only 256"):
@@ -323,12 +323,12 @@ def test_an_interrupt_ends_with_one_sentence_and_leaves_no_process(w4: Path, tmp
             assert time.monotonic() < deadline, "the processes that measure did not start"
             time.sleep(0.2)
         os.killpg(process.pid, signal.SIGINT)
-        _, told = process.communicate(timeout=60)
+        _, output = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130
-    assert told.splitlines()[-1] == "smelt: interrupted; the same command continues where this one stopped"
-    assert "Traceback" not in told
+    assert output.splitlines()[-1] == "smelt: interrupted; the same command continues where this one stopped"
+    assert "Traceback" not in output
     assert not [one for one in started if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
     assert load(tmp_path / "out").status == "partial"
 
@@ -382,7 +382,7 @@ def test_a_baseline_from_another_machine_is_refused_unless_allowed(
         ),
     ],
 )
-def test_bad_settings_are_told_before_any_work(settings: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+def test_bad_settings_are_reported_before_any_work(settings: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(SmeltError, match=sentence):
         evaluate(["builtin:smelt-6m"], settings=Evaluate.model_validate(settings), output=tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -397,15 +397,15 @@ def test_data_that_is_missing_is_named_with_where_to_get_it(tmp_path: Path) -> N
     with pytest.raises(SmeltError, match=r"mine\.yaml: its data file lost\.jsonl is not there"):
         evaluate(["builtin:smelt-6m"], settings=Evaluate(tasks=[str(task)], speed=False), output=tmp_path / "out")
     asked = Evaluate(tasks=["lambada_openai", "smelt_last_wort"])
-    with pytest.raises(SmeltError) as told:
+    with pytest.raises(SmeltError) as raised:
         evaluate(["builtin:smelt-6m"], settings=asked, output=tmp_path / "out")
-    missing, unknown = str(told.value).split("\n")
+    missing, unknown = str(raised.value).split("\n")
     assert "lambada_openai: its data, the dataset 'EleutherAI/lambada_openai' of the Hugging Face hub" in missing
     assert "hf download --repo-type dataset EleutherAI/lambada_openai" in missing
     assert "'smelt_last_wort' is no task of lm-eval, and no YAML file; did you mean smelt_last_word" in unknown
 
 
-def test_a_task_that_leaves_no_room_for_a_prompt_is_told(tmp_path: Path) -> None:
+def test_a_task_that_leaves_no_room_for_a_prompt_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "long.yaml"
     path.write_text(
         "task: long\ndataset_path: json\ndataset_kwargs: {data_files: data.jsonl}\noutput_type: generate_until\n"
@@ -417,7 +417,7 @@ def test_a_task_that_leaves_no_room_for_a_prompt_is_told(tmp_path: Path) -> None
         evaluate(["builtin:smelt-6m"], settings=Evaluate(tasks=[str(path)], speed=False), output=tmp_path / "out")
 
 
-def test_checkpoints_that_are_not_there_are_all_told(tmp_path: Path) -> None:
+def test_missing_checkpoints_are_all_reported(tmp_path: Path) -> None:
     with pytest.raises(SmeltError, match=r"(?s)\./one: there is no such directory.*\./two: there is no such directory"):
         evaluate(["./one", "./two"], output=tmp_path / "out")
     with pytest.raises(SmeltError, match="is named twice"):
@@ -439,7 +439,7 @@ def test_the_output_of_a_run_is_not_overwritten(w4: Path) -> None:
         ("prompt=1,2", "prompt must be a whole number"),
     ],
 )
-def test_a_load_that_cannot_be_understood_is_told(flag: str, sentence: str) -> None:
+def test_a_load_that_cannot_be_understood_is_reported(flag: str, sentence: str) -> None:
     from smelt.compress.evaluation.flags import speed_settings
 
     with pytest.raises(SmeltError, match=sentence):
@@ -473,8 +473,8 @@ def test_the_command_prints_a_summary_and_gates_decide_its_status(w4: Path, tmp_
     assert done.exit_code == 1
     assert "smaller" in done.stdout.splitlines()[0]
     assert done.stdout.strip().endswith("report.html")
-    (told,) = done.stderr.splitlines()
-    assert told.startswith("smelt: gate size>-90% fell: ")
+    (message,) = done.stderr.splitlines()
+    assert message.startswith("smelt: gate size>-90% fell: ")
 
 
 def _copy(path: Path, change: Callable[[Any], object]) -> Path:

@@ -78,7 +78,7 @@ def test_an_evaluation_can_be_left_out(recipe: Callable[..., Recipe], tiny: Call
 
 
 def test_layer_errors_are_the_layers_errors(tiny: Callable[..., Path], recipe: Callable[..., Recipe]) -> None:
-    """The first block's q/k/v read inputs that nothing has changed yet, so transformers can tell their error."""
+    """The first block's q/k/v read inputs that nothing has changed yet, so transformers can compute their error."""
     path = tiny()
     top = {"calibrate": {"samples": 8, "length": 32}}
     result = run(recipe(path, top, group_size=32, rounding="nearest", diagnostics=8))

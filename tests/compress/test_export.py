@@ -159,7 +159,7 @@ def test_layers_that_differ_or_are_plain_are_named(coded: Callable[..., Coded], 
         assert np.array_equal(read.matrix(name).dense(torch.float64).numpy(), meant.astype(np.float16)), name
 
 
-def test_what_is_plain_in_every_block_is_told_to_transformers_too(coded: Callable[..., Coded], tmp_path: Path) -> None:
+def test_what_is_plain_in_every_block_is_plain_in_transformers_too(coded: Callable[..., Coded], tmp_path: Path) -> None:
     source = coded({f"model.layers.{i}.mlp.down_proj": {"plain": True} for i in range(2)})
     assert export(str(source.path), "gptq", tmp_path / "out").notes == []
     said = json.loads((tmp_path / "out" / "quantize_config.json").read_text())
@@ -279,7 +279,7 @@ def test_a_run_is_its_checkpoint_and_outputs_are_not_overwritten(coded: Callable
         (("no/such/place", "awq"), "no such directory"),
     ],
 )
-def test_mistakes_are_told(arguments: tuple[str, str], sentence: str, tmp_path: Path) -> None:
+def test_mistakes_are_reported(arguments: tuple[str, str], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(SmeltError, match=sentence.replace("?", r"\?")):
         export(*arguments, tmp_path / "out")
 

@@ -293,8 +293,8 @@ def test_llama_3s_frequencies(tiny: Callable[..., Path], tmp_path: Path) -> None
     assert np.allclose(tensors["rope_freqs.weight"].data, expected, rtol=1e-5)
     assert min(expected) == 1.0
     assert max(expected) == 8.0
-    told = _told(tiny("qwen2", rope_parameters=scaling), tmp_path)
-    assert "scaled by 'llama3', which llama.cpp's QWEN2 cannot do" in told
+    error = _error(tiny("qwen2", rope_parameters=scaling), tmp_path)
+    assert "scaled by 'llama3', which llama.cpp's QWEN2 cannot do" in error
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_llama_3s_frequencies(tiny: Callable[..., Path], tmp_path: Path) -> None
 def test_what_llama_cpp_cannot_do_is_said_before_any_work(
     architecture: str, changes: dict[str, Any], sentence: str, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    assert sentence in _told(tiny(architecture, **changes), tmp_path)
+    assert sentence in _error(tiny(architecture, **changes), tmp_path)
     assert not list(tmp_path.glob("*.gguf*"))
 
 
@@ -323,7 +323,7 @@ def test_what_llama_cpp_cannot_do_is_said_before_any_work(
         ("model.gguf", "Q9_9", "there is no type 'Q9_9'; there are F32"),
     ],
 )
-def test_bad_requests_are_told(target: str, kind: str | None, sentence: str, tmp_path: Path) -> None:
+def test_bad_requests_are_reported(target: str, kind: str | None, sentence: str, tmp_path: Path) -> None:
     problems = gguf_problems(SMELT_6M, tmp_path / target, kind)
     assert len(problems) == 1
     assert sentence in str(problems[0])
@@ -331,12 +331,12 @@ def test_bad_requests_are_told(target: str, kind: str | None, sentence: str, tmp
         export_gguf(SMELT_6M, tmp_path / target, kind=kind, progress=Progress(False))
 
 
-def test_a_missing_weight_is_told(tiny: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_missing_weight_is_reported(tiny: Callable[..., Path], tmp_path: Path) -> None:
     path = tiny("llama")
     tensors = load_file(path / "model.safetensors")
     tensors.pop("model.layers.1.mlp.up_proj.weight")
     save_file(tensors, path / "model.safetensors")
-    assert "model.layers.1.mlp.up_proj.weight: the checkpoint lacks this tensor" in _told(path, tmp_path)
+    assert "model.layers.1.mlp.up_proj.weight: the checkpoint lacks this tensor" in _error(path, tmp_path)
 
 
 def test_a_file_that_fails_halfway_leaves_the_old_one(tmp_path: Path) -> None:
@@ -408,7 +408,7 @@ def _fields(path: Path) -> dict[str, Any]:
     return {name: field.contents() for name, field in gguf.GGUFReader(path).fields.items()}
 
 
-def _told(path: Path, folder: Path) -> str:
+def _error(path: Path, folder: Path) -> str:
     return "\n".join(str(problem) for problem in gguf_problems(path, folder / "model.gguf", None))
 
 

@@ -114,7 +114,7 @@ def test_four_bit_codes_generate_what_the_checkpoint_does(
     assert np.linalg.norm(error) <= 1.5e-2 * np.linalg.norm(exact)
 
 
-def test_stories_are_told_as_their_author_has_them(shared: Path, tmp_path: Path) -> None:
+def test_stories_are_as_their_author_has_them(shared: Path, tmp_path: Path) -> None:
     path = shared / "models" / "stories260K"
     found = _ask(model=str(_export(path, tmp_path, "f32")), generate=[[[1], 200]])["generate"][0]
     story = AutoTokenizer.from_pretrained(path).decode([1, *found], skip_special_tokens=True)
@@ -207,6 +207,6 @@ def _logits(file: Path, tokens: list[list[int]], folder: Path) -> np.ndarray:
 
 def _ask(**request: Any) -> dict[str, Any]:
     script = Path(__file__).with_name("export_gguf_llama.py")
-    told = subprocess.run([PYTHON, script], input=json.dumps(request), capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr[-2000:]
-    return json.loads(told.stdout.splitlines()[-1])
+    done = subprocess.run([PYTHON, script], input=json.dumps(request), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])

@@ -44,7 +44,7 @@ def test_merges_that_llama_cpp_would_add_are_counted() -> None:
     assert tokenizer_of(_sentencepiece([*MERGES, ("▁ab", "c")]), 270, []).notes == []
 
 
-def test_a_byte_level_tokenizer_is_told_by_what_it_does() -> None:
+def test_a_byte_level_tokenizer_is_recognized_by_what_it_does() -> None:
     tokenizer = AutoTokenizer.from_pretrained(SMELT_6M)
     fields = tokenizer_of(tokenizer, 4096, [0, 5]).fields
     assert fields["tokenizer.ggml.pre"] == "gpt-2"

@@ -59,6 +59,6 @@ def test_absolute_bounds_and_tasks() -> None:
         ("decode_speedup<50%", "leave the % out"),
     ],
 )
-def test_a_gate_that_cannot_be_understood_is_told(text: str, sentence: str) -> None:
+def test_a_gate_that_cannot_be_understood_is_reported(text: str, sentence: str) -> None:
     with pytest.raises(SmeltError, match=sentence):
         Gate.parse(text)

@@ -33,8 +33,8 @@ def test_a_layer_beyond_the_limit_is_a_warning_by_default(
     tiny: Callable[..., Path], recipe: Callable[..., Recipe]
 ) -> None:
     result = run(recipe(tiny("llama"), {"evaluate": False}, group_size=32, guard={"max_layer_error": 0.05}))
-    told = "\n".join(result.report.candidates[0].warnings)
-    assert "more than max_layer_error 0.05" in told
+    text = "\n".join(result.report.candidates[0].warnings)
+    assert "more than max_layer_error 0.05" in text
 
 
 def test_failing_layers_fall_back_to_more_bits_with_all_that_share_their_input(
@@ -67,7 +67,7 @@ def test_a_fallback_that_does_not_fit_the_shapes_is_found_before_any_work(
 
 
 @pytest.mark.parametrize("settings", [{"rounding": "nearest", "diagnostics": 8}, {"rounding": "gptq"}])
-def test_experts_that_no_token_reaches_are_calibrated_on_all_and_told(
+def test_experts_that_no_token_reaches_are_calibrated_on_all_and_reported(
     settings: dict[str, Any], tiny: Callable[..., Path], recipe: Callable[..., Recipe]
 ) -> None:
     path = tiny("qwen3_moe", num_experts_per_tok=1)
@@ -89,7 +89,7 @@ def test_experts_that_no_token_reaches_are_calibrated_on_all_and_told(
     assert torch.isfinite(logits).all()
 
 
-def test_dead_and_exploding_channels_are_told() -> None:
+def test_dead_and_exploding_channels_are_reported() -> None:
     inputs = torch.randn(500, 64)
     inputs[:, [3, 9]] = 0
     inputs[:, 7] *= 1000

@@ -54,7 +54,7 @@ def theirs() -> HFLM:
 
 @pytest.fixture(scope="module")
 def short() -> tuple[SmeltLM, HFLM]:
-    """Both, told that the model's length is 64."""
+    """Both, with a model length of 64."""
     ours = SmeltLM(str(SMELT_6M), dtype="float32", quiet=True, max_length=SHORT)
     return ours, _hf(SMELT_6M, max_length=SHORT)
 
@@ -165,7 +165,7 @@ def test_prompts_that_exceed_the_models_length_are_cut_from_the_left(
     )
 
 
-def test_no_room_for_a_prompt_is_told(short: tuple[SmeltLM, HFLM]) -> None:
+def test_no_room_for_a_prompt_is_reported(short: tuple[SmeltLM, HFLM]) -> None:
     with pytest.raises(RuntimeProblem, match="the task generates 64 tokens, and the model's length is 64"):
         short[0].generate_until(_requests("generate_until", [("Once", {"max_gen_toks": SHORT})]))
 
@@ -256,7 +256,7 @@ def test_a_special_token_can_be_a_stop_string(tmp_path: Path) -> None:
     assert found != ours.generate_until(_requests("generate_until", going_on))
 
 
-def test_settings_that_the_engine_does_not_know_are_told_and_leave_nothing_running(ours: SmeltLM) -> None:
+def test_settings_that_the_engine_does_not_know_are_reported_and_leave_nothing_running(ours: SmeltLM) -> None:
     good = ("The rain", {"until": ["nothing"], "max_gen_toks": 8})
     bad = ("The rain", {"do_sample": True, "temperature": 0.5, "num_beams": 4, "penalty_alpha": 0.6})
     alone = ours.generate_until(_requests("generate_until", [good]))

@@ -146,6 +146,6 @@ def test_a_checkout_runs_without_being_installed_and_without_what_evaluates(
         [sys.executable, "-c", ABSENT, json.dumps(recipe)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.strip().splitlines()[-1])
-    assert told["smelt"] == tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
-    assert told["lm-eval"] == "not installed"
+    versions = json.loads(done.stdout.strip().splitlines()[-1])
+    assert versions["smelt"] == tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    assert versions["lm-eval"] == "not installed"

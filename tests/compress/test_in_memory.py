@@ -37,8 +37,8 @@ def test_experts_with_zero_points_are_taken_over(tmp_path: Path) -> None:
     down = stored.matrix("model.layers.0.block_sparse_moe.experts.2.w2")
     assert down.zero is not None
     assert torch.equal(experts.down_proj[2], down.dense(torch.bfloat16))
-    told = (done.report.candidates[0].reload or {})["sentence"]
-    assert "config=smelt.compress.config_for(…), which its zero-points need there" in told
+    sentence = (done.report.candidates[0].reload or {})["sentence"]
+    assert "config=smelt.compress.config_for(…), which its zero-points need there" in sentence
     vllm = next(loader for loader in done.report.candidates[0].loaders if loader.name.startswith("vLLM"))
     assert "quantized experts" in vllm.why
 

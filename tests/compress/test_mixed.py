@@ -135,17 +135,17 @@ def test_targets_are_kept_to(
     made = recipe(path, {"evaluate": False}, scheme="auto", group_size=32, target=target, rounding="gptq")
     plan = Plan.make(made).as_data()["steps"][0]
     result = run(made)
-    told = _chosen(result.checkpoint)
+    chosen = _chosen(result.checkpoint)
     numbers = sum(layer.shape[0] * layer.shape[1] for layer in result.report.candidates[0].layers)
-    assert len({unit["scheme"] for unit in told["units"]}) > 1
+    assert len({unit["scheme"] for unit in chosen["units"]}) > 1
     if "bits" in target:
         stored = 0
         with safe_open(result.checkpoint / "model.safetensors", framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - it is no dict
                 if "_proj.weight" in name:
                     stored += file.get_tensor(name).nbytes
-        assert 8 * stored / numbers == pytest.approx(told["bits_per_weight"])
-        assert 3.8 < told["bits_per_weight"] <= 3.9
+        assert 8 * stored / numbers == pytest.approx(chosen["bits_per_weight"])
+        assert 3.8 < chosen["bits_per_weight"] <= 3.9
         assert result.report.candidates[0].size.bytes <= plan["checkpoint_bytes"]
     else:
         assert 2_400_000 < _sizes(result.checkpoint) <= 2_450_000
@@ -238,7 +238,7 @@ def test_experts_reload_beside_other_schemes(
     assert (run(made).report.candidates[0].reload or {})["through"] == "transformers"
 
 
-def test_a_turned_model_is_chosen_for_as_it_is_rounded(
+def test_a_rotated_model_is_chosen_for_as_it_is_rounded(
     tiny: Callable[..., Path], recipe: Callable[..., Recipe]
 ) -> None:
     made = recipe(
@@ -251,9 +251,9 @@ def test_a_turned_model_is_chosen_for_as_it_is_rounded(
         transforms=["rotate", "awq", "clip"],
     )
     result = run(made)
-    told = _chosen(result.checkpoint)
-    assert told["bits_per_weight"] <= 6.5
-    for unit in told["units"]:  # inputs that are rounded as well lose more than eight bits alone would
+    chosen = _chosen(result.checkpoint)
+    assert chosen["bits_per_weight"] <= 6.5
+    for unit in chosen["units"]:  # inputs that are rounded as well lose more than eight bits alone would
         losses = {label: option["loss"] for label, option in unit["options"].items()}
         assert 0 < losses["W8A8"] < losses["W4A16 g32"]
     assert (result.report.candidates[0].reload or {})["through"] == "transformers"
@@ -290,7 +290,7 @@ def test_overrides_fix_what_is_not_chosen(tiny: Callable[..., Path], recipe: Cal
         ({"target": {"bits": 4}, "group_size": 100}, "do not divide by group_size 100"),
     ],
 )
-def test_what_cannot_be_is_told_before_any_work(
+def test_what_is_impossible_is_reported_before_any_work(
     changes: dict[str, Any], expected: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe], tmp_path: Path
 ) -> None:
     with pytest.raises(SmeltError, match=expected):
@@ -336,11 +336,11 @@ def test_a_format_that_is_not_faster_is_never_chosen_for_speed(
     numbers = sum(facts.numel for facts in OpenModel(find_model(str(path))).linears.values()) - 128 * 4096
     monkeypatch.setattr(speed, "step_seconds", lambda *_, **__: 2 * 4e-9 * numbers)
     result = run(recipe(path, {"evaluate": False}, scheme="auto", group_size=32, target={"speedup": 1.3}))
-    told = _chosen(result.checkpoint)
-    assert {unit["scheme"] for unit in told["units"]} == {"W4A16 g32", "as it is"}
-    assert 1.3 <= told["predicted_speedup"] < 1.4
+    chosen = _chosen(result.checkpoint)
+    assert {unit["scheme"] for unit in chosen["units"]} == {"W4A16 g32", "as it is"}
+    assert 1.3 <= chosen["predicted_speedup"] < 1.4
     fast = sum(x.shape[0] * x.shape[1] for x in result.report.candidates[0].layers)
-    assert told["predicted_speedup"] == pytest.approx(8 * numbers / (8 * numbers - 3 * fast))
+    assert chosen["predicted_speedup"] == pytest.approx(8 * numbers / (8 * numbers - 3 * fast))
     with pytest.raises(SmeltError, match=r"2 cannot be reached on this machine: the most is 1.60"):
         run(recipe(path, {"evaluate": False}, scheme="auto", group_size=32, target={"speedup": 2}), fresh=True)
 

@@ -55,7 +55,7 @@ def test_a_directory_that_is_not_writable(small: Build, tmp_path: Path) -> None:
         run(small({"output": str(locked / "out")}))
 
 
-def test_a_read_only_file_system_is_told(small: Build) -> None:
+def test_a_read_only_file_system_is_reported(small: Build) -> None:
     with pytest.raises(SmeltError, match="output"):
         run(small({"output": "/proc/smelt-out"}))
 
@@ -124,7 +124,7 @@ def test_two_runs_do_not_share_a_directory(small: Build, tmp_path: Path) -> None
             run(small())
 
 
-def test_a_full_disk_is_told_and_nothing_half_written_stays(small: Build, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_nothing_half_written_stays(small: Build, tmp_path: Path) -> None:
     """A limit on file size stands in for the full disk: writes fail half-way, as they do there."""
     built = small({"evaluate": False})
     (tmp_path / "recipe.yaml").write_text(json.dumps(built.model_dump(mode="json")))

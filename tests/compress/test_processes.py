@@ -258,7 +258,7 @@ def test_what_ends_one_process_ends_all_and_the_same_command_continues(
 
 
 @pytest.mark.slow
-def test_processes_that_see_other_models_are_told_apart(tiny: Callable[..., Path], tmp_path: Path) -> None:
+def test_processes_that_see_different_models_end_with_an_error(tiny: Callable[..., Path], tmp_path: Path) -> None:
     quantize = {"scheme": "W4A16", "group_size": 32}
     for rank, seed in enumerate((0, 1)):
         recipe = _recipe(tiny(seed=seed), quantize, {}, tmp_path / "out")

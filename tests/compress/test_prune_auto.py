@@ -50,20 +50,20 @@ def _chosen(checkpoint: Path) -> dict[str, Any]:
     return json.loads((checkpoint / "smelt.json").read_text())["steps"][0]["chosen"]
 
 
-@pytest.mark.parametrize(("architecture", "turned"), [("llama", False), ("qwen3", True), ("mixtral", False)])
+@pytest.mark.parametrize(("architecture", "rotated"), [("llama", False), ("qwen3", True), ("mixtral", False)])
 def test_parameters_are_those_of_transformers_models(
-    architecture: str, turned: bool, tiny: Callable[..., Path]
+    architecture: str, rotated: bool, tiny: Callable[..., Path]
 ) -> None:
     path = tiny(architecture)
     model = OpenModel(find_model(str(path)))
     grid = Grid.of(model)
     assert all(len(levels) > 1 for levels in grid.levels.values())
-    costs = Costs(model, grid, turned=turned)
+    costs = Costs(model, grid, rotated=rotated)
     for sizes in list(grid)[:: max(1, len(list(grid)) // 12)]:
         config = AutoConfig.from_pretrained(path)
         config.num_hidden_layers, config.hidden_size, config.intermediate_size = sizes.blocks, sizes.hidden, sizes.ffn
         config.num_key_value_heads, config.num_attention_heads = sizes.heads, 2 * sizes.heads
-        if turned and sizes.hidden < 128:
+        if rotated and sizes.hidden < 128:
             config.tie_word_embeddings = False
         with torch.device("meta"):
             whole = AutoModelForCausalLM.from_config(config)
@@ -96,7 +96,7 @@ def test_blocks_that_differ_are_counted_and_timed_each(
     path = tiny("qwen3_moe", torch.bfloat16, num_hidden_layers=3, mlp_only_layers=[0], hidden_size=64)
     model = OpenModel(find_model(str(path)))
     grid = Grid.of(model)
-    costs = Costs(model, grid, turned=False)
+    costs = Costs(model, grid, rotated=False)
     assert costs.parameters(grid.whole) == _numbers(path)
     for depth in grid.levels["blocks"][1:]:
         gone = len(model.anatomy.blocks) - depth
@@ -127,7 +127,7 @@ def test_time_is_that_of_the_parts(
     monkeypatch.setattr(shapes, "decode_seconds", seconds)
     model = OpenModel(find_model(str(tiny(architecture, **changes))))
     grid = Grid.of(model)
-    costs = Costs(model, grid, turned=False)
+    costs = Costs(model, grid, rotated=False)
     costs.measure(1, 16, Progress(False))
     assert costs.seconds(grid.whole) == _taken(shape_of(model), None)
     fewer = grid.levels["ffn"][1]
@@ -147,7 +147,7 @@ def _taken(shape: Shape, parts: list[str] | None) -> float:
     return total
 
 
-def test_a_target_of_latency_is_measured_and_told(tiny: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_target_of_latency_is_measured_and_reported(tiny: Callable[..., Path], tmp_path: Path) -> None:
     recipe = _recipe(
         tiny("llama", torch.bfloat16), tmp_path / "out", _prune(latency=0.9, at={"batch": 2, "context": 48})
     )

@@ -286,7 +286,7 @@ def test_blocks_of_another_kind_are_not_moved_together(tiny: Callable[..., Path]
     assert len(drop_blocks(model, [1, 2]).anatomy.blocks) == 2
 
 
-def test_the_plan_tells_what_each_step_gets(tiny: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_plan_says_what_each_step_gets(tiny: Callable[..., Path], tmp_path: Path) -> None:
     plan = Plan.make(_recipe(tiny(), tmp_path / "out", _prune(count=1), {"quantize": {"scheme": "W8A16"}}))
     said = plan.terminal()
     assert "step 0:  prune 1 of 3 blocks by influence" in said

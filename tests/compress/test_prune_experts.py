@@ -37,7 +37,7 @@ def _prune(**settings: Any) -> dict[str, Any]:
 
 
 def _kept(model: Path, checkpoint: Path) -> list[list[int]]:
-    """Which experts stayed in each layer, told by their last matrices."""
+    """Which experts stayed in each layer, by their last matrices."""
     whole, left = load_file(model / "model.safetensors"), load_file(checkpoint / "model.safetensors")
     found: list[list[int]] = []
     for layer in range(3):
@@ -116,7 +116,7 @@ def test_every_score_leaves_a_model_that_is_served(score: str, tiny: Callable[..
 
 
 @torch.no_grad()
-def test_experts_that_no_token_reaches_go_first_and_are_told(tiny: Callable[..., Path], tmp_path: Path) -> None:
+def test_experts_that_no_token_reaches_go_first_and_are_reported(tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny("mixtral", num_experts_per_tok=1)
     whole = AutoModelForCausalLM.from_pretrained(model)
     for layer in whole.model.layers:

@@ -23,7 +23,7 @@ from ..tiny import CONFIGS
 TOKENS = torch.randint(4096, (2, 40), generator=torch.Generator().manual_seed(0))
 # The size of their heads follows from the hidden size.
 FIXED = ("opt", "gpt_neox", "gpt2")
-# Norms of their blocks' outputs: the stream cannot be turned.
+# Norms of their blocks' outputs: hidden states cannot be rotated.
 POST_NORMS = ("gemma2", "gemma3_text", "olmo2")
 
 
@@ -43,7 +43,7 @@ def _prune(**settings: Any) -> dict[str, Any]:
 
 
 def _kept(whole: nn.Module, narrow: nn.Module) -> Tensor:
-    """Which channels stayed, told by the columns of the queries' matrix (of the first block)."""
+    """Which channels stayed, by the columns of the queries' matrix (of the first block)."""
 
     def first(model: nn.Module) -> Tensor:
         found = next(m.weight for n, m in model.named_modules() if n.endswith(("q_proj", "qkv_proj")))
@@ -67,7 +67,7 @@ def test_what_is_left_computes_what_a_stream_without_the_rest_does(
     assert len(kept) == 96
     gone = torch.ones(128, dtype=torch.bool)
     gone[kept] = False
-    for name, module in whole.named_modules():  # what norms divide by, and give, is that of the stream that is left
+    for name, module in whole.named_modules():  # what norms divide by, and give, is that of the channels that are left
         if "norm" in name and module.weight.shape == (128,) and "q_norm" not in name and "k_norm" not in name:
             small = narrow.get_submodule(name)
 
@@ -142,7 +142,7 @@ def test_directions_are_those_of_a_singular_value_decomposition() -> None:
 def test_directions_that_nothing_uses_cost_nothing(
     architecture: str, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """A stream of which only 64 of 128 directions are ever written is as good with half of them."""
+    """Hidden states of which only 64 of 128 directions are ever written are as good with half of them."""
     model = tiny(architecture)
     whole = AutoModelForCausalLM.from_pretrained(model).eval()
     basis = torch.linalg.qr(torch.randn(128, 128, generator=torch.Generator().manual_seed(1)))[0][:, :64]
@@ -202,7 +202,7 @@ def test_interrupted_after_the_directions_it_goes_on(
     [
         ("gpt2", _prune(), "steps.0.prune.structure: GPT2LMHeadModel"),
         ("opt", _prune(score="activation"), "steps.0.prune.structure: OPTForCausalLM"),
-        ("olmo2", _prune(), "steps.0.prune.structure: its residual stream cannot be turned"),
+        ("olmo2", _prune(), "steps.0.prune.structure: its hidden states cannot be rotated"),
         ("llama", _prune(ratio=0.99), "steps.0.prune.ratio: leaves none of 128"),
         ("llama", _prune(ratio=0.01), "steps.0.prune.ratio: takes none of 128"),
     ],

@@ -65,7 +65,7 @@ def columns_of(key: str, tensor: Tensor) -> Tensor:
 
 
 def _gone(whole: dict[str, Tensor], narrow: dict[str, Tensor], structure: str) -> dict[str, Tensor]:
-    """Of each matrix that reads them, which columns went, told by those that are left as they were."""
+    """Of each matrix that reads them, which columns went, by those that are left as they were."""
     found = {}
     for key in whole:
         if is_reader(key, structure):
@@ -173,7 +173,7 @@ def test_least_squares_loses_less(structure: str, tiny: Callable[..., Path], tmp
 
 
 @pytest.mark.parametrize("step", [_prune(), {"prune": {"structure": "2:4"}}])
-def test_a_guard_tells_of_layers_or_ends_the_run(
+def test_a_guard_reports_layers_or_ends_the_run(
     step: dict[str, Any], tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     model = tiny()

@@ -168,7 +168,7 @@ def test_interrupted_after_a_block_it_goes_on(
     assert (resumed.checkpoint / name).read_bytes() == (quiet.checkpoint / name).read_bytes()
 
 
-def test_experts_that_no_token_reaches_are_told(tiny: Callable[..., Path], tmp_path: Path) -> None:
+def test_experts_that_no_token_reaches_are_reported(tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny("mixtral", num_local_experts=32)
     calibrate = {"samples": 1, "length": 16}
     result = run(_recipe(model, tmp_path / "out", {"prune": {"structure": "2:4"}}, calibrate=calibrate))

@@ -155,7 +155,7 @@ def test_an_interrupted_training_ends_with_the_same_codes(
     assert all(torch.equal(one[name], other[name]) for name in other)
 
 
-def test_what_cannot_be_trained_is_told_before_any_work(trained: Make, tiny: Callable[..., Path]) -> None:
+def test_what_cannot_be_trained_is_reported_before_any_work(trained: Make, tiny: Callable[..., Path]) -> None:
     for recipe, said in (
         (
             trained(tiny(), {"data": "nowhere.txt"}, scheme="W8A16"),

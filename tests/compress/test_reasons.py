@@ -42,6 +42,6 @@ def test_the_difference_from_the_prediction_is_explained(
     assert said in first
 
 
-def test_weights_that_caches_hold_are_told() -> None:
+def test_weights_that_caches_hold_are_reported() -> None:
     small = reasons(_speed(8.0, 10_000_000, 10.0), _speed(8.0, 5_000_000, 20.0), machine())
     assert any("caches" in sentence for sentence in small)

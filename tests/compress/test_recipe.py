@@ -1,4 +1,4 @@
-"""Recipes: every mistake told at once, with file, line, value, what was expected and the nearest name."""
+"""Recipes: every mistake reported at once, with file, line, value, what was expected and the nearest name."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_extends_merges_and_mistakes_point_into_the_right_file(tmp_path: Path) -
     assert _mistakes(child)[0].startswith(f"{child}:3")
 
 
-def test_extends_in_a_circle_is_told(tmp_path: Path) -> None:
+def test_extends_in_a_circle_is_an_error(tmp_path: Path) -> None:
     _write(tmp_path / "a.yaml", "extends: b.yaml\n")
     _write(tmp_path / "b.yaml", "extends: a.yaml\n")
     (sentence,) = _mistakes(tmp_path / "a.yaml")
@@ -155,7 +155,7 @@ def test_set_overrides_any_field(tmp_path: Path) -> None:
         ("calibrat.samples=3", "did you mean calibrate?"),
     ],
 )
-def test_wrong_overrides_are_told_as_such(override: str, expected: str, tmp_path: Path) -> None:
+def test_wrong_overrides_are_reported_as_such(override: str, expected: str, tmp_path: Path) -> None:
     assert any(expected in line for line in _mistakes(_write(tmp_path / "good.yaml", GOOD), override))
 
 

@@ -479,7 +479,7 @@ def test_sorting_works_by_keyboard(opened: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("width", [375, 1280])
-def test_a_point_of_the_plot_tells_its_numbers_and_lights_its_rows(opened: Callable[..., Any], width: int) -> None:
+def test_a_point_of_the_plot_shows_its_numbers_and_highlights_its_rows(opened: Callable[..., Any], width: int) -> None:
     shown = opened(samples.full(), width)
     tooltip = shown.locator(".tooltip")
     point = shown.locator(".pareto:visible .point[data-model='1']")

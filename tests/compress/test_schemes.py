@@ -129,7 +129,7 @@ def test_what_would_fail_later_fails_in_the_check(
     assert not (tmp_path / "out").exists()
 
 
-def test_stories260k_divides_by_no_group_and_is_told_so(shared: Path, recipe: Callable[..., Recipe]) -> None:
+def test_stories260k_divides_by_no_group_and_the_error_says_so(shared: Path, recipe: Callable[..., Recipe]) -> None:
     plan = Plan.make(recipe(shared / "models/stories260K", group_size=64))
     assert any("172 input columns do not divide by group_size 64; use group_size: -1" in str(p) for p in plan.problems)
 

@@ -83,7 +83,7 @@ def test_every_trial_has_a_name_of_its_own(sweep_file: Callable[..., Path]) -> N
         ({"trials": [{"seed": 1}, {"seed": 1}]}, "two trials set the same, seed1"),
     ],
 )
-def test_mistakes_are_told_before_any_work(
+def test_mistakes_are_reported_before_any_work(
     sweep: dict[str, Any], sentence: str, sweep_file: Callable[..., Path], tmp_path: Path
 ) -> None:
     with pytest.raises(SmeltError, match=sentence):
@@ -95,9 +95,9 @@ def test_a_trial_that_would_fail_later_is_found_before_the_first_begins(
     sweep_file: Callable[..., Path], tmp_path: Path
 ) -> None:
     sweep = Sweep.load(sweep_file(grid={"steps.0.quantize.group_size": [64, 100]}))
-    with pytest.raises(SmeltError, match=r"trial groupsize100: .*100") as told:
+    with pytest.raises(SmeltError, match=r"trial groupsize100: .*100") as raised:
         run_sweep(sweep)
-    assert "groupsize64" not in str(told.value)
+    assert "groupsize64" not in str(raised.value)
     assert not list((tmp_path / "out").rglob("*.safetensors"))
 
 
@@ -141,7 +141,7 @@ def test_an_interrupted_sweep_continues_with_what_is_missing(
     assert first.stat().st_mtime_ns == before
 
 
-def test_a_failed_trial_does_not_stop_the_others_and_is_told(
+def test_a_failed_trial_does_not_stop_the_others_and_is_reported(
     sweep_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = sweeping.run_trial
@@ -194,13 +194,13 @@ def test_ray_runs_the_same_trials_to_the_same_bytes(sweep_file: Callable[..., Pa
         assert one.read_bytes() == other.read_bytes()
 
 
-def test_ray_that_cannot_be_had_is_told(sweep_file: Callable[..., Path]) -> None:
+def test_ray_that_is_unavailable_is_reported(sweep_file: Callable[..., Path]) -> None:
     pytest.importorskip("ray", reason="needs Ray: pip install 'smelt[ray]'")
     path = sweep_file({"evaluate": False}, grid={SCHEME: ["W8A16"]}, resources={"gpus": 3})
     command = [sys.executable, "-m", "smelt.compress.cli", "sweep", str(path), "--ray", "local"]
-    told = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert told.returncode == 1
-    assert re.search(r"smelt: sweep\.resources: a trial asks for 3 GPUs, and the largest machine .* has 0", told.stderr)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.search(r"smelt: sweep\.resources: a trial asks for 3 GPUs, and the largest machine .* has 0", done.stderr)
 
 
 def test_without_ray_the_sentence_says_what_to_install(

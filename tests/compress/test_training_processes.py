@@ -147,7 +147,7 @@ def test_two_processes_learn_what_one_learns(outputs: dict[str, tuple[Path, Path
 
 @pytest.mark.parametrize("name", [path.name for path in RECIPES.glob("*.yaml")])
 def test_shipped_launches_say_how_weights_lie(name: str) -> None:
-    """As accelerate's launcher, which reads the file, tells each process."""
+    """The environment that accelerate's launcher, which reads the file, gives each process."""
     shown = "import os, json; print(json.dumps(dict(os.environ)))"
     shapes = {"one-node.yaml": (8, 1), "two-nodes.yaml": (16, 2), "copies.yaml": (8, 8)}
     settings = launch_command_parser().parse_args(["--config_file", str(RECIPES / name), "-m", shown])
@@ -156,7 +156,7 @@ def test_shipped_launches_say_how_weights_lie(name: str) -> None:
     count, replicas = shapes[name]
     assert settings.num_processes == count
     with patch_environment(**environment):
-        assert Arrangement.told(count) == Arrangement(replicas)
+        assert Arrangement.of_launcher(count) == Arrangement(replicas)
 
 
 REFUSED = [
@@ -165,9 +165,9 @@ REFUSED = [
     ({"ACCELERATE_MIXED_PRECISION": "bf16"}, "mixed_precision: bf16"),
     ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"}, "fsdp_version: 2"),
     ({"ACCELERATE_USE_FSDP": "true", "FSDP_ACTIVATION_CHECKPOINTING": "true"}, "checkpointing: true in the recipe"),
-    ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_TP_SIZE": "2"}, "split a model by TP"),
-    ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_CP_SIZE": "2"}, "split a model by CP"),
-    ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_SP_SIZE": "2"}, "split a model by SP"),
+    ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_TP_SIZE": "2"}, "TP parallelism"),
+    ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_CP_SIZE": "2"}, "CP parallelism"),
+    ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_SP_SIZE": "2"}, "SP parallelism"),
     ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "0"}, "must be at least 1"),
     (
         {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "3"},
@@ -177,12 +177,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("environment", "said"), REFUSED)
-def test_what_accelerate_is_told_and_is_not_offered_is_refused(environment: dict[str, str], said: str) -> None:
+def test_launcher_settings_that_are_not_supported_are_refused(environment: dict[str, str], said: str) -> None:
     with patch_environment(**environment), pytest.raises(SmeltError, match=said):
-        Arrangement.told(2)
+        Arrangement.of_launcher(2)
 
 
-def test_too_few_windows_for_all_processes_are_told_before_any_work() -> None:
+def test_too_few_windows_for_all_processes_are_reported_before_any_work() -> None:
     settings = Training(tokens=10_000, batch=12, accumulate=4)
     assert not sharing_problems(settings, None, 3, "steps.0")
     (problem,) = sharing_problems(settings, None, 4, "steps.0")

@@ -19,7 +19,7 @@ from smelt.models.streaming.streamed import StreamedModel
 from smelt.models.structure.open_model import OpenModel
 from smelt.quant.blockwise.learned_rotation import learned_model_rotation
 from smelt.quant.transforms.links import find_links
-from smelt.quant.transforms.rotated_model import ModelRotation, Streams, turned
+from smelt.quant.transforms.rotated_model import ModelRotation, Residual, rotated
 from smelt.system.processes import Processes
 from smelt.system.progress import Progress
 from torch import Tensor
@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM
 from ..tiny import CONFIGS, make_model, save_model
 from .interruption import interrupt_after
 
-# Norms after attention and after the feed-forward part scale what enters the stream; OPT's embedding is narrower.
+# Norms after attention and after the feed-forward part scale what is added to the residual stream; OPT's embedding is narrower.
 NOT_TURNED = {"gemma2": "norm after attention", "gemma3_text": "norm after attention", "olmo2": "norm after attention"}
 NOT_TURNED |= {"opt": "embedding is narrower"}
 TOKENS = torch.randint(0, 4096, (2, 24), generator=torch.Generator().manual_seed(0))
@@ -48,15 +48,17 @@ def _logits(model: OpenModel, spill: Path) -> Tensor:
 
 
 @pytest.mark.parametrize("architecture", [name for name in CONFIGS if name not in NOT_TURNED])
-@pytest.mark.parametrize("rotated", [False, True])
-def test_turning_the_stream_keeps_the_logits_in_float64(architecture: str, rotated: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rotates", [False, True])
+def test_rotating_hidden_states_keeps_the_logits_in_float64(architecture: str, rotates: bool, tmp_path: Path) -> None:
     reference = make_model(architecture).double()
     reference.set_experts_implementation("eager")
     path = save_model(reference, tmp_path / "model")
     model = _opened(path)
-    streams = Streams.find(model)
-    turn = ModelRotation.random(streams, model.skeleton.hidden_size, 0) if rotated else ModelRotation.none(streams)
-    changed = turned(model, streams, turn)
+    residual = Residual.find(model)
+    rotation = (
+        ModelRotation.random(residual, model.skeleton.hidden_size, 0) if rotates else ModelRotation.none(residual)
+    )
+    changed = rotated(model, residual, rotation)
     with torch.no_grad():
         expected = reference(TOKENS, use_cache=False).logits
     found = _logits(changed, tmp_path)
@@ -72,22 +74,22 @@ def test_learned_rotations_keep_the_logits_in_float64(architecture: str, tmp_pat
     reference = make_model(architecture).double()
     reference.set_experts_implementation("eager")
     model = _opened(save_model(reference, tmp_path / "model"))
-    streams = Streams.find(model)
-    start = ModelRotation.random(streams, model.skeleton.hidden_size, 0)
+    residual = Residual.find(model)
+    start = ModelRotation.random(residual, model.skeleton.hidden_size, 0)
     context = RunContext(torch.float32, TOKENS, 0, tmp_path / "journal", Progress(False), Processes())
-    turn = learned_model_rotation(model, streams, start, 3, 0, context)
+    rotation = learned_model_rotation(model, residual, start, 3, 0, context)
     with torch.no_grad():
         expected = reference(TOKENS, use_cache=False).logits
-    found = _logits(turned(model, streams, turn), tmp_path)
+    found = _logits(rotated(model, residual, rotation), tmp_path)
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
-    assert turn.stream is not None
-    assert start.stream is not None
-    assert (turn.stream.matrix() - start.stream.matrix()).abs().max() > 0.01
+    assert rotation.hidden is not None
+    assert start.hidden is not None
+    assert (rotation.hidden.matrix() - start.hidden.matrix()).abs().max() > 0.01
     again = learned_model_rotation(
-        model, streams, start, 1, 1, context
+        model, residual, start, 1, 1, context
     )  # what the journal holds, whatever is asked for
-    assert again.stream is not None
-    assert torch.equal(again.stream.matrix(), turn.stream.matrix())
+    assert again.hidden is not None
+    assert torch.equal(again.hidden.matrix(), rotation.hidden.matrix())
 
 
 def test_a_run_that_learns_rotations_continues_with_the_same_bytes(
@@ -117,7 +119,7 @@ def test_the_plan_counts_the_learning_of_rotations(tiny: Callable[..., Path], re
 
 
 @pytest.mark.parametrize("architecture", NOT_TURNED)
-def test_a_stream_that_cannot_be_turned_is_a_problem_with_its_reason(
+def test_hidden_states_that_cannot_be_rotated_are_a_problem_with_its_reason(
     architecture: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]
 ) -> None:
     plan = Plan.make(recipe(tiny(architecture), transforms=["rotate"]))
@@ -270,10 +272,10 @@ def test_of_several_overrides_the_last_decides(tiny: Callable[..., Path], recipe
 
 def test_seeds_choose_rotations(tmp_path: Path) -> None:
     model = _opened(save_model(make_model("llama"), tmp_path / "model"))
-    streams = Streams.find(model)
-    turns = [ModelRotation.random(streams, 128, seed).stream.matrix() for seed in (0, 0, 1)]  # type: ignore[union-attr]
-    assert torch.equal(turns[0], turns[1])
-    assert all(not torch.equal(a, b) for a, b in pairwise(turns[1:]))
+    residual = Residual.find(model)
+    rotations = [ModelRotation.random(residual, 128, seed).hidden.matrix() for seed in (0, 0, 1)]  # type: ignore[union-attr]
+    assert torch.equal(rotations[0], rotations[1])
+    assert all(not torch.equal(a, b) for a, b in pairwise(rotations[1:]))
 
 
 @pytest.mark.parametrize(

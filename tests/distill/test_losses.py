@@ -60,7 +60,7 @@ def test_a_loss_is_what_torch_makes_of_its_formula(name: str, temperature: float
 
 
 @pytest.mark.parametrize("beta", [0.1, 0.9])
-def test_jsd_takes_the_mixture_it_is_told(beta: float) -> None:
+def test_jsd_takes_the_given_mixture(beta: float) -> None:
     student, teacher = _logits(0).requires_grad_(), _logits(1)
     q, p = student.softmax(-1), teacher.softmax(-1)
     mixed = beta * p + (1 - beta) * q

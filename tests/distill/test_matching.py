@@ -1,4 +1,4 @@
-"""What is compared inside of two models: against what transformers tells of itself, and against differences."""
+"""What is compared inside of two models: against transformers' own hidden states, and against differences."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ TOKENS = torch.randint(2, 4000, (3, 24), generator=torch.Generator().manual_seed
 
 def _apart(theirs: Tensor, ours: Tensor, counted: Tensor) -> Tensor:
     """Transcribed: probabilities ``[windows, heads, length, length]`` to the mean divergence."""
-    told = torch.where(theirs > 0, theirs * (theirs.clamp_min(1e-300).log() - ours.clamp_min(1e-300).log()), 0.0)
-    return (told.sum(-1).mean(1) * counted).sum() / counted.sum()
+    divergence = torch.where(theirs > 0, theirs * (theirs.clamp_min(1e-300).log() - ours.clamp_min(1e-300).log()), 0.0)
+    return (divergence.sum(-1).mean(1) * counted).sum() / counted.sum()
 
 
 def _pair(architecture: str, **smaller: Any) -> tuple[Any, Any]:
@@ -35,7 +35,7 @@ def _pair(architecture: str, **smaller: Any) -> tuple[Any, Any]:
         ("llama", {"num_attention_heads": 2, "num_key_value_heads": 2}),
     ],
 )
-def test_attention_is_compared_as_transformers_tells_it(architecture: str, smaller: dict[str, Any]) -> None:
+def test_attention_is_compared_as_transformers_returns_it(architecture: str, smaller: dict[str, Any]) -> None:
     teacher, student = _pair(architecture, **smaller)
     blocks = [list(model.base_model.layers) for model in (student, teacher)]
     pairs = paired(len(blocks[0]), len(blocks[1]))

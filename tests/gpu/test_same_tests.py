@@ -23,7 +23,7 @@ if not torch.cuda.is_available():
 SAME = {
     test_engine: (
         "test_greedy_tokens_are_those_of_generate",
-        "test_stories_are_told_as_expected",
+        "test_stories_are_as_expected",
         "test_random_traffic_in_a_starved_cache",
         "test_beam_search_is_that_of_transformers",
         "test_beams_that_end_are_ranked_as_transformers_ranks_them",
@@ -36,8 +36,8 @@ SAME = {
     ),
     test_scoring: (
         "test_scores_are_transformers",
-        "test_prompt_logprobs_are_told_once_when_a_prompt_is_computed_again",
-        "test_a_model_whose_logits_are_not_numbers_is_told",
+        "test_prompt_logprobs_are_returned_once_when_a_prompt_is_computed_again",
+        "test_a_model_whose_logits_are_not_numbers_is_reported",
     ),
     test_text: ("test_an_engine_stops_at_strings_and_not_before_min_tokens",),
 }

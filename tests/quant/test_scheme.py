@@ -59,7 +59,7 @@ def test_schemes_without_groups_refuse_a_group_size() -> None:
         ("FP8_BLOCK", None, (128, 192), "block width of 128"),
     ],
 )
-def test_shapes_that_do_not_divide_are_told_with_a_way_out(
+def test_shapes_that_do_not_divide_are_reported_with_a_way_out(
     name: str, group: int | None, shape: tuple[int, int], hint: str
 ) -> None:
     sentence = resolve(name, group).shape_problem(*shape)

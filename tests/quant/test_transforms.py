@@ -261,7 +261,7 @@ def test_rotations_that_keep_the_mean() -> None:
     assert matrix.abs().max() < 0.9  # it does turn everything else
 
 
-def test_parts_are_turned_one_by_one() -> None:
+def test_parts_are_rotated_one_by_one() -> None:
     turn = Rotation.random(4, torch.Generator().manual_seed(9))
     rows = torch.randn(2, 12)
     expected = torch.cat([rows[:, i : i + 4].double() @ turn.matrix() for i in (0, 4, 8)], dim=1)
@@ -269,13 +269,13 @@ def test_parts_are_turned_one_by_one() -> None:
 
 
 def _peaks(rows: Tensor, matrix: Tensor) -> float:
-    """The objective of learned rotations, in float64: the mean squared 8-norm of the turned rows."""
+    """The objective of learned rotations, in float64: the mean squared 8-norm of the rotated rows."""
     turned = rows.double() @ matrix.double()
     return turned.pow(8).sum(1).pow(1 / 4).mean().item()
 
 
 def _hidden_signs(tokens: int, basis: Tensor, seed: int) -> Tensor:
-    """Rows that are ones and minus ones in some turned basis: no other basis has peaks as small."""
+    """Rows that are ones and minus ones in some rotated basis: no other basis has peaks as small."""
     generator = torch.Generator().manual_seed(seed)
     return (torch.randint(0, 2, (tokens, len(basis)), generator=generator).float() * 2 - 1) @ basis.T.float()
 

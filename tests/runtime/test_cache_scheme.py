@@ -164,8 +164,8 @@ def test_a_checkpoint_of_smelt_generates_what_transformers_generates(
     reference = AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32)
     prompts = [PROMPT[:5], PROMPT[5:28]]
     running = engine(made, quiet=False, kv_cache_bytes=1 << 22)
-    told = capsys.readouterr().err
-    assert f"keys and values are rounded to {numbers} with a fixed scale" in told
+    message = capsys.readouterr().err
+    assert f"keys and values are rounded to {numbers} with a fixed scale" in message
     outputs = running.generate(prompts, SamplingParams(max_tokens=16, temperature=0, ignore_eos=True))
     for prompt, output in zip(prompts, outputs, strict=True):
         options: dict[str, Any] = {"max_new_tokens": 16, "min_new_tokens": 16, "do_sample": False}

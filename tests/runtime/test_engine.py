@@ -58,7 +58,7 @@ def test_greedy_tokens_are_those_of_generate(architecture: str, tmp_path: Path) 
     running.cache.check([])
 
 
-def test_stories_are_told_as_expected(shared: Path) -> None:
+def test_stories_are_as_expected(shared: Path) -> None:
     path = shared / "models" / "stories260K"
     running = engine(path, max_sequences=1)
     output = running.generate([1], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))[0]
@@ -206,8 +206,8 @@ def test_beams_are_changed_and_stopped_as_transformers_does() -> None:
                 own = rows.gather(-1, whole[0, tokens.shape[1] :, None])[:, 0]
                 assert completion.total_logprob == pytest.approx(own.sum().item(), abs=1e-3)
                 assert completion.logprobs is not None
-                for place, told in enumerate(completion.logprobs):
-                    assert told[completion.tokens[place]] == pytest.approx(own[place].item(), abs=1e-4)
+                for place, logprobs in enumerate(completion.logprobs):
+                    assert logprobs[completion.tokens[place]] == pytest.approx(own[place].item(), abs=1e-4)
                 if isinstance(completion.stopped_by, str):
                     assert completion.stopped_by in stops
                     assert completion.text is not None
@@ -244,11 +244,11 @@ def test_log_probabilities_are_the_models_own(small: tuple[PreTrainedModel, Path
         assert found.prompt_logprobs is not None
         assert len(found.prompt_logprobs) == len(prompt) - 1
         every = [*found.prompt_logprobs, *completion.logprobs]
-        for place, told in enumerate(every):
-            assert whole[place + 1] in told
+        for place, logprobs in enumerate(every):
+            assert whole[place + 1] in logprobs
             best = expected[place].topk(2 if place < len(prompt) - 1 else 3).indices.tolist()
-            assert set(best) <= set(told)
-            for token, value in told.items():
+            assert set(best) <= set(logprobs)
+            for token, value in logprobs.items():
                 assert value == pytest.approx(expected[place, token].item(), abs=1e-4)
         total = sum(expected[len(prompt) - 1 + i, t].item() for i, t in enumerate(completion.tokens))
         assert completion.total_logprob == pytest.approx(total, abs=1e-3)
@@ -414,9 +414,9 @@ def test_a_damaged_checkpoint_is_one_sentence(damage: Damage, sentence: str, tmp
 
 
 def test_it_explains_what_computes_what(small: tuple[PreTrainedModel, Path]) -> None:
-    told = engine(small[1]).explain()
-    assert told.keys() == {"head", "query, key, value", "attention out", "gate, up", "down"}
-    assert all("F.linear" in kernel for kernel in told.values())
+    explanations = engine(small[1]).explain()
+    assert explanations.keys() == {"head", "query, key, value", "attention out", "gate, up", "down"}
+    assert all("F.linear" in kernel for kernel in explanations.values())
 
 
 def test_a_failing_step_ends_its_requests_and_the_engine_goes_on(small: tuple[PreTrainedModel, Path]) -> None:
@@ -455,8 +455,8 @@ def test_a_cache_in_fewer_bits_costs_little(kept: str, allowed: float, dtype: st
         tokens = running.tokenizer(4 * text).input_ids
         found = running.generate(tokens, params)[0].prompt_logprobs
         assert found is not None
-        told = [one[token] for one, token in zip(found, tokens[-len(found) :], strict=True)]
-        means[cache] = sum(told) / len(told)
+        logprobs = [one[token] for one, token in zip(found, tokens[-len(found) :], strict=True)]
+        means[cache] = sum(logprobs) / len(logprobs)
         halved = running.reservation.cache / running.reservation.positions
     per_position = 2 * 6 * 4 * (32 + 4)  # layers, heads, numbers and a scale
     assert halved == per_position

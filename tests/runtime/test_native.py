@@ -194,9 +194,9 @@ def test_what_a_trial_of_matrix_tiles_ends_with(
 
     monkeypatch.setattr(library.subprocess, "run", run)
     for _ in range(2):
-        told: list[str] = []
-        assert library._tiles_are_right(tmp_path / "library.so", told.append) == right
-        assert (said is None and not told) or (said is not None and said in told[0])
+        messages: list[str] = []
+        assert library._tiles_are_right(tmp_path / "library.so", messages.append) == right
+        assert (said is None and not messages) or (said is not None and said in messages[0])
     assert len(runs) == (1 if kept else 2)
     assert [file.read_text() for file in tmp_path.iterdir()] == ([kept] if kept else [])
 
@@ -431,9 +431,9 @@ def test_models_are_as_near_to_float32_as_transformers_in_bfloat16(
     prompts = [
         torch.randint(4, 4096, (length,), generator=torch.Generator().manual_seed(1)).tolist() for length in (60, 31)
     ]
-    told = {"config": config_for(path)} if "layer_sizes" in changes else {}
+    config = {"config": config_for(path)} if "layer_sizes" in changes else {}
     wide, narrow = (
-        AutoModelForCausalLM.from_pretrained(path, dtype=dtype, experts_implementation="eager", **told)
+        AutoModelForCausalLM.from_pretrained(path, dtype=dtype, experts_implementation="eager", **config)
         for dtype in (torch.float32, torch.bfloat16)
     )
     with torch.no_grad():

@@ -101,7 +101,7 @@ def test_samples_follow_the_distribution() -> None:
     assert ((found - expected).abs() <= 5 * (expected * (1 - expected) / count).sqrt()).all()
 
 
-def test_greedy_takes_the_largest_and_tells_its_probability() -> None:
+def test_greedy_takes_the_largest_and_returns_its_probability() -> None:
     rows = torch.stack([logits_of(i) for i in range(4)])
     sequences = [sequence_of([1], [], temperature=0, logprobs=2)] * 4
     found = sample(rows, logit_statistics(rows), [0, 1, 2, 3], sequences, frozenset(), 0)

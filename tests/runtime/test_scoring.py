@@ -91,7 +91,7 @@ def test_what_does_not_fit_into_the_cache_is_refused(tiny: Callable[..., Path]) 
         engine.score([([1] * 10, [2] * 12)])
 
 
-def test_prompt_logprobs_are_told_once_when_a_prompt_is_computed_again(tiny: Callable[..., Path]) -> None:
+def test_prompt_logprobs_are_returned_once_when_a_prompt_is_computed_again(tiny: Callable[..., Path]) -> None:
     path = tiny()
     alone = Engine(path, quiet=True)
     starved = Engine(
@@ -107,7 +107,7 @@ def test_prompt_logprobs_are_told_once_when_a_prompt_is_computed_again(tiny: Cal
     assert starved.scheduler.preemptions > 0
 
 
-def test_a_model_whose_logits_are_not_numbers_is_told(tiny: Callable[..., Path]) -> None:
+def test_a_model_whose_logits_are_not_numbers_is_reported(tiny: Callable[..., Path]) -> None:
     path = tiny()
     weights = AutoModelForCausalLM.from_pretrained(path).state_dict()
     weights["model.norm.weight"][0] = float("nan")

@@ -86,8 +86,8 @@ def test_linears_of_the_same_inputs_that_round_them_differently(
     for operators in (Operators(torch.float32), GpuOperators(torch.float32, torch.device("cpu"))):
         found = logits_in_pieces(made, [PROMPT], [[(0, 40)]], operators)[0]
         assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
-    told = engine(made).explain()
-    assert "inputs rounded to int8 with a fixed scale and zero-point" in told["attention out"]
+    explanations = engine(made).explain()
+    assert "inputs rounded to int8 with a fixed scale and zero-point" in explanations["attention out"]
     for lost, sentence in (("input_scale", "its input_scale is missing"), ("input_zero_point", "input_zero_point is")):
         kept = {name: value for name, value in tensors.items() if name != f"model.layers.1.mlp.up_proj.{lost}"}
         save_file(kept, made / "model.safetensors")
@@ -110,8 +110,8 @@ def test_a_trained_model_with_fixed_scales_on_the_cpu_kernels(scheme: str, recip
     pieces = [[(0, 20)], *([(0, 1)] for _ in range(len(text) - 20))]
     operators = NativeOperators(kernels, exact=False)
     for role, linear in Model(Checkpoint(made), operators).linears().items():
-        told = "weights, inputs rounded to int8 with a fixed scale"
-        assert role == "head" or (linear.explain().startswith("Smelt's kernel, int") and told in linear.explain())
+        expected = "weights, inputs rounded to int8 with a fixed scale"
+        assert role == "head" or (linear.explain().startswith("Smelt's kernel, int") and expected in linear.explain())
     found = logits_in_pieces(made, [text], pieces, operators)[0]
     assert (found - expected).norm() <= 3e-2 * expected.norm()
 

@@ -48,7 +48,7 @@ def continuations(**_: object) -> Splits:
     """Several items a passage: its text up to a sentence about its middle, and four sentences that may follow.
 
     The wrong ones are those of other passages, at the same cut, whose lengths come closest to the right one's: longer
-    or shorter answers would tell themselves apart.
+    or shorter answers would give themselves away.
     """
     texts = [passage["text"] for passage in _passages()]
     cuts = [_cuts(text) for text in texts]

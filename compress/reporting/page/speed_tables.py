@@ -90,7 +90,7 @@ def _speed_tables(report: ReportData) -> list[Table]:
 
 
 def _kernel_tables(report: ReportData) -> list[Kernels]:
-    """What computes each linear, by model; models that agree are told once."""
+    """What computes each linear, by model; models that agree share a line."""
     groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for model in report.models:
         if model.speed is not None and model.speed.kernels:

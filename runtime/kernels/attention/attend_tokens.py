@@ -216,7 +216,7 @@ def _attend_tokens(
     out,
     sums,
     arrived,
-    turn_rows,
+    rotary_rows,
     cosines,
     sines,
     query_weight,
@@ -267,16 +267,16 @@ def _attend_tokens(
         token = tl.load(rows + sequence)
         table = tables + sequence.to(tl.int64) * tables_stride
         if STORES:
-            turn = 0
+            rotary_row = 0
             if HALF > 0:
-                turn = tl.load(turn_rows + token)
+                rotary_row = tl.load(rotary_rows + token)
             tile = prepared(
                 x + token.to(tl.int64) * x_stride,
                 head,
                 query_weight,
                 key_weight,
-                cosines + turn.to(tl.int64) * HALF if HALF > 0 else cosines,
-                sines + turn.to(tl.int64) * HALF if HALF > 0 else sines,
+                cosines + rotary_row.to(tl.int64) * HALF if HALF > 0 else cosines,
+                sines + rotary_row.to(tl.int64) * HALF if HALF > 0 else sines,
                 hadamard,
                 QUERIES,
                 SHARED,
@@ -386,7 +386,7 @@ class Storing:
     """What is done to a step's queries and keys on the way in."""
 
     norms: HeadNorms | None
-    turns: RotaryTables | None
+    rotary: RotaryTables | None
 
 
 def launches(
@@ -413,7 +413,7 @@ def launches(
         "LEAST": tile.least,
     }
     preparation, how = preparing(
-        heads, cache, *((None, None) if storing_too is None else (storing_too.norms, storing_too.turns)), x.dtype
+        heads, cache, *((None, None) if storing_too is None else (storing_too.norms, storing_too.rotary)), x.dtype
     )
     arguments: dict[str, Tensor | int | None] = {
         **preparation,
@@ -517,12 +517,12 @@ def _stored_case(case: AttentionCase, norm: str, half: int) -> Case:
         runs = Runs(rows, torch.ones_like(rows), stops, tables)
         width = (heads.queries + 2 * heads.shared) * heads.size
         x = torch.randn(len(rows), width, generator=draw, device=draw.device).to(device, case.dtype)
-        norms, turns = shape.norms(draw, device), shape.turns(draw, device)
+        norms, rotary = shape.norms(draw, device), shape.rotary(draw, device)
         before, after = cache.copied(), cache.copied()
         last = (stops - 1).long()
         blocks = tables[rows.long(), last // cache.block]
         slots = (blocks * cache.block + last % cache.block).int()
-        queries = rotate_and_store(x, heads, before, slots, norms, turns)
+        queries = rotate_and_store(x, heads, before, slots, norms, rotary)
         expected = reference(queries, heads, before, runs)
         target = replace(target_of(device), units=3 * heads.shared)
         if not target.splits:
@@ -531,7 +531,7 @@ def _stored_case(case: AttentionCase, norm: str, half: int) -> Case:
         def compute() -> Tensor:
             out = poisoned(len(rows), heads.queries * heads.size, case.dtype, device)
             tile = TokenTile(16, 1, 4, 1, 1)
-            attend_tokens(x, heads, after, runs, out, storing_too=Storing(norms, turns), tile=tile, target=target)
+            attend_tokens(x, heads, after, runs, out, storing_too=Storing(norms, rotary), tile=tile, target=target)
             same = [
                 torch.equal(one.view(torch.uint8), other.view(torch.uint8))
                 for one, other in zip(before.parts(), after.parts(), strict=True)

@@ -55,10 +55,10 @@ class Launch:
     stages: int
 
     def run(self) -> None:
-        """Launch it where its tensors are; or only tell of it, while launches are :func:`noted`."""
-        heard = _HEARD.get()
-        if heard is not None:
-            heard(self)
+        """Launch it where its tensors are; or only report it, while launches are :func:`noted`."""
+        observer = _OBSERVER.get()
+        if observer is not None:
+            observer(self)
             return
         overlapped = overlaps()
         self.function[self.grid](**self.arguments, **self._constants(overlapped), **self.options(overlapped))
@@ -75,7 +75,7 @@ class Launch:
         self.function.warmup(**shapes, **self._constants(overlapped), grid=self.grid, **self.options(overlapped))
 
     def options(self, overlapped: bool) -> dict[str, Any]:
-        """What Triton is told beside the arguments; part of what it looks compiled kernels up by."""
+        """Triton's options beside the arguments; part of the key of compiled kernels."""
         options: dict[str, Any] = {"num_warps": self.warps, "num_stages": self.stages}
         return {**options, "launch_pdl": True} if overlapped else options
 
@@ -106,21 +106,21 @@ class Launch:
 
 
 # Of its own thread: another's launches go on.
-_HEARD: ContextVar[Callable[[Launch], object] | None] = ContextVar("heard", default=None)
+_OBSERVER: ContextVar[Callable[[Launch], object] | None] = ContextVar("observer", default=None)
 
 
 @contextmanager
-def noted(heard: Callable[[Launch], object]) -> Iterator[None]:
+def noted(observer: Callable[[Launch], object]) -> Iterator[None]:
     """Launch nothing inside; outputs hold whatever was in their memory.
 
     Args:
-        heard: is told what would have been launched; what keeps it keeps its tensors.
+        observer: called with each launch instead; what keeps it keeps its tensors.
     """
-    before = _HEARD.set(heard)
+    before = _OBSERVER.set(observer)
     try:
         yield
     finally:
-        _HEARD.reset(before)
+        _OBSERVER.reset(before)
 
 
 # Programmatic dependent launch

@@ -12,17 +12,18 @@ from typing import Any
 import torch
 import triton
 
+from ....system.progress import Log
 from .launch import GENERAL, Launch, noted
 
 _EVERY = 25  # kernels between two notices
 
 
 @contextmanager
-def compiling(told: Callable[[str], object]) -> Iterator[Callable[[Launch], None]]:
+def compiling(log: Log) -> Iterator[Callable[[Launch], None]]:
     """Compile launches on all processors that this process may use; at the end all are there, for these launches and like ones.
 
     Args:
-        told: hears how far it is, how many did not compile, and why the first did not.
+        log: gets progress, how many kernels did not compile, and the first error.
 
     Yields:
         What takes a launch; those that share a compilation are compiled once.
@@ -37,7 +38,7 @@ def compiling(told: Callable[[str], object]) -> Iterator[Callable[[Launch], None
         known.add(kind)
         try:
             launch.warm()
-        except Exception as error:  # whoever launches it is told
+        except Exception as error:  # launching it raises the error again
             failures.append(error)
 
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -47,7 +48,7 @@ def compiling(told: Callable[[str], object]) -> Iterator[Callable[[Launch], None
             yield take
             for i, _ in enumerate(as_completed(mode.raw_futures), 1):
                 if i % _EVERY == 0:
-                    told(f"compiled {i} of {len(mode.raw_futures)} kernels, {time.monotonic() - begun:.0f} s")
+                    log(f"compiled {i} of {len(mode.raw_futures)} kernels, {time.monotonic() - begun:.0f} s")
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             mode.raw_futures.clear()
@@ -55,19 +56,19 @@ def compiling(told: Callable[[str], object]) -> Iterator[Callable[[Launch], None
         failures += [error for error in (future.exception() for future in mode.raw_futures) if error is not None]
     if failures:
         first = f"{type(failures[0]).__name__}: {(str(failures[0]).strip().splitlines() or [''])[-1]}"
-        told(f"{len(failures)} of {len(known)} did not compile ahead; the first: {first[:200]}")
+        log(f"{len(failures)} of {len(known)} did not compile ahead; the first: {first[:200]}")
 
 
-def precompile(launches: Iterable[Launch], told: Callable[[str], object]) -> None:
+def precompile(launches: Iterable[Launch], log: Log) -> None:
     """The same for launches that are known, with tensors or on ``meta``."""
-    with compiling(told) as take:
+    with compiling(log) as take:
         for launch in launches:
             take(launch)
 
 
-def precompile_work(works: Iterable[Callable[[], object]], told: Callable[[str], object]) -> None:
+def precompile_work(works: Iterable[Callable[[], object]], log: Log) -> None:
     """The same for whatever ``works`` would launch; torch's own operators in them do run, on whatever is in the memory."""
-    with compiling(told) as take, noted(take):
+    with compiling(log) as take, noted(take):
         for work in works:
             work()
 

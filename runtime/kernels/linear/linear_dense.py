@@ -3,7 +3,7 @@
 The weight stays as it is stored, one row after another, so that :func:`torch.nn.functional.linear` can
 multiply many rows by the same memory. As elsewhere it is the left operand: of a step's few rows 8 are
 enough to fill the right one. Rows of several experts come here however many they are: torch's products
-would wait to hear how many each expert has.
+would wait to know how many each expert has.
 """
 
 from __future__ import annotations

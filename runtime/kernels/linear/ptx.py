@@ -199,8 +199,8 @@ def _integer(
     found = write.pick(write.shift(word, shift), ((1 << bits) - 1) << at, half.bits(half.units))
     if high is not None:
         # The bit after the word's last is its first.
-        turned = shift - 16 if place + 2 >= 16 else shift
-        found = write.pick(write.shift(high, turned), 1 << (at + 2), found)
+        shift_high = shift - 16 if place + 2 >= 16 else shift
+        found = write.pick(write.shift(high, shift_high), 1 << (at + 2), found)
     return write.fma(found, 2.0**-at, -(half.units * 2.0**-at + offset), to)
 
 

@@ -74,7 +74,7 @@ class LayerCache:
             "KIND": self.kind.removesuffix(" fnuz"),
         }
 
-    def turned(self) -> int:
+    def rotated(self) -> int:
         """How many numbers of a key are rotated together; 0 for none."""
         return min(64, self.size & -self.size) if BY_KIND[self.kind].rotated else 0
 

@@ -95,12 +95,12 @@ def prepared(
     inside = (row < GROUP + 2)[:, None] & (column < D)[None, :]
     pointers = x + of_head[:, None] * D
     values = tl.load(pointers + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    turned = column < 2 * HALF
+    rotated = column < 2 * HALF
     # Each number's partner is loaded once more, instead of being fetched from another thread.
     other = tl.where(column < HALF, column + HALF, column - HALF)
     partners = tl.zeros([ROWS, DP], tl.float32)
     if HALF > 0:
-        partners = tl.load(pointers + other[None, :], mask=inside & turned[None, :], other=0.0).to(tl.float32)
+        partners = tl.load(pointers + other[None, :], mask=inside & rotated[None, :], other=0.0).to(tl.float32)
     found = values
     if NORM != "none":
         if NORM == "head":
@@ -118,8 +118,8 @@ def prepared(
         found = values * inverse[:, None]
         if HALF > 0:
             swapped = tl.load(
-                query_weight + at[:, None] + other[None, :], mask=is_query & turned[None, :], other=0.0
-            ) + tl.load(key_weight + at[:, None] + other[None, :], mask=of_key & turned[None, :], other=0.0)
+                query_weight + at[:, None] + other[None, :], mask=is_query & rotated[None, :], other=0.0
+            ) + tl.load(key_weight + at[:, None] + other[None, :], mask=of_key & rotated[None, :], other=0.0)
             partners = partners * inverse[:, None]
             if ROUNDS_FIRST:
                 partners = partners.to(NARROW).to(tl.float32) * swapped.to(NARROW).to(tl.float32)
@@ -133,8 +133,8 @@ def prepared(
         found = found.to(NARROW).to(tl.float32)
     if HALF > 0:
         frequency = tl.where(column < HALF, column, column - HALF)
-        cosine = tl.load(cosines + frequency, mask=turned, other=1.0).to(tl.float32)
-        sine = tl.load(sines + frequency, mask=turned, other=0.0).to(tl.float32)
+        cosine = tl.load(cosines + frequency, mask=rotated, other=1.0).to(tl.float32)
+        sine = tl.load(sines + frequency, mask=rotated, other=0.0).to(tl.float32)
         sine = tl.where(column < HALF, -sine, sine)
         found = found * cosine[None, :] + partners * sine[None, :]
         found = found.to(NARROW).to(tl.float32)
@@ -157,7 +157,7 @@ def _rotate_and_store(
     key_scales,
     value_scales,
     slots,
-    turn_rows,
+    rotary_rows,
     cosines,
     sines,
     query_weight,
@@ -186,16 +186,16 @@ def _rotate_and_store(
     head = tl.program_id(1)
     slot = tl.load(slots + token)
     if slot >= 0:
-        turn = 0
+        rotary_row = 0
         if HALF > 0:
-            turn = tl.load(turn_rows + token)
+            rotary_row = tl.load(rotary_rows + token)
         tile = prepared(
             x + token.to(tl.int64) * x_stride,
             head,
             query_weight,
             key_weight,
-            cosines + turn.to(tl.int64) * HALF if HALF > 0 else cosines,
-            sines + turn.to(tl.int64) * HALF if HALF > 0 else sines,
+            cosines + rotary_row.to(tl.int64) * HALF if HALF > 0 else cosines,
+            sines + rotary_row.to(tl.int64) * HALF if HALF > 0 else sines,
             hadamard,
             QUERIES,
             SHARED,
@@ -218,14 +218,14 @@ def _rotate_and_store(
 
 
 def preparing(
-    heads: Heads, cache: LayerCache, norms: HeadNorms | None, turns: RotaryTables | None, dtype: torch.dtype
+    heads: Heads, cache: LayerCache, norms: HeadNorms | None, rotary: RotaryTables | None, dtype: torch.dtype
 ) -> tuple[dict[str, Tensor | int | None], dict[str, object]]:
     """Arguments and constants of :func:`prepared`, all but its input, of ``dtype``, and its rows."""
-    together = cache.turned()
+    together = cache.rotated()
     arguments: dict[str, Tensor | int | None] = {
-        "turn_rows": None if turns is None else turns.rows,
-        "cosines": None if turns is None else turns.cosines,
-        "sines": None if turns is None else turns.sines,
+        "rotary_rows": None if rotary is None else rotary.rows,
+        "cosines": None if rotary is None else rotary.cosines,
+        "sines": None if rotary is None else rotary.sines,
         "query_weight": None if norms is None else norms.queries,
         "key_weight": None if norms is None else norms.keys,
         "hadamard": _signs(together, dtype, cache.keys.device) if together else None,
@@ -233,7 +233,7 @@ def preparing(
     constants: dict[str, object] = {
         "QUERIES": heads.queries,
         "GROUP": heads.group,
-        "HALF": 0 if turns is None else turns.cosines.shape[-1],
+        "HALF": 0 if rotary is None else rotary.cosines.shape[-1],
         "NORM": "none" if norms is None else "whole" if norms.whole else "head",
         "EPS": 0.0 if norms is None else norms.eps,
         "ROUNDS_FIRST": norms is not None and norms.rounds_first,
@@ -249,12 +249,12 @@ def launch(
     cache: LayerCache,
     slots: Tensor,
     norms: HeadNorms | None,
-    turns: RotaryTables | None,
+    rotary: RotaryTables | None,
 ) -> Launch:
     """One step's, ready to run."""
-    arguments, constants = preparing(heads, cache, norms, turns, x.dtype)
+    arguments, constants = preparing(heads, cache, norms, rotary, x.dtype)
     # The product that rotates wants 16 rows.
-    rows = max(triton.next_power_of_2(heads.group + 2), 16 if cache.turned() else 1)
+    rows = max(triton.next_power_of_2(heads.group + 2), 16 if cache.rotated() else 1)
     arguments |= {"x": x, "queries": queries, "slots": slots, "x_stride": x.stride(0), **cache.arguments()}
     constants |= {"ROWS": rows, **cache.constants(), **storing(cache)}
     warps = 4 if rows * padded(heads.size) >= 2048 else 1
@@ -267,7 +267,7 @@ def rotate_and_store(
     cache: LayerCache,
     slots: Tensor,
     norms: HeadNorms | None = None,
-    turns: RotaryTables | None = None,
+    rotary: RotaryTables | None = None,
 ) -> Tensor:
     """Queries ``[tokens, query heads x size]`` as attention wants them; keys and values go to the cache.
 
@@ -277,11 +277,11 @@ def rotate_and_store(
         cache: the layer's.
         slots: int32, where each token's key goes: a block's number times its size, and the place inside; -1 for nowhere.
         norms: of queries and keys.
-        turns: rotary positions; None if they are not rotated.
+        rotary: rotary positions; None if they are not rotated.
     """
     queries = torch.empty(x.shape[0], heads.queries * heads.size, dtype=x.dtype, device=x.device)
     if x.shape[0]:
-        launch(x, queries, heads, cache, slots, norms, turns).run()
+        launch(x, queries, heads, cache, slots, norms, rotary).run()
     return queries
 
 
@@ -374,7 +374,7 @@ class StoreCase:
         weights = [(1 + 0.3 * torch.randn(width, generator=draw, device=draw.device)).to(device) for width in widths]
         return HeadNorms(weights[0], weights[1], 1e-6, whole, self.rounds_first)
 
-    def turns(self, draw: torch.Generator, device: torch.device | str) -> RotaryTables | None:
+    def rotary(self, draw: torch.Generator, device: torch.device | str) -> RotaryTables | None:
         """Of positions that are all over the place."""
         if not self.half:
             return None
@@ -388,19 +388,19 @@ class StoreCase:
         heads = self.heads
         width = (heads.queries + 2 * heads.shared) * heads.size
         x = torch.randn(self.tokens, width, generator=draw, device=draw.device).to(device, self.dtype)
-        norms, turns = self.norms(draw, device), self.turns(draw, device)
+        norms, rotary = self.norms(draw, device), self.rotary(draw, device)
         blocks = -(-2 * self.tokens // self.block) + 1
         slots = torch.randperm(blocks * self.block, generator=draw, device=draw.device)[: self.tokens].int().to(device)
         slots[-1] = -1
         cache = layer_cache(blocks, heads.shared, self.block, heads.size, self.kind, self.dtype, device)
-        each = None if turns is None else (turns.cosines[turns.rows], turns.sines[turns.rows])
-        queries, keys, values = reference(x, heads, norms, *(each or (None, None)), cache.turned())
+        each = None if rotary is None else (rotary.cosines[rotary.rows], rotary.sines[rotary.rows])
+        queries, keys, values = reference(x, heads, norms, *(each or (None, None)), cache.rotated())
         written = slice(0, self.tokens - 1)
         places = slots[written].long()
         at = (places // self.block, slice(None), places % self.block)
 
         def compute() -> Tensor:
-            found = rotate_and_store(x, heads, cache, slots, norms, turns)
+            found = rotate_and_store(x, heads, cache, slots, norms, rotary)
             parts = [found[written].float().unflatten(-1, (-1, heads.size))]
             for exact, codes, scales in (
                 (keys, cache.keys, cache.key_scales),
@@ -420,7 +420,7 @@ class StoreCase:
         queries = torch.empty(self.tokens, heads.queries * heads.size, dtype=self.dtype, device=meta)
         cache = layer_cache(8, heads.shared, self.block, heads.size, self.kind, self.dtype, meta)
         slots = torch.empty(self.tokens, dtype=torch.int32, device=meta)
-        return launch(x, queries, heads, cache, slots, self.norms(draw, meta), self.turns(draw, meta))
+        return launch(x, queries, heads, cache, slots, self.norms(draw, meta), self.rotary(draw, meta))
 
     def case(self) -> Case:
         """For the checks."""

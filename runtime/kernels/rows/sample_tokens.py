@@ -252,24 +252,24 @@ def _survey_chunks(
 
 
 @triton.jit
-def _turned(bits):
+def _reordered(bits):
     """From a float's bits to its key, an integer in the order of floats; and back."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def _key_of(value):
-    return _turned(value.to(tl.int32, bitcast=True)).to(tl.int64)
+    return _reordered(value.to(tl.int32, bitcast=True)).to(tl.int64)
 
 
 @triton.jit
 def _value_of(key):
-    return _turned(key.to(tl.int32)).to(tl.float32, bitcast=True)
+    return _reordered(key.to(tl.int32)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _kept(scores, tokens, count, lowest, WHOLE: tl.constexpr, TILE: tl.constexpr):
-    """Move what is not below the lowest logit to the front of the row, in its order; tell how much that is.
+    """Move what is not below the lowest logit to the front of the row, in its order; return how many they are.
 
     ``WHOLE`` rows have not been moved before: each logit is at its token's place.
     """

@@ -86,14 +86,14 @@ class Tiles:
     """The tiles of one device.
 
     Attributes:
-        told: what they are for and whether they were measured, for people.
+        description: what they are for and whether they were measured, for people.
         target: the device.
         entries: for each kernel and format, shapes with their tiles.
         restore_rows: from how many rows on weights are restored for a plain product; 0 for never.
         tokens, prompts: of attention, where they were measured.
     """
 
-    told: str
+    description: str
     target: Target
     entries: dict[str, list[tuple[Shape, Tile]]]
     restore_rows: int = 0
@@ -174,7 +174,7 @@ def read(path: Path, target: Target) -> Tiles:
         attention = found.get("attention", {})
         tokens = {AttentionShape(**e["shape"]): TokenTile(**e["tile"]) for e in attention.get("attend_tokens", [])}
         prompts = {AttentionShape(**e["shape"]): PromptTile(**e["tile"]) for e in attention.get("attend_prompts", [])}
-        return Tiles(found["told"], target, entries, int(found["restore_rows"]), tokens, prompts)
+        return Tiles(found["description"], target, entries, int(found["restore_rows"]), tokens, prompts)
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: these are no tiles ({error})") from error
 
@@ -183,12 +183,12 @@ def text(tiles: Tiles, facts: dict[str, Any] | None = None) -> str:
     """A file's text; ``facts`` says how they were measured."""
 
     def listed(entries: Iterable[tuple[Any, Any]]) -> list[dict[str, Any]]:
-        def told(tile: Any) -> dict[str, Any]:
+        def fields(tile: Any) -> dict[str, Any]:
             return {name: value for name, value in vars(tile).items() if (name, value) != ("slices", 1)}
 
-        return [{"shape": vars(shape), "tile": told(tile)} for shape, tile in entries]
+        return [{"shape": vars(shape), "tile": fields(tile)} for shape, tile in entries]
 
-    data: dict[str, Any] = {"told": tiles.told, "measured": facts, "restore_rows": tiles.restore_rows}
+    data: dict[str, Any] = {"description": tiles.description, "measured": facts, "restore_rows": tiles.restore_rows}
     data["tiles"] = {kernel: listed(entries) for kernel, entries in tiles.entries.items()}
     attention = {"attend_tokens": tiles.tokens, "attend_prompts": tiles.prompts}
     measured = {kernel: listed(found.items()) for kernel, found in attention.items() if found}

@@ -182,11 +182,11 @@ def _machine_code(found: Any) -> str:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(found.asm["cubin"])
         tool = knobs.nvidia.cuobjdump.path
-        told = (
+        dumps = (
             subprocess.run([tool, option, path], capture_output=True, text=True, check=True).stdout
             for option in ("-res-usage", "-sass")
         )
-        return "\n".join(told)
+        return "\n".join(dumps)
 
 
 def _nvidia(code: str) -> tuple[int, int, Counter[str], int]:

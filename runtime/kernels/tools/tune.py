@@ -14,6 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
+from ....system.progress import Log
 from ..base.launch import Launch
 from ..base.precompile import precompile
 from ..base.targets import Target, target_of
@@ -28,7 +29,7 @@ class Tunable(Protocol):
         name: for people.
         stage: what is compiled together, before any of it is timed.
         listed: what its tile is listed under, for people.
-        turns: how often tiles around the best are tried.
+        rounds: how often tiles around the best are tried.
     """
 
     @property
@@ -38,13 +39,13 @@ class Tunable(Protocol):
     @property
     def listed(self) -> str: ...
     @property
-    def turns(self) -> int: ...
+    def rounds(self) -> int: ...
 
     def shipped(self, tiles: Tiles) -> Any:
         """The tile that it has now."""
         ...
 
-    def around(self, best: Any, turn: int, target: Target) -> list[Any]:
+    def around(self, best: Any, done: int, target: Target) -> list[Any]:
         """Tiles that may be faster than the best so far; the shipped one is the first best."""
         ...
 
@@ -80,54 +81,52 @@ class Found:
     finished: bool = True
 
 
-class NotHere(Exception):  # noqa: N818 - it is told, not debugged
+class NotHere(Exception):  # noqa: N818 - the user sees it as a message
     """There is no GPU to tune on, or its file cannot be written."""
 
 
-def tune(work: Sequence[Tunable], limit_s: float, told: Callable[[str], object]) -> Iterator[Found]:
+def tune(work: Sequence[Tunable], limit_s: float, log: Log) -> Iterator[Found]:
     """Time candidates of each shape on this machine's GPU, until time is up.
 
-    All shapes of a stage take their turns together, so that what a turn asks for is compiled on all processors at once.
+    All shapes of a stage go through their rounds together, so that a round's variants are compiled on all processors at once.
 
     Args:
         work: later ones may not be reached.
         limit_s: nothing is begun after so long.
-        told: hears of progress.
+        log: gets messages for the user.
 
     Yields:
-        The fastest tile of a shape, after each of its turns.
+        The fastest tile of a shape, after each of its rounds.
 
     Raises:
         NotHere: there is no GPU.
     """
     require_gpu()
-    yield from search(work, torch.device("cuda"), limit_s, told)
+    yield from search(work, torch.device("cuda"), limit_s, log)
 
 
-def search(
-    work: Sequence[Tunable], device: torch.device, limit_s: float, told: Callable[[str], object]
-) -> Iterator[Found]:
+def search(work: Sequence[Tunable], device: torch.device, limit_s: float, log: Log) -> Iterator[Found]:
     """:func:`tune` on a device."""
     target, start = target_of(device), time.monotonic()
     for stage in dict.fromkeys(one.stage for one in work):
         searches = [_Search(one, device, target) for one in work if one.stage == stage]
-        for turn in range(max(one.of.turns for one in searches)):
+        for done in range(max(one.of.rounds for one in searches)):
             if time.monotonic() - start > limit_s:
-                told(f"{stage}: turn {turn + 1} not reached in {limit_s:.0f} s")
+                log(f"{stage}: round {done + 1} not reached in {limit_s:.0f} s")
                 break
-            asked = [(one, one.asked(turn)) for one in searches if turn < one.of.turns]
+            asked = [(one, one.asked(done)) for one in searches if done < one.of.rounds]
             launches = [x for one, tiles in asked for tile in tiles for x in one.of.launches(tile, target)]
-            told(f"{stage}, turn {turn + 1}: compiling up to {len(launches)} variants")
-            precompile(launches, told)
+            log(f"{stage}, round {done + 1}: compiling up to {len(launches)} variants")
+            precompile(launches, log)
             for one, tiles in asked:
                 if time.monotonic() - start > limit_s:
-                    told(f"{one.of.name}: turn {turn + 1} not reached in {limit_s:.0f} s")
+                    log(f"{one.of.name}: round {done + 1} not reached in {limit_s:.0f} s")
                     continue
-                lives = one.take(tiles, told)
+                lives = one.take(tiles, log)
                 # What stopped the device would do so again.
-                best = one.found(finished=not lives or turn + 1 == one.of.turns)
+                best = one.found(finished=not lives or done + 1 == one.of.rounds)
                 if best is not None:
-                    told(f"{best.of.name}: {best.seconds * 1e6:.1f} us with {best.tile}")
+                    log(f"{best.of.name}: {best.seconds * 1e6:.1f} us with {best.tile}")
                     yield best
                 if not lives:
                     return
@@ -162,9 +161,9 @@ def write(found: Sequence[Found], restore_rows: int | None, path: Path | None = 
         "tuned": sorted({*known.get("tuned", []), *(one.of.listed for one in found)}),
         "finished": sorted({*finished(path), *(one.of.name for one in found if one.finished)}),
     }
-    told = f"{here['device']}; {', '.join(facts['tuned'])} measured by smelt kernels tune, others not"
+    description = f"{here['device']}; {', '.join(facts['tuned'])} measured by smelt kernels tune, others not"
     before = read(path, target_of(device)) if known else tiles_of(device)
-    tiles = replace(overlaid(before, found), told=told)
+    tiles = replace(overlaid(before, found), description=description)
     if restore_rows is not None:
         tiles = replace(tiles, restore_rows=restore_rows)
     try:
@@ -222,14 +221,14 @@ class _Search:
         self._calls: list[Callable[[Any], Tensor]] = []
         self._expected: Tensor | None = None
 
-    def asked(self, turn: int) -> list[Any]:
-        """What this turn tries, and no turn before did."""
+    def asked(self, done: int) -> list[Any]:
+        """The tiles of this round that no round before tried."""
         best = self._best() or self.of.shipped(tiles_of(self._device))
         return [
-            tile for tile in dict.fromkeys([best, *self.of.around(best, turn, self._target)]) if tile not in self._tried
+            tile for tile in dict.fromkeys([best, *self.of.around(best, done, self._target)]) if tile not in self._tried
         ]
 
-    def take(self, tiles: list[Any], told: Callable[[str], object]) -> bool:
+    def take(self, tiles: list[Any], log: Log) -> bool:
         """Time them; false if one stopped the device.
 
         What does not compute what the first tile does, which is the shipped one, is left out.
@@ -238,10 +237,10 @@ class _Search:
         for tile in tiles:
             self._tried[tile] = None
             try:
-                self._tried[tile] = self._seconds(tile, told)
+                self._tried[tile] = self._seconds(tile, log)
             except Exception as error:
                 if not device_lives():
-                    told(f"{self.of.name}: {tile} stopped the device ({error})")
+                    log(f"{self.of.name}: {tile} stopped the device ({error})")
                     return False
                 # It does not compile, or asks for too much.
         return True
@@ -256,7 +255,7 @@ class _Search:
         timed = {tile: taken for tile, taken in self._tried.items() if taken is not None}
         return min(timed, key=lambda tile: timed[tile]) if timed else None
 
-    def _seconds(self, tile: Any, told: Callable[[str], object]) -> float | None:
+    def _seconds(self, tile: Any, log: Log) -> float | None:
         if self._expected is not None:
             # What is freed here is what the outputs are written to, as a rule: what is not written shows.
             torch.full_like(self._expected, float("nan"))
@@ -265,6 +264,6 @@ class _Search:
             self._expected = got
         error = float((got.float() - self._expected.float()).norm())
         if not error <= 2e-2 * float(self._expected.float().norm()):
-            told(f"{self.of.name}: {tile} computes something else, and is left out")
+            log(f"{self.of.name}: {tile} computes something else, and is left out")
             return None
         return seconds([lambda call=call, tile=tile: call(tile) for call in self._calls], replays=5)

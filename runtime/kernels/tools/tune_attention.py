@@ -59,11 +59,11 @@ class AttentionTuning:
         return (tiles.of_prompts if self.prompts else tiles.of_tokens)(self.heads, _DTYPE, self.kind)
 
     @property
-    def turns(self) -> int:
+    def rounds(self) -> int:
         """All candidates at once."""
         return 1
 
-    def around(self, best: TokenTile | PromptTile, turn: int, target: Target) -> list[TokenTile | PromptTile]:
+    def around(self, best: TokenTile | PromptTile, done: int, target: Target) -> list[TokenTile | PromptTile]:
         """All candidates."""
         return self.candidates(target)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ....system.progress import Log
 from ..base.launch import Launch
 from ..base.targets import Target
 from ..linear import linear_bytes, linear_codes
@@ -32,7 +33,7 @@ _SPLITS = (1, 2, 3, 4, 5, 6, 8, 11, 16, 22, 32)
 # Thousands of programs of one or two warps that load all before they compute: far from the others, so tried as they are.
 _TINY = (Tile(16, 8, 128, 32, 1, 1, False), Tile(16, 8, 512, 8, 1, 1, False), Tile(32, 8, 512, 8, 2, 1, False))
 _COPIES = 2  # of a weight that is larger than the device's cache
-ROWS = (1, 16, 512, 64, 4, 32, 2048, 128)  # the most telling first, should time run out
+ROWS = (1, 16, 512, 64, 4, 32, 2048, 128)  # the most important first, should time run out
 FORMS = ("int4", "bytes-e4m3", "bf16", "bytes-int8", "int8")
 BYTES = {"bytes-int8": torch.int8, "bytes-e4m3": torch.float8_e4m3fn}
 _DENSE_ROWS = 64  # more are torch's
@@ -61,20 +62,20 @@ class LinearTuning:
         return self.case.tile_on(tiles)
 
     @property
-    def turns(self) -> int:
+    def rounds(self) -> int:
         """How often tiles around the best are tried."""
         return 4
 
-    def around(self, best: Tile, turn: int, target: Target) -> list[Tile]:
+    def around(self, best: Tile, done: int, target: Target) -> list[Tile]:
         """Tiles that may be faster than the best so far: other programs, iterations, splits, and programs once more."""
-        if turn in (0, 3):
+        if done in (0, 3):
             found = self._programs(best)
-            if turn == 0 and self.case.rows <= 8:
+            if done == 0 and self.case.rows <= 8:
                 found += [replace(tile, step=128) if isinstance(self.case, BytesCase) else tile for tile in _TINY]
-            if turn == 3:  # as many programs in all
+            if done == 3:  # as many programs in all
                 found = [replace(tile, split=max(1, best.split * tile.outputs // best.outputs)) for tile in found]
         else:
-            found = self._iterations(best) if turn == 1 else self._splits(best, target)
+            found = self._iterations(best) if done == 1 else self._splits(best, target)
         return self._of(found, target)
 
     def _programs(self, tile: Tile) -> list[Tile]:
@@ -182,12 +183,12 @@ def linears(
     ]
 
 
-def restoring_pays_from(found: Sequence[Found], told: Callable[[str], object]) -> int | None:
+def restoring_pays_from(found: Sequence[Found], log: Log) -> int | None:
     """From how many rows on restoring int4 weights for torch's product is faster than multiplying them, over all shapes.
 
     Args:
         found: what was tuned; what it found for int4 is compared.
-        told: hears of progress.
+        log: gets messages for the user.
 
     Returns:
         0 for never; None if nothing could be compared.
@@ -203,7 +204,7 @@ def restoring_pays_from(found: Sequence[Found], told: Callable[[str], object]) -
         x = torch.randn(case.rows, case.columns, dtype=torch.bfloat16, device=device)
         out = torch.empty(case.outputs, case.columns, dtype=torch.bfloat16, device=device)
         taken = seconds([lambda x=x, w=weight, out=out: functional.linear(x, restore_codes(w, x.dtype, out))] * 4)
-        told(f"{case.name}: {taken * 1e6:.1f} us restored, {one.seconds * 1e6:.1f} us as codes")
+        log(f"{case.name}: {taken * 1e6:.1f} us restored, {one.seconds * 1e6:.1f} us as codes")
         codes[case.rows] = codes.get(case.rows, 0) + one.seconds
         restored[case.rows] = restored.get(case.rows, 0) + taken
         del weight, x, out

@@ -36,7 +36,7 @@ class MockDriver:
 
     Attributes:
         launched: kernels' names, in order.
-        seen: is told of each launch: the kernel's name, and its arguments by name.
+        seen: called with each launch: the kernel's name, and its arguments by name.
         arch: that is compiled for.
     """
 

@@ -55,9 +55,9 @@ def rehearse_cases(driver: MockDriver, every: int) -> list[str]:
     for kernel in KERNELS:
         mine = [case for case in kernel.cases if not case.targets or TARGET.name in case.targets]
         chosen = [case for large in (False, True) for case in [c for c in mine if c.large == large][::every]]
-        told: list[str] = []
-        precompile([case.launch(TARGET) for case in chosen if case.launch], told.append)
-        failures += [f"{kernel.name}: {line}" for line in told if "did not compile" in line]
+        messages: list[str] = []
+        precompile([case.launch(TARGET) for case in chosen if case.launch], messages.append)
+        failures += [f"{kernel.name}: {line}" for line in messages if "did not compile" in line]
         for case in chosen:
             before = len(driver.launched)
             wrong = _failure(lambda case=case: _carry_out(case))

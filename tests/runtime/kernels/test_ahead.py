@@ -217,7 +217,7 @@ def test_a_step_asks_the_host_for_nothing(both: Callable[..., tuple[Engine, Engi
     ("options", "sentence"),
     [({"block_size": 8}, "block_size is 8; on a GPU it must be a multiple of 16")],
 )
-def test_options_that_the_kernels_cannot_take_are_told(
+def test_options_that_the_kernels_cannot_take_are_reported(
     options: dict[str, Any], sentence: str, both: Callable[..., tuple[Engine, Engine]]
 ) -> None:
     with pytest.raises(RuntimeProblem, match=sentence):

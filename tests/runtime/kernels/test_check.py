@@ -70,15 +70,15 @@ from smelt.runtime.kernels.rows.quantize_rows import KERNEL
 from smelt.runtime.kernels.base.targets import TARGETS
 from smelt.runtime.kernels.tiles.tile import Tile
 
-def told(case, target, **changes):
+def show(case, target, **changes):
     print("; ".join(compile_build("", replace(case.build(), **changes), TARGETS[target]).faults))
 
 case = CodesCase("int4", 64, 4096, 4096, 128, torch.bfloat16)
 if __name__ == "__main__":
-    told(replace(case, tile=Tile(128, 128, 256, 2, 8, 5, True)), "sm_90")
-    told(replace(case, tile=Tile(64, 128, 64, 2, 1, 3, True)), "sm_90")
-    told(replace(case, tile=Tile(64, 16, 64, 2, 8, 3, False)), "sm_90")
-    told(replace(case, tile=Tile(96, 16, 64, 2, 4, 3, False)), "sm_90")
+    show(replace(case, tile=Tile(128, 128, 256, 2, 8, 5, True)), "sm_90")
+    show(replace(case, tile=Tile(64, 128, 64, 2, 1, 3, True)), "sm_90")
+    show(replace(case, tile=Tile(64, 16, 64, 2, 8, 3, False)), "sm_90")
+    show(replace(case, tile=Tile(96, 16, 64, 2, 4, 3, False)), "sm_90")
     print("; ".join(compile_build("", replace(KERNEL.builds[0], matrix=True), TARGETS["sm_80"]).faults))
 """
 
@@ -94,7 +94,7 @@ def test_each_gate_falls() -> None:
 
 
 @pytest.mark.parametrize(("option", "name"), [("--target", "sm_70"), ("--kernel", "attention")])
-def test_unknown_names_are_told(option: str, name: str) -> None:
+def test_unknown_names_are_show(option: str, name: str) -> None:
     done = here("check", option, name)
     assert done.exit_code == 1
     assert done.stderr.startswith(f"smelt: unknown {option[2:]} '{name}'; known: ")

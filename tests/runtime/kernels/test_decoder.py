@@ -69,7 +69,7 @@ def test_logits_are_those_of_transformers(architecture: str, changes: dict[str, 
 
 @pytest.mark.parametrize(("architecture", "dtype"), [("qwen3_moe", torch.float16), ("mixtral", torch.bfloat16)])
 def test_plain_experts_are_computed_together(architecture: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """In two launches that do not wait to hear which experts were chosen, so that steps can be captured."""
+    """In two launches that do not wait to know which experts were chosen, so that steps can be captured."""
     model = make_model(architecture, dtype, num_hidden_layers=1, vocab_size=512)
     path = save_model(model, tmp_path)
     prompt = [token % 512 for token in PROMPTS[1]]

@@ -96,9 +96,12 @@ def test_experts_that_are_computed_plainly_are_computed_together(stored: str) ->
         expected[token] += shares[token, place].double() * found
     found = experts(x, chosen, shares)
     assert (found - expected).norm() <= 3e-3 * expected.norm()
-    told = {linear.explain() for linear in experts.linears().values()}
+    explanations = {linear.explain() for linear in experts.linears().values()}
     how = "Triton linear_dense, float16" + (", stored as int4" if stored == "int4" else "")
-    assert told == {f"{how}, then silu of the gate, all experts in one launch", f"{how}, all experts in one launch"}
+    assert explanations == {
+        f"{how}, then silu of the gate, all experts in one launch",
+        f"{how}, all experts in one launch",
+    }
     assert sum(linear.nbytes for linear in experts.linears().values()) == 3 * 2 * (96 * 64 + 64 * 48)
 
 
@@ -108,7 +111,7 @@ def test_no_rows_give_none() -> None:
     assert gate_rows(empty, "silu").shape == (0, 32)
 
 
-def test_what_cannot_be_is_told() -> None:
+def test_what_is_impossible_is_reported() -> None:
     with pytest.raises(ValueError, match=r"gate 'selu' is not known; known: none, silu, gelu_tanh, alone_relu"):
         is_gated("selu")
     with pytest.raises(ValueError, match=r"a weight of torch\.float32; the kernel takes 16-bit floats"):

@@ -71,9 +71,11 @@ def test_a_checkpoint_computes_what_it_does_without_kernels(
     # compares what each linear makes of the same inputs.
     allowed = 0.1 if scheme in TOLD else 1e-2
     assert (found - expected).norm() <= allowed * expected.norm()
-    told = {role: linear.explain() for role, linear in Model(Checkpoint(made.checkpoint), operators).linears().items()}
-    assert told.pop("head").startswith("Triton linear_dense, float16")
-    for role, explanation in told.items():
+    explanations = {
+        role: linear.explain() for role, linear in Model(Checkpoint(made.checkpoint), operators).linears().items()
+    }
+    assert explanations.pop("head").startswith("Triton linear_dense, float16")
+    for role, explanation in explanations.items():
         assert explanation.startswith("Triton linear_"), role
         assert TOLD.get(scheme, "float16 inputs") in explanation
         assert ("of the gate" in explanation) == (role.endswith("gate, up") and scheme != "FP8_BLOCK")

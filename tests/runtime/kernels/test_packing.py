@@ -114,7 +114,7 @@ def prepared(**changes: Any) -> codes_weight.CodesWeight:
         ("scales of torch.float64", {"scale": torch.ones(32, 2).double()}),
     ],
 )
-def test_what_the_kernel_cannot_take_is_told(what: str, changes: dict[str, Any]) -> None:
+def test_what_the_kernel_cannot_take_is_reported(what: str, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=what):
         prepared(**changes)
 

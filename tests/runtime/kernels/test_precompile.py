@@ -1,4 +1,4 @@
-"""Compiling ahead, on a machine without a GPU: Triton is told of one that it does not have."""
+"""Compiling ahead, on a machine without a GPU: Triton is given a target that it does not have."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ replace(case, tile=replace(case.tile, stages=4)).launch(TARGETS["sm_90"]).warm()
 def test_like_launches_are_compiled_once_and_found_later() -> None:
     """The second needs no compilation of its own, the third has a width that is no power of two, the last is another."""
     done = subprocess.run([sys.executable, "-c", ABSENT], env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    told, found = done.stdout.strip().splitlines()
-    assert told.startswith("1 of 2 did not compile ahead; the first: ")
-    assert "power of 2" in told
+    message, found = done.stdout.strip().splitlines()
+    assert message.startswith("1 of 2 did not compile ahead; the first: ")
+    assert "power of 2" in message
     assert found == "found", done.stderr
     assert "it was compiled again" in done.stderr

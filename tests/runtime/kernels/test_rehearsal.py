@@ -50,7 +50,7 @@ from smelt.runtime.kernels.tiles.tile import Tile
 from tests.runtime.kernels.mock_device import CUDA, mock_device
 from tests.runtime.kernels.mock_driver import MockDriver
 
-def told(work):
+def attempt(work):
     try:
         work()
         print("nothing")
@@ -60,12 +60,12 @@ def told(work):
 MockDriver().install()
 launch = DenseCase(3, 256, 512, torch.bfloat16, tile=Tile(64, 16, 64, 2, 4, 3, False)).launch(TARGETS["sm_90"])
 with mock_device():
-    told(launch.run)
-    told(replace(launch, arguments={**launch.arguments, "x": torch.empty(3, 512, dtype=torch.bfloat16)}).run)
-    told(replace(launch, arguments={**launch.arguments, "M": "3"}).run)
-    told(replace(launch, grid=(1, 1 << 16)).run)
-    told(lambda: torch.ones(3, device=CUDA) + torch.ones(3))
-    told(lambda: torch.ones(3, device=CUDA).numpy())
+    attempt(launch.run)
+    attempt(replace(launch, arguments={**launch.arguments, "x": torch.empty(3, 512, dtype=torch.bfloat16)}).run)
+    attempt(replace(launch, arguments={**launch.arguments, "M": "3"}).run)
+    attempt(replace(launch, grid=(1, 1 << 16)).run)
+    attempt(lambda: torch.ones(3, device=CUDA) + torch.ones(3))
+    attempt(lambda: torch.ones(3, device=CUDA).numpy())
 """
 
 

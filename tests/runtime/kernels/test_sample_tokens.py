@@ -342,7 +342,7 @@ def test_a_choice_depends_on_nothing_but_its_own_row() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_rows_without_a_finite_maximum_are_told_and_harm_no_others() -> None:
+def test_rows_without_a_finite_maximum_are_reported_and_harm_no_others() -> None:
     logits = logits_of(9, 300, seed=8)
     logits[1, 200] = float("nan")
     logits[2, 299] = float("inf")

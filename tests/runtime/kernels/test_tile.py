@@ -112,7 +112,7 @@ def test_many_rows_share_what_is_unpacked() -> None:
 def test_a_file_reads_back(tmp_path: Path) -> None:
     path = tmp_path / file_name("NVIDIA H100 80GB HBM3")
     assert path.name == "nvidia-h100-80gb-hbm3.json"
-    kept = replace(TILES, told="told", restore_rows=700)
+    kept = replace(TILES, description="description", restore_rows=700)
     kept = replace(kept, entries={**TILES.entries, "sliced": [(SHAPE, replace(FEW, slices=8))]})
     path.write_text(text(kept, {"device": "x"}))
     assert read(path, TARGETS["sm_90"]) == kept
@@ -120,9 +120,9 @@ def test_a_file_reads_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", ["{", "{}", '{"told": "", "restore_rows": 0, "tiles": {"linear": [{"shape": {}, "tile": {}}]}}']
+    "broken", ["{", "{}", '{"description": "", "restore_rows": 0, "tiles": {"linear": [{"shape": {}, "tile": {}}]}}']
 )
-def test_a_broken_file_is_told(tmp_path: Path, broken: str) -> None:
+def test_a_broken_file_is_reported(tmp_path: Path, broken: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(broken)
     with pytest.raises(ValueError, match=r"x\.json: these are no tiles"):
@@ -135,4 +135,4 @@ def test_the_interpreter_has_tiles() -> None:
 
 def test_untuned_tiles_say_so() -> None:
     for target in TARGETS.values():
-        assert "never measured" in tiles_of_target(target).told
+        assert "never measured" in tiles_of_target(target).description

@@ -108,7 +108,7 @@ def test_restoring_pays_where_it_is_faster_from_there_on(
     assert pays_from(codes, restored) == rows
 
 
-def test_the_most_telling_shapes_come_first() -> None:
+def test_the_most_important_shapes_come_first() -> None:
     found = linears(["int4", "bytes-int8", "bf16"])
     assert [one.case.rows for one in found[:15]] == [1] * 15
     assert len(set(found)) == len(found) == 2 * 5 * 8 + 5 * 5  # many rows of plain numbers are torch's
@@ -121,7 +121,7 @@ def _space(rows: int, form: str = "int4", outputs: int = 4096) -> list[Tile]:
     target = TARGETS["sm_90"]
     one = linears([form], [(outputs, 4096)], [rows])[0]
     best = one.shipped(tiles_of_target(target))
-    return [tile for turn in range(one.turns) for tile in one.around(best, turn, target)]
+    return [tile for turn in range(one.rounds) for tile in one.around(best, turn, target)]
 
 
 @pytest.mark.parametrize("form", ["int4", "int8", "bytes-int8", "bf16"])
@@ -145,7 +145,7 @@ def test_few_rows_are_tried_with_small_programs_and_many() -> None:
     assert (16, 1, 1, 32) in {(tile.outputs, tile.warps, tile.stages, tile.split) for tile in space}
     assert {tile.rows for tile in space} == {8, 16}
     assert {(tile.outputs, tile.slices) for tile in space} >= {(16, 8), (16, 4), (32, 4)}
-    # The last turn keeps as many programs as the best has.
+    # The last round keeps as many programs as the best has.
     again = linears(["int4"], [(4096, 4096)], [1])[0].around(Tile(64, 8, 256, 8, 4, 3, False), 3, TARGETS["sm_90"])
     assert {tile.outputs / tile.split for tile in again} == {64 / 8}
 
@@ -166,12 +166,12 @@ def test_linears_compile_ahead_what_they_time(form: str, tile: Tile, monkeypatch
 
 @dataclass(frozen=True)
 class _Made:
-    """A shape whose time is how far a tile is from 20, found in two turns; 7 leaves its outputs as they were."""
+    """A shape whose time is how far a tile is from 20, found in two rounds; 7 leaves its outputs as they were."""
 
     name: str
     stage: str = "made"
     listed: str = "made"
-    turns: int = 2
+    rounds: int = 2
 
     def shipped(self, tiles: Tiles) -> int:
         return 10
@@ -190,7 +190,7 @@ class _Made:
 
 
 def test_a_search_goes_on_around_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed, told, work = list[int](), list[str](), [_Made("a"), _Made("b")]
+    timed, messages, work = list[int](), list[str](), [_Made("a"), _Made("b")]
 
     def seconds(calls: list[Any], replays: int) -> float:
         tile = calls[0].__defaults__[-1]
@@ -198,8 +198,8 @@ def test_a_search_goes_on_around_the_best(monkeypatch: pytest.MonkeyPatch) -> No
         return abs(20 - tile)
 
     monkeypatch.setattr(tune, "seconds", seconds)
-    monkeypatch.setattr(tune, "precompile", lambda launches, told: None)
-    found = list(tune.search(work, torch.device("cpu"), 60, told.append))  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(tune, "precompile", lambda launches, log: None)
+    found = list(tune.search(work, torch.device("cpu"), 60, messages.append))  # pyright: ignore[reportArgumentType]
     assert [(one.of.name, one.tile, one.finished) for one in found] == [
         ("a", 15, False),
         ("b", 15, False),
@@ -207,8 +207,8 @@ def test_a_search_goes_on_around_the_best(monkeypatch: pytest.MonkeyPatch) -> No
         ("b", 19, True),
     ]
     assert timed == [10, 15, 9] * 2 + [22, 19] * 2  # none twice
-    assert sum("computes something else" in line for line in told) == 2
-    assert list(tune.search(work, torch.device("cpu"), -1, told.append)) == []  # pyright: ignore[reportArgumentType]
+    assert sum("computes something else" in line for line in messages) == 2
+    assert list(tune.search(work, torch.device("cpu"), -1, messages.append)) == []  # pyright: ignore[reportArgumentType]
 
 
 def test_what_is_finished_is_known_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
