@@ -21,10 +21,10 @@ from smelt.models.structure.open_model import OpenModel
 from smelt.prune.structure.axes import feed_forward, heads, hidden
 from smelt.prune.structure.drop_blocks import drop_blocks
 from smelt.prune.structure.slice_width import slice_width
-from smelt.runtime.measure.shape_time import Shape, decode_seconds, prompt_seconds
+from smelt.runtime.measure.shape_time import ModelShape, decode_seconds, prompt_seconds
 
 from .common import save
-from .random_model import Shape as RandomShape
+from .random_model import ModelShape as RandomShape
 from .random_model import build
 
 NAME = "pruning_speed"
@@ -91,8 +91,8 @@ def _smaller(model: OpenModel, case: dict[str, float]) -> OpenModel:
     return model
 
 
-def _shape(model: OpenModel) -> Shape:
-    return Shape(model.config, {name: model.weights.info(name).shape for name in model.weights.names()})
+def _shape(model: OpenModel) -> ModelShape:
+    return ModelShape(model.config, {name: model.weights.info(name).shape for name in model.weights.names()})
 
 
 def _operations(model: OpenModel, head: float) -> float:

@@ -18,7 +18,7 @@ import torch
 from smelt.distill.losses.options.base import LossOptions
 from smelt.distill.losses.probabilities import most_likely
 from smelt.distill.run.student import WholeModel
-from smelt.distill.training.batches import Batch
+from smelt.distill.training.batches import TrainingBatch
 from smelt.distill.training.objective import Distilling
 from smelt.distill.training.optimizer import MasterAdamW
 from smelt.distill.training.teachers import Comparison, ReadingTeacher, StoredTeacher
@@ -60,7 +60,7 @@ def ours(kind: str) -> Callable[[], None]:
             teacher = StoredTeacher(lambda _: (places, kept), 1.0)
     optimizer = MasterAdamW(student.trained(), 0.0)
     learner = Distilling(student.split, teacher)
-    batch = Batch(TOKENS, windows=torch.arange(BATCH))
+    batch = TrainingBatch(TOKENS, windows=torch.arange(BATCH))
     return lambda: _run(Trainer(learner, optimizer, lambda _: batch, TrainerSettings(STEPS, 1e-5), Nowhere()))
 
 

@@ -49,7 +49,7 @@ class LayerStats:
         return torch.maximum(self.high, -self.low)
 
 
-class Others(Protocol):
+class ProcessGroup(Protocol):
     """Processes that each see a share of the inputs."""
 
     def sum_(self, tensor: Tensor) -> None:
@@ -121,7 +121,7 @@ class StatsCollector:
                 self._shift.add(unrounded.reshape(rows.shape).float() - flat, flat)
         self._tokens += rows.shape[0]
 
-    def result(self, others: Others | None = None) -> LayerStats:
+    def result(self, others: ProcessGroup | None = None) -> LayerStats:
         """The statistics so far, with those of other processes. The collector must not be used afterwards."""
         if others is not None:
             self._add(others)
@@ -134,7 +134,7 @@ class StatsCollector:
         rows = torch.zeros(0, self._columns) if self._rows is None else self._rows[: self._filled]
         return LayerStats(hessian, rows, self._tokens, self._low, self._high, shift=shift, energy=energy)
 
-    def _add(self, others: Others) -> None:
+    def _add(self, others: ProcessGroup) -> None:
         mine = {"tokens": torch.tensor(self._tokens), "low": self._low, "high": self._high}
         if self._rows is not None:
             mine["rows"] = self._rows[: self._filled]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 
-class Choices(NamedTuple):
+class SchemeFields(NamedTuple):
     """What can be chosen of a scheme.
 
     Attributes:
@@ -19,23 +19,23 @@ class Choices(NamedTuple):
 
 # Each of these is written by Smelt, reloads through transformers and is tested to do so. W4A16_ASYM must be restored as
 # it is loaded: transformers 5.23 has no place for packed zero-points in a model that it keeps compressed.
-SCHEMES: dict[str, Choices] = {
-    "W4A16": Choices(group=128),
-    "W4A16_ASYM": Choices(group=128),
-    "W8A16": Choices(group=128),
-    "W8A8": Choices(inputs="int"),
-    "FP8_DYNAMIC": Choices(inputs="float"),
-    "FP8_BLOCK": Choices(),
-    "FP8": Choices(inputs="float"),
-    "W3A16": Choices(group=128),
-    "W2A16": Choices(group=128),
-    "W4A8": Choices(group=128, inputs="int"),
-    "W4AFP8": Choices(group=128, inputs="float"),
-    "W4A4": Choices(group=128),
-    "NVFP4A16": Choices(),
-    "NVFP4": Choices(),
-    "MXFP4A16": Choices(),
-    "MXFP4": Choices(),
+SCHEMES: dict[str, SchemeFields] = {
+    "W4A16": SchemeFields(group=128),
+    "W4A16_ASYM": SchemeFields(group=128),
+    "W8A16": SchemeFields(group=128),
+    "W8A8": SchemeFields(inputs="int"),
+    "FP8_DYNAMIC": SchemeFields(inputs="float"),
+    "FP8_BLOCK": SchemeFields(),
+    "FP8": SchemeFields(inputs="float"),
+    "W3A16": SchemeFields(group=128),
+    "W2A16": SchemeFields(group=128),
+    "W4A8": SchemeFields(group=128, inputs="int"),
+    "W4AFP8": SchemeFields(group=128, inputs="float"),
+    "W4A4": SchemeFields(group=128),
+    "NVFP4A16": SchemeFields(),
+    "NVFP4": SchemeFields(),
+    "MXFP4A16": SchemeFields(),
+    "MXFP4": SchemeFields(),
 }
 SUPPORTED = tuple(SCHEMES)
 # compressed-tensors' other presets.

@@ -19,7 +19,7 @@ from smelt.runtime.gpu.operators import GpuOperators
 from smelt.runtime.heads import Heads
 from smelt.runtime.kernels.base.targets import Target, target_of
 from smelt.runtime.kernels.tiles.attention_tiles import TokenTile
-from smelt.runtime.kernels.tiles.tile import Shape, Tile, Tiles, tiles_of_target
+from smelt.runtime.kernels.tiles.tile import LinearShape, Tile, Tiles, tiles_of_target
 from smelt.runtime.weights.matrix import FloatCodes, Matrix
 from torch import Tensor
 from transformers import AutoConfig
@@ -132,7 +132,7 @@ class _ChangedTiles(Tiles):
 
     changes: Changes = field(default_factory=dict)
 
-    def find(self, kernel: str, form: str, shape: Shape, block: int, row_tiles: int = 0) -> Tile:
+    def find(self, kernel: str, form: str, shape: LinearShape, block: int, row_tiles: int = 0) -> Tile:
         return replace(super().find(kernel, form, shape, block, row_tiles), **self.changes.get(kernel, {}))
 
     def of_tokens(self, heads: Heads, dtype: torch.dtype, kind: str) -> TokenTile:

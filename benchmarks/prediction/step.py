@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from smelt.runtime.cache_types import BY_NAME
-from smelt.runtime.engine.gpu_executor import GpuExecutor, Kind
+from smelt.runtime.engine.gpu_executor import GpuExecutor, StepKind
 from smelt.runtime.kernels.base.launch import Launch, noted
 from smelt.runtime.kernels.base.precompile import identity
 from smelt.runtime.kernels.base.targets import TARGETS
@@ -146,7 +146,7 @@ def step_of(asked: Asked, changes: Changes | None = None) -> Step:
             graphs=False,
         )
         with noted(recorder.launches.append), recorder:
-            executor._body(Kind(sequences, sequences, False, True))
+            executor._body(StepKind(sequences, sequences, False, True))
     cache = sum(part.nbytes for i in range(asked.size.layers) for part in store.layer(i).parts())
     return Step(recorder.launches, Lengths(sequences, context), model.nbytes() + cache)
 

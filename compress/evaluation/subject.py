@@ -18,13 +18,13 @@ from ...system.errors import RuntimeProblem, SmeltError
 from ...system.run_directory import digest
 from ..loaders.facts import facts_of_checkpoint
 from ..loaders.rules import loaders
-from ..results.result import Layer, Loader, ModelResult, Size, Training
-from .text import Reader
+from ..results.result import Layer, Loader, ModelResult, Size, TrainingRecord
+from .text import TextReader
 
 _COMPANIONS = (".json", ".model", ".txt", ".jinja", ".tiktoken", ".py")
 
 # From where the journal may keep activations to a reader of text and what to call it.
-OpenReader = Callable[[Path], tuple[Reader, str]]
+OpenReader = Callable[[Path], tuple[TextReader, str]]
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Subject:
                 for layer in worst_first(self._layers)
             ],
             training=[
-                Training.model_validate({"step": number, **step["training"]})
+                TrainingRecord.model_validate({"step": number, **step["training"]})
                 for number, step in enumerate(self.made.get("steps", []))
                 if "training" in step
             ],

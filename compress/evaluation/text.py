@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class HeadFunction(Protocol):
+class LogitsFunction(Protocol):
     """From what a model's last layer gives, ``[windows, length, width]``, to logits."""
 
     def __call__(self, hidden: Tensor) -> Tensor: ...
 
 
-class Reader(Protocol):
+class TextReader(Protocol):
     """A model that reads text: block by block, or with the runtime."""
 
     def final_hidden(self, tokens: Tensor, progress: Progress, description: str) -> ActivationStore: ...
 
-    def head(self) -> HeadFunction: ...
+    def head(self) -> LogitsFunction: ...
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Reading:
 
     excerpt: Excerpt
     store: ActivationStore
-    head: HeadFunction
+    head: LogitsFunction
     computed_by: str
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class Divergence:
         }
 
 
-def read(reader: Reader, excerpt: Excerpt, computed_by: str, name: str, progress: Progress) -> Reading:
+def read(reader: TextReader, excerpt: Excerpt, computed_by: str, name: str, progress: Progress) -> Reading:
     """Read an excerpt up to the output head."""
     store = reader.final_hidden(excerpt.windows.tokens, progress, f"{name} reads")
     return Reading(excerpt, store, reader.head(), computed_by)

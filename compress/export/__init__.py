@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .export import Exported, Written, export
+from .export import Exported, ExportResult, export
 from .targets import TARGETS
 
-__all__ = ["TARGETS", "Exported", "Written", "export"]
+__all__ = ["TARGETS", "Exported", "ExportResult", "export"]

@@ -21,12 +21,12 @@ from ...system.paths import named_path
 from ...system.progress import Progress
 from .dense import dense_entries
 from .source import Source
-from .targets import TARGETS, Target
+from .targets import TARGETS, ExportTarget
 
 _GGUF = "gguf"
 
 
-class Written(Protocol):
+class ExportResult(Protocol):
     """The result of an export: where it is, and sentences that a user should read."""
 
     @property
@@ -74,7 +74,7 @@ def export(
     fresh: bool = False,
     trust_remote_code: bool = False,
     progress: bool = True,
-) -> Written:
+) -> ExportResult:
     """Carry a quantized checkpoint over into another format, its codes bit for bit.
 
     Args:
@@ -142,7 +142,7 @@ def _is_our_gguf(path: Path) -> bool:
     return import_module(".gguf_file", __package__).written_by_smelt(path)
 
 
-def _export_gguf(source: ModelDirectory, output: Path, kind: str | None, show: Progress) -> Written:
+def _export_gguf(source: ModelDirectory, output: Path, kind: str | None, show: Progress) -> ExportResult:
     gguf = import_module(".gguf", __package__)
     raise_problems(gguf.gguf_problems(source.path, output, kind))
     found = gguf.export_gguf(source.path, output, kind=kind, progress=show)
@@ -150,7 +150,7 @@ def _export_gguf(source: ModelDirectory, output: Path, kind: str | None, show: P
     return found
 
 
-def _entries(source: Source, target: Target) -> list[Entry]:
+def _entries(source: Source, target: ExportTarget) -> list[Entry]:
     """Every tensor, those of a layer together and in the checkpoint's order as far as there is one."""
     entries: list[Entry] = [
         (name, source.weights.info(name), lambda name=name: source.weights.load(name))
@@ -164,7 +164,7 @@ def _entries(source: Source, target: Target) -> list[Entry]:
     return entries
 
 
-def _notes(source: Source, original: ModelDirectory, target: Target) -> list[str]:
+def _notes(source: Source, original: ModelDirectory, target: ExportTarget) -> list[str]:
     restored = [] if source.table is None else [f"{source.table.name} was restored, as no reader wants codes there"]
     return [*target.notes(source), *restored, *_cache_notes(original)]
 

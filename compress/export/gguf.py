@@ -25,7 +25,7 @@ from .gguf_architectures import ARCHITECTURES, Architecture, differences, shortc
 from .gguf_fields import fields_of
 from .gguf_file import WRITTEN_BY, GgufFile
 from .gguf_positions import Positions, positions_of
-from .gguf_storage import AUTO, EXACT, KINDS, REQUANTIZED, RESCALED, Kind, Stored, together
+from .gguf_storage import AUTO, EXACT, KINDS, REQUANTIZED, RESCALED, GGUFType, StoredTensor, together
 from .gguf_tensors import Large, Small, tensors_of
 from .gguf_tokenizer import Tokenizer, tokenizer_of
 
@@ -159,7 +159,7 @@ class _Opened:
         return [*shortcomings(self.architecture, spec, config.model_type), *positions.problems]
 
 
-def _write(opened: _Opened, target: Path, kind: Kind, progress: Progress) -> GgufRecord:
+def _write(opened: _Opened, target: Path, kind: GGUFType, progress: Progress) -> GgufRecord:
     record = GgufRecord(str(target))
     arch = MODEL_ARCH_NAMES[opened.architecture.arch]
     fields = fields_of(opened.checkpoint.config, opened.spec, opened.architecture) | opened.positions.fields
@@ -239,13 +239,13 @@ def _factor_name(tensor: Large) -> str:
     return tensor.name.removesuffix("weight") + "scale"
 
 
-def _factors(found: Stored, rows: int) -> Tensor:
+def _factors(found: StoredTensor, rows: int) -> Tensor:
     """One for each expert, or one: the rows of a matrix share theirs."""
     count = len(found.data) // rows
     return torch.ones(count) if found.factor is None else found.factor.view(count, rows)[:, 0]
 
 
-def _count(record: GgufRecord, found: Stored) -> None:
+def _count(record: GgufRecord, found: StoredTensor) -> None:
     carried = record.tensors.setdefault(found.type.name, Carried())
     carried.exact += found.how == EXACT
     carried.rescaled += found.how == RESCALED
@@ -283,7 +283,7 @@ def _counts(carried: Carried) -> list[str]:
     return said
 
 
-def _notes(record: GgufRecord, kind: Kind, larger: int) -> list[str]:
+def _notes(record: GgufRecord, kind: GGUFType, larger: int) -> list[str]:
     notes = []
     for name, carried in sorted(record.tensors.items()):
         if kind is AUTO and carried.requantized:

@@ -41,7 +41,7 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BlockLayout:
     """One of GGUF's integer formats.
 
     Attributes:
@@ -132,13 +132,13 @@ def _q6_k(blocks: Blocks) -> Tensor:
 
 # In the order in which they are tried: the smallest that holds a weight's codes is taken.
 LAYOUTS = (
-    Layout(GGMLQuantizationType.Q2_K, 256, 0, 3, _q2_k, affine=True, part=16, part_high=15),
-    Layout(GGMLQuantizationType.Q3_K, 256, -4, 3, _q3_k, part=16, part_low=-32, part_high=31),
-    Layout(GGMLQuantizationType.Q4_0, 32, -8, 7, _q4_0),
-    Layout(GGMLQuantizationType.Q4_K, 256, 0, 15, _q4_k, affine=True, part=32, part_high=63),
-    Layout(GGMLQuantizationType.Q4_1, 32, 0, 15, _q4_1, affine=True),
-    Layout(GGMLQuantizationType.Q5_0, 32, -16, 15, _q5_0),
-    Layout(GGMLQuantizationType.Q6_K, 256, -32, 31, _q6_k, part=16, part_low=-128, part_high=127),
-    Layout(GGMLQuantizationType.Q8_0, 32, -128, 127, _q8_0),
+    BlockLayout(GGMLQuantizationType.Q2_K, 256, 0, 3, _q2_k, affine=True, part=16, part_high=15),
+    BlockLayout(GGMLQuantizationType.Q3_K, 256, -4, 3, _q3_k, part=16, part_low=-32, part_high=31),
+    BlockLayout(GGMLQuantizationType.Q4_0, 32, -8, 7, _q4_0),
+    BlockLayout(GGMLQuantizationType.Q4_K, 256, 0, 15, _q4_k, affine=True, part=32, part_high=63),
+    BlockLayout(GGMLQuantizationType.Q4_1, 32, 0, 15, _q4_1, affine=True),
+    BlockLayout(GGMLQuantizationType.Q5_0, 32, -16, 15, _q5_0),
+    BlockLayout(GGMLQuantizationType.Q6_K, 256, -32, 31, _q6_k, part=16, part_low=-128, part_high=127),
+    BlockLayout(GGMLQuantizationType.Q8_0, 32, -128, 127, _q8_0),
 )
 BY_NAME = {layout.name: layout for layout in LAYOUTS}

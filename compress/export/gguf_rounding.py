@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .gguf_layouts import Blocks, Layout
+from .gguf_layouts import BlockLayout, Blocks
 
 # How far, in codes, a block's outermost number may be moved from the outermost code.
 _MOVES = [0.1 * step for step in range(-9, 10)]
@@ -13,7 +13,7 @@ _REFITS = 2
 _TINY = 1e-30
 
 
-def rounded(values: Tensor, layout: Layout) -> Blocks:
+def rounded(values: Tensor, layout: BlockLayout) -> Blocks:
     """Float32 ``[blocks, size]`` as blocks of a layout."""
     if layout.part:
         return _in_parts(values, layout)
@@ -26,7 +26,7 @@ def rounded(values: Tensor, layout: Layout) -> Blocks:
     return Blocks(_codes(values, scale.float(), layout).short(), scale)
 
 
-def _in_parts(values: Tensor, layout: Layout) -> Blocks:
+def _in_parts(values: Tensor, layout: BlockLayout) -> Blocks:
     """Parts are fitted by themselves; then their scales share a block's, and codes and scales are fitted in turn."""
     parts = values.unflatten(1, (-1, layout.part))
     count, each = parts.shape[0], parts.shape[1]
@@ -57,7 +57,7 @@ def _in_parts(values: Tensor, layout: Layout) -> Blocks:
     return Blocks(codes.short().flatten(1), scale, minimum, part_scale.to(torch.int32), part_minimum.to(torch.int32))
 
 
-def _symmetric(values: Tensor, layout: Layout) -> Tensor:
+def _symmetric(values: Tensor, layout: BlockLayout) -> Tensor:
     """The best scale of each row: its outermost number becomes about the outermost code."""
     outermost = _outermost(values)
     best, scale = torch.full_like(outermost, -1.0), torch.zeros_like(outermost)
@@ -110,7 +110,7 @@ def _two_factors(values: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor,
     return a, b
 
 
-def _codes(values: Tensor, scale: Tensor, layout: Layout) -> Tensor:
+def _codes(values: Tensor, scale: Tensor, layout: BlockLayout) -> Tensor:
     """The nearest codes, as floats would be rounded by whoever reads them."""
     return _rounded(values * _ratio(1.0, scale).unsqueeze(-1), layout.low, layout.high)
 

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType, quants
 from torch import Tensor
 
 from ...runtime.weights.matrix import Matrix
-from .gguf_layouts import BY_NAME, LAYOUTS, Blocks, Layout, joined
+from .gguf_layouts import BY_NAME, LAYOUTS, BlockLayout, Blocks, joined
 from .gguf_rounding import rounded
 
 EXACT, RESCALED, REQUANTIZED = "exact", "rescaled", "requantized"
@@ -30,7 +30,7 @@ _AT_ONCE = 1 << 20  # numbers that are encoded together
 
 
 @dataclass(frozen=True)
-class Kind:
+class GGUFType:
     """One way to store a whole model.
 
     Attributes:
@@ -45,23 +45,23 @@ class Kind:
 
 
 KINDS = {
-    "F32": Kind("F32", "F32", 0),
-    "F16": Kind("F16", "F16", 1),
-    "BF16": Kind("BF16", "BF16", 32),
-    "Q8_0": Kind("Q8_0", "Q8_0", 7),
-    "Q6_K": Kind("Q6_K", "Q6_K", 18),
-    "Q5_0": Kind("Q5_0", "Q6_K", 8),
-    "Q4_K": Kind("Q4_K", "Q6_K", 14),
-    "Q4_1": Kind("Q4_1", "Q6_K", 3),
-    "Q4_0": Kind("Q4_0", "Q6_K", 2),
-    "Q3_K": Kind("Q3_K", "Q6_K", 11),
-    "Q2_K": Kind("Q2_K", "Q6_K", 10),
+    "F32": GGUFType("F32", "F32", 0),
+    "F16": GGUFType("F16", "F16", 1),
+    "BF16": GGUFType("BF16", "BF16", 32),
+    "Q8_0": GGUFType("Q8_0", "Q8_0", 7),
+    "Q6_K": GGUFType("Q6_K", "Q6_K", 18),
+    "Q5_0": GGUFType("Q5_0", "Q6_K", 8),
+    "Q4_K": GGUFType("Q4_K", "Q6_K", 14),
+    "Q4_1": GGUFType("Q4_1", "Q6_K", 3),
+    "Q4_0": GGUFType("Q4_0", "Q6_K", 2),
+    "Q3_K": GGUFType("Q3_K", "Q6_K", 11),
+    "Q2_K": GGUFType("Q2_K", "Q6_K", 10),
 }
-AUTO = Kind(None, None, 1024)
+AUTO = GGUFType(None, None, 1024)
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A weight as bytes.
 
     Attributes:
@@ -80,7 +80,7 @@ class Stored:
     factor: Tensor | None = None
 
 
-def stored(matrix: Matrix, wanted: str | None) -> Stored:
+def stored(matrix: Matrix, wanted: str | None) -> StoredTensor:
     """A weight in a type, or in the smallest that holds it exactly.
 
     Args:
@@ -105,7 +105,7 @@ def stored(matrix: Matrix, wanted: str | None) -> Stored:
     return found if found.error < _LOST else _plain(matrix, "BF16")
 
 
-def holding(matrix: Matrix, layout: Layout, tolerant: bool = False) -> Blocks | None:
+def holding(matrix: Matrix, layout: BlockLayout, tolerant: bool = False) -> Blocks | None:
     """A quantized weight's own codes in a layout; None if it cannot hold them.
 
     Args:
@@ -152,7 +152,7 @@ def holding(matrix: Matrix, layout: Layout, tolerant: bool = False) -> Blocks | 
     return None if minimum is None else Blocks(codes, spread(scale), spread(minimum))
 
 
-def _is_zero(codes: Tensor, zero: Tensor, layout: Layout, shape: torch.Size) -> Tensor:
+def _is_zero(codes: Tensor, zero: Tensor, layout: BlockLayout, shape: torch.Size) -> Tensor:
     """Which groups hold zeros only."""
     grouped = codes.view(*shape, -1)
     return (grouped == (zero.unsqueeze(-1) if layout.affine else 0)).all(-1)
@@ -165,7 +165,7 @@ def _half(values: Tensor, tolerant: bool) -> Tensor | None:
     return None if bool(lost.any()) or not bool(half.isfinite().all()) else half
 
 
-def _carried(matrix: Matrix, layout: Layout, tolerant: bool) -> Stored | None:
+def _carried(matrix: Matrix, layout: BlockLayout, tolerant: bool) -> StoredTensor | None:
     data, error, total = [], 0.0, 0.0
     for part in _parts(matrix):
         blocks = holding(part, layout, tolerant)
@@ -174,19 +174,19 @@ def _carried(matrix: Matrix, layout: Layout, tolerant: bool) -> Stored | None:
         data.append(_rows(layout.pack(blocks), part))
         if tolerant:
             error, total = _added(error, total, blocks, part)
-    return Stored(layout.type, np.concatenate(data), RESCALED if tolerant else EXACT, _relative(error, total))
+    return StoredTensor(layout.type, np.concatenate(data), RESCALED if tolerant else EXACT, _relative(error, total))
 
 
-def _requantized(matrix: Matrix, layout: Layout) -> Stored:
+def _requantized(matrix: Matrix, layout: BlockLayout) -> StoredTensor:
     data, error, total = [], 0.0, 0.0
     for part in _parts(matrix):
         blocks = rounded(part.dense(torch.float32).reshape(-1, layout.size), layout)
         data.append(_rows(layout.pack(blocks), part))
         error, total = _added(error, total, blocks, part)
-    return Stored(layout.type, np.concatenate(data), REQUANTIZED, _relative(error, total))
+    return StoredTensor(layout.type, np.concatenate(data), REQUANTIZED, _relative(error, total))
 
 
-def _plain(matrix: Matrix, wanted: str | None) -> Stored:
+def _plain(matrix: Matrix, wanted: str | None) -> StoredTensor:
     """A weight as 16- or 32-bit floats."""
     dtype = _TORCH[wanted] if wanted else matrix.values.dtype
     if dtype not in _FLOATS:
@@ -198,10 +198,10 @@ def _plain(matrix: Matrix, wanted: str | None) -> Stored:
         data.append(values.contiguous().view(torch.uint8).numpy())
         error += float((values.double() - exact.double()).square().sum())
         total += float(exact.double().square().sum())
-    return Stored(_FLOATS[dtype], np.concatenate(data), REQUANTIZED if error else EXACT, _relative(error, total))
+    return StoredTensor(_FLOATS[dtype], np.concatenate(data), REQUANTIZED if error else EXACT, _relative(error, total))
 
 
-def _small_floats(matrix: Matrix) -> Stored | None:
+def _small_floats(matrix: Matrix) -> StoredTensor | None:
     """NVFP4 and MXFP4, which GGUF stores too; None for other weights."""
     floats = matrix.floats
     if floats is None or floats.codes.dtype != torch.uint8:
@@ -212,16 +212,16 @@ def _small_floats(matrix: Matrix) -> Stored | None:
     scale = each.scale.view(torch.uint8)
     if each.scale.dtype == torch.uint8 and scale.shape[1] * 32 == columns and each.factor is None:
         data = torch.cat([scale.reshape(-1, 1), joined(codes.view(-1, 32), 4, 1, 2, 16)], 1)
-        return Stored(GGMLQuantizationType.MXFP4, data.view(rows, -1).numpy(), EXACT, 0.0)
+        return StoredTensor(GGMLQuantizationType.MXFP4, data.view(rows, -1).numpy(), EXACT, 0.0)
     # Of scales of eight bits GGUF reads seven, and the last of them as zero.
     nvfp4 = each.scale.dtype == torch.float8_e4m3fn and scale.shape[1] * 16 == columns and columns % 64 == 0
     if not nvfp4 or int(scale.max()) >= 0x7F:
         return None
     data = torch.cat([scale.reshape(-1, 4), joined(codes.view(-1, 64), 4, 4, 2, 8)], 1)
-    return Stored(GGMLQuantizationType.NVFP4, data.view(rows, -1).numpy(), EXACT, 0.0, each.factor)
+    return StoredTensor(GGMLQuantizationType.NVFP4, data.view(rows, -1).numpy(), EXACT, 0.0, each.factor)
 
 
-def together(experts: Sequence[Matrix], wanted: str | None) -> Stored:
+def together(experts: Sequence[Matrix], wanted: str | None) -> StoredTensor:
     """The same of several experts' weights, which must have one type."""
     each = [stored(matrix, wanted) for matrix in experts]
     kinds = {found.type for found in each}
@@ -231,7 +231,7 @@ def together(experts: Sequence[Matrix], wanted: str | None) -> Stored:
         each = [stored(matrix, name) for matrix in experts]
     how = max((found.how for found in each), key=(EXACT, RESCALED, REQUANTIZED).index)
     factor = None if each[0].factor is None else torch.cat([f.factor for f in each if f.factor is not None])
-    return Stored(each[0].type, np.concatenate([f.data for f in each]), how, max(f.error for f in each), factor)
+    return StoredTensor(each[0].type, np.concatenate([f.data for f in each]), how, max(f.error for f in each), factor)
 
 
 def _fitting(name: str, columns: int) -> str:

@@ -16,7 +16,7 @@ from .source import Source, StoredLinear, scales_in_float16
 
 
 @dataclass(frozen=True)
-class Target:
+class ExportTarget:
     """A format that is a model directory.
 
     Attributes:
@@ -36,8 +36,8 @@ class Target:
     own_file: str | None = None
 
 
-def _gptq(version: int) -> Target:
-    return Target(
+def _gptq(version: int) -> ExportTarget:
+    return ExportTarget(
         f"GPTQ, version {version}",
         partial(gptq_problems, version=version),
         partial(gptq_entries, version=version),
@@ -50,6 +50,6 @@ def _gptq(version: int) -> Target:
 TARGETS = {
     "gptq": _gptq(1),
     "gptq-v2": _gptq(2),
-    "awq": Target("AWQ, version gemm", awq_problems, awq_entries, awq_config, scales_in_float16),
-    "dense": Target("plain weights", lambda _: [], dense_entries, lambda _: None, dense_notes),
+    "awq": ExportTarget("AWQ, version gemm", awq_problems, awq_entries, awq_config, scales_in_float16),
+    "dense": ExportTarget("plain weights", lambda _: [], dense_entries, lambda _: None, dense_notes),
 }

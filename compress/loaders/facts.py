@@ -18,7 +18,7 @@ from ...system.errors import RuntimeProblem
 
 
 @dataclass(frozen=True)
-class StoredLinear:
+class QuantizedLinear:
     """A linear that is stored quantized.
 
     Attributes:
@@ -51,7 +51,7 @@ class Facts:
     """
 
     config: Any
-    linears: tuple[StoredLinear, ...] = ()
+    linears: tuple[QuantizedLinear, ...] = ()
     embedding: bool = False
     keys_values: QuantizationArgs | None = None
     not_in_gguf: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ def facts_of_checkpoint(directory: ModelDirectory) -> Facts | None:
     names = {name.removesuffix(".weight_scale") for name in stored if name.endswith(".weight_scale")}
     table = _embedding(config)
     linears = tuple(
-        StoredLinear(name, *_shape(name, stored, weights), schemes.of(name)) for name in sorted(names - {table})
+        QuantizedLinear(name, *_shape(name, stored, weights), schemes.of(name)) for name in sorted(names - {table})
     )
     return Facts(config, linears, table in names, schemes.keys_values, limits)
 
@@ -91,7 +91,7 @@ def facts_of_plan(original: Path, last: PreparedStep) -> Facts:
         return Facts(last.output.config, not_in_gguf=_not_in_gguf(original, last.output.config))
     model = stored.model
     linears = tuple(
-        StoredLinear(name, model.linears[name].rows, model.linears[name].columns, scheme)
+        QuantizedLinear(name, model.linears[name].rows, model.linears[name].columns, scheme)
         for name, schemes in stored.schemes.items()
         for scheme in schemes
     )

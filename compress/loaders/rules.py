@@ -13,7 +13,7 @@ from ...models.directory.layer_sizes import LAYER_SIZES
 from ...quant.scheme import Scheme
 from ...quant.stored.config import needs
 from ..results.result import Loader
-from .facts import Facts, StoredLinear
+from .facts import Facts, QuantizedLinear
 
 TRANSFORMERS, VLLM, LLAMA_CPP = "transformers", "vLLM 0.32 on a CPU", "llama.cpp"
 
@@ -160,7 +160,7 @@ def _multiples(facts: Facts) -> Iterable[Refusal]:
         )
 
 
-def _rows(linear: StoredLinear, packed: dict[str, StoredLinear]) -> int:
+def _rows(linear: QuantizedLinear, packed: dict[str, QuantizedLinear]) -> int:
     parent, _, leaf = linear.name.rpartition(".")
     together = next((parts for parts in _FUSED if leaf in parts), (leaf,))
     if leaf == "lm_head":

@@ -43,7 +43,7 @@ def parse(text: str, source: str, *, lines: bool = True) -> Document:
         SmeltError: it is not valid, holds something else, or is larger than a recipe ever is.
     """
     try:
-        loader = _Loader(text)
+        loader = _YamlLoader(text)
         try:
             root = loader.get_single_node()
         finally:
@@ -59,7 +59,7 @@ def parse(text: str, source: str, *, lines: bool = True) -> Document:
     return Document(builder.build(root, ()), builder.origin)
 
 
-class _Loader(yaml.SafeLoader):
+class _YamlLoader(yaml.SafeLoader):
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:

@@ -183,7 +183,7 @@ class WrittenAt(Part):
     texts: list[Sample]
 
 
-class Training(Part):
+class TrainingRecord(Part):
     """A training that a model went through."""
 
     step: int = Field(description="Of the recipe, from 0.")
@@ -270,7 +270,7 @@ class ModelResult(Part):
     speed: Speed | None = None
     samples: list[Sample] = []
     layers: list[Layer] = Field(default=[], description="Worst first.")
-    training: list[Training] = []
+    training: list[TrainingRecord] = []
     recipe: dict[str, Any] | None = None
     reload: dict[str, Any] | None = Field(default=None, description="How transformers reloads what was written.")
     against: Against | None = None

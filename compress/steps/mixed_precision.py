@@ -15,10 +15,10 @@ from ...quant.blockwise.assignment import Assignment, Treatment
 from ...quant.blockwise.embedding import embedding_saving
 from ...quant.mixed.choose import best_choice
 from ...quant.mixed.costs import bytes_of, header_bytes, other_header_bytes, unit_bytes
-from ...quant.mixed.sensitivity import Measured, Roundings, fisher_losses, kl_losses
+from ...quant.mixed.sensitivity import Roundings, SensitivityInputs, fisher_losses, kl_losses
 from ...quant.mixed.units import Unit, find_units
 from ...quant.scheme import Scheme, resolve
-from ...quant.settings.auto import QuantizeAuto
+from ...quant.settings.auto import PostTrainingQuantizeAuto
 from ...quant.settings.methods import TransformChoice
 from ...system.activation_store import BATCH_TOKENS
 from ...system.errors import Problem, SmeltError
@@ -38,7 +38,7 @@ _TABLE_BYTES = 160
 
 
 @dataclass(frozen=True)
-class Choices:
+class SchemeChoices:
     """What can be chosen in a model.
 
     Attributes:
@@ -88,7 +88,7 @@ class MixedPrecision:
         where: how messages name this step.
     """
 
-    def __init__(self, settings: QuantizeAuto, where: str) -> None:
+    def __init__(self, settings: PostTrainingQuantizeAuto, where: str) -> None:
         self._settings, self._where, self._target = settings, where, settings.target
         chosen = settings.auto_candidates()
         self.candidates = [resolve(candidate.scheme, candidate.group_size) for candidate in chosen]
@@ -194,7 +194,7 @@ class MixedPrecision:
         return {name: found[name] for name in model.linears if name in found}, record
 
     def _record(
-        self, model: OpenModel, choices: Choices, ranges: list[TransformChoice], context: RunContext
+        self, model: OpenModel, choices: SchemeChoices, ranges: list[TransformChoice], context: RunContext
     ) -> dict[str, Any]:
         kept = context.journal / "choice.json"
         if kept.exists():
@@ -204,7 +204,7 @@ class MixedPrecision:
         return record
 
     def _choose(
-        self, model: OpenModel, choices: Choices, ranges: list[TransformChoice], context: RunContext
+        self, model: OpenModel, choices: SchemeChoices, ranges: list[TransformChoice], context: RunContext
     ) -> dict[str, Any]:
         budget = self._budget(model, choices)
         costs, most, times = budget.costs, budget.most, None
@@ -246,7 +246,7 @@ class MixedPrecision:
             **({} if times is None else self._predicted(times, places)),
         }
 
-    def _times(self, model: OpenModel, choices: Choices, context: RunContext) -> StepTimes:
+    def _times(self, model: OpenModel, choices: SchemeChoices, context: RunContext) -> StepTimes:
         fixed = [(unit, choices.apart[unit.linears[0]].scheme) for unit in find_units(model, choices.apart)]
         return step_times(model, choices.units, choices.options, fixed, context.progress)
 
@@ -264,7 +264,7 @@ class MixedPrecision:
         }
 
     def _losses(
-        self, model: OpenModel, choices: Choices, ranges: list[TransformChoice], context: RunContext
+        self, model: OpenModel, choices: SchemeChoices, ranges: list[TransformChoice], context: RunContext
     ) -> list[list[float]]:
         loss = self._settings.loss or "fisher"
         kept = Kept(
@@ -290,7 +290,7 @@ class MixedPrecision:
         )
         found = kept.read()
         if found is None:
-            measured = Measured(
+            measured = SensitivityInputs(
                 model,
                 choices.units,
                 Roundings(model, [each.of(model) for each in self._assignments], ranges, self._dtype(model)),
@@ -304,13 +304,13 @@ class MixedPrecision:
             kept.write(found)
         return found
 
-    def _choices(self, model: OpenModel) -> Choices:
+    def _choices(self, model: OpenModel) -> SchemeChoices:
         treatments, apart = self._assignments[0].of(model), self._assignments[0].named_apart(model)
         units = find_units(model, treatments.keys() - apart)
         options = [[*self.candidates, *([] if unit.is_experts else [None])] for unit in units]
-        return Choices(units, options, {name: treatments[name] for name in treatments if name in apart})
+        return SchemeChoices(units, options, {name: treatments[name] for name in treatments if name in apart})
 
-    def _budget(self, model: OpenModel, choices: Choices) -> Budget:
+    def _budget(self, model: OpenModel, choices: SchemeChoices) -> Budget:
         costs = [
             [unit_bytes(model, unit, option) for option in options]
             for unit, options in zip(choices.units, choices.options, strict=True)
@@ -340,7 +340,7 @@ class MixedPrecision:
             most = self._target.bytes - around
         return Budget(costs, most, numbers, fixed, around)
 
-    def _unreachable(self, choices: Choices, budget: Budget) -> str:
+    def _unreachable(self, choices: SchemeChoices, budget: Budget) -> str:
         cheapest = {
             _label(options[costs.index(min(costs))])
             for options, costs in zip(choices.options, budget.costs, strict=True)

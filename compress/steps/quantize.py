@@ -12,7 +12,7 @@ import torch
 from ...distill.run.checks import teacher_of, training_problems
 from ...distill.run.costs import training_cost
 from ...models.steps.parts import layers_of
-from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord, Stored
+from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord, StoragePlan
 from ...models.structure.attention import head_width
 from ...models.structure.block_calls import block_calls
 from ...models.structure.open_model import OpenModel
@@ -29,7 +29,7 @@ from ...system.errors import Problem, SmeltError, raise_problems
 from ...system.machine import human_bytes
 from ...system.resources import Cost
 from .mixed_precision import MixedPrecision
-from .quantize_cost import Rounding
+from .quantize_cost import RoundingCost
 from .quantized_checkpoint import embedding_tables, write_quantized
 from .settings import Quantize, QuantizeAuto
 from .train_quantized import QuantizedTraining
@@ -102,7 +102,7 @@ class PreparedQuantize(PreparedStep):
         self.reads_text = self._text_readers()
         self.learns_from_original = settings.train is not None and settings.train.learns_from_original
         self.output = self.model  # of the same shapes; that nothing can follow is checked before
-        self.stored = Stored(self._working, self._may_store(), settings.embeddings is not None, self._cache)
+        self.stored = StoragePlan(self._working, self._may_store(), settings.embeddings is not None, self._cache)
 
     def _changed(self, seed: int = 0, context: RunContext | None = None) -> OpenModel:
         """The same function, with the weights that are quantized: transforms change some, and a head needs its own."""
@@ -135,7 +135,7 @@ class PreparedQuantize(PreparedStep):
     def cost(self, windows: int, length: int) -> Cost:
         settings, plan = self.settings, self.plan()
         disk = int(plan["bytes_after"] + plan["checkpoint_bytes"])
-        work = Rounding(self._working, self._chosen, self.transforms, embedding=settings.embeddings is not None)
+        work = RoundingCost(self._working, self._chosen, self.transforms, embedding=settings.embeddings is not None)
         if not self.reads_text:
             return work.of_weights() + Cost(0, disk, 0.0)
         if self.reads_text == ["diagnostics"]:

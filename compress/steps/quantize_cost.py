@@ -15,7 +15,7 @@ from ...system.activation_store import BATCH_TOKENS
 from ...system.resources import Cost, compute_dtype
 
 
-class Rounding:
+class RoundingCost:
     """The rounding of a model's weights, to be priced.
 
     Args:

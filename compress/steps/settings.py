@@ -16,13 +16,13 @@ _TRAIN = "Train the rounded model on, rounding at every step (quantization-aware
 _NAMED = "one scheme"
 
 
-class Quantize(quantize.Quantize):
+class Quantize(quantize.PostTrainingQuantize):
     """Store weights (and compute with activations) in fewer bits, all in one scheme but for overrides."""
 
     train: TrainQuantized | None = Field(default=None, description=_TRAIN)
 
 
-class QuantizeAuto(auto.QuantizeAuto):
+class QuantizeAuto(auto.PostTrainingQuantizeAuto):
     """Store weights in fewer bits, each part of the model in the scheme that loses least within a target."""
 
     train: TrainQuantized | None = Field(default=None, description=_TRAIN)

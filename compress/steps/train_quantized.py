@@ -24,7 +24,7 @@ from ...models.structure.open_model import LinearFacts, OpenModel
 from ...quant.activations import ActivationRounding, quantize_inputs
 from ...quant.blockwise.assignment import Treatment
 from ...quant.blockwise.embedding import embedding_key, restored_embedding
-from ...quant.stored.kv_cache import KeysValues, RoundedCache, caches_of
+from ...quant.stored.kv_cache import KVRounding, RoundedCache, caches_of
 from ...quant.training.qat import QatLinear, latent_start, stored_grid
 from ...quant.transforms.links import as_rows
 from ...quant.zeros import not_pruned
@@ -155,7 +155,7 @@ class QuantizedTraining:
             return
         for index, block in enumerate(student.blocks):
             prefix = self._model.attention_prefix(index)
-            rounding = KeysValues.stored_as(self._cache, self._stored.after(prefix, device))
+            rounding = KVRounding.stored_as(self._cache, self._stored.after(prefix, device))
             stand_in = RoundedCache(rounding)
 
             def hand_over(_: nn.Module, args: Any, kwargs: dict[str, Any], stand_in: RoundedCache = stand_in) -> Any:

@@ -9,7 +9,7 @@ from ...models.structure.open_model import OpenModel
 from ...system.resources import Cost, compute_dtype
 from ..losses.chunked import rows_at_once
 from ..settings import Training
-from .training_run import Place
+from .training_run import TrainingPlace
 
 # Copies of what passes through a block that autograd keeps, as a factor of its linears' inputs and outputs.
 _KEPT = 1.5
@@ -17,9 +17,9 @@ _KEPT = 1.5
 _LOGITS = 6
 
 
-def training_place(context: RunContext) -> Place:
+def training_place(context: RunContext) -> TrainingPlace:
     """Where a step trains: beside its other parts, and what a person may want to look at in the output."""
-    return Place(
+    return TrainingPlace(
         context.journal,
         context.journal.parent.parent,
         f"step-{context.number}",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ...system.processes import Processes
-from ..training.sharded import Spread, SpreadOver
+from ..training.sharded import Sharding, SpreadOver
 from .arrangement import Arrangement
 
 
@@ -16,10 +16,10 @@ def shards(processes: Processes) -> int:
 
 
 @contextmanager
-def sharded(processes: Processes) -> Iterator[Spread]:
+def sharded(processes: Processes) -> Iterator[Sharding]:
     """How a training that begins now is sharded over the processes; its collectives work within."""
     if processes.count == 1:
-        yield Spread()
+        yield Sharding()
         return
     arranged = Arrangement.of_launcher(processes.count)
     with processes.default_group():

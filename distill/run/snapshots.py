@@ -15,7 +15,7 @@ from ...system.errors import SmeltError
 from ...system.files import write_text
 from ...system.tensor_files import SafetensorsFile, save_tensors
 from ..training.optimizer import Rows, Saved
-from ..training.sharded import Spread
+from ..training.sharded import Sharding
 
 
 class Snapshots:
@@ -29,7 +29,7 @@ class Snapshots:
         samples: what the model has written so far; kept, and filled in when training goes on.
     """
 
-    def __init__(self, journal: Path, spread: Spread, samples: list[dict[str, Any]]) -> None:
+    def __init__(self, journal: Path, spread: Sharding, samples: list[dict[str, Any]]) -> None:
         self._journal, self._spread, self._samples = journal, spread, samples
         self._record = journal / "snapshot.json"
         # Beside, because it only grows: a snapshot is as large after a million steps as after one.

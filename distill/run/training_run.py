@@ -22,10 +22,10 @@ from ..losses.attention_matching import AttentionMatching, NotSeenError
 from ..losses.functions import functions_for
 from ..losses.hidden_matching import HiddenMatching, paired
 from ..settings import Training
-from ..training.batches import Batch, ShuffledWindows
+from ..training.batches import ShuffledWindows, TrainingBatch
 from ..training.objective import ATTENTION, DIVERGENCE, HIDDEN, TEXT, Distilling
 from ..training.optimizer import MasterAdamW, Trained
-from ..training.sharded import Spread, Stage
+from ..training.sharded import ShardedModule, Sharding
 from ..training.teachers import Comparison, ReadingTeacher, StoredTeacher, Teacher
 from ..training.trainer import StepMetrics, Trainer, TrainerSettings, TrainingError, Watch
 from .cached_teacher import CachedTeacherLogits
@@ -46,7 +46,7 @@ _KEPT_WINDOWS = 4
 
 
 @dataclass(frozen=True)
-class Place:
+class TrainingPlace:
     """Where a training works, and what it may use of the run around it.
 
     Attributes:
@@ -94,7 +94,7 @@ def train(
     trained: dict[str, Trained],
     teacher: OpenModel | None,
     tokenizer: PreTrainedTokenizerBase,
-    place: Place,
+    place: TrainingPlace,
 ) -> Outcome:
     """Train a student, or go on where an interrupted training of it stopped.
 
@@ -119,8 +119,8 @@ def _train(
     trained: dict[str, Trained],
     teacher: OpenModel | None,
     tokenizer: PreTrainedTokenizerBase,
-    place: Place,
-    spread: Spread,
+    place: TrainingPlace,
+    spread: Sharding,
 ) -> Outcome:
     text = settings.data.text()
 
@@ -159,7 +159,7 @@ def _train(
     matched = {} if reading is None else _matched(settings, student, reading, place.device)
     for kind, (module, _) in matched.items():
         trained = trained | {f"projection.{kind}.{name}": Trained(each) for name, each in module.named_parameters()}
-    stage = Stage(student.module, *(module for module, _ in matched.values()))
+    stage = ShardedModule(student.module, *(module for module, _ in matched.values()))
     trained = spread.over(stage, student.in_order, trained)
     kept = windows.read(windows.held_out())
     learner = Distilling(
@@ -188,7 +188,7 @@ def _train(
         )
         on_policy = OnPolicy(student, writer, settings.data, place.seed, lambda: spread.whole(stage))
 
-    def batch_at(step: int) -> Batch:
+    def batch_at(step: int) -> TrainingBatch:
         batch = spread.share(order.at(step))
         if on_policy is not None:
             batch = on_policy.instead(batch, step, spread.first_window(settings.batch))
@@ -251,7 +251,7 @@ def _train(
     )
 
 
-def _by_the_first(place: Place, make: Callable[[], T]) -> T:
+def _by_the_first(place: TrainingPlace, make: Callable[[], T]) -> T:
     """What leaves files and then finds them: the first process does it, and then the others."""
     made: list[T] = []
 
@@ -263,7 +263,7 @@ def _by_the_first(place: Place, make: Callable[[], T]) -> T:
     return made[0] if made else make()
 
 
-def _kept(windows: WindowsFile, device: torch.device, spread: Spread) -> list[Batch]:
+def _kept(windows: WindowsFile, device: torch.device, spread: Sharding) -> list[TrainingBatch]:
     """The windows that are measured on: this process's, in as many batches as every other has; all, if they are too few."""
     numbers = windows.held_out()
     if len(numbers) >= spread.count:
@@ -271,7 +271,7 @@ def _kept(windows: WindowsFile, device: torch.device, spread: Spread) -> list[Ba
         batches = numbers.tensor_split(spread.count)[spread.rank].tensor_split(-(-largest // _KEPT_WINDOWS))
     else:
         batches = numbers.split(_KEPT_WINDOWS)
-    return [Batch(windows.read(each).to(device), windows=each) for each in batches if len(each)]
+    return [TrainingBatch(windows.read(each).to(device), windows=each) for each in batches if len(each)]
 
 
 def _teacher(
@@ -279,7 +279,7 @@ def _teacher(
     reading: WholeModel | None,
     opinions: CachedTeacherLogits | None,
     device: torch.device,
-    spread: Spread,
+    spread: Sharding,
 ) -> Teacher | None:
     if opinions is not None:
         found, functions = opinions.find, functions_for(device)
@@ -292,14 +292,14 @@ def _teacher(
     if reading is None:
         return None
     comparison = Comparison(settings.loss.method, settings.loss.settled(), settings.temperature, functions_for(device))
-    stage = Stage(reading.module)
+    stage = ShardedModule(reading.module)
     if spread.shards > 1:
         spread.over(stage, reading.in_order, {})
     return ReadingTeacher(reading.split, comparison, stage)
 
 
 def _home_of_opinions(
-    settings: Training, windows: WindowsFile, teacher: OpenModel, vocabulary: int, place: Place
+    settings: Training, windows: WindowsFile, teacher: OpenModel, vocabulary: int, place: TrainingPlace
 ) -> Path:
     """Where what is stored of a teacher lies: beside all else of this run, or where other runs find it."""
     if settings.stored_at is None or teacher.weights is not teacher.stored:  # an adapter, which its name does not show
@@ -316,7 +316,9 @@ def _home_of_opinions(
     return Path(settings.stored_at) / digest(known_by)
 
 
-def _as_written(settings: Training, windows: WindowsFile, teacher: OpenModel | None, place: Place) -> WindowsFile:
+def _as_written(
+    settings: Training, windows: WindowsFile, teacher: OpenModel | None, place: TrainingPlace
+) -> WindowsFile:
     """The windows with the teacher's text, if it is to be the writer."""
     if settings.data.writer != "teacher" or teacher is None:
         return windows
@@ -387,11 +389,11 @@ class _Samples:
     def __init__(
         self,
         student: WholeModel,
-        stage: Stage,
+        stage: ShardedModule,
         tokenizer: PreTrainedTokenizerBase,
         kept: Tensor,
         steps: int,
-        place: Place,
+        place: TrainingPlace,
     ) -> None:
         self.written: list[dict[str, Any]] = []
         self._student, self._stage, self._tokenizer = student, stage, tokenizer
@@ -427,5 +429,7 @@ def _again(model: OpenModel) -> OpenModel:
     return OpenModel(model.directory, model.weights, untied_head=not model.is_tied, is_edited=model.is_edited)
 
 
-def _on(batch: Batch, device: torch.device) -> Batch:
-    return Batch(batch.tokens.to(device), None if batch.counted is None else batch.counted.to(device), batch.windows)
+def _on(batch: TrainingBatch, device: torch.device) -> TrainingBatch:
+    return TrainingBatch(
+        batch.tokens.to(device), None if batch.counted is None else batch.counted.to(device), batch.windows
+    )

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...system.files import disk_error
 from ...system.progress import Progress
 from ..settings import TrainingText
-from ..training.batches import Batch
+from ..training.batches import TrainingBatch
 from .student import WholeModel
 from .training_text import WindowsFile
 from .writer import Writer
@@ -82,7 +82,7 @@ class OnPolicy:
         self._student, self._writer, self._settings, self._seed = student, writer, settings, seed
         self._whole = whole
 
-    def instead(self, batch: Batch, step: int, first: int = 0) -> Batch:
+    def instead(self, batch: TrainingBatch, step: int, first: int = 0) -> TrainingBatch:
         """A batch of the same beginnings that the student goes on from; only what it wrote counts.
 
         Args:
@@ -99,7 +99,7 @@ class OnPolicy:
             with self._whole():
                 self._writer.take_weights(student.module.config, student.tensor_names, student.tensor)
             tokens = self._writer.continued(batch.tokens[:, : settings.prompt], settings.temperature, seed, first)
-        return Batch(tokens, _counted(tokens, settings.prompt))
+        return TrainingBatch(tokens, _counted(tokens, settings.prompt))
 
 
 def _counted(tokens: Tensor, prompt: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """What one step reads.
 
     Attributes:
@@ -23,12 +23,12 @@ class Batch:
     counted: Tensor | None = None
     windows: Tensor | None = None
 
-    def parts(self, count: int) -> list[Batch]:
+    def parts(self, count: int) -> list[TrainingBatch]:
         """The same in so many batches, of as many windows or nearly so."""
         pieces = [
             None if each is None else each.tensor_split(count) for each in (self.tokens, self.counted, self.windows)
         ]
-        return [Batch(*(None if each is None else each[i] for each in pieces)) for i in range(count)]  # type: ignore[arg-type]
+        return [TrainingBatch(*(None if each is None else each[i] for each in pieces)) for i in range(count)]  # type: ignore[arg-type]
 
 
 class ShuffledWindows:
@@ -47,11 +47,11 @@ class ShuffledWindows:
         self._read, self._count, self._batch, self._seed = read, count, batch, seed
         self._epoch: tuple[int, Tensor] | None = None
 
-    def at(self, step: int) -> Batch:
+    def at(self, step: int) -> TrainingBatch:
         """The batch of a step. Where an epoch ends within it, the next one begins."""
         first = step * self._batch
         numbers = torch.stack([self._number(place) for place in range(first, first + self._batch)])
-        return Batch(self._read(numbers), windows=numbers)
+        return TrainingBatch(self._read(numbers), windows=numbers)
 
     def _number(self, place: int) -> Tensor:
         epoch, within = divmod(place, self._count)

@@ -14,8 +14,8 @@ from ...models.causal_attention import StripedAttention
 from ..losses.chunked import chunked_loss
 from ..losses.functions import TORCH, LossFunctions
 from ..losses.loss_and_gradient import LossAndGradient
-from .batches import Batch
-from .sharded import Spread, Stage
+from .batches import TrainingBatch
+from .sharded import ShardedModule, Sharding
 from .split_model import SplitModel
 from .teachers import Teacher
 
@@ -55,22 +55,22 @@ class Distilling:
         *,
         text_share: float = 0.0,
         matched: Mapping[str, tuple[Matching, float]] = MappingProxyType({}),
-        kept: Sequence[Batch] = (),
-        stage: Stage | None = None,
-        spread: Spread | None = None,
+        kept: Sequence[TrainingBatch] = (),
+        stage: ShardedModule | None = None,
+        spread: Sharding | None = None,
         functions: LossFunctions = TORCH,
     ) -> None:
         self._student, self._teacher = student, teacher
-        self._stage, self._spread = stage or Stage(student.model), spread or Spread()
+        self._stage, self._spread = stage or ShardedModule(student.model), spread or Sharding()
         self._text_share = 1.0 if teacher is None else text_share
         self._matched, self._functions = matched, functions
         self._kept = kept
 
-    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, float]]:
         """What to minimise on a batch, and its parts."""
         return self._stage(lambda: self._loss(batch))
 
-    def _loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+    def _loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, float]]:
         with StripedAttention():
             compared = None
             if self._teacher is not None:
@@ -126,7 +126,7 @@ class Distilling:
         return [*([DIVERGENCE] if compared else []), *([TEXT] if with_text else [])]
 
 
-def _counted(batch: Batch) -> Tensor:
+def _counted(batch: TrainingBatch) -> Tensor:
     """How much each position counts; the last of a window has no next token, and does not."""
     counted = torch.ones(batch.tokens.shape) if batch.counted is None else batch.counted.clone()
     counted[:, -1] = 0

@@ -44,7 +44,7 @@ class Trained:
     copies: int = 1
 
 
-class Others(Protocol):
+class GradientGroup(Protocol):
     """The processes that an optimizer shares its gradients with."""
 
     def sums(self, numbers: Iterable[float]) -> list[float]:
@@ -79,7 +79,7 @@ class MasterAdamW:
         decay: float,
         *,
         small_states: bool = False,
-        others: Others | None = None,
+        others: GradientGroup | None = None,
     ) -> None:
         self._trained, self._others = dict(trained), others
         self.masters = {name: _master(each.parameter) for name, each in trained.items()}

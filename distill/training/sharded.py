@@ -18,13 +18,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from .batches import Batch
+from .batches import TrainingBatch
 from .optimizer import Rows, Trained, own
 
 T = TypeVar("T")
 
 
-class Stage(nn.Module):
+class ShardedModule(nn.Module):
     """What is trained, or teaches, as one module: within a call of it, weights are whole wherever they are kept.
 
     Args:
@@ -40,7 +40,7 @@ class Stage(nn.Module):
         return work()
 
 
-class Spread:
+class Sharding:
     """How a training is spread over processes; by itself, over this one alone.
 
     Attributes:
@@ -56,7 +56,7 @@ class Spread:
         """What this process's part of a snapshot is called; None if another has the same."""
         return "0"
 
-    def share(self, batch: Batch) -> Batch:
+    def share(self, batch: TrainingBatch) -> TrainingBatch:
         """This process's windows of a batch, at least one."""
         return batch
 
@@ -71,7 +71,9 @@ class Spread:
     def mean_(self, tensors: list[Tensor]) -> None:
         """Replace tensors by their mean over all processes."""
 
-    def over(self, stage: Stage, blocks: Iterable[nn.Module], trained: Mapping[str, Trained]) -> dict[str, Trained]:
+    def over(
+        self, stage: ShardedModule, blocks: Iterable[nn.Module], trained: Mapping[str, Trained]
+    ) -> dict[str, Trained]:
         """Spread a stage's weights.
 
         Args:
@@ -85,7 +87,7 @@ class Spread:
         return dict(trained)
 
     @contextmanager
-    def whole(self, stage: Stage) -> Iterator[None]:
+    def whole(self, stage: ShardedModule) -> Iterator[None]:
         """Within it, all weights are whole at once, to be read."""
         yield
 
@@ -93,11 +95,11 @@ class Spread:
         """Whole tensors of what processes keep in pieces, for the first; the others get none."""
         return {name: each.detach() for name, each in pieces.items()}
 
-    def undone(self, stage: Stage) -> None:
+    def undone(self, stage: ShardedModule) -> None:
         """Give the first process the stage's whole weights, in its main memory; it cannot be run any more."""
 
 
-class SpreadOver(Spread):
+class SpreadOver(Sharding):
     """A training spread over the processes of torch's default group.
 
     Args:
@@ -118,7 +120,7 @@ class SpreadOver(Spread):
     def keeps(self) -> str | None:
         return f"{self.rank}" if self.rank < self.shards else None
 
-    def share(self, batch: Batch) -> Batch:
+    def share(self, batch: TrainingBatch) -> TrainingBatch:
         return batch.parts(self.count)[self.rank]
 
     def first_window(self, windows: int) -> int:
@@ -137,7 +139,9 @@ class SpreadOver(Spread):
         for each, found in zip(tensors, flat.split([each.numel() for each in tensors]), strict=True):
             each.copy_(found.view_as(each))
 
-    def over(self, stage: Stage, blocks: Iterable[nn.Module], trained: Mapping[str, Trained]) -> dict[str, Trained]:
+    def over(
+        self, stage: ShardedModule, blocks: Iterable[nn.Module], trained: Mapping[str, Trained]
+    ) -> dict[str, Trained]:
         home = {id(p): (m, leaf) for m in stage.modules() for leaf, p in m._parameters.items() if p is not None}
         homes = {name: home[id(each.parameter)] for name, each in trained.items()}
         for block in blocks:
@@ -152,7 +156,7 @@ class SpreadOver(Spread):
         return {name: self._here(each, *homes[name]) for name, each in trained.items()}
 
     @contextmanager
-    def whole(self, stage: Stage) -> Iterator[None]:
+    def whole(self, stage: ShardedModule) -> Iterator[None]:
         spread = [module for module in stage.modules() if isinstance(module, FSDPModule)]
         for module in spread:
             module.unshard()
@@ -181,7 +185,7 @@ class SpreadOver(Spread):
         return found
 
     @torch.no_grad()
-    def undone(self, stage: Stage) -> None:
+    def undone(self, stage: ShardedModule) -> None:
         for module in stage.modules():
             for leaf, parameter in list(module._parameters.items()):
                 if isinstance(parameter, DTensor):

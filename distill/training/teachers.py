@@ -13,8 +13,8 @@ from torch.nn import functional
 from ..losses.functions import TORCH, LossFunctions
 from ..losses.loss_and_gradient import LossAndGradient
 from ..losses.options.base import LossOptions
-from .batches import Batch
-from .sharded import Stage
+from .batches import TrainingBatch
+from .sharded import ShardedModule
 from .split_model import SplitModel
 
 # From the student's logits ``[positions, vocabulary]``, and which of a batch's positions they are of, to the loss.
@@ -51,7 +51,7 @@ class Comparison:
 class Teacher(Protocol):
     """What a student is compared with."""
 
-    def read(self, batch: Batch) -> Compared:
+    def read(self, batch: TrainingBatch) -> Compared:
         """Read a batch; what is given compares the student's logits with it."""
         ...
 
@@ -65,12 +65,12 @@ class ReadingTeacher:
         stage: the teacher, as it is spread over processes.
     """
 
-    def __init__(self, model: SplitModel, comparison: Comparison, stage: Stage | None = None) -> None:
+    def __init__(self, model: SplitModel, comparison: Comparison, stage: ShardedModule | None = None) -> None:
         self.model, self._comparison = model, comparison
-        self._stage = stage or Stage(model.model)
+        self._stage = stage or ShardedModule(model.model)
 
     @torch.no_grad()
-    def read(self, batch: Batch) -> Compared:
+    def read(self, batch: TrainingBatch) -> Compared:
         """Read a batch."""
         hidden = self._stage(lambda: self.model.hidden(batch.tokens)).flatten(0, 1)
         head = self.model.head
@@ -100,7 +100,7 @@ class StoredTeacher:
     ) -> None:
         self._find, self._temperature, self._functions = find, temperature, functions
 
-    def read(self, batch: Batch) -> Compared:
+    def read(self, batch: TrainingBatch) -> Compared:
         """Look a batch up."""
         assert batch.windows is not None
         places, kept = (each.flatten(0, 1) for each in self._find(batch.windows))

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .batches import Batch
+from .batches import TrainingBatch
 from .optimizer import MasterAdamW, Rows, Saved
 from .schedule import rate_at
-from .sharded import Spread
+from .sharded import Sharding
 
 # Snapshots take at most this share of the time, and are at least so many seconds apart.
 _SNAPSHOT_SHARE, _SNAPSHOT_SECONDS = 0.05, 20.0
@@ -31,7 +31,7 @@ class TrainingError(Exception):
         batch: what was read when it failed.
     """
 
-    def __init__(self, text: str, batch: Batch) -> None:
+    def __init__(self, text: str, batch: TrainingBatch) -> None:
         super().__init__(text)
         self.batch = batch
 
@@ -93,7 +93,7 @@ class TrainerSettings:
 class Learner(Protocol):
     """What is trained."""
 
-    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, float]]:
         """What to minimise, through which gradients flow, and its parts by name."""
         ...
 
@@ -147,15 +147,15 @@ class Trainer:
         self,
         learner: Learner,
         optimizer: MasterAdamW,
-        batch_at: Callable[[int], Batch],
+        batch_at: Callable[[int], TrainingBatch],
         settings: TrainerSettings,
         store: Store,
         watch: Watch | None = None,
-        spread: Spread | None = None,
+        spread: Sharding | None = None,
     ) -> None:
         self._learner, self._optimizer, self._batch_at = learner, optimizer, batch_at
         self._settings, self._store, self._watch = settings, store, watch or Watch()
-        self._spread = spread or Spread()
+        self._spread = spread or Sharding()
         self.moments: list[StepMetrics] = []
         self._average: dict[str, Tensor] = {}
         if settings.average is not None:

@@ -28,7 +28,7 @@ class ProjectionNames:
     down: str
 
 
-class Experts(nn.ModuleList):
+class SplitExperts(nn.ModuleList):
     """Drop-in for a fused experts module: same call, same sum, one small module an expert."""
 
     def __init__(self, fused: nn.Module, names: ProjectionNames) -> None:
@@ -81,7 +81,7 @@ class Experts(nn.ModuleList):
 @contextmanager
 def watched(experts: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     """For each expert, how many tokens reach it meanwhile, and the sum of the norms of what it adds for them."""
-    assert isinstance(experts, Experts)
+    assert isinstance(experts, SplitExperts)
     sums = torch.zeros(len(experts), dtype=torch.float64), torch.zeros(len(experts), dtype=torch.float64)
     experts.watching = sums
     try:
@@ -98,10 +98,10 @@ def shown_all_tokens(block: nn.Module, linears: list[str]) -> Iterator[None]:
         block: where they are.
         linears: names within the block.
     """
-    changed: list[Experts] = []
+    changed: list[SplitExperts] = []
     try:
         for name, module in block.named_modules():
-            if isinstance(module, Experts):
+            if isinstance(module, SplitExperts):
                 inside = [linear.removeprefix(f"{name}.") for linear in linears if linear.startswith(f"{name}.")]
                 module.shown_all = {int(path.split(".")[0]) for path in inside}
                 changed.append(module)
@@ -132,7 +132,7 @@ def unfuse_experts(model: nn.Module) -> list[str]:
         )
         if plain and names is not None:
             with torch.device("meta"):
-                model.set_submodule(path, Experts(module, names))
+                model.set_submodule(path, SplitExperts(module, names))
         else:
             unknown.append(path)
     return unknown

@@ -126,7 +126,7 @@ class PreparedStep(ABC):
     output: OpenModel
     reads_text: Sequence[str] = ()
     learns_from_original: bool = False
-    stored: Stored | None = None
+    stored: StoragePlan | None = None
 
     @abstractmethod
     def cost(self, windows: int, length: int) -> Cost:
@@ -146,7 +146,7 @@ class PreparedStep(ABC):
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoragePlan:
     """What a quantize step will store, as far as it is known before any work.
 
     Attributes:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..directory.experts import Experts
+from ..directory.experts import SplitExperts
 from .anatomy import BlockAnatomy, SharedInput, is_linear
 from .block_calls import BlockCall, block_calls, holding
 from .skeleton import Skeleton
@@ -27,7 +27,7 @@ _TOKENS = 5
 
 
 @dataclass(frozen=True)
-class Feeder:
+class FeederModule:
     """The module whose output, channel by channel, is the input of a group of linears.
 
     Attributes:
@@ -41,7 +41,7 @@ class Feeder:
     channels: Tensor
 
 
-def find_feeders(skeleton: Skeleton, anatomy: BlockAnatomy) -> dict[SharedInput, Feeder | None]:
+def find_feeders(skeleton: Skeleton, anatomy: BlockAnatomy) -> dict[SharedInput, FeederModule | None]:
     """Find the feeder of every group of linears in a block.
 
     Returns:
@@ -60,12 +60,12 @@ def find_feeders(skeleton: Skeleton, anatomy: BlockAnatomy) -> dict[SharedInput,
 
 def _experiment(
     block: nn.Module, call: BlockCall, anatomy: BlockAnatomy, width: int, heads: int
-) -> dict[SharedInput, Feeder | None]:
+) -> dict[SharedInput, FeederModule | None]:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(1, _TOKENS, width, generator=generator, dtype=torch.float64)
     with all_experts(block):
         plain = group_inputs(block, call, hidden, anatomy)
-        found: dict[SharedInput, Feeder | None] = dict.fromkeys(anatomy.groups)
+        found: dict[SharedInput, FeederModule | None] = dict.fromkeys(anatomy.groups)
         for name, module in block.named_modules():
             if not isinstance(getattr(module, "weight", None), nn.Parameter):
                 continue
@@ -86,7 +86,7 @@ def _experiment(
                 for group in inputs:
                     channels = _match(plain[group], scaled[group], factors, part)
                     if channels is not None:
-                        found[group] = Feeder(name, kind, channels)
+                        found[group] = FeederModule(name, kind, channels)
     return found
 
 
@@ -167,12 +167,14 @@ def all_experts(block: nn.Module) -> Iterator[None]:
     """Send every token to every expert, so that all are seen and scaling cannot change the route."""
 
     def route(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        assert isinstance(module, Experts)
+        assert isinstance(module, SplitExperts)
         hidden = args[0]
         everywhere = torch.arange(len(module)).expand(hidden.shape[0], -1)
         return hidden, everywhere, torch.full(everywhere.shape, 1 / len(module), dtype=hidden.dtype)
 
-    handles = [module.register_forward_pre_hook(route) for module in block.modules() if isinstance(module, Experts)]
+    handles = [
+        module.register_forward_pre_hook(route) for module in block.modules() if isinstance(module, SplitExperts)
+    ]
     try:
         yield
     finally:

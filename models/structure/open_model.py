@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 from ...system.errors import SmeltError
 from ..checkpoint.weights import CheckpointWeights, Weights
 from ..directory.directory import ModelDirectory
-from ..directory.experts import Experts
+from ..directory.experts import SplitExperts
 from .anatomy import Anatomy, study
 from .attention import cached_attention
 from .skeleton import Skeleton
@@ -156,7 +156,7 @@ class OpenModel:
             raise SmeltError(f"{name}: the checkpoint lacks its weight")
         shape = self.weights.info(key).shape
         rows, columns = shape if isinstance(module, nn.Linear) else shape[::-1]
-        expert = any(isinstance(self.skeleton.model.get_submodule(parent), Experts) for parent in _parents(name))
+        expert = any(isinstance(self.skeleton.model.get_submodule(parent), SplitExperts) for parent in _parents(name))
         return LinearFacts(name, key, rows, columns, type(module).__name__, self.weights.info(key).dtype, expert)
 
 

@@ -16,7 +16,7 @@ from ...models.structure.open_model import LinearFacts, OpenModel
 from ...quant.blockwise.block_passes import BlockPasses
 from ...quant.layer_stats import LayerStats
 from ...quant.mixed.choose import best_choice
-from ...quant.mixed.sensitivity import Changes, Measured, fisher_losses
+from ...quant.mixed.sensitivity import Changes, SensitivityInputs, fisher_losses
 from ...quant.mixed.units import Unit
 from ...quant.sensitivity import OutputChange
 from ...quant.sparsity import keep_share
@@ -84,7 +84,7 @@ def _by_sensitivity(
     levels = [sparsity + (place - LEVELS // 2) * _APART for place in range(LEVELS)]
     levels = sorted({min(_MOST, max(0.0, round(level, 4))) for level in levels} | {sparsity})
     units = [Unit(each.name, (each.name,), ((each.name,),)) for each in facts]
-    measured = Measured(
+    measured = SensitivityInputs(
         model,
         units,
         _Sparsities(levels, context.dtype),

@@ -11,7 +11,7 @@ from ...models.steps.step import RunContext
 from ...models.structure.open_model import OpenModel
 from ...quant.layer_stats import LayerStats
 from ...quant.mixed.choose import best_choice
-from ...quant.mixed.sensitivity import Changes, Measured, fisher_losses
+from ...quant.mixed.sensitivity import Changes, SensitivityInputs, fisher_losses
 from ...quant.mixed.units import Unit
 from ...quant.sensitivity import OutputChange
 from ..score.units import refitted
@@ -87,7 +87,7 @@ def shared_out_units(
             Unit(block.name, names, tuple((n,) for n in names)) for block, names in zip(blocks, readers, strict=True)
         ]
         journal = context.journal / "sensitivity"
-        measured = Measured(
+        measured = SensitivityInputs(
             model,
             units,
             _Widths(axis, levels, scores, context.dtype, refits=refits),

@@ -11,7 +11,7 @@ from ...system.variants import Elsewhere, Needed
 from .base import Multiple, PruneBase, Share
 
 
-class Place(RecipeModel):
+class LatencyPlace(RecipeModel):
     """Where latency is measured."""
 
     batch: int = Field(default=1, ge=1, le=64, description="Sequences that decode together.")
@@ -26,7 +26,7 @@ class PruneTarget(RecipeModel):
         default=None,
         description="The largest share of the time that a decoding step takes, measured on this machine's runtime.",
     )
-    at: Place | None = Field(
+    at: LatencyPlace | None = Field(
         default=None, description="For how many sequences, and how long; absent for one sequence of 256 tokens."
     )
 
@@ -37,9 +37,9 @@ class PruneTarget(RecipeModel):
         return self
 
     @property
-    def place(self) -> Place:
+    def place(self) -> LatencyPlace:
         """Where latency is measured."""
-        return self.at or Place()
+        return self.at or LatencyPlace()
 
     @property
     def label(self) -> str:

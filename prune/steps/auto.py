@@ -32,7 +32,7 @@ from ..score.loss import next_token_loss
 from ..settings.auto import PruneAuto
 from ..settings.base import PruneBase
 from ..structure.removable import layer_parts
-from ..structure.shapes import DIMENSIONS, Costs, Grid, Sizes, parameters_of, shape_of, timing_bytes
+from ..structure.shapes import DIMENSIONS, Costs, SizeGrid, Sizes, parameters_of, shape_of, timing_bytes
 from .hidden import check_rotates
 from .table import STRUCTURES, step_of
 
@@ -89,7 +89,7 @@ class PreparedAuto(PreparedStep):
                 " structures and shares"
             )
             raise self._wrong("structure", what)
-        self._grid, self._rotates = Grid.of(model, step.settings.multiple), _rotates(model)
+        self._grid, self._rotates = SizeGrid.of(model, step.settings.multiple), _rotates(model)
         if all(len(levels) == 1 for levels in self._grid.levels.values()):
             kind = type(model.skeleton.model).__name__
             raise self._wrong("structure", f"{kind}: no dimension of it can be made smaller")
@@ -169,7 +169,7 @@ class PreparedAuto(PreparedStep):
         context.journal.mkdir(parents=True, exist_ok=True)
         context = replace(context, processes=Processes(context.processes.device))
         grid = self._grid
-        search = _Search(model, grid, context, self._settings)
+        search = _ShapeSearch(model, grid, context, self._settings)
         costs = Costs(model, grid, rotated=self._rotates)
         known = context.journal / "sizes.json"
         if known.exists():  # clocks would not say the same again
@@ -212,7 +212,7 @@ class PreparedAuto(PreparedStep):
                 found.append({"structure": name, "ratio": 1 - left / all_of_them, **multiple, **more})
         return [STRUCTURES[each["structure"]].settings.model_validate(each) for each in found]
 
-    def _allowed(self, grid: Grid, limit: float, spent: Callable[[Sizes], float]) -> list[Sizes]:
+    def _allowed(self, grid: SizeGrid, limit: float, spent: Callable[[Sizes], float]) -> list[Sizes]:
         allowed = [sizes for sizes in grid if spent(sizes) <= limit]
         if not allowed:
             share = min(map(spent, grid)) / spent(grid.whole)
@@ -221,7 +221,7 @@ class PreparedAuto(PreparedStep):
             )
         return allowed
 
-    def _limits(self, costs: Costs, grid: Grid, progress: Progress) -> tuple[float, Callable[[Sizes], float]]:
+    def _limits(self, costs: Costs, grid: SizeGrid, progress: Progress) -> tuple[float, Callable[[Sizes], float]]:
         """The most that a shape may cost, and what it costs."""
         if self._target.params is not None:
             return self._target.params * costs.parameters(grid.whole), costs.parameters
@@ -248,7 +248,7 @@ class PreparedAuto(PreparedStep):
         )
 
 
-class _Search:
+class _ShapeSearch:
     """Judges shapes by the loss on calibration windows that they were not calibrated on.
 
     Args:
@@ -264,7 +264,7 @@ class _Search:
     def __init__(
         self,
         model: OpenModel,
-        grid: Grid,
+        grid: SizeGrid,
         context: RunContext,
         settings: Callable[[Sizes], list[PruneBase]],
     ) -> None:

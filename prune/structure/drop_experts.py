@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...models.checkpoint.weights import Weights
 from ...models.directory.directory import ModelDirectory
-from ...models.directory.experts import Experts
+from ...models.directory.experts import SplitExperts
 from ...models.structure.open_model import OpenModel
 from ...models.structure.skeleton import Skeleton
 from ...system.errors import SmeltError
@@ -50,7 +50,7 @@ class ExpertLayers:
             index: f"{anatomy.name}.{path}"
             for index, anatomy in enumerate(model.anatomy.blocks)
             for path, module in model.skeleton.blocks[index].named_modules()
-            if isinstance(module, Experts)
+            if isinstance(module, SplitExperts)
         }
         if model.skeleton.fused_experts:
             raise SmeltError(f"{kind}: its experts are in a layout that Smelt does not know, so they cannot be pruned")
@@ -103,9 +103,9 @@ def drop_experts(model: OpenModel, layers: ExpertLayers, kept: Mapping[int, Tens
     return OpenModel(layers.with_count(model.directory, count), weights, is_edited=model.is_edited)
 
 
-def _experts(model: OpenModel, path: str) -> Experts:
+def _experts(model: OpenModel, path: str) -> SplitExperts:
     module = model.skeleton.model.get_submodule(path)
-    assert isinstance(module, Experts)
+    assert isinstance(module, SplitExperts)
     return module
 
 

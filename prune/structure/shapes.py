@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ...models.structure.open_model import OpenModel
-from ...runtime.measure.shape_time import Shape, decode_seconds
+from ...runtime.measure.shape_time import ModelShape, decode_seconds
 from ...system.errors import RuntimeProblem, SmeltError
 from ...system.progress import Progress
 from . import axes
@@ -37,7 +37,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Grid:
+class SizeGrid:
     """The sizes among which is searched.
 
     Attributes:
@@ -49,7 +49,7 @@ class Grid:
     levels: dict[str, tuple[int, ...]]
 
     @classmethod
-    def of(cls, model: OpenModel, multiple: int | None = None) -> Grid:
+    def of(cls, model: OpenModel, multiple: int | None = None) -> SizeGrid:
         """What a model allows; a dimension that it does not have has one size only.
 
         Args:
@@ -109,7 +109,7 @@ class Costs:
         rotated: whether a smaller hidden size takes an lm_head of its own.
     """
 
-    def __init__(self, model: OpenModel, grid: Grid, *, rotated: bool) -> None:
+    def __init__(self, model: OpenModel, grid: SizeGrid, *, rotated: bool) -> None:
         self._model, self._grid = model, grid
         self._kinds = _alike(model)
         self._around: dict[int, int] = {}
@@ -219,7 +219,7 @@ def _alike(model: OpenModel) -> list[list[int]]:
     return list(found.values())
 
 
-def timing_bytes(model: OpenModel, grid: Grid, batch: int, context: int) -> int:
+def timing_bytes(model: OpenModel, grid: SizeGrid, batch: int, context: int) -> int:
     """Memory that timing takes: all shapes of one hidden size are there together, each with its embedding, head and cache."""
     shapes = 1 + 2 * len(grid.levels["heads"]) + len(grid.levels["ffn"])
     blocks = min(grid.whole.blocks, _TIMED_BLOCKS)
@@ -230,7 +230,7 @@ def timing_bytes(model: OpenModel, grid: Grid, batch: int, context: int) -> int:
     return shapes * (around + (blocks + 1) * model.largest_block() * model.dtype.itemsize) + attending * cache
 
 
-def shape_of(model: OpenModel) -> Shape:
+def shape_of(model: OpenModel) -> ModelShape:
     """The shape of a model, without the matrices that close parts which were removed from it."""
     parts = getattr(model.config, LAYER_PARTS, None)
     gone: set[str] = set()
@@ -240,17 +240,17 @@ def shape_of(model: OpenModel) -> Shape:
                 if part not in ("all", kind):
                     gone |= {model.names[f"{anatomy.name}.{name}.weight"] for name in names}
     names = model.weights.names()
-    return Shape(model.config, {name: model.weights.info(name).shape for name in names if name not in gone})
+    return ModelShape(model.config, {name: model.weights.info(name).shape for name in names if name not in gone})
 
 
-def _part_shape(model: OpenModel, left: Mapping[int, str]) -> Shape:
+def _part_shape(model: OpenModel, left: Mapping[int, str]) -> ModelShape:
     """The shape of a model some of whose blocks have one part, and the others none."""
     parts = [left.get(index, "none") for index in range(len(model.anatomy.blocks))]
     config = model.directory.config()
     setattr(config, LAYER_PARTS, parts)
     closing = _closing(model, parts)
     names = model.weights.names()
-    return Shape(config, {name: model.weights.info(name).shape for name in names if name not in closing})
+    return ModelShape(config, {name: model.weights.info(name).shape for name in names if name not in closing})
 
 
 def _closing(model: OpenModel, parts: list[str]) -> set[str]:

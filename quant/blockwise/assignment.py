@@ -13,7 +13,7 @@ from ...models.structure.open_model import LinearFacts, OpenModel
 from ...system.errors import Problem, nearest_name
 from ..rounding import METHODS, Method
 from ..scheme import LOADABLE_EXPERTS, Scheme, resolve
-from ..settings.quantize import Quantize
+from ..settings.quantize import PostTrainingQuantize
 
 HEAD = "lm_head"
 
@@ -51,7 +51,7 @@ class Assignment:
         where: how messages name this step.
     """
 
-    def __init__(self, settings: Quantize, where: str) -> None:
+    def __init__(self, settings: PostTrainingQuantize, where: str) -> None:
         self._settings = settings
         self._where = where
         self.usual = Treatment(

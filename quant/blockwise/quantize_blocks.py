@@ -26,7 +26,7 @@ from ..grid import shared_scale
 from ..layer_stats import LayerStats
 from ..rounding.learned_weight import Learned
 from ..rounding.signround import signround
-from ..stored.kv_cache import KeysValues, RangesCache, with_cache
+from ..stored.kv_cache import KVRounding, RangesCache, with_cache
 from ..stored.quantized_weight import restore
 from ..stored.rounded import RoundedActivations
 from ..transforms.links import LinkNames, block_weights, links_of
@@ -43,7 +43,7 @@ Rounded = list[tuple[ToRound, tuple[dict[str, Tensor], LayerRecord]]]
 
 
 @dataclass(frozen=True)
-class _Found:
+class _BlockState:
     """What is known of a block, or of the head, so far.
 
     Attributes:
@@ -56,7 +56,7 @@ class _Found:
 
 
 @dataclass(frozen=True)
-class _Block(_Found):
+class _Block(_BlockState):
     """A block that is being quantized.
 
     Attributes:
@@ -177,7 +177,7 @@ class BlockQuantizer(BlockJob):
             if self._cache is not None:
                 prefix = self._model.attention_prefix(index)
                 local = {key.removeprefix(prefix): t for key, t in stored.items() if key.startswith(prefix)}
-                self._changes.keys_values[index] = KeysValues.stored_as(self._cache, local)
+                self._changes.keys_values[index] = KVRounding.stored_as(self._cache, local)
             yield block
 
     @contextmanager
@@ -254,7 +254,7 @@ class BlockQuantizer(BlockJob):
             if any(self._chosen[prefix + name].options.reads_unrounded for name in group.linears)
         }
 
-    def _once(self, found: _Found, rounding: Callable[[], Rounded]) -> None:
+    def _once(self, found: _BlockState, rounding: Callable[[], Rounded]) -> None:
         """Round in the first process, and let all know the result."""
 
         def make() -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
@@ -377,7 +377,7 @@ class BlockQuantizer(BlockJob):
                 with_cache(self._streamed.call(index, hidden), ranges).run(this.passes.block, hidden)
             rounding = ranges.rounding(self._cache, self._model.dtype, self._context.processes)
         else:
-            rounding = KeysValues.stored_as(self._cache, {})
+            rounding = KVRounding.stored_as(self._cache, {})
         self._changes.keys_values[index] = rounding
         prefix = self._model.attention_prefix(index)
         return {prefix + name: tensor for name, tensor in rounding.stored().items()}
@@ -396,7 +396,7 @@ class BlockQuantizer(BlockJob):
             unrounded=self._plain if treatment.options.reads_unrounded else None,
             rounding=treatment.scheme.activations,
         )
-        linear, found = ToRound(facts, head.module.weight.data), _Found()
+        linear, found = ToRound(facts, head.module.weight.data), _BlockState()
         self._once(found, partial(self._rounded, "", {facts.name: linear}, stats))
         return BlockResult(found.stored, found.records)
 

@@ -66,7 +66,7 @@ class Candidates(Protocol):
 
 
 @dataclass(frozen=True)
-class Measured:
+class SensitivityInputs:
     """What to measure, and with what.
 
     Attributes:
@@ -129,12 +129,12 @@ class Roundings:
         return found
 
 
-def fisher_losses(measured: Measured) -> list[list[float]]:
+def fisher_losses(measured: SensitivityInputs) -> list[list[float]]:
     """The second-order estimate of the divergence from the original, by unit and candidate, in nats a token."""
     return _Fisher(measured).losses()
 
 
-def kl_losses(measured: Measured) -> list[list[float]]:
+def kl_losses(measured: SensitivityInputs) -> list[list[float]]:
     """The divergence from the original with only that unit rounded, by unit and candidate, in nats a token."""
     return _Divergence(measured).losses()
 
@@ -142,7 +142,7 @@ def kl_losses(measured: Measured) -> list[list[float]]:
 class _Measurement:
     """What both ways share: the model, and what rounding changes."""
 
-    def __init__(self, measured: Measured) -> None:
+    def __init__(self, measured: SensitivityInputs) -> None:
         self._measured = measured
         self._model = measured.model
         self._count = measured.candidates.count
@@ -182,7 +182,7 @@ class _Measurement:
 class _Fisher(_Measurement, BackwardJob):
     description = "measuring sensitivity"
 
-    def __init__(self, measured: Measured) -> None:
+    def __init__(self, measured: SensitivityInputs) -> None:
         super().__init__(measured)
         self.files = [
             *block_files(measured.journal, len(self._streamed), "json"),

@@ -11,7 +11,7 @@ from ...system.settings import RecipeModel
 from ...system.variants import Elsewhere, Needed
 from .. import scheme_names as schemes
 from .methods import AUTO, SchemeField
-from .quantize import Quantize, QuantizeBase
+from .quantize import PostTrainingQuantize, QuantizeBase
 
 
 class Candidate(RecipeModel):
@@ -43,7 +43,7 @@ CandidateField = Annotated[
 USUAL_CANDIDATES = ("W2A16", "W3A16", "W4A16", "W8A16")
 
 
-class Target(RecipeModel):
+class MixedTarget(RecipeModel):
     """What `scheme: auto` must keep to: one of these."""
 
     bits: float | None = Field(
@@ -55,7 +55,7 @@ class Target(RecipeModel):
     )
 
     @model_validator(mode="after")
-    def _one(self) -> Target:
+    def _one(self) -> MixedTarget:
         if len(self.model_dump(exclude_none=True)) != 1:
             raise ValueError("a target is one of bits, bytes and speedup")
         return self
@@ -76,7 +76,7 @@ class Target(RecipeModel):
 _ONLY_AUTO = Elsewhere("{name} belongs to scheme: auto; remove it or set scheme: auto")
 
 
-class QuantizeAuto(QuantizeBase):
+class PostTrainingQuantizeAuto(QuantizeBase):
     """Store weights in fewer bits, each part of the model in the scheme that loses least within a target."""
 
     scheme: Literal["auto"] = Field(
@@ -88,8 +88,8 @@ class QuantizeAuto(QuantizeBase):
         min_length=1,
         description=f"What is chosen from, besides leaving a part as it is; absent for {', '.join(USUAL_CANDIDATES)}.",
     )
-    target: Annotated[Target, _ONLY_AUTO, Needed("scheme: auto needs a target, such as target: {bits: 4.25}")] = Field(
-        description="What must be kept to."
+    target: Annotated[MixedTarget, _ONLY_AUTO, Needed("scheme: auto needs a target, such as target: {bits: 4.25}")] = (
+        Field(description="What must be kept to.")
     )
     loss: Annotated[Literal["fisher", "kl"] | None, _ONLY_AUTO] = Field(
         default=None,
@@ -98,7 +98,7 @@ class QuantizeAuto(QuantizeBase):
     )
 
     @model_validator(mode="after")
-    def _fits_together(self) -> QuantizeAuto:
+    def _fits_together(self) -> PostTrainingQuantizeAuto:
         if self.guard is not None and self.guard.otherwise == "fallback":
             raise ValueError("guard.otherwise: fallback would break auto's target; use warn or fail")
         for candidate in self.auto_candidates():
@@ -114,10 +114,10 @@ class QuantizeAuto(QuantizeBase):
             found.setdefault(schemes.settled(candidate.scheme, candidate.group_size), candidate)
         return list(found.values())
 
-    def with_only(self, candidate: Candidate) -> Quantize:
+    def with_only(self, candidate: Candidate) -> PostTrainingQuantize:
         """The same with one of the candidates for all linears."""
         shared = {name: getattr(self, name) for name in QuantizeBase.model_fields}
-        return Quantize.model_construct(**{**shared, **dict(candidate)})
+        return PostTrainingQuantize.model_construct(**{**shared, **dict(candidate)})
 
 
 def scheme_or_auto(name: Any) -> Any:

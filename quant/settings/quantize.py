@@ -62,7 +62,7 @@ class QuantizeBase(Variant):
     _patterns = field_validator("targets", "ignore")(compiled_patterns)
 
 
-class Quantize(QuantizeBase):
+class PostTrainingQuantize(QuantizeBase):
     """Store weights (and compute with activations) in fewer bits, all in one scheme but for overrides."""
 
     scheme: SchemeField = Field(
@@ -78,6 +78,6 @@ class Quantize(QuantizeBase):
     )
 
     @model_validator(mode="after")
-    def _fields_fit_scheme(self) -> Quantize:
+    def _fields_fit_scheme(self) -> PostTrainingQuantize:
         schemes.check(self.scheme, self.group_size, self.inputs)
         return self

@@ -15,7 +15,7 @@ from ...system.errors import SmeltError
 from ..activations import ActivationRounding
 from .config import StoredSchemes
 from .dense_weights import DenseWeights
-from .kv_cache import KeysValues
+from .kv_cache import KVRounding
 from .rounded import RoundedActivations
 
 
@@ -95,7 +95,7 @@ class CompressedModel:
                     rounded[facts.name] = ActivationRounding.stored_as(inputs, parts)
         return rounded
 
-    def _keys_values(self) -> dict[int, KeysValues]:
+    def _keys_values(self) -> dict[int, KVRounding]:
         args = None if self.schemes is None else self.schemes.keys_values
         if args is None:
             return {}
@@ -104,5 +104,5 @@ class CompressedModel:
             prefix = self.model.attention_prefix(index)
             kinds = ("k_scale", "v_scale", "k_zero_point", "v_zero_point")
             parts = {kind: self._stored.load(prefix + kind) for kind in kinds if prefix + kind in names}
-            found[index] = KeysValues.stored_as(args, parts)
+            found[index] = KVRounding.stored_as(args, parts)
         return found

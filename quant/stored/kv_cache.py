@@ -23,14 +23,14 @@ _CACHES = ("past_key_values", "past_key_value", "layer_past")
 
 
 @dataclass(frozen=True)
-class KeysValues:
+class KVRounding:
     """How a block's keys and values are rounded."""
 
     keys: ActivationRounding
     values: ActivationRounding
 
     @classmethod
-    def stored_as(cls, args: QuantizationArgs, tensors: dict[str, Tensor]) -> KeysValues:
+    def stored_as(cls, args: QuantizationArgs, tensors: dict[str, Tensor]) -> KVRounding:
         """The rounding that ``k_scale`` and ``v_scale`` describe."""
         return cls(ActivationRounding.stored_as(args, tensors, "k"), ActivationRounding.stored_as(args, tensors, "v"))
 
@@ -58,7 +58,7 @@ class RangesCache:
     def get_seq_length(self, *_: Any) -> int:
         return 0
 
-    def rounding(self, args: QuantizationArgs, stored: torch.dtype, processes: Processes) -> KeysValues:
+    def rounding(self, args: QuantizationArgs, stored: torch.dtype, processes: Processes) -> KVRounding:
         """The rounding that fits what went by, here and in other processes."""
         found = []
         mine = {f"{i} {name}": e for i, pair in enumerate(self._ranges) for name, e in zip(_ENDS, pair, strict=True)}
@@ -69,13 +69,13 @@ class RangesCache:
             if args.strategy != "attn_head":
                 low, high = low.amin(), high.amax()
             found.append(ActivationRounding.observed(args, low, high, stored))
-        return KeysValues(*found)
+        return KVRounding(*found)
 
 
 class RoundedCache:
     """Rounds keys and values as they enter the cache; the same step attends to the rounded ones."""
 
-    def __init__(self, rounding: KeysValues) -> None:
+    def __init__(self, rounding: KVRounding) -> None:
         self._keys, self._values = cache_rounding(rounding.keys), cache_rounding(rounding.values)
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from ...models.structure.block_calls import BlockCall
 from ..activations import ActivationRounding, quantize_inputs
-from .kv_cache import KeysValues, RoundedCache, with_cache
+from .kv_cache import KVRounding, RoundedCache, with_cache
 
 
 class RoundedActivations:
@@ -23,7 +23,7 @@ class RoundedActivations:
     def __init__(
         self,
         inputs: Mapping[str, ActivationRounding] | None = None,
-        keys_values: dict[int, KeysValues] | None = None,
+        keys_values: dict[int, KVRounding] | None = None,
     ) -> None:
         self._inputs = inputs or {}
         self.keys_values = keys_values or {}

@@ -27,7 +27,7 @@ Load = Callable[[str], Tensor]
 
 
 @dataclass(frozen=True)
-class Heads:
+class ValueHeads:
     """Value heads, whose channels may be rotated within each head.
 
     Attributes:
@@ -56,7 +56,7 @@ class BlockResidual:
 
     norms: tuple[LinkNames, ...]
     writers: tuple[str, ...]
-    heads: Heads | None
+    heads: ValueHeads | None
     centred: bool
 
     def edited(self, name: str, load: Load, rotation: Rotation | None, head_rotation: Rotation | None) -> Tensor:
@@ -184,7 +184,7 @@ def _folded(tensor: Tensor, leaf: str, gain: Tensor, offset: float, rotation: Ro
     return bias if rotation is None else rotation.apply(bias)
 
 
-def _heads(link: LinkNames, skeleton: Skeleton) -> Heads | None:
+def _heads(link: LinkNames, skeleton: Skeleton) -> ValueHeads | None:
     config = skeleton.model.config
     count = getattr(config, "num_attention_heads", None)
     width = head_width(config) if count else None
@@ -192,7 +192,7 @@ def _heads(link: LinkNames, skeleton: Skeleton) -> Heads | None:
     readers = [name for group in link.groups for name in group.linears]
     if link.kind != "linear" or not width or len(rows) % width or len(link.channels) % width or len(readers) != 1:
         return None
-    return Heads(link.feeder, rows, readers[0], width)
+    return ValueHeads(link.feeder, rows, readers[0], width)
 
 
 def _commutes(skeleton: Skeleton, index: int, residual: BlockResidual) -> bool:

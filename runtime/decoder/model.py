@@ -54,7 +54,7 @@ class Model:
         self.dtype = dtype = operators.dtype
         self.device = operators.device
         self.logit_statistics = operators.logit_statistics
-        load = _Loader(checkpoint, self.spec, operators)
+        load = _DecoderLoader(checkpoint, self.spec, operators)
         names = self.spec.names
         self._embedding = load.table(names.embedding, self.spec.vocabulary)
         self._positions = load.tensor(f"{names.positions}.weight", None) if names.positions else None
@@ -204,7 +204,7 @@ class Head:
         return torch.tanh(logits / self._cap) * self._cap
 
 
-class _Loader:
+class _DecoderLoader:
     """Builds a decoder's parts from a checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint | LiveWeights, spec: DecoderSpec, operators: Operators) -> None:
@@ -316,7 +316,7 @@ class _Loader:
 class _Layer:
     """Attention and feed-forward of one layer."""
 
-    def __init__(self, load: _Loader, spec: DecoderSpec, layer: LayerSpec, index: int) -> None:
+    def __init__(self, load: _DecoderLoader, spec: DecoderSpec, layer: LayerSpec, index: int) -> None:
         names, prefix = spec.names, spec.names.layer.format(i=index)
         self._spec, self._layer = spec, layer
         self.attends = layer.attends
@@ -444,7 +444,7 @@ class _Layer:
         return found if self._mlp is None else found | self._mlp.linears()
 
 
-def _feed_forward(load: _Loader, spec: DecoderSpec, prefix: str) -> FeedForward:
+def _feed_forward(load: _DecoderLoader, spec: DecoderSpec, prefix: str) -> FeedForward:
     up = tuple(prefix + name for name in spec.names.gate_up)
     if spec.gated:
         return _gated(load, up, prefix + spec.names.down, load.operators.gate(spec.activation))
@@ -455,7 +455,7 @@ def _feed_forward(load: _Loader, spec: DecoderSpec, prefix: str) -> FeedForward:
     return PlainFeedForward(fused or load.operators.linear(*stored), load.linear(prefix + spec.names.down), activation)
 
 
-def _gated(load: _Loader, gate_up: tuple[str, ...], down: str, gate: Rowwise) -> GatedFeedForward:
+def _gated(load: _DecoderLoader, gate_up: tuple[str, ...], down: str, gate: Rowwise) -> GatedFeedForward:
     stored = load.stack(*gate_up)
     if stored is None:
         return GatedFeedForward(load.side_by_side(gate_up), load.linear(down), gate)
@@ -465,7 +465,7 @@ def _gated(load: _Loader, gate_up: tuple[str, ...], down: str, gate: Rowwise) ->
     return GatedFeedForward(first, load.linear(down), None if fused else gate)
 
 
-def _experts(load: _Loader, spec: DecoderSpec, prefix: str) -> FeedForward:
+def _experts(load: _DecoderLoader, spec: DecoderSpec, prefix: str) -> FeedForward:
     names = spec.names
     router = load.first_of(tuple(prefix + name for name in names.router))
     gate = load.operators.gate(spec.activation)
@@ -489,7 +489,7 @@ def _experts(load: _Loader, spec: DecoderSpec, prefix: str) -> FeedForward:
     return load.operators.mixture(forward)
 
 
-def _grouped(load: _Loader, named: list[tuple[tuple[str, str], str]]) -> Experts | None:
+def _grouped(load: _DecoderLoader, named: list[tuple[tuple[str, str], str]]) -> Experts | None:
     """All experts as one, if they have no biases and their inputs are rounded alike."""
     parts = [load.stack(*names) for up, down in named for names in (up, (down,))]
     matrices = [part[0] for part in parts if part is not None and part[1] is None]

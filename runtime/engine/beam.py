@@ -11,11 +11,11 @@ from torch import Tensor
 
 from .sampling import changed_logits
 from .scheduler import Scheduler, live
-from .sequence import Candidate, Request, Sequence
+from .sequence import BeamCandidate, Request, Sequence
 from .text_stream import TextStream
 
 
-def continuations(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> list[Candidate]:
+def continuations(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> list[BeamCandidate]:
     """A beam's best continuations, the best first.
 
     There are enough of them to continue every beam even if the best ones all end. Biases and penalties change
@@ -29,7 +29,7 @@ def continuations(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> list
     likely = None if params.logprobs is None else logprobs.topk(params.logprobs)
     top = None if likely is None else dict(zip(likely.indices.tolist(), likely.values.tolist(), strict=True))
     return [
-        Candidate(token, sequence.score + change, logprob, None if top is None else {**top, token: logprob})
+        BeamCandidate(token, sequence.score + change, logprob, None if top is None else {**top, token: logprob})
         for change, token, logprob in zip(best.values.tolist(), best.indices.tolist(), own, strict=True)
     ]
 
@@ -39,7 +39,7 @@ class _Choice:
     """A beam, one of its candidates, its text with that, and the stop string or token that this ends with."""
 
     beam: Sequence
-    candidate: Candidate
+    candidate: BeamCandidate
     text: TextStream | None
     stopped_by: int | str | None
 
@@ -76,7 +76,7 @@ def advance(request: Request, scheduler: Scheduler, ends: frozenset[int]) -> boo
     return True
 
 
-def _chosen(beam: Sequence, candidate: Candidate, stops: frozenset[int]) -> _Choice:
+def _chosen(beam: Sequence, candidate: BeamCandidate, stops: frozenset[int]) -> _Choice:
     params = beam.request.params
     text = beam.text.fork() if beam.text is not None and params.stop else None
     if candidate.token in stops:

@@ -13,7 +13,7 @@ from ..decoder.kv_cache import KeysValues
 from ..decoder.logit_statistics import LogitStatistics
 from .sampling import Sampled
 from .scheduler import StepPlan
-from .sequence import Candidate, Request, Sequence, TokenLogprobs, TokenScore
+from .sequence import BeamCandidate, Request, Sequence, TokenLogprobs, TokenScore
 
 
 @dataclass
@@ -29,7 +29,7 @@ class StepResult:
     """
 
     tokens: dict[Sequence, Sampled] = field(default_factory=dict)
-    continuations: dict[Sequence, list[Candidate]] = field(default_factory=dict)
+    continuations: dict[Sequence, list[BeamCandidate]] = field(default_factory=dict)
     prompt_logprobs: dict[Sequence, list[TokenLogprobs]] = field(default_factory=dict)
     scores: dict[Sequence, list[TokenScore]] = field(default_factory=dict)
     broken: list[Sequence] = field(default_factory=list)

@@ -18,11 +18,11 @@ from ..decoder.model import Model
 from ..gpu.cache import GpuKeysValues
 from ..gpu.layers import GpuLayers
 from ..gpu.step import GpuStep
-from ..gpu.tables import Layout, Part, Room
+from ..gpu.tables import Room, SequenceTokens, TableLayout
 from ..kernels.base.precompile import precompile_work
 from ..kernels.base.targets import target_of
 from ..kernels.rows.rotate_and_store import RotaryTables
-from ..kernels.rows.sample_tokens import Choices, choices, sample_tokens
+from ..kernels.rows.sample_tokens import SamplingState, choices, sample_tokens
 from .executor import CompletedStep, StepHandle, StepResult
 from .params import SamplingParams
 from .sampling import Sampled, sequence_seed, top_logprobs
@@ -38,7 +38,7 @@ _FEW = (1, 2, 4, 8)
 _LONG = 512
 
 
-class Kind(NamedTuple):
+class StepKind(NamedTuple):
     """What steps have in common that are computed, and captured, alike.
 
     Attributes:
@@ -80,13 +80,13 @@ class GpuExecutor(TorchExecutor):
         self._place = model.device
         blocks = -(-max_length // store.block_size)
         room = Room(max(token_budget, max_sequences), max_sequences, blocks, self._layers.tokens_of_tile(store))
-        self._layout = Layout(room, self._place)
-        self._choices: Choices = choices(max_sequences, _EDITS, max_length, self._place)
+        self._layout = TableLayout(room, self._place)
+        self._choices: SamplingState = choices(max_sequences, _EDITS, max_length, self._place)
         self._slots: dict[Sequence, int] = {}
         self._free = list(range(max_sequences - 1, -1, -1))
         self._blocks: dict[int, list[int]] = {}
         self._rotary = _RotaryBuffers(model, room.tokens, max_length)
-        self._graphs: dict[Kind, tuple[torch.cuda.CUDAGraph, _Found]] = {}
+        self._graphs: dict[StepKind, tuple[torch.cuda.CUDAGraph, _StepOutputs]] = {}
         rules = [rule for layer in store.rules or () for rule in layer]
         self._captures = graphs and self._place.type == "cuda" and self._layers.captures
         self._captures = self._captures and not any(rule.waits for rule in rules)
@@ -152,12 +152,12 @@ class GpuExecutor(TorchExecutor):
                     what = "captured" if self._captures else "compiled"
                     log(f"{what} {i + 1} of {len(kinds)} kinds of steps, {time.monotonic() - begun:.0f} s")
 
-    def _kinds(self) -> list[Kind]:
+    def _kinds(self) -> list[StepKind]:
         """The steps that are captured, the largest first."""
         room = self._layout.room
-        singles = [Kind(count, count, False, True) for count in buckets(room.sequences)]
+        singles = [StepKind(count, count, False, True) for count in buckets(room.sequences)]
         prompts = [
-            Kind(tokens, sequences, True, too)
+            StepKind(tokens, sequences, True, too)
             for tokens in buckets(room.tokens)
             if tokens > 1
             for sequences in {room.sequences if tokens > _LONG else min(_FEW[-1], room.sequences), room.sequences}
@@ -165,25 +165,25 @@ class GpuExecutor(TorchExecutor):
         ]
         return sorted([*singles, *prompts], reverse=True)
 
-    def _kind(self, tokens: int, counts: list[int]) -> Kind:
+    def _kind(self, tokens: int, counts: list[int]) -> StepKind:
         """What a step is computed as: of the captured ones, the smallest that has room for it."""
         room, sequences = self._layout.room, len(counts)
         if max(counts) == 1:
             sequences = _bucket(sequences, room.sequences)
-            return Kind(sequences, sequences, False, True)
+            return StepKind(sequences, sequences, False, True)
         tokens, few = _bucket(tokens, room.tokens), min(_FEW[-1], room.sequences)
         if tokens > _LONG:
-            return Kind(tokens, room.sequences, True, room.sequences > 1)
-        return Kind(tokens, few if sequences <= few else room.sequences, True, min(counts) == 1)
+            return StepKind(tokens, room.sequences, True, room.sequences > 1)
+        return StepKind(tokens, few if sequences <= few else room.sequences, True, min(counts) == 1)
 
-    def _run(self, kind: Kind) -> _Found:
+    def _run(self, kind: StepKind) -> _StepOutputs:
         kept = self._graphs.get(kind)
         if kept is None:
             return self._body(kind)
         kept[0].replay()
         return kept[1]
 
-    def _capture(self, kind: Kind) -> None:
+    def _capture(self, kind: StepKind) -> None:
         torch.cuda.synchronize(self._place)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
@@ -191,7 +191,7 @@ class GpuExecutor(TorchExecutor):
         self._pool = self._pool or graph.pool()
         self._graphs[kind] = (graph, found)
 
-    def _body(self, kind: Kind) -> _Found:
+    def _body(self, kind: StepKind) -> _StepOutputs:
         """The whole step, from the device's own lists to the chosen tokens; nothing waits for the host."""
         layout, model = self._layout, self._decoder
         tokens, sequences = kind.tokens, kind.sequences
@@ -213,7 +213,7 @@ class GpuExecutor(TorchExecutor):
         chosen, logprobs, sound = sample_tokens(
             logits, layout.part("choosers", sequences), layout.part("lengths", sequences), self._choices
         )
-        return _Found(logits, torch.stack([logprobs, sound.float()]), chosen)
+        return _StepOutputs(logits, torch.stack([logprobs, sound.float()]), chosen)
 
     def _release(self) -> None:
         """Take back the slots of sequences that ended, or gave way."""
@@ -222,14 +222,14 @@ class GpuExecutor(TorchExecutor):
                 del self._slots[sequence], self._blocks[slot]
                 self._free.append(slot)
 
-    def _part(self, chunk: Chunk) -> Part:
+    def _part(self, chunk: Chunk) -> SequenceTokens:
         sequence = chunk.sequence
         fresh = sequence not in self._slots
         slot = self._slot_of(sequence)
         if slot in self._stale:
             self._stale.discard(slot)
             fresh = True
-        return Part(chunk.start, chunk.count, list(sequence.blocks), slot, chunk.is_last, fresh)
+        return SequenceTokens(chunk.start, chunk.count, list(sequence.blocks), slot, chunk.is_last, fresh)
 
     def _slot_of(self, sequence: Sequence) -> int:
         """The sequence's slot on the device, where it is put if it has none."""
@@ -292,7 +292,7 @@ class GpuExecutor(TorchExecutor):
 
 
 @dataclass(frozen=True)
-class _Found:
+class _StepOutputs:
     """What a step leaves on the device.
 
     Attributes:

@@ -23,7 +23,7 @@ class TokenScore(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Candidate:
+class BeamCandidate:
     """How a beam may go on.
 
     Attributes:
@@ -70,7 +70,7 @@ class Sequence:
         self.total_logprob = 0.0
         self.logprobs: list[TokenLogprobs] = []
         self.score = 0.0
-        self.candidates: list[Candidate] | None = None
+        self.candidates: list[BeamCandidate] | None = None
         self.generator: torch.Generator | None = None
         self.text: TextStream | None = None
         self.expected = expected or []

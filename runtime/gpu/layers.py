@@ -40,7 +40,7 @@ class GpuLayers:
     """
 
     def __init__(self, parts: list[LayerParts], dtype: torch.dtype, tiles: Tiles, fusions: Fusions) -> None:
-        self._layers = [_Layer(each, tiles, fusions) for each in parts]
+        self._layers = [_GpuLayer(each, tiles, fusions) for each in parts]
         self._fusions = fusions
         self._dtype, self._heads, self._tiles = dtype, parts[0].heads, tiles
         self.captures = fusions.attention and not any(
@@ -153,7 +153,7 @@ def _described(norm: GpuNorm | None) -> Norm | None:
     return None if norm is None else norm.norm
 
 
-class _Layer:
+class _GpuLayer:
     def __init__(self, parts: LayerParts, tiles: Tiles, fusions: Fusions) -> None:
         self._forward = parts.feed_forward
         self._fusions = fusions

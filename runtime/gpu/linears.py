@@ -29,7 +29,7 @@ from ..kernels.linear.packing import FORMATS, is_two_of_four, kernel_group
 from ..kernels.linear.restore_codes import restore_codes
 from ..kernels.linear.routing import Routing
 from ..kernels.rows.quantize_rows import NAMES
-from ..kernels.tiles.tile import Shape, Tile, Tiles
+from ..kernels.tiles.tile import LinearShape, Tile, Tiles
 from ..weights.matrix import FloatCodes, Matrix
 from ..weights.rounding import rounding_explanation
 from .input_rounding import InputRounding, is_e4m3
@@ -148,7 +148,7 @@ class DenseGpuLinear:
     def tile(self, rows: int, row_tiles: int = 0) -> Tile:
         """How a step of so many rows is cut up; ``row_tiles`` are those of all experts."""
         if (rows, row_tiles) not in self._by_rows:
-            shape = Shape(rows, self.weight.rows, self.columns, self.columns, 16)
+            shape = LinearShape(rows, self.weight.rows, self.columns, self.columns, 16)
             form = "experts" if self.weight.experts else "half"
             found = self._tiles.find("linear_dense", form, shape, DENSE_BLOCK, row_tiles)
             self._by_rows[rows, row_tiles] = found
@@ -222,7 +222,7 @@ class PackedLinear:
         if (rows, row_tiles) not in self._by_rows:
             form, weight = FORMATS[self.weight.form], self.weight
             group = weight.group if weight.kind != "none" else weight.columns
-            shape = Shape(rows, weight.rows, weight.columns, group, form.bits)
+            shape = LinearShape(rows, weight.rows, weight.columns, group, form.bits)
             found = self._tiles.find("linear_codes", form.name, shape, form.block, row_tiles)
             self._by_rows[rows, row_tiles] = found
         return self._by_rows[rows, row_tiles]
@@ -309,7 +309,7 @@ class BytesLinear:
         if (rows, row_tiles) not in self._by_rows:
             weight = self.weight
             group = CHUNK if weight.block_scales is not None else weight.columns
-            shape = Shape(rows, weight.rows, weight.columns, group, 8)
+            shape = LinearShape(rows, weight.rows, weight.columns, group, 8)
             found = self._tiles.find("linear_bytes", NAMES[weight.codes.dtype], shape, CHUNK, row_tiles)
             self._by_rows[rows, row_tiles] = found
         return self._by_rows[rows, row_tiles]

@@ -34,7 +34,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Part:
+class SequenceTokens:
     """Consecutive tokens of one sequence, which the device has already.
 
     Attributes:
@@ -58,7 +58,7 @@ class Part:
         return self.start + self.count
 
 
-class Layout:
+class TableLayout:
     """A step's lists as one tensor, so that they travel to the device at once, and lie where a graph expects them.
 
     Args:
@@ -114,7 +114,7 @@ class Layout:
         rows, counts, stops, tables = (self.part(name, count) for name in ("rows", "counts", "stops", "tables"))
         return Runs(rows, counts, stops, tables)
 
-    def fill(self, parts: list[Part], block_size: int) -> None:
+    def fill(self, parts: list[SequenceTokens], block_size: int) -> None:
         """Lay out a step and send it to the device; nothing waits.
 
         Args:

@@ -24,7 +24,7 @@ _PRODUCT = 2048
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadResult:
     """What one load measured. Times are in seconds.
 
     Attributes:
@@ -52,7 +52,7 @@ class Load:
 
 
 @dataclass
-class Machine:
+class MachineSpeed:
     """What the machine can do, measured just now.
 
     Attributes:
@@ -69,7 +69,7 @@ class Machine:
 
 
 @dataclass
-class Measured:
+class BenchResult:
     """A benchmark's result.
 
     Attributes:
@@ -80,12 +80,12 @@ class Measured:
         peak_memory: the largest memory of this process so far, in bytes: resident, or on the GPU that it computes on.
     """
 
-    machine: Machine
+    machine: MachineSpeed
     prefill_rate: float
     decode_rate: float
     prefill_of_peak: float
     decode_of_peak: float
-    loads: list[Load] = field(default_factory=list)
+    loads: list[LoadResult] = field(default_factory=list)
     peak_memory: int | None = None
     kernels: dict[str, str] = field(default_factory=dict)
 
@@ -104,7 +104,7 @@ def measure(
     trace: list[Arrival] | None = None,
     repeats: int = 5,
     log: Log = lambda _: None,
-) -> Measured:
+) -> BenchResult:
     """Measure an engine.
 
     Args:
@@ -133,7 +133,7 @@ def measure(
     prefill = prompt / statistics.median(load.first_token_p50 for load in alone)
     pauses = [load.between_tokens_p50 for load in alone if load.between_tokens_p50 is not None]
     decode = 1 / statistics.median(pauses) if pauses else 0.0
-    found = Measured(
+    found = BenchResult(
         machine,
         prefill,
         decode,
@@ -152,7 +152,7 @@ def measure(
     return found
 
 
-def run_load(engine: Engine, name: str, arrivals: list[Arrival], in_flight: int | None, seed: int) -> Load:
+def run_load(engine: Engine, name: str, arrivals: list[Arrival], in_flight: int | None, seed: int) -> LoadResult:
     """Serve arrivals at their times, or as many at once as ``in_flight`` says.
 
     Args:
@@ -184,7 +184,7 @@ def run_load(engine: Engine, name: str, arrivals: list[Arrival], in_flight: int 
     firsts = [times[0] - came[key] for key, times in tokens.items()]
     pauses = [b - a for times in tokens.values() for a, b in itertools.pairwise(times)]
     prompts, outputs = sum(a.prompt for a in arrivals), sum(len(times) for times in tokens.values())
-    return Load(
+    return LoadResult(
         name,
         len(arrivals),
         prompts,
@@ -208,7 +208,7 @@ def _share(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def machine_rates(device: torch.device, dtype: torch.dtype) -> Machine:
+def machine_rates(device: torch.device, dtype: torch.dtype) -> MachineSpeed:
     """What a device can do.
 
     Args:
@@ -217,11 +217,11 @@ def machine_rates(device: torch.device, dtype: torch.dtype) -> Machine:
     """
     name = str(dtype).removeprefix("torch.")
     if device.type == "cpu":
-        return Machine(read_rate(), product_rate(dtype), name, "cpu")
+        return MachineSpeed(read_rate(), product_rate(dtype), name, "cpu")
     from ..kernels.tools.timing import copy_rate, matmul_rate
 
     with torch.cuda.device(device):
-        return Machine(copy_rate(device), matmul_rate(device, dtype), name, torch.cuda.get_device_name(device))
+        return MachineSpeed(copy_rate(device), matmul_rate(device, dtype), name, torch.cuda.get_device_name(device))
 
 
 def read_rate() -> float:
@@ -255,7 +255,7 @@ def peak_memory(device: torch.device) -> int | None:
     return None
 
 
-def table(found: Measured) -> str:
+def table(found: BenchResult) -> str:
     """The result for a terminal."""
     lines = [
         f"machine   {found.machine.read_bytes / 1e9:.1f} GB/s {'read' if found.machine.device == 'cpu' else 'copied'}, {found.machine.operations / 1e12:.2f} TFLOP/s in {found.machine.dtype}",

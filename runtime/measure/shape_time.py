@@ -21,7 +21,7 @@ _ROUNDS, _STEPS = 9, 8
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """A model without weights.
 
     Attributes:
@@ -33,7 +33,9 @@ class Shape:
     tensors: Mapping[str, tuple[int, ...]]
 
 
-def decode_seconds(shapes: Sequence[Shape], dtype: torch.dtype, *, batch: int, context: int, log: Log) -> list[float]:
+def decode_seconds(
+    shapes: Sequence[ModelShape], dtype: torch.dtype, *, batch: int, context: int, log: Log
+) -> list[float]:
     """Seconds of a step that adds one token to each sequence, for every shape: medians of rounds in which all take turns.
 
     Args:
@@ -51,13 +53,15 @@ def decode_seconds(shapes: Sequence[Shape], dtype: torch.dtype, *, batch: int, c
     return _in_turns(shapes, dtype, runs, log, steps=_STEPS)
 
 
-def prompt_seconds(shapes: Sequence[Shape], dtype: torch.dtype, *, tokens: int, log: Log) -> list[float]:
+def prompt_seconds(shapes: Sequence[ModelShape], dtype: torch.dtype, *, tokens: int, log: Log) -> list[float]:
     """The same for a step that reads a prompt of so many tokens and asks for one token's logits."""
     runs = [Run([1] * tokens, 0, list(range(-(-tokens // _BLOCK))), tokens, wants=1)]
     return _in_turns(shapes, dtype, runs, log, steps=1)
 
 
-def _in_turns(shapes: Sequence[Shape], dtype: torch.dtype, runs: list[Run], log: Log, *, steps: int) -> list[float]:
+def _in_turns(
+    shapes: Sequence[ModelShape], dtype: torch.dtype, runs: list[Run], log: Log, *, steps: int
+) -> list[float]:
     operators = operators_for(dtype, torch.device("cpu"), log=log)
     blocks = 1 + max(block for run in runs for block in run.blocks)
     models = [Model(_filled(shape, dtype), operators) for shape in shapes]
@@ -74,7 +78,7 @@ def _in_turns(shapes: Sequence[Shape], dtype: torch.dtype, runs: list[Run], log:
     return [statistics.median(mine) for mine in spent]
 
 
-def _filled(shape: Shape, dtype: torch.dtype) -> LiveWeights:
+def _filled(shape: ModelShape, dtype: torch.dtype) -> LiveWeights:
     """Every tensor holds small numbers, in memory of its own."""
     return LiveWeights(
         shape.config, dtype, shape.tensors, lambda name: torch.full(shape.tensors[name], 1e-3, dtype=dtype)

@@ -27,13 +27,13 @@ class Tensors(Protocol):
     def tensor(self, name: str) -> Tensor: ...
 
 
-class Reader(Protocol):
+class WeightReader(Protocol):
     """Reads a linear's weight by the linear's name, or that of another kind of module."""
 
     def matrix(self, name: str, kind: str = "Linear") -> Matrix: ...
 
 
-def reader_of(config: dict[str, Any] | None, tensors: Tensors) -> Reader:
+def reader_of(config: dict[str, Any] | None, tensors: Tensors) -> WeightReader:
     """The reader for a checkpoint's ``quantization_config``."""
     if not config:
         return _Plain(tensors)

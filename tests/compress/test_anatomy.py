@@ -9,7 +9,7 @@ import pytest
 import torch
 from smelt.compress import SmeltError
 from smelt.models.structure.anatomy import study
-from smelt.models.structure.feeders import Feeder, find_feeders
+from smelt.models.structure.feeders import FeederModule, find_feeders
 from smelt.models.structure.skeleton import Skeleton
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
@@ -126,7 +126,7 @@ def test_a_scale_moved_into_a_feeder_changes_nothing(architecture: str) -> None:
     torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9)
 
 
-def _move_scale(block: nn.Module, linears: tuple[str, ...], feeder: Feeder) -> None:
+def _move_scale(block: nn.Module, linears: tuple[str, ...], feeder: FeederModule) -> None:
     source = block.get_submodule(feeder.module)
     factors = torch.ones(source.weight.shape[0], dtype=torch.float64)
     used = feeder.channels.unique()

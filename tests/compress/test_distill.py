@@ -19,7 +19,7 @@ from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.pipeline.plan import Plan
 from smelt.compress.recipe.file import read_document
 from smelt.distill.run.cached_teacher import CachedTeacherLogits
-from smelt.distill.training.batches import Batch
+from smelt.distill.training.batches import TrainingBatch
 from smelt.distill.training.objective import Distilling
 from smelt.system.progress import Progress
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -247,10 +247,10 @@ def test_written_text_is_the_same_after_an_interruption(
 def test_only_what_the_student_wrote_counts(
     distilled: Make, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Batch] = []
+    seen: list[TrainingBatch] = []
     whole = Distilling.loss
 
-    def watched(learner: Distilling, batch: Batch) -> Any:
+    def watched(learner: Distilling, batch: TrainingBatch) -> Any:
         if torch.is_grad_enabled():
             seen.append(batch)
         return whole(learner, batch)
@@ -321,7 +321,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_batch(
     recipe, whole = distilled(tiny()), Distilling.loss
     count = [0]
 
-    def broken(learner: Distilling, batch: Batch) -> Any:
+    def broken(learner: Distilling, batch: TrainingBatch) -> Any:
         loss, parts = whole(learner, batch)
         count[0] += torch.is_grad_enabled()
         return (loss * torch.nan if count[0] == 3 else loss), parts

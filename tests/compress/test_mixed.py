@@ -26,11 +26,11 @@ from smelt.models.text.source import TextSource
 from smelt.models.text.windows import calibration_windows
 from smelt.quant.blockwise.assignment import Assignment
 from smelt.quant.mixed.choose import best_choice
-from smelt.quant.mixed.sensitivity import Measured, Roundings, fisher_losses, kl_losses
+from smelt.quant.mixed.sensitivity import Roundings, SensitivityInputs, fisher_losses, kl_losses
 from smelt.quant.mixed.units import find_units
 from smelt.quant.rounding.nearest import nearest
 from smelt.quant.scheme import resolve
-from smelt.quant.settings.quantize import Quantize
+from smelt.quant.settings.quantize import PostTrainingQuantize
 from smelt.quant.stored.quantized_weight import restore
 from smelt.system import measurement_cache as cache
 from smelt.system.progress import Progress
@@ -49,14 +49,14 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _measured(
     model: str, schemes: tuple[str, ...], tokens: torch.Tensor, journal: Path, group: int = 32, dtype: Any = None
-) -> Measured:
+) -> SensitivityInputs:
     opened = OpenModel(find_model(model))
-    settings = [Quantize(scheme=name, group_size=group) for name in schemes]
+    settings = [PostTrainingQuantize(scheme=name, group_size=group) for name in schemes]
     treatments = [Assignment(each, "here").of(opened) for each in settings]
     units = find_units(opened, treatments[0])
     computing = dtype or torch.float32
     roundings = Roundings(opened, treatments, [], computing)
-    return Measured(opened, units, roundings, tokens, computing, 0, journal, Progress(False))
+    return SensitivityInputs(opened, units, roundings, tokens, computing, 0, journal, Progress(False))
 
 
 def _sizes(checkpoint: Path) -> int:

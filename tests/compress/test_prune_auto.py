@@ -18,10 +18,10 @@ from smelt.models.structure.open_model import OpenModel
 from smelt.prune.steps import auto as prune_auto
 from smelt.prune.structure import axes, shapes
 from smelt.prune.structure.drop_blocks import drop_blocks
-from smelt.prune.structure.shapes import Costs, Grid, Sizes, parameters_of, shape_of
+from smelt.prune.structure.shapes import Costs, SizeGrid, Sizes, parameters_of, shape_of
 from smelt.prune.structure.slice_width import slice_width
 from smelt.runtime import Engine, SamplingParams
-from smelt.runtime.measure.shape_time import Shape
+from smelt.runtime.measure.shape_time import ModelShape
 from smelt.system.errors import SmeltError
 from smelt.system.progress import Progress
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -56,7 +56,7 @@ def test_parameters_are_those_of_transformers_models(
 ) -> None:
     path = tiny(architecture)
     model = OpenModel(find_model(str(path)))
-    grid = Grid.of(model)
+    grid = SizeGrid.of(model)
     assert all(len(levels) > 1 for levels in grid.levels.values())
     costs = Costs(model, grid, rotated=rotated)
     for sizes in list(grid)[:: max(1, len(list(grid)) // 12)]:
@@ -95,7 +95,7 @@ def test_blocks_that_differ_are_counted_and_timed_each(
     """A dense block among mixtures: whichever of them go, what is left is no larger than it was said to be."""
     path = tiny("qwen3_moe", torch.bfloat16, num_hidden_layers=3, mlp_only_layers=[0], hidden_size=64)
     model = OpenModel(find_model(str(path)))
-    grid = Grid.of(model)
+    grid = SizeGrid.of(model)
     costs = Costs(model, grid, rotated=False)
     assert costs.parameters(grid.whole) == _numbers(path)
     for depth in grid.levels["blocks"][1:]:
@@ -121,12 +121,12 @@ def test_time_is_that_of_the_parts(
 ) -> None:
     """On a machine that takes a second for what surrounds the blocks and one for each number that a part which is there reads."""
 
-    def seconds(given: Sequence[Shape], *_: Any, **__: Any) -> list[float]:
+    def seconds(given: Sequence[ModelShape], *_: Any, **__: Any) -> list[float]:
         return [_taken(shape, getattr(shape.config, "layer_parts", None)) for shape in given]
 
     monkeypatch.setattr(shapes, "decode_seconds", seconds)
     model = OpenModel(find_model(str(tiny(architecture, **changes))))
-    grid = Grid.of(model)
+    grid = SizeGrid.of(model)
     costs = Costs(model, grid, rotated=False)
     costs.measure(1, 16, Progress(False))
     assert costs.seconds(grid.whole) == _taken(shape_of(model), None)
@@ -138,7 +138,7 @@ def test_time_is_that_of_the_parts(
     assert costs.seconds(replace(grid.whole, ffn=fewer, blocks=blocks)) >= _taken(shape_of(shorter), None)
 
 
-def _taken(shape: Shape, parts: list[str] | None) -> float:
+def _taken(shape: ModelShape, parts: list[str] | None) -> float:
     total = 1.0
     for name, size in shape.tensors.items():
         for part, inside in (("attention", ".self_attn."), ("mlp", ".mlp.")):
@@ -154,7 +154,7 @@ def test_a_target_of_latency_is_measured_and_reported(tiny: Callable[..., Path],
     result = run(recipe)
     record = json.loads((result.checkpoint / "smelt.json").read_text())["steps"][0]
     assert any("2 sequences with 48 tokens takes" in sentence for sentence in record["done"])
-    whole = Grid.of(OpenModel(find_model(recipe.model))).whole
+    whole = SizeGrid.of(OpenModel(find_model(recipe.model))).whole
     spent = record["chosen"]["milliseconds"]
     assert f"heads {whole.hidden} {whole.heads}" in spent
     assert Sizes(**record["chosen"]["sizes"]) != whole

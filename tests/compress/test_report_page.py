@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from smelt.compress.reporting.page.page import page
-from smelt.compress.reporting.plot.axes import Axis
+from smelt.compress.reporting.plot.axes import PlotAxis
 from smelt.compress.reporting.plot.pareto import front, pareto_svg
 from smelt.compress.results import wording
 from smelt.compress.results.report import ReportData
@@ -289,7 +289,7 @@ def test_a_model_that_is_not_drawn_is_named_below_the_plot() -> None:
 
 @pytest.mark.parametrize("values", [[9.1, 11.5], [0.001, 0.0013], [7.0, 7.0], [8.0, 5000.0], [0.0, 3.0], [1.0, 6.5]])
 def test_ticks_are_round_few_and_inside(values: list[float]) -> None:
-    axis = Axis.around(values, 0, 100)
+    axis = PlotAxis.around(values, 0, 100)
     ticks = axis.ticks()
     assert 3 <= len(ticks) <= 12
     assert all(axis.low <= tick <= axis.high for tick in ticks)

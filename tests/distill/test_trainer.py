@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from smelt.distill.training.batches import Batch, ShuffledWindows
+from smelt.distill.training.batches import ShuffledWindows, TrainingBatch
 from smelt.distill.training.optimizer import MasterAdamW, Rows, Saved, Trained
 from smelt.distill.training.schedule import SCHEDULES, rate_at
 from smelt.distill.training.small_states import SmallStatesAdamW
@@ -44,14 +44,14 @@ class Bigrams:
         torch.manual_seed(0)
         self.table, self.head = nn.Embedding(11, 16).to(dtype), nn.Linear(16, 11).to(dtype)
 
-    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, float]]:
         logits = self.head(self.table(batch.tokens[:, :-1])).float()
         loss = functional.cross_entropy(logits.flatten(0, 1), batch.tokens[:, 1:].flatten())
         return loss, {"text": float(loss)}
 
     def held_out(self) -> dict[str, float]:
         with torch.no_grad():
-            return self.loss(Batch(CORPUS[:2]))[1]
+            return self.loss(TrainingBatch(CORPUS[:2]))[1]
 
     def trained(self) -> dict[str, Trained]:
         found = {f"table.{n}": Trained(p) for n, p in self.table.named_parameters()}
@@ -234,7 +234,7 @@ def test_the_loss_falls_and_is_measured_on_text_that_is_kept() -> None:
 
 def test_a_loss_that_is_no_number_ends_training_with_its_batch() -> None:
     class Broken(Bigrams):
-        def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        def loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, float]]:
             loss, parts = super().loss(batch)
             return (loss * torch.nan, parts) if torch.equal(batch.tokens, _windows().at(3).tokens) else (loss, parts)
 
@@ -246,7 +246,7 @@ def test_a_loss_that_is_no_number_ends_training_with_its_batch() -> None:
 
 def test_spikes_are_passed_over() -> None:
     class Spiky(Bigrams):
-        def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        def loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, float]]:
             loss, parts = super().loss(batch)
             return (1000 * loss if torch.equal(batch.tokens, _windows().at(9).tokens) else loss), parts
 

@@ -17,7 +17,7 @@ from ...results import wording
 from ...results.report import ReportData
 from ...results.result import ModelResult
 from ..plot.measures import accuracy
-from ..plot.pareto import Plot, drawn_models, pareto
+from ..plot.pareto import ParetoPlot, drawn_models, pareto
 from ..templates.rendering import render
 from .accuracy_tables import accuracy_tables, named
 from .headline import headline
@@ -55,14 +55,14 @@ class Section:
 class Tradeoff:
     """The plot in two widths, where two models can be drawn, and the table of all."""
 
-    wide: Plot | None
-    narrow: Plot | None
+    wide: ParetoPlot | None
+    narrow: ParetoPlot | None
     note: str
     models: Table | None
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointFacts:
     """What is known of a model's files."""
 
     name: str
@@ -76,7 +76,7 @@ class Made:
 
     machine: Facts
     versions: Facts
-    checkpoints: list[Checkpoint]
+    checkpoints: list[CheckpointFacts]
     recipes: list[tuple[str, str]]
     settings: str
 
@@ -187,14 +187,14 @@ def _made(report: ReportData) -> Made:
     )
 
 
-def _checkpoint(model: ModelResult) -> Checkpoint:
+def _checkpoint(model: ModelResult) -> CheckpointFacts:
     facts = [
         ("fingerprint", model.fingerprint),
         ("path", model.path or ""),
         ("reload", str((model.reload or {}).get("sentence", ""))),
         *((f"loads in {each.name}", each.sentence.removeprefix(f"{each.name}: ")) for each in model.loaders),
     ]
-    return Checkpoint(model.name, model.scheme, _known(facts))
+    return CheckpointFacts(model.name, model.scheme, _known(facts))
 
 
 def _known(pairs: Iterable[tuple[str, str]]) -> Facts:

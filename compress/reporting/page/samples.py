@@ -8,7 +8,7 @@ from ...results.report import ReportData
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenText:
     """A text, and the models that wrote it.
 
     Attributes:
@@ -27,7 +27,7 @@ class Prompt:
     """A prompt and what was written after it."""
 
     prompt: str
-    written: list[Written]
+    written: list[WrittenText]
 
 
 def samples(report: ReportData) -> list[Prompt]:
@@ -46,12 +46,12 @@ def _prompt(report: ReportData, prompt: str) -> Prompt:
     return Prompt(prompt, [_written(report, text, models, original) for text, models in written.items()])
 
 
-def _written(report: ReportData, text: str, models: list[int], original: str | None) -> Written:
+def _written(report: ReportData, text: str, models: list[int], original: str | None) -> WrittenText:
     names = [(report.models[i].name, report.models[i].role == "baseline") for i in models]
     if original is None or text == original:
-        return Written(names, text, None)
+        return WrittenText(names, text, None)
     at = _whole_words(text, _shared(text, original))
-    return Written(names, text[:at], text[at:])
+    return WrittenText(names, text[:at], text[at:])
 
 
 def _shared(a: str, b: str) -> int:

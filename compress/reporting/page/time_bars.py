@@ -15,7 +15,7 @@ _ROOM_FOR_KEY = 4.5  # percent of the width below which a segment's number would
 
 
 @dataclass(frozen=True)
-class Key:
+class SegmentKey:
     """What a segment's colour and number stand for."""
 
     number: int
@@ -31,7 +31,7 @@ class Key:
 class Segment:
     """A part of a bar: where it begins and how wide it is, in percent of the longest bar."""
 
-    key: Key
+    key: SegmentKey
     seconds: str
     start: float
     width: float
@@ -57,18 +57,18 @@ class TimeBars:
     """Bars of one kind of step, and their numbers."""
 
     title: str
-    keys: list[Key]
+    keys: list[SegmentKey]
     bars: list[TimeBar]
     numbers: Table | None
 
 
 def time_bars(report: ReportData) -> list[TimeBars]:
     """Bars for decoding a token and for a prompt; all bars of one kind have the same scale."""
-    keys: dict[str, Key] = {}
+    keys: dict[str, SegmentKey] = {}
     for model in report.models:
         if model.speed is not None:
             for part in (*model.speed.decode_time, *model.speed.prefill_time):
-                keys.setdefault(part.name, Key(len(keys) + 1, part.name))
+                keys.setdefault(part.name, SegmentKey(len(keys) + 1, part.name))
     decode = {i: _drawable(m.speed.decode_time) for i, m in enumerate(report.models) if m.speed}
     prefill = {i: _drawable(m.speed.prefill_time) for i, m in enumerate(report.models) if m.speed}
     found = [
@@ -82,7 +82,9 @@ def _drawable(parts: list[TimePart]) -> list[TimePart]:
     return [part for part in parts if 0 <= part.seconds < math.inf]
 
 
-def _bars(report: ReportData, title: str, times: dict[int, list[TimePart]], keys: dict[str, Key]) -> TimeBars | None:
+def _bars(
+    report: ReportData, title: str, times: dict[int, list[TimePart]], keys: dict[str, SegmentKey]
+) -> TimeBars | None:
     times = {i: parts for i, parts in times.items() if parts}
     longest = max((sum(p.seconds for p in parts) for parts in times.values()), default=0)
     if longest <= 0:
@@ -100,7 +102,7 @@ def _bars(report: ReportData, title: str, times: dict[int, list[TimePart]], keys
     return TimeBars(title, used, bars, _numbers(report, title, times, used))
 
 
-def _segments(parts: list[TimePart], keys: dict[str, Key], longest: float) -> list[Segment]:
+def _segments(parts: list[TimePart], keys: dict[str, SegmentKey], longest: float) -> list[Segment]:
     out = []
     at = 0.0
     for part in sorted(parts, key=lambda p: keys[p.name].number):
@@ -110,7 +112,7 @@ def _segments(parts: list[TimePart], keys: dict[str, Key], longest: float) -> li
     return out
 
 
-def _numbers(report: ReportData, title: str, times: dict[int, list[TimePart]], used: list[Key]) -> Table | None:
+def _numbers(report: ReportData, title: str, times: dict[int, list[TimePart]], used: list[SegmentKey]) -> Table | None:
     rows: list[Row] = []
     for i, parts in times.items():
         by_name = {p.name: p.seconds for p in parts}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ...results import wording
 from ...results.report import ReportData
-from ...results.result import ModelResult, Training, TrainingPoint
-from ..plot.axes import Axis, Tick
+from ...results.result import ModelResult, TrainingPoint, TrainingRecord
+from ..plot.axes import PlotAxis, Tick
 from .tables import Cell, Row, Table, table
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _BOTTOM, _TOP = 760, 300, 52, 14, 40, 30
@@ -27,7 +27,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Plot:
+class CurvePlot:
     """The curves of one training, in a box of these sizes."""
 
     said: str
@@ -55,7 +55,7 @@ class Curve:
 
     name: str
     said: str
-    plot: Plot | None
+    plot: CurvePlot | None
     held_out: Table | None
     samples: list[tuple[str, list[tuple[int, str]]]]
 
@@ -65,28 +65,28 @@ def training_curves(report: ReportData) -> list[Curve]:
     return [_curve(model, each) for model in report.models for each in model.training]
 
 
-def _curve(model: ModelResult, training: Training) -> Curve:
+def _curve(model: ModelResult, training: TrainingRecord) -> Curve:
     last = training.curve[-1]
     said = f"step {training.step} of the recipe, {last.tokens:,} tokens"
     skipped = f", {training.skipped} steps passed over" if training.skipped else ""
     return Curve(model.name, said + skipped, _plot(training), _held_out(training), _samples(training))
 
 
-def _plot(training: Training) -> Plot | None:
+def _plot(training: TrainingRecord) -> CurvePlot | None:
     found = _lines(training.curve)
     curves = {title: points for title, points in found.items() if len(points) >= _LEAST_POINTS}
     values = [value for points in curves.values() for _, value in points if math.isfinite(value)]
     if not values:
         return None
-    across = Axis(0.0, max(1.0, float(training.curve[-1].tokens)), _LEFT, _WIDTH - _RIGHT, log=False)
-    up = Axis.around(values, _HEIGHT - _BOTTOM, _TOP)
+    across = PlotAxis(0.0, max(1.0, float(training.curve[-1].tokens)), _LEFT, _WIDTH - _RIGHT, log=False)
+    up = PlotAxis.around(values, _HEIGHT - _BOTTOM, _TOP)
     lines = []
     x = 0.0
     for title, points in curves.items():
         lines.append(Line(title, [(across.at(tokens), up.at(value)) for tokens, value in points], x))
         x += 40 + 7.2 * len(title)
     said = f"The loss over {training.curve[-1].tokens:,} tokens{', in logarithms' if up.log else ''}"
-    return Plot(said, up.marks(5), across.marks(), lines)
+    return CurvePlot(said, up.marks(5), across.marks(), lines)
 
 
 def _lines(curve: list[TrainingPoint]) -> dict[str, list[tuple[float, float]]]:
@@ -100,7 +100,7 @@ def _lines(curve: list[TrainingPoint]) -> dict[str, list[tuple[float, float]]]:
     return lines
 
 
-def _held_out(training: Training) -> Table | None:
+def _held_out(training: TrainingRecord) -> Table | None:
     measured = [point for point in training.curve if point.held_out]
     if not measured:
         return None
@@ -117,7 +117,7 @@ def _cell(point: TrainingPoint, part: str) -> Cell | None:
     return None if value is None else Cell(wording.fixed(value, 4), value)
 
 
-def _samples(training: Training) -> list[tuple[str, list[tuple[int, str]]]]:
+def _samples(training: TrainingRecord) -> list[tuple[str, list[tuple[int, str]]]]:
     first = training.samples[0].texts if training.samples else []
     return [
         (

@@ -18,7 +18,7 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Axis:
+class PlotAxis:
     """One axis of a plot.
 
     Attributes:
@@ -34,7 +34,7 @@ class Axis:
     log: bool
 
     @classmethod
-    def around(cls, values: list[float], start: float, end: float) -> Axis:
+    def around(cls, values: list[float], start: float, end: float) -> PlotAxis:
         """An axis with some air around these values."""
         low, high = min(values), min(max(values), _FURTHEST)
         if low > 0:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...results import wording
 from ...results.report import ReportData
 from ..templates.rendering import render
-from .axes import Axis, Tick, nice_step
+from .axes import PlotAxis, Tick, nice_step
 from .labels import Box, Disc, Label, place, text_width
 from .measures import Measure, accuracy, cost
 
@@ -54,7 +54,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Key:
+class LegendEntry:
     """A mark in the legend, from ``x`` on, and its text.
 
     Attributes:
@@ -73,7 +73,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Plot:
+class ParetoPlot:
     """All that is drawn, with places in a box of ``width`` by ``height``.
 
     Attributes:
@@ -95,7 +95,7 @@ class Plot:
     top: int
     bottom: int
     said: str
-    legend: list[Key]
+    legend: list[LegendEntry]
     up: list[Tick]
     up_title: str
     across: list[Tick]
@@ -105,7 +105,7 @@ class Plot:
     names: list[tuple[Label, str]]
 
 
-def pareto(report: ReportData, width: int = 760) -> Plot | None:
+def pareto(report: ReportData, width: int = 760) -> ParetoPlot | None:
     """Accuracy upwards and speed to the right; None if fewer than two models have both.
 
     Speed is decoding if any model's was measured, else the checkpoint's bytes. Accuracy is perplexity, or bits
@@ -133,17 +133,17 @@ class _Layout:
         self.most = (22 if width > 500 else 16) * (1 if len(models) <= 8 else 0.7)
         self.per_byte = self.most**2 / largest
         room = self.most + 4
-        self.across = Axis.around(_extent(x, models), self.left + room, self.right - room)
+        self.across = PlotAxis.around(_extent(x, models), self.left + room, self.right - room)
         up, down = self.top + room, self.bottom - room
-        self.up = Axis.around(_extent(y, models), *((down, up) if y.better_high else (up, down)))
+        self.up = PlotAxis.around(_extent(y, models), *((down, up) if y.better_high else (up, down)))
         best = front([(x.goodness(i), y.goodness(i)) for i in models])
         self.front = {models[i] for i in best}
 
-    def plot(self) -> Plot:
+    def plot(self) -> ParetoPlot:
         corners = self._steps()
         up_title, across_title = self._titles()
         order = sorted(self.models, key=lambda i: -self.report.models[i].size.bytes)
-        return Plot(
+        return ParetoPlot(
             width=self.width,
             height=self.height,
             size=self.size,
@@ -216,7 +216,7 @@ class _Layout:
         found = place(discs, names, order, (0, self.top, self.width, self.bottom), self.size, lines)
         return [(at, text) for at, text in zip(found, names, strict=True) if at is not None]
 
-    def _legend(self) -> list[Key]:
+    def _legend(self) -> list[LegendEntry]:
         y, x = 24.0, 0.0
         out = []
         largest = max(self.report.models[i].size.bytes for i in self.models)
@@ -226,18 +226,18 @@ class _Layout:
             if count > largest * 1.3 or radius < 2:
                 continue
             text = wording.bytes_(count).replace(".0 ", " ")
-            out.append(Key("area", x, y, text, x + 2 * radius + 5, radius))
+            out.append(LegendEntry("area", x, y, text, x + 2 * radius + 5, radius))
             x += 2 * radius + 5 + text_width(text, self.size) + 14
-        out.append(Key("", x, y, "checkpoint (area)", x - 6))
+        out.append(LegendEntry("", x, y, "checkpoint (area)", x - 6))
         x += text_width("checkpoint (area)", self.size) + 18
         if self.width <= 500:
             x, y = 0, 54.0
-        out.append(Key("front", x, y, "Pareto front", x + 24))
+        out.append(LegendEntry("front", x, y, "Pareto front", x + 24))
         x += 24 + text_width("Pareto front", self.size) + 16
-        out.append(Key("behind", x, y, "behind it", x + 20))
+        out.append(LegendEntry("behind", x, y, "behind it", x + 20))
         x += 20 + text_width("behind it", self.size) + 16
         if any(self.report.models[i].role == "baseline" for i in self.models):
-            out.append(Key("baseline", x, y, "baseline", x + 14))
+            out.append(LegendEntry("baseline", x, y, "baseline", x + 14))
         return out
 
 

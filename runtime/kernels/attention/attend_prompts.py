@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...heads import Heads
-from ..base.kernel import Build, Case, Kernel, Trial
+from ..base.kernel import Build, Case, Kernel, PreparedCase
 from ..base.launch import Launch, interpreted, takes_ptx
 from ..base.overlap import launch_and_wait
 from ..base.targets import Target, target_of
@@ -327,7 +327,7 @@ def _case(case: AttentionCase, tile: PromptTile) -> AttentionCase:
 def _rounded_case(case: AttentionCase, code: torch.dtype, by_block: bool) -> Case:
     """Codes and scales must be those that a launch of their own makes of the outputs, to the last bit."""
 
-    def prepare(device: torch.device, draw: torch.Generator) -> Trial:
+    def prepare(device: torch.device, draw: torch.Generator) -> PreparedCase:
         def compute(queries: Tensor, cache: LayerCache, runs: Runs, out: Tensor) -> None:
             tile = PromptTile(16, 16, 4, 1)
             work = work_of(runs.counts.tolist(), runs.stops.tolist(), tile.tokens(case.heads.group))

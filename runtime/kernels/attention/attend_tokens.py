@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...heads import Heads
-from ..base.kernel import Build, Case, Kernel, Trial, poisoned
+from ..base.kernel import Build, Case, Kernel, PreparedCase, poisoned
 from ..base.launch import Launch
 from ..base.overlap import launch_and_wait
 from ..base.targets import Target, target_of
@@ -509,7 +509,7 @@ def _stored_case(case: AttentionCase, norm: str, half: int) -> Case:
     """Storing on the way in must give what storing before does, and leave the same cache."""
     shape = StoreCase(case.heads, case.kind, case.dtype, norm, half=half, tokens=len(case.runs))
 
-    def prepare(device: torch.device, draw: torch.Generator) -> Trial:
+    def prepare(device: torch.device, draw: torch.Generator) -> PreparedCase:
         heads = case.heads
         cache, tables = case.random_cache(device, draw)
         rows = torch.arange(len(case.runs), dtype=torch.int32, device=device)
@@ -538,7 +538,7 @@ def _stored_case(case: AttentionCase, norm: str, half: int) -> Case:
             ]
             return out if all(same) else out * float("nan")
 
-        return Trial(compute, expected, 0)
+        return PreparedCase(compute, expected, 0)
 
     name = f"{case.name}, norm {norm}, {2 * half} rotated, stored on the way"
     targets = tuple(name for name in (case.targets or ("sm_80", "sm_90", "sm_100")) if name != "gfx942")

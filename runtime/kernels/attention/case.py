@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...heads import Heads
-from ..base.kernel import Case, Trial, poisoned
+from ..base.kernel import Case, PreparedCase, poisoned
 from ..rows.cached import LayerCache, layer_cache, restored, targets_of
 from .flash import Runs
 
@@ -87,7 +87,7 @@ class AttentionCase:
             cache.keys[order[-2:].long()] = cache.values[order[-2:].long()] = float("nan")
         return cache, tables.to(device)
 
-    def trial(self, device: torch.device, draw: torch.Generator) -> Trial:
+    def trial(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
         """Random queries over a random cache."""
         h = self.heads
         cache, tables = self.random_cache(device, draw)
@@ -106,7 +106,7 @@ class AttentionCase:
             self.compute(queries, cache, runs, out)
             return out
 
-        return Trial(compute, expected, cache.keys.nbytes + cache.values.nbytes)
+        return PreparedCase(compute, expected, cache.keys.nbytes + cache.values.nbytes)
 
     def on_meta(self) -> tuple[Tensor, LayerCache, Runs, Tensor]:
         """Queries, cache, runs and outputs without numbers."""

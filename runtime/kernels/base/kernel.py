@@ -14,7 +14,7 @@ from .targets import Target
 
 
 @dataclass(frozen=True)
-class Trial:
+class PreparedCase:
     """A case with its inputs.
 
     Attributes:
@@ -42,7 +42,7 @@ class Case:
     """
 
     name: str
-    prepare: Callable[[torch.device, torch.Generator], Trial]
+    prepare: Callable[[torch.device, torch.Generator], PreparedCase]
     tolerance: float
     large: bool = False
     targets: tuple[str, ...] = ()

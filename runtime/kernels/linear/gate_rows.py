@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..base.kernel import TOLERANCE, Build, Case, Kernel, Trial, poisoned
+from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, poisoned
 from ..base.launch import Launch
 from ..base.overlap import launch_and_wait
 from ..base.targets import Target
@@ -72,7 +72,7 @@ def gate_rows(x: Tensor, gate: str, *, out: Tensor | None = None) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Case:
+class _GateCase:
     rows: int
     outputs: int
     dtype: torch.dtype
@@ -90,7 +90,7 @@ class _Case:
     def columns(self) -> int:
         return self.outputs * (2 if is_gated(self.gate) else 1)
 
-    def trial(self, device: torch.device, draw: torch.Generator) -> Trial:
+    def trial(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
         """The reference has a gate before its inputs; :func:`interleaved` says where each goes."""
         plain = 3 * torch.randn(self.rows, self.columns, generator=draw, device=draw.device)
         plain = plain.to(self.dtype).to(device)
@@ -104,7 +104,7 @@ class _Case:
                 return gate_rows(out, self.gate, out=out)
             return gate_rows(x, self.gate, out=poisoned(self.rows, self.outputs, self.dtype, device))
 
-        return Trial(compute, expected, x.nbytes)
+        return PreparedCase(compute, expected, x.nbytes)
 
     def launch(self, target: Target) -> Launch:
         """On ``meta``, to be compiled."""
@@ -120,14 +120,14 @@ class _Case:
 
 _F, _B = torch.float16, torch.bfloat16
 _SMALL = [
-    _Case(3, 2056, _F, "silu"),
-    _Case(1, 104, _B, "gelu_tanh", apart=8),
-    _Case(3, 1301, _F, "alone_relu", apart=3),
-    _Case(2, 2500, _B, "alone_silu"),
-    _Case(3, 300, _F, "alone_gelu", in_place=True),
-    _Case(2, 256, _B, "alone_gelu_tanh"),
+    _GateCase(3, 2056, _F, "silu"),
+    _GateCase(1, 104, _B, "gelu_tanh", apart=8),
+    _GateCase(3, 1301, _F, "alone_relu", apart=3),
+    _GateCase(2, 2500, _B, "alone_silu"),
+    _GateCase(3, 300, _F, "alone_gelu", in_place=True),
+    _GateCase(2, 256, _B, "alone_gelu_tanh"),
 ]
-_LLAMA = _Case(512, 14336, _B, "silu")
-_LARGE = [_LLAMA, _Case(512, 16384, _F, "alone_gelu")]
-_BUILDS = [_LLAMA.build(), _LARGE[1].build(), _Case(512, 14336, _B, "gelu_tanh").build(rare=True)]
+_LLAMA = _GateCase(512, 14336, _B, "silu")
+_LARGE = [_LLAMA, _GateCase(512, 16384, _F, "alone_gelu")]
+_BUILDS = [_LLAMA.build(), _LARGE[1].build(), _GateCase(512, 14336, _B, "gelu_tanh").build(rare=True)]
 KERNEL = Kernel("gate_rows", [*(case.case() for case in _SMALL), *(case.case(large=True) for case in _LARGE)], _BUILDS)

@@ -16,13 +16,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from ..base.kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
+from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, moved, poisoned
 from ..base.launch import GENERAL, Launch, interpreted
 from ..base.overlap import launch_dependents, prefetch_runs, wait_for_earlier
 from ..base.targets import Target
 from ..base.workspace import Workspace, parts_allowed, workspace
 from ..rows.quantize_rows import LARGEST, NAMES, TARGETS_OF, divided_by, quantize_rows
-from ..tiles.tile import Shape, Tile, Tiles, tiles_of, tiles_of_target
+from ..tiles.tile import LinearShape, Tile, Tiles, tiles_of, tiles_of_target
 from .finish import ONE_TILE, activated, is_gated, store_outputs, sum_of_parts
 from .packing import ROWS, interleaved
 from .routing import Routing, route
@@ -445,9 +445,9 @@ class BytesCase:
         return f"linear_bytes/{NAMES[self.code]}"
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> LinearShape:
         """What its tile is looked up for."""
-        return Shape(self.rows, self.outputs, self.columns, CHUNK if self.blocks else self.columns, 8)
+        return LinearShape(self.rows, self.outputs, self.columns, CHUNK if self.blocks else self.columns, 8)
 
     def packed(self, device: torch.device) -> BytesWeight:
         """A weight to be timed."""
@@ -477,7 +477,7 @@ class BytesCase:
         """Its own, or the shipped one."""
         return self.tile or tiles.find("linear_bytes", NAMES[self.code], self.shape, CHUNK)
 
-    def trial(self, device: torch.device, draw: torch.Generator) -> Trial:
+    def trial(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
         tile = self.tile_on(tiles_of(device))
         x = torch.randn(self.rows, self.columns, generator=draw, device=draw.device).to(self.dtype).to(device)
         given = moved(self.weight(draw), device)
@@ -497,9 +497,9 @@ class BytesCase:
                 out, added = poisoned(self.rows, weight.outputs, self.dtype, device), residual
             return linear_bytes(x, weight, tile, out=out, residual=added)
 
-        return Trial(compute, expected, weight.nbytes)
+        return PreparedCase(compute, expected, weight.nbytes)
 
-    def trial_of_experts(self, device: torch.device, draw: torch.Generator) -> Trial:
+    def trial_of_experts(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
         """Each token went to two of the experts, and each slot has inputs of its own."""
         tile = self.tile_on(tiles_of(device))
         chosen = torch.rand(self.rows, self.experts, generator=draw, device=draw.device).argsort(-1)[:, :2]
@@ -514,7 +514,7 @@ class BytesCase:
             out = poisoned(2 * self.rows, weight.outputs, self.dtype, device)
             return linear_bytes(x, weight, tile, out=out, routing=routing)
 
-        return Trial(compute, expected, weight.nbytes)
+        return PreparedCase(compute, expected, weight.nbytes)
 
     def case(self, large: bool = False) -> Case:
         prepare_trial = self.trial_of_experts if self.experts else self.trial

@@ -17,12 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..base.kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
+from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, moved, poisoned
 from ..base.launch import GENERAL, Launch, multiplied_as, takes_ptx
 from ..base.overlap import launch_dependents, prefetch_runs, wait_for_earlier
 from ..base.targets import Target
 from ..base.workspace import Workspace, parts_allowed, workspace
-from ..tiles.tile import Shape, Tile, Tiles, tiles_of, tiles_of_target
+from ..tiles.tile import LinearShape, Tile, Tiles, tiles_of, tiles_of_target
 from . import unpack
 from .codes_weight import CodesWeight, of_experts, prepare
 from .finish import ONE_TILE, activated, store_outputs, sum_of_parts
@@ -468,9 +468,9 @@ class CodesCase:
         return f"linear_codes/{self.form}"
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> LinearShape:
         """What its tile is looked up for."""
-        return Shape(self.rows, self.outputs, self.columns, self.group or self.columns, self.bits)
+        return LinearShape(self.rows, self.outputs, self.columns, self.group or self.columns, self.bits)
 
     def packed(self, device: torch.device) -> CodesWeight:
         """A weight of small random codes, many times repeated: enough to be timed, at any size."""
@@ -530,7 +530,7 @@ class CodesCase:
         """Its own, or the shipped one."""
         return self.tile or tiles.find("linear_codes", self.form, self.shape, FORMATS[self.form].block)
 
-    def trial(self, device: torch.device, draw: torch.Generator) -> Trial:
+    def trial(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
         tile = self.tile_on(tiles_of(device))
         x = torch.randn(self.rows, self.columns, generator=draw, device=draw.device).to(self.dtype)
         packed, plain = self.weight(draw)
@@ -550,9 +550,9 @@ class CodesCase:
                 out, added = poisoned(self.rows, weight.outputs, self.dtype, device), inputs["residual"]
             return linear_codes(inputs["x"], weight, tile, out=out, residual=added)
 
-        return Trial(compute, expected, weight.nbytes)
+        return PreparedCase(compute, expected, weight.nbytes)
 
-    def trial_of_experts(self, device: torch.device, draw: torch.Generator) -> Trial:
+    def trial_of_experts(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
         """Each token goes to two of the experts, whose outputs are scaled by its shares."""
         tile = self.tile_on(tiles_of(device))
         x = torch.randn(self.rows, self.columns, generator=draw, device=draw.device).to(self.dtype).to(device)
@@ -569,7 +569,7 @@ class CodesCase:
             out = poisoned(2 * self.rows, weight.outputs, self.dtype, device)
             return linear_codes(x, weight, tile, out=out, routing=routing)
 
-        return Trial(compute, expected, weight.nbytes)
+        return PreparedCase(compute, expected, weight.nbytes)
 
     def case(self, large: bool = False) -> Case:
         prepare_trial = self.trial_of_experts if self.experts else self.trial

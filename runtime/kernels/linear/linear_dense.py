@@ -16,12 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..base.kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
+from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, moved, poisoned
 from ..base.launch import GENERAL, Launch, multiplied_as
 from ..base.overlap import launch_dependents, prefetch_rows, wait_for_earlier
 from ..base.targets import Target
 from ..base.workspace import Workspace, parts_allowed, workspace
-from ..tiles.tile import Shape, Tile, Tiles, tiles_of, tiles_of_target
+from ..tiles.tile import LinearShape, Tile, Tiles, tiles_of, tiles_of_target
 from .finish import ONE_TILE, activated, is_gated, store_outputs, sum_of_parts
 from .packing import interleaved
 from .routing import Routing, most_blocks, route
@@ -332,10 +332,10 @@ class DenseCase:
         return "linear_dense"
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> LinearShape:
         """What its tile is looked up for; with experts, by the rows that each gets."""
         rows = max(1, 2 * self.rows // self.experts) if self.experts else self.rows
-        return Shape(rows, self.outputs, self.columns, self.columns, 16)
+        return LinearShape(rows, self.outputs, self.columns, self.columns, 16)
 
     def packed(self, device: torch.device) -> DenseWeight:
         """A weight to be timed."""
@@ -352,7 +352,7 @@ class DenseCase:
         form = "experts" if self.experts else "half"
         return self.tile or tiles.find("linear_dense", form, self.shape, BLOCK, self.experts)
 
-    def trial(self, device: torch.device, draw: torch.Generator) -> Trial:
+    def trial(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
         tile = self.tile_on(tiles_of(device))
         x = torch.randn(self.rows, self.columns, generator=draw, device=draw.device).to(self.dtype).to(device)
         given = moved(self.weight(draw), device)
@@ -370,9 +370,9 @@ class DenseCase:
                 out, added = poisoned(self.rows, weight.outputs, self.out or self.dtype, device), residual
             return linear_dense(x, weight, tile, out=out, residual=added)
 
-        return Trial(compute, expected, weight.nbytes)
+        return PreparedCase(compute, expected, weight.nbytes)
 
-    def trial_of_experts(self, device: torch.device, draw: torch.Generator) -> Trial:
+    def trial_of_experts(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
         """Each token goes to two of the experts."""
         tile = self.tile_on(tiles_of(device))
         slots = 2 * self.rows
@@ -395,7 +395,7 @@ class DenseCase:
             out = poisoned(slots, weight.outputs, self.dtype, device)
             return linear_dense(x, weight, tile, out=out, routing=routing)
 
-        return Trial(compute, expected, weight.nbytes)
+        return PreparedCase(compute, expected, weight.nbytes)
 
     def case(self, large: bool = False) -> Case:
         prepare_trial = self.trial_of_experts if self.experts else self.trial

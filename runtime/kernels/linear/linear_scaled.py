@@ -14,13 +14,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..base.kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
+from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, moved, poisoned
 from ..base.launch import GENERAL, Launch, interpreted
 from ..base.overlap import launch_dependents, prefetch_runs, wait_for_earlier
 from ..base.targets import Target
 from ..base.workspace import Workspace, parts_allowed, workspace
 from ..rows.quantize_rows import rounded
-from ..tiles.tile import Shape, Tile, Tiles, tiles_of, tiles_of_target
+from ..tiles.tile import LinearShape, Tile, Tiles, tiles_of, tiles_of_target
 from .finish import store_outputs, sum_of_parts
 from .packing import ROWS
 from .unpack import e4m3_to_float32
@@ -230,7 +230,7 @@ def reference(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, res
 
 
 @dataclass(frozen=True)
-class _Case:
+class _ScaledCase:
     rows: int
     outputs: int
     columns: int
@@ -245,7 +245,7 @@ class _Case:
         return f"mxfp4 by mxfp8 {self.rows}x{self.columns} by {self.outputs} {kind}{extras} {self.tile or ''}".strip()
 
     def tile_on(self, tiles: Tiles) -> Tile:
-        shape = Shape(self.rows, self.outputs, self.columns, GROUP, 4)
+        shape = LinearShape(self.rows, self.outputs, self.columns, GROUP, 4)
         return self.tile or tiles.find("linear_scaled", "mxfp4", shape, _STEP)
 
     def parts(self, draw: torch.Generator) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -254,7 +254,7 @@ class _Case:
         bias = torch.randn(self.outputs, generator=draw, device=draw.device).to(self.dtype) if self.extras else None
         return nibbles, scale.to(torch.uint8), bias
 
-    def trial(self, device: torch.device, draw: torch.Generator) -> Trial:
+    def trial(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
         nibbles, scale, bias = self.parts(draw)
         x = torch.randn(self.rows, self.columns, generator=draw, device=draw.device).to(self.dtype)
         residual = torch.randn(self.rows, self.outputs, generator=draw, device=draw.device).to(self.dtype)
@@ -268,7 +268,7 @@ class _Case:
             out = poisoned(self.rows, self.outputs, self.dtype, device)
             return linear_scaled(x, weight, tile, out=out, residual=residual)
 
-        return Trial(compute, expected, weight.codes.nbytes)
+        return PreparedCase(compute, expected, weight.codes.nbytes)
 
     def launch(self, target: Target) -> Launch:
         meta = torch.device("meta")
@@ -293,9 +293,9 @@ class _Case:
 
 _F, _B = torch.float16, torch.bfloat16
 _TILE = Tile(128, 16, 128, 2, 4, 3, False)
-_SMALL = [_Case(3, 80, 320, _F, True, _TILE), _Case(17, 130, 256, _B, False, replace(_TILE, split=1))]
-_LARGE = [_Case(rows, 4096, 14336, _B) for rows in (1, 300)]
-_BUILDS = [_Case(rows, 4096, 4096, _B) for rows in (16, 64, 512)]
+_SMALL = [_ScaledCase(3, 80, 320, _F, True, _TILE), _ScaledCase(17, 130, 256, _B, False, replace(_TILE, split=1))]
+_LARGE = [_ScaledCase(rows, 4096, 14336, _B) for rows in (1, 300)]
+_BUILDS = [_ScaledCase(rows, 4096, 4096, _B) for rows in (16, 64, 512)]
 KERNEL = Kernel(
     "linear_scaled",
     [*(case.case() for case in _SMALL), *(case.case(large=True) for case in _LARGE)],

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..base.kernel import TOLERANCE, Build, Case, Kernel, Trial, moved, poisoned
+from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, moved, poisoned
 from ..base.launch import Launch, multiplied_as, takes_ptx
 from ..base.overlap import launch_and_wait
 from ..base.targets import Target
@@ -112,7 +112,7 @@ def restore_codes(weight: CodesWeight, dtype: torch.dtype, out: Tensor | None = 
 
 
 def _case(given: CodesCase, large: bool = False) -> Case:
-    def trial(device: torch.device, draw: torch.Generator) -> Trial:
+    def trial(device: torch.device, draw: torch.Generator) -> PreparedCase:
         packed, plain = given.weight(draw)
         weight, values = prepare(**moved(packed, device)), plain["codes"].double().to(device)
         if "scale" in plain:
@@ -128,7 +128,7 @@ def _case(given: CodesCase, large: bool = False) -> Case:
         def compute() -> Tensor:
             return restore_codes(weight, given.dtype, poisoned(given.outputs, given.columns, given.dtype, device))
 
-        return Trial(compute, values, weight.nbytes)
+        return PreparedCase(compute, values, weight.nbytes)
 
     return Case(given.name, trial, TOLERANCE[given.dtype], large)
 

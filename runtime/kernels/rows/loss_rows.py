@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..base.kernel import TOLERANCE, Build, Case, Kernel, Trial, poisoned
+from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, poisoned
 from ..base.launch import Launch
 from ..base.overlap import launch_and_wait
 from ..base.targets import Target
@@ -247,7 +247,7 @@ def loss_rows(
 
 
 @dataclass(frozen=True)
-class _Case:
+class _LossCase:
     kind: str
     rows: int
     vocabulary: int
@@ -265,7 +265,7 @@ class _Case:
         options += [f"{self.padded} apart"] if self.padded else []
         return " ".join([f"{self.kind} {self.rows}x{self.vocabulary} {self.dtype}", *options]).replace("torch.", "")
 
-    def trial(self, device: torch.device, draw: torch.Generator) -> Trial:
+    def trial(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
         """The reference is torch's own derivative of the formula, in float64."""
         logits = []
         for _ in range(2):
@@ -284,7 +284,7 @@ class _Case:
             values, slopes = loss_rows(self.kind, student, compared, self.temperature, self.beta)
             return torch.cat(((values / size)[:, None], slopes / scale), 1)
 
-        return Trial(compute, torch.cat(((expected.detach() / size)[:, None], slope / scale), 1), student.nbytes)
+        return PreparedCase(compute, torch.cat(((expected.detach() / size)[:, None], slope / scale), 1), student.nbytes)
 
     def launch(self, target: Target) -> Launch:
         """On ``meta``, to be compiled."""
@@ -340,17 +340,17 @@ def _value(kind: str, student: Tensor, compared: Compared, temperature: float, b
 
 _F, _B, _W = torch.float16, torch.bfloat16, torch.float32
 _SMALL = [
-    _Case("forward_kl", 3, 5000, _W, padded=24),
-    _Case("forward_kl", 2, 300, _B, temperature=2.0),
-    _Case("reverse_kl", 3, 5000, _W, temperature=0.5),
-    _Case("jsd", 3, 4096, _W, beta=0.1, padded=3),
-    _Case("jsd", 2, 1000, _B, temperature=2.0, beta=0.9),
-    _Case("total_variation", 3, 5000, _W),
-    _Case("cross_entropy", 5, 5000, _W),
-    _Case("cross_entropy", 5, 257, _F),
-    _Case("top_kl", 3, 5000, _W, kept=16, temperature=1.5),
-    _Case("top_kl", 2, 300, _B, kept=5),
+    _LossCase("forward_kl", 3, 5000, _W, padded=24),
+    _LossCase("forward_kl", 2, 300, _B, temperature=2.0),
+    _LossCase("reverse_kl", 3, 5000, _W, temperature=0.5),
+    _LossCase("jsd", 3, 4096, _W, beta=0.1, padded=3),
+    _LossCase("jsd", 2, 1000, _B, temperature=2.0, beta=0.9),
+    _LossCase("total_variation", 3, 5000, _W),
+    _LossCase("cross_entropy", 5, 5000, _W),
+    _LossCase("cross_entropy", 5, 257, _F),
+    _LossCase("top_kl", 3, 5000, _W, kept=16, temperature=1.5),
+    _LossCase("top_kl", 2, 300, _B, kept=5),
 ]
-_LARGE = [_Case(kind, 32, 128256, _B, kept=64) for kind in KINDS]
+_LARGE = [_LossCase(kind, 32, 128256, _B, kept=64) for kind in KINDS]
 _BUILDS = [_LARGE[0].build(), *(each.build(rare=True) for each in _LARGE[1:])]
 KERNEL = Kernel("loss_rows", [*(case.case() for case in _SMALL), *(case.case(large=True) for case in _LARGE)], _BUILDS)

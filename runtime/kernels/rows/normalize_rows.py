@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..base.kernel import TOLERANCE, Build, Case, Kernel, Trial, poisoned
+from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, poisoned
 from ..base.launch import Launch, interpreted
 from ..base.overlap import launch_and_wait
 from ..base.targets import Target
@@ -403,7 +403,7 @@ class NormCase:
             found["scales"] = scales if self.by_block else scales[:, 0].contiguous()
         return found
 
-    def trial(self, device: torch.device, draw: torch.Generator) -> Trial:
+    def trial(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
         """Sums, and their norm or what its codes stand for."""
         given = self.inputs(device, draw)
         sums, out = reference(**given)
@@ -422,7 +422,7 @@ class NormCase:
                 out, scales = sums if to["out"] is None else to["out"], to["scales"]
             return self._compared(sums, out.double() if scales is None else self._restored(out, scales))
 
-        return Trial(compute, self._compared(sums, out), given["x"].nbytes)
+        return PreparedCase(compute, self._compared(sums, out), given["x"].nbytes)
 
     def _compared(self, sums: Tensor, out: Tensor) -> Tensor:
         """Both as one, of one size: beside sums far from zero nobody would see what is wrong with their norm."""

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..base.kernel import TOLERANCE, Build, Case, Kernel, Trial
+from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase
 from ..base.launch import Launch, interpreted
 from ..base.overlap import launch_and_wait
 from ..base.targets import Target
@@ -210,7 +210,7 @@ def reference(x: Tensor, dtype: torch.dtype, *, by_block: bool = False) -> tuple
 def _case(rows: int, columns: int, code: torch.dtype, by_block: bool, dtype: torch.dtype) -> Case:
     """Codes must be exactly those of the reference, and with them the scales."""
 
-    def prepare(device: torch.device, draw: torch.Generator) -> Trial:
+    def prepare(device: torch.device, draw: torch.Generator) -> PreparedCase:
         x = torch.randn(rows, columns, generator=draw, device=draw.device)
         x[0] = 0  # a row of zeros has a scale, too
         x = x.to(dtype).to(device)
@@ -220,7 +220,7 @@ def _case(rows: int, columns: int, code: torch.dtype, by_block: bool, dtype: tor
             codes, scales = quantize_rows(x, code, by_block=by_block)
             return torch.cat([codes.float().flatten(), scales.flatten()])
 
-        return Trial(compute, expected, x.nbytes)
+        return PreparedCase(compute, expected, x.nbytes)
 
     name = f"{NAMES[code]} {'by block' if by_block else 'by row'} {rows}x{columns} {dtype}"
     return Case(name.replace("torch.", ""), prepare, 0.0, rows * columns > 1 << 20, TARGETS_OF[code])
@@ -229,13 +229,13 @@ def _case(rows: int, columns: int, code: torch.dtype, by_block: bool, dtype: tor
 def _case_back(rows: int, columns: int, code: torch.dtype, by_block: bool, dtype: torch.dtype) -> Case:
     """The last rounding, to ``dtype``, is one of the device."""
 
-    def prepare(device: torch.device, draw: torch.Generator) -> Trial:
+    def prepare(device: torch.device, draw: torch.Generator) -> PreparedCase:
         x = torch.randn(rows, columns, generator=draw, device=draw.device)
         x[0] = 0
         x = x.to(dtype).to(device)
         codes, scales = (part.double() for part in reference(x, code, by_block=by_block))
         each = scales.repeat_interleave(_BLOCK, 1)[:, :columns] if by_block else scales[:, None]
-        return Trial(lambda: round_rows(x, code, by_block=by_block), codes * each, x.nbytes)
+        return PreparedCase(lambda: round_rows(x, code, by_block=by_block), codes * each, x.nbytes)
 
     name = f"{NAMES[code]} and back {'by block' if by_block else 'by row'} {rows}x{columns} {dtype}"
     return Case(name.replace("torch.", ""), prepare, TOLERANCE[dtype], rows * columns > 1 << 20)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...heads import Heads
-from ..base.kernel import Build, Case, Kernel, Trial
+from ..base.kernel import Build, Case, Kernel, PreparedCase
 from ..base.launch import Launch, interpreted
 from ..base.overlap import launch_and_wait
 from ..base.targets import Target
@@ -383,7 +383,7 @@ class StoreCase:
         parts = [part.to(device) for part in (angles.cos().to(self.dtype), angles.sin().to(self.dtype), rows.int())]
         return RotaryTables(*parts)
 
-    def trial(self, device: torch.device, draw: torch.Generator) -> Trial:
+    def trial(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
         """Queries, and what the cache gives back; codes may be either neighbour of a tie."""
         heads = self.heads
         width = (heads.queries + 2 * heads.shared) * heads.size
@@ -410,7 +410,7 @@ class StoreCase:
             return torch.cat([part.flatten().float() for part in parts])
 
         expected = torch.cat([part[written].flatten() for part in (queries, keys, values)])
-        return Trial(compute, expected, 0)
+        return PreparedCase(compute, expected, 0)
 
     def launch(self, target: Target) -> Launch:
         """On ``meta``."""

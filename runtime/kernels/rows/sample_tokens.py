@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..base.kernel import Build, Case, Kernel, Trial, poisoned
+from ..base.kernel import Build, Case, Kernel, PreparedCase, poisoned
 from ..base.launch import Launch
 from ..base.overlap import launch_and_wait
 from ..base.targets import Target
@@ -27,7 +27,7 @@ _NOTHING = float("-inf")
 
 
 @dataclass(frozen=True)
-class Choices:
+class SamplingState:
     """How the sequence in each slot chooses its tokens, and what it has so far.
 
     Attributes:
@@ -60,7 +60,7 @@ class Choices:
     edit_until: Tensor
 
 
-def choices(slots: int, edits: int, history: int, device: torch.device) -> Choices:
+def choices(slots: int, edits: int, history: int, device: torch.device) -> SamplingState:
     """Slots that take the most likely token.
 
     Args:
@@ -73,7 +73,7 @@ def choices(slots: int, edits: int, history: int, device: torch.device) -> Choic
     def of(value: float, dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.full((slots, *shape), value, dtype=dtype, device=device)
 
-    return Choices(
+    return SamplingState(
         history=of(0, torch.int32, history),
         prompt_lengths=of(0, torch.int32),
         temperature=of(0, torch.float32),
@@ -470,7 +470,7 @@ def launches(
     logits: Tensor,
     slots: Tensor,
     lengths: Tensor,
-    choices: Choices,
+    choices: SamplingState,
     found: tuple[Tensor, Tensor, Tensor],
     *,
     chunk: int = _CHUNK,
@@ -516,7 +516,9 @@ def launches(
     ]
 
 
-def sample_tokens(logits: Tensor, slots: Tensor, lengths: Tensor, choices: Choices) -> tuple[Tensor, Tensor, Tensor]:
+def sample_tokens(
+    logits: Tensor, slots: Tensor, lengths: Tensor, choices: SamplingState
+) -> tuple[Tensor, Tensor, Tensor]:
     """Choose the next token of each row, and write it behind its sequence.
 
     Args:
@@ -563,7 +565,7 @@ class SampleCase:
     vocabulary: int
     dtype: torch.dtype
 
-    def prepare(self, device: torch.device, draw: torch.Generator) -> Trial:
+    def prepare(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
         """A few likely tokens in each row, which are also those that came before."""
         logits = torch.randn(self.rows, self.vocabulary, generator=draw, device=draw.device)
         asked = choices(self.rows + 3, 8, 40, draw.device)
@@ -592,7 +594,7 @@ class SampleCase:
             logprob = original[row].double().log_softmax(-1)[token]
             share = token.double() / self.vocabulary
             expected[:, row] = torch.stack([share, logprob, torch.ones_like(share), share])
-        on_device = Choices(*(getattr(asked, field.name).to(device) for field in fields(asked)))
+        on_device = SamplingState(*(getattr(asked, field.name).to(device) for field in fields(asked)))
         original, slots, lengths = original.to(device), slots.to(device), lengths.to(device)
 
         def compute() -> Tensor:
@@ -604,7 +606,7 @@ class SampleCase:
             stored = on_device.history[slots.long(), lengths.long()]
             return torch.stack([tokens / self.vocabulary, logprobs, sound.float(), stored / self.vocabulary])
 
-        return Trial(compute, expected.to(device), original.nbytes)
+        return PreparedCase(compute, expected.to(device), original.nbytes)
 
     def case(self) -> Case:
         """For :data:`KERNEL`."""
@@ -612,7 +614,7 @@ class SampleCase:
         return Case(name, self.prepare, 1e-5, self.rows * self.vocabulary > 1 << 20)
 
 
-def reference(row: Tensor, asked: Choices, slot: int, length: int) -> Tensor:
+def reference(row: Tensor, asked: SamplingState, slot: int, length: int) -> Tensor:
     """A row of logits after all edits and penalties, in float64."""
     row = row.double()
     for edit in range(int(asked.edit_counts[slot])):

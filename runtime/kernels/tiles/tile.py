@@ -49,7 +49,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Shape:
+class LinearShape:
     """What a tile is looked up for.
 
     Attributes:
@@ -95,7 +95,7 @@ class Tiles:
 
     description: str
     target: Target
-    entries: dict[str, list[tuple[Shape, Tile]]]
+    entries: dict[str, list[tuple[LinearShape, Tile]]]
     restore_rows: int = 0
     tokens: dict[AttentionShape, TokenTile] = field(default_factory=dict)
     prompts: dict[AttentionShape, PromptTile] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class Tiles:
         rule = prompt_tile(self.target, heads, dtype, kind)
         return rule if dtype.itemsize != 2 else self.prompts.get(AttentionShape(kind, heads.size, heads.group), rule)
 
-    def find(self, kernel: str, form: str, shape: Shape, block: int, row_tiles: int = 0) -> Tile:
+    def find(self, kernel: str, form: str, shape: LinearShape, block: int, row_tiles: int = 0) -> Tile:
         """The tile of the nearest shape, made to fit the device's shared memory.
 
         Rows count most: a tile with fewer rows than there are reads the weight several times, one with
@@ -168,7 +168,7 @@ def read(path: Path, target: Target) -> Tiles:
     try:
         found = json.loads(path.read_text())
         entries = {
-            kernel: [(Shape(**entry["shape"]), Tile(**entry["tile"])) for entry in listed]
+            kernel: [(LinearShape(**entry["shape"]), Tile(**entry["tile"])) for entry in listed]
             for kernel, listed in found["tiles"].items()
         }
         attention = found.get("attention", {})
@@ -213,7 +213,7 @@ def _on_one_line(lines: list[str]) -> str:
     return "\n".join(line.rstrip() for line in kept)
 
 
-def _distance(known: Shape, wanted: Shape) -> float:
+def _distance(known: LinearShape, wanted: LinearShape) -> float:
     def apart(a: int, b: int) -> float:
         return abs(math.log2(max(a, 1) / max(b, 1)))
 
@@ -236,7 +236,7 @@ def _smaller(tile: Tile, block: int) -> Tile:
     return replace(tile, step=max(tile.step // 2, block))
 
 
-def shared(tile: Tile, shape: Shape) -> int:
+def shared(tile: Tile, shape: LinearShape) -> int:
     """About the shared memory that a program takes: what its stages load."""
     return tile.stages * tile.step * tile.slices * (tile.outputs * shape.bits // 8 + 2 * tile.rows)
 
@@ -246,7 +246,7 @@ def divides(tile: Tile, columns: int, block: int) -> bool:
     return tile.slices == 1 or columns % (max(tile.step, block) * tile.slices) == 0
 
 
-def filling(tile: Tile, shape: Shape, units: int, row_tiles: int = 0) -> Tile:
+def filling(tile: Tile, shape: LinearShape, units: int, row_tiles: int = 0) -> Tile:
     """The tile with as many programs to its columns as fill a device of so many units."""
     row_tiles = row_tiles or -(-shape.rows // tile.rows)
     tiles = row_tiles * -(-shape.outputs // tile.outputs)
@@ -254,7 +254,7 @@ def filling(tile: Tile, shape: Shape, units: int, row_tiles: int = 0) -> Tile:
     return replace(tile, split=_split(tiles, steps, units, min(steps, most_parts(shape, tiles, units))))
 
 
-def most_parts(shape: Shape, tiles: int, units: int) -> int:
+def most_parts(shape: LinearShape, tiles: int, units: int) -> int:
     """How many programs may share a tile's columns, so that partial sums move little beside the weight.
 
     Each program leaves a float32 for each row and output, which is written and read again: 8 x rows x outputs x split bytes,

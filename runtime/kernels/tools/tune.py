@@ -109,7 +109,7 @@ def search(work: Sequence[Tunable], device: torch.device, limit_s: float, log: L
     """:func:`tune` on a device."""
     target, start = target_of(device), time.monotonic()
     for stage in dict.fromkeys(one.stage for one in work):
-        searches = [_Search(one, device, target) for one in work if one.stage == stage]
+        searches = [_TileSearch(one, device, target) for one in work if one.stage == stage]
         for done in range(max(one.of.rounds for one in searches)):
             if time.monotonic() - start > limit_s:
                 log(f"{stage}: round {done + 1} not reached in {limit_s:.0f} s")
@@ -211,7 +211,7 @@ def overlaid(before: Tiles, found: Sequence[Found]) -> Tiles:
     return before
 
 
-class _Search:
+class _TileSearch:
     """The search for one shape's tile."""
 
     def __init__(self, of: Tunable, device: torch.device, target: Target) -> None:

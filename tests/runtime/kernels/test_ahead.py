@@ -10,7 +10,7 @@ import pytest
 import torch
 from smelt.runtime import Engine, RuntimeProblem, SamplingParams
 from smelt.runtime.engine import gpu_executor, loading
-from smelt.runtime.engine.gpu_executor import GpuExecutor, Kind
+from smelt.runtime.engine.gpu_executor import GpuExecutor, StepKind
 from smelt.runtime.gpu import GpuOperators
 from smelt.runtime.measure.counting import count
 
@@ -208,7 +208,7 @@ def test_a_step_asks_the_host_for_nothing(both: Callable[..., tuple[Engine, Engi
         _, ahead = both(architecture)
         executor = ahead.executor
         assert isinstance(executor, GpuExecutor)
-        for kind in (Kind(4, 4, False, True), Kind(24, 4, True, True), Kind(24, 4, True, False)):
+        for kind in (StepKind(4, 4, False, True), StepKind(24, 4, True, True), StepKind(24, 4, True, False)):
             found = count(lambda executor=executor, kind=kind: executor._body(kind))
             assert found.kinds["survey_chunks"] == found.kinds["choose_tokens"] == 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from smelt.runtime.kernels.base.kernel import Case, Trial, problem
+from smelt.runtime.kernels.base.kernel import Case, PreparedCase, problem
 from smelt.runtime.kernels.linear.linear_bytes import BytesCase, linear_bytes
 from smelt.runtime.kernels.tiles.tile import Tile
 from smelt.runtime.kernels.tools.registry import KERNELS
@@ -45,7 +45,7 @@ def test_inputs_that_are_no_numbers_give_none(code: torch.dtype, blocks: bool, b
 
 def _trial(compute: list[torch.Tensor], expected: torch.Tensor) -> Case:
     runs = iter(compute)
-    return Case("made up", lambda device, draw: Trial(lambda: next(runs), expected, 0), 2e-3)
+    return Case("made up", lambda device, draw: PreparedCase(lambda: next(runs), expected, 0), 2e-3)
 
 
 @pytest.mark.parametrize(

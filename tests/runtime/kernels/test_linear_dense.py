@@ -12,7 +12,7 @@ from smelt.runtime.kernels.base.targets import TARGETS, Target
 from smelt.runtime.kernels.linear.finish import is_gated
 from smelt.runtime.kernels.linear.gate_rows import gate_rows
 from smelt.runtime.kernels.linear.linear_dense import BLOCK, linear_dense, of_experts, prepare
-from smelt.runtime.kernels.tiles.tile import Shape, Tile, tiles_of, tiles_of_target
+from smelt.runtime.kernels.tiles.tile import LinearShape, Tile, tiles_of, tiles_of_target
 from smelt.runtime.weights.matrix import Matrix
 from torch.nn import functional
 
@@ -137,7 +137,9 @@ def test_what_is_impossible_is_reported() -> None:
 @pytest.mark.parametrize("rows", [1, 3, 16, 17, 64])
 def test_shipped_tiles_serve_any_size(target: Target, rows: int) -> None:
     for outputs, columns in ((48, 80), (4096, 14336), (28672, 4096), (128256, 4096)):
-        tile = tiles_of_target(target).find("linear_dense", "half", Shape(rows, outputs, columns, columns, 16), BLOCK)
+        tile = tiles_of_target(target).find(
+            "linear_dense", "half", LinearShape(rows, outputs, columns, columns, 16), BLOCK
+        )
         assert tile.rows >= min(8, rows)
         assert tile.stages * tile.step * 2 * (tile.outputs + tile.rows) <= target.shared
         assert target.splits or tile.split == 1

@@ -12,7 +12,7 @@ from smelt.runtime import SamplingParams
 from smelt.runtime.engine.sampling import changed_logits, narrowed
 from smelt.runtime.engine.sequence import Request, Sequence
 from smelt.runtime.kernels.rows.sample_tokens import (
-    Choices,
+    SamplingState,
     choices,
     launches,
     lowest_that_stays,
@@ -35,7 +35,7 @@ def sequence_of(prompt: list[int], generated: list[int], **params: Any) -> Seque
     return Sequence(request, 0, prompt + generated)
 
 
-def fill(asked: Choices, slot: int, sequence: Sequence) -> None:
+def fill(asked: SamplingState, slot: int, sequence: Sequence) -> None:
     """What a sequence's request asks for."""
     params, prompt = sequence.request.params, len(sequence.request.prompt)
     asked.history[slot, : len(sequence.tokens)] = torch.tensor(sequence.tokens, dtype=torch.int32)
@@ -58,7 +58,7 @@ def fill(asked: Choices, slot: int, sequence: Sequence) -> None:
 
 
 def run(
-    logits: Tensor, slots: list[int], lengths: list[int], asked: Choices, chunk: int = 128, tile: int = 32
+    logits: Tensor, slots: list[int], lengths: list[int], asked: SamplingState, chunk: int = 128, tile: int = 32
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, log probabilities and soundness, of what was not there before."""
     rows = len(slots)
@@ -108,7 +108,7 @@ GREEDY = [
 ]
 
 
-def changed_rows(dtype: torch.dtype, **more: Any) -> tuple[Tensor, Choices, list[int], list[Sequence]]:
+def changed_rows(dtype: torch.dtype, **more: Any) -> tuple[Tensor, SamplingState, list[int], list[Sequence]]:
     """Logits, what is asked for, slots and sequences: each of the wishes above twice."""
     logits = logits_of(2 * len(GREEDY), 300, seed=1)
     if dtype == torch.bfloat16:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from smelt.runtime.kernels.base.targets import TARGETS
 from smelt.runtime.kernels.linear.packing import FORMATS
-from smelt.runtime.kernels.tiles.tile import Shape, Tile, Tiles, file_name, read, text, tiles_of, tiles_of_target
+from smelt.runtime.kernels.tiles.tile import LinearShape, Tile, Tiles, file_name, read, text, tiles_of, tiles_of_target
 
 FEW, MANY = Tile(64, 16, 256, 0, 4, 3, False), Tile(128, 128, 64, 1, 8, 4, True)
 WIDE = Tile(64, 16, 128, 3, 4, 3, False)
-SHAPE = Shape(1, 4096, 4096, 128, 4)
+SHAPE = LinearShape(1, 4096, 4096, 128, 4)
 TILES = Tiles(
     "",
     TARGETS["sm_90"],
@@ -46,7 +46,9 @@ def test_shipped_tiles_serve_every_format_at_any_size(target: object, rows: int)
     tiles = tiles_of_target(target)  # pyright: ignore[reportArgumentType]
     for form in FORMATS.values():
         for outputs, columns in ((128, 256), (4096, 14336), (128256, 4096)):
-            tile = tiles.find("linear_codes", form.name, Shape(rows, outputs, columns, 128, form.bits), form.block)
+            tile = tiles.find(
+                "linear_codes", form.name, LinearShape(rows, outputs, columns, 128, form.bits), form.block
+            )
             assert 1 <= tile.split <= -(-columns // tile.step)
             assert tile.rows >= min(8, rows)
             assert tile.stages * tile.step * (tile.outputs * form.bits // 8 + 2 * tile.rows) <= tiles.target.shared
@@ -76,7 +78,7 @@ def test_partial_sums_move_little_beside_the_weight(name: str, kernel: str, form
     units = tiles.target.units
     for outputs, columns in LLAMA:
         for rows in range(1, 65):
-            tile = tiles.find(kernel, form, Shape(rows, outputs, columns, group or columns, bits), 64)
+            tile = tiles.find(kernel, form, LinearShape(rows, outputs, columns, group or columns, bits), 64)
             programs = -(-outputs // tile.outputs) * -(-rows // tile.rows) * tile.split
             # Each part is float32, written by one program and read by another.
             moved = 0 if tile.split == 1 else tile.split * rows * outputs * 4 * 2
@@ -92,15 +94,15 @@ def test_one_row_shares_columns_among_warps_where_they_divide(name: str, kernel:
     """Then programs exchange no sums."""
     tiles = tiles_of_target(TARGETS[name])
     for outputs, columns in ((6144, 4096), (4096, 4096), (4096, 14336)):
-        tile = tiles.find(kernel, form, Shape(1, outputs, columns, 128 if bits == 4 else columns, bits), 64)
+        tile = tiles.find(kernel, form, LinearShape(1, outputs, columns, 128 if bits == 4 else columns, bits), 64)
         assert tile.slices == tile.warps == 8
         assert tile.split == 1
         assert outputs // tile.outputs >= 256  # one for each unit at least
     for outputs, columns in ((28672, 4096), (4096, 11008)):  # many outputs; 43 times 256 columns
-        shape = Shape(1, outputs, columns, 128 if bits == 4 else columns, bits)
+        shape = LinearShape(1, outputs, columns, 128 if bits == 4 else columns, bits)
         assert tiles.find(kernel, form, shape, 64).slices == 1
     if kernel == "linear_bytes":  # blocks of the weight have scales of their own
-        assert tiles.find(kernel, form, Shape(1, 4096, 4096, 128, 8), 128).slices == 1
+        assert tiles.find(kernel, form, LinearShape(1, 4096, 4096, 128, 8), 128).slices == 1
 
 
 def test_many_rows_share_what_is_unpacked() -> None:

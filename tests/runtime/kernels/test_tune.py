@@ -17,7 +17,7 @@ from smelt.runtime.kernels.base.targets import TARGETS, Target, target_of
 from smelt.runtime.kernels.base.workspace import Workspace
 from smelt.runtime.kernels.linear.linear_codes import CodesCase
 from smelt.runtime.kernels.tiles.attention_tiles import PromptTile, TokenTile
-from smelt.runtime.kernels.tiles.tile import Shape, Tile, Tiles, read, text, tiles_of_target
+from smelt.runtime.kernels.tiles.tile import LinearShape, Tile, Tiles, read, text, tiles_of_target
 from smelt.runtime.kernels.tools import tune, tune_attention, tune_linears
 from smelt.runtime.kernels.tools.tune import Found, overlaid
 from smelt.runtime.kernels.tools.tune_attention import AttentionTuning
@@ -25,7 +25,7 @@ from smelt.runtime.kernels.tools.tune_linears import LinearTuning, linears, pays
 
 from .test_check import ENVIRONMENT
 
-SHAPE, TILE = Shape(1, 4096, 4096, 128, 4), Tile(64, 16, 256, 0, 4, 3, False)
+SHAPE, TILE = LinearShape(1, 4096, 4096, 128, 4), Tile(64, 16, 256, 0, 4, 3, False)
 FASTER = replace(TILE, outputs=128)
 CASE = CodesCase("int4", 1, 4096, 4096, 128, torch.bfloat16)
 
