@@ -39,7 +39,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from smelt.models.text.source import TextSource
+from smelt.models.text.text_source import TextSource
 from smelt.models.text.windows import calibration_windows, evaluation_windows
 from torch.nn.functional import cross_entropy, kl_div
 from transformers import AutoModelForCausalLM, AutoTokenizer

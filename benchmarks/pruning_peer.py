@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from smelt.compress import Recipe, run
-from smelt.models.text.source import TextSource
+from smelt.models.text.text_source import TextSource
 from smelt.models.text.windows import calibration_windows, evaluation_windows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

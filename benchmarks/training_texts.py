@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from smelt.compress import Recipe, run
-from smelt.models.text.source import TextSource
+from smelt.models.text.text_source import TextSource
 from smelt.models.text.windows import evaluation_windows
 from torch import Tensor
 from transformers import AutoTokenizer

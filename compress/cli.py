@@ -330,7 +330,7 @@ def compare(
     """
     from .evaluation.compare import compare as compared
     from .evaluation.gates import Gate
-    from .reporting.files import load, save
+    from .reporting.report_files import load, save
 
     gates = [Gate.parse(gate) for gate in fail_if or []]
     pairs = compared(load(before), load(after), allow_foreign_baseline=allow_foreign_baseline)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from ..models.text.source import TextSource
+from ..models.text.text_source import TextSource
 from ..system.settings import Chosen, PathText, RecipeModel, choice_schema
 from .losses.table import LOSSES
 

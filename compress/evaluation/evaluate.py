@@ -9,7 +9,7 @@ from ...system.errors import SmeltError, raise_problems
 from ...system.paths import named_path
 from ...system.progress import Progress
 from ...system.run_directory import Output
-from ..reporting.files import load, save
+from ..reporting.report_files import load, save
 from ..results.report import ReportData
 from ..results.result import ModelResult
 from ..results.this_machine import differences, this_machine

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ...models.text.source import TextSource
+from ...models.text.text_source import TextSource
 from ...runtime import Engine, EngineConfig
 from ...system.device import device_named, give_back
 from ...system.errors import SmeltError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from ...models.text.source import TextSource
+from ...models.text.text_source import TextSource
 from ...runtime import Engine, RuntimeProblem, SamplingParams
 from ...system.errors import SmeltError
 from ..results.result import Sample

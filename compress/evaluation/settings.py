@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ...models.text.settings import LENGTH_HELP, fitting_length
-from ...models.text.source import TextSource
+from ...models.text.text_source import TextSource
 from ...system.settings import PathText, RecipeModel
 
 

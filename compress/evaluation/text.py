@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from ...models.streaming.streamed import LOGIT_TOKENS
-from ...models.text.source import TextSource
+from ...models.text.text_source import TextSource
 from ...models.text.windows import Windows, evaluation_windows
 from ...system.activation_store import ActivationStore
 from ...system.errors import SmeltError

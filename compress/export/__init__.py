@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .export import Exported, ExportResult, export
-from .targets import TARGETS
+from .formats import TARGETS
 
-__all__ = ["TARGETS", "Exported", "ExportResult", "export"]
+__all__ = ["TARGETS", "ExportResult", "Exported", "export"]

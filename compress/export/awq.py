@@ -15,7 +15,7 @@ from ...models.checkpoint.writer import Entry
 from ...system.errors import Problem
 from ...system.tensor_files import TensorInfo
 from .dynamic import patterns
-from .source import Source, StoredLinear, for_each, in_block, scale_problems
+from .quantized_checkpoint import Source, StoredLinear, for_each, in_block, scale_problems
 
 # The four bits from 4j on are those of this one of the eight.
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

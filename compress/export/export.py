@@ -20,8 +20,8 @@ from ...system.new_directory import RECORD, appearing, check_output
 from ...system.paths import named_path
 from ...system.progress import Progress
 from .dense import dense_entries
-from .source import Source
-from .targets import TARGETS, ExportTarget
+from .formats import TARGETS, ExportTarget
+from .quantized_checkpoint import Source
 
 _GGUF = "gguf"
 

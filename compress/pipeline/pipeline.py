@@ -34,7 +34,7 @@ from ..evaluation.settings import Evaluate
 from ..evaluation.subject import Subject, worst_first
 from ..recipe.recipe import Recipe
 from ..reporting.card import write_card
-from ..reporting.files import load
+from ..reporting.report_files import load
 from ..results.report import ReportData
 from .plan import Plan, run_identity
 from .self_text import written_once

@@ -17,7 +17,7 @@ from ...models.steps.step import Given, PreparedStep, Step
 from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.lora import Adapter, adapted
 from ...models.structure.open_model import OpenModel
-from ...models.text.source import TextSource
+from ...models.text.text_source import TextSource
 from ...models.text.windows import Windows, calibration_windows, evaluation_windows
 from ...quant.stored.compressed import open_dense
 from ...system.activation_store import BATCH_TOKENS

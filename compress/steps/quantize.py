@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...distill.run.checks import teacher_of, training_problems
-from ...distill.run.costs import training_cost
+from ...distill.run.training_cost import training_cost
 from ...models.steps.parts import layers_of
 from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord, StoragePlan
 from ...models.structure.attention import head_width

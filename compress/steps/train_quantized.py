@@ -12,8 +12,8 @@ from compressed_tensors.quantization import QuantizationArgs
 from torch import Tensor, nn
 
 from ...distill.run.checks import teacher_of
-from ...distill.run.costs import training_place
 from ...distill.run.student import WholeModel
+from ...distill.run.training_cost import training_place
 from ...distill.run.training_run import Outcome, train
 from ...distill.settings import TrainQuantized
 from ...distill.training.optimizer import Trained

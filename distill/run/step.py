@@ -15,8 +15,8 @@ from ...system.machine import human_bytes
 from ...system.resources import Cost
 from ..settings import Distill
 from .checks import teacher_of, training_problems
-from .costs import training_cost, training_place
 from .student import WholeModel, begin_anew
+from .training_cost import training_cost, training_place
 from .training_run import Outcome, train
 
 

@@ -32,9 +32,9 @@ from .cached_teacher import CachedTeacherLogits
 from .sharding import sharded
 from .snapshots import Snapshots
 from .student import WholeModel
+from .text_writer import Writer
 from .training_log import TrainingLog, continued, curve
 from .training_text import WindowsFile, training_windows
-from .writer import Writer
 from .written_text import OnPolicy, written_by
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ...models.text.source import TextSource
+from ...models.text.text_source import TextSource
 from ...models.text.windows import beginning, token_pieces
 from ...system.files import disk_error
 from ...system.progress import Progress

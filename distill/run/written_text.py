@@ -16,8 +16,8 @@ from ...system.progress import Progress
 from ..settings import TrainingText
 from ..training.batches import TrainingBatch
 from .student import WholeModel
+from .text_writer import Writer
 from .training_text import WindowsFile
-from .writer import Writer
 
 _TOGETHER = 32
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...system.errors import SmeltError
-from .source import TextSource
+from .text_source import TextSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

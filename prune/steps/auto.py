@@ -28,7 +28,7 @@ from ...system.files import write_text
 from ...system.processes import Processes
 from ...system.progress import Progress
 from ...system.resources import Cost, compute_dtype
-from ..score.loss import next_token_loss
+from ..score.next_token_loss import next_token_loss
 from ..settings.auto import PruneAuto
 from ..settings.base import PruneBase
 from ..structure.removable import layer_parts

@@ -22,7 +22,7 @@ from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import human_bytes
 from ...system.resources import Cost, compute_dtype
 from ..score.influence import Influence
-from ..score.loss import next_token_loss
+from ..score.next_token_loss import next_token_loss
 from ..settings.blocks import PruneBlocks, PruneParts
 from ..structure.drop_blocks import drop_blocks
 from ..structure.removable import BlockParts, Removable, WholeBlocks, check_parts

@@ -13,7 +13,7 @@ from ...models.steps.parts import load_part
 from ...models.steps.smaller_model import write_model
 from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
 from ...models.structure.open_model import OpenModel
-from ...models.text.source import TextSource
+from ...models.text.text_source import TextSource
 from ...models.text.windows import used_tokens
 from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import human_bytes

@@ -31,8 +31,8 @@ from ..activations import ActivationRounding, quantize_inputs
 from ..blockwise.assignment import Treatment, alike
 from ..blockwise.block_passes import BlockPasses, observe_head
 from ..blockwise.group_quantizer import GroupQuantizer, ToRound
+from ..divergence import OutputChange, divergence, squared_effect
 from ..layer_stats import LayerStats
-from ..sensitivity import OutputChange, divergence, squared_effect
 from ..settings.methods import TransformChoice
 from ..stored.quantized_weight import restore
 from ..transforms.links import as_rows, weight_rows

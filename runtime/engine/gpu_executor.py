@@ -16,9 +16,9 @@ from ..decoder.kv_cache import KeysValues
 from ..decoder.logit_statistics import LogitStatistics
 from ..decoder.model import Model
 from ..gpu.cache import GpuKeysValues
+from ..gpu.gpu_step import GpuStep
 from ..gpu.layers import GpuLayers
-from ..gpu.step import GpuStep
-from ..gpu.tables import Room, SequenceTokens, TableLayout
+from ..gpu.step_tables import Room, SequenceTokens, TableLayout
 from ..kernels.base.precompile import precompile_work
 from ..kernels.base.targets import target_of
 from ..kernels.rows.rotate_and_store import RotaryTables

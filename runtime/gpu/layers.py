@@ -21,9 +21,9 @@ from ..kernels.rows.quantize_rows import code_room, quantize_rows
 from ..kernels.rows.rotate_and_store import HeadNorms, RotaryTables, rotate_and_store
 from ..kernels.tiles.tile import Tiles
 from .cache import GpuKeysValues
+from .gpu_step import GpuStep, step_of
 from .linears import GpuLinear, Rounded
 from .norms import GpuNorm
-from .step import GpuStep, step_of
 
 
 class GpuLayers:

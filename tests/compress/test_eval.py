@@ -21,7 +21,7 @@ from smelt.compress import Evaluate, Recipe, SmeltError, evaluate, run
 from smelt.compress.cli import app
 from smelt.compress.evaluation import measure
 from smelt.compress.evaluation.settings import SpeedSettings
-from smelt.compress.reporting.files import load, save
+from smelt.compress.reporting.report_files import load, save
 from smelt.compress.results.report import ReportData
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
@@ -488,7 +488,7 @@ def _copy(path: Path, change: Callable[[Any], object]) -> Path:
 
 
 def _builtin_windows(count: int, length: int) -> torch.Tensor:
-    from smelt.models.text.source import TextSource
+    from smelt.models.text.text_source import TextSource
     from smelt.models.text.windows import evaluation_windows
 
     tokenizer = AutoTokenizer.from_pretrained(SMELT_6M)

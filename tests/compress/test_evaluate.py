@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from smelt.compress import Recipe, run
-from smelt.models.text.source import TextSource
+from smelt.models.text.text_source import TextSource
 from smelt.models.text.windows import evaluation_windows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -14,7 +14,7 @@ from smelt.compress.evaluation.flags import evaluation_settings, speed_settings
 from smelt.compress.evaluation.gates import Gate
 from smelt.compress.export import export
 from smelt.compress.pipeline.plan import Plan
-from smelt.compress.reporting.files import load
+from smelt.compress.reporting.report_files import load
 from smelt.compress.sweep.trials import Sweep
 from smelt.models.directory.find import find_checkpoint, find_model
 

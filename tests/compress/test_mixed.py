@@ -22,7 +22,7 @@ from smelt.compress.steps.settings import QuantizeSection
 from smelt.models.directory.find import find_model
 from smelt.models.steps import block_loop
 from smelt.models.structure.open_model import OpenModel
-from smelt.models.text.source import TextSource
+from smelt.models.text.text_source import TextSource
 from smelt.models.text.windows import calibration_windows
 from smelt.quant.blockwise.assignment import Assignment
 from smelt.quant.mixed.choose import best_choice

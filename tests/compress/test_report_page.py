@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from smelt.compress.reporting.page.page import page
-from smelt.compress.reporting.plot.axes import PlotAxis
 from smelt.compress.reporting.plot.pareto import front, pareto_svg
+from smelt.compress.reporting.plot.plot_axis import PlotAxis
 from smelt.compress.results import wording
 from smelt.compress.results.report import ReportData
 from smelt.compress.results.result import Against, Change, Size, Spread

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from smelt.compress import SmeltError
-from smelt.compress.reporting.files import load
+from smelt.compress.reporting.report_files import load
 from smelt.compress.sweep import run as sweeping
 from smelt.compress.sweep.run import run_sweep
 from smelt.compress.sweep.trials import Sweep

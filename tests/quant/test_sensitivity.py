@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from smelt.quant.activations import ActivationRounding
+from smelt.quant.divergence import OutputChange, divergence, squared_effect
 from smelt.quant.scheme import resolve
-from smelt.quant.sensitivity import OutputChange, divergence, squared_effect
 
 
 def test_the_change_of_outputs_counts_rounded_weights_and_rounded_inputs() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...results import wording
 from ...results.report import ReportData
 from ...results.result import Change, ModelResult, TaskChange, TaskResult
-from .tables import Cell, Row, Table, table
+from .html_tables import Cell, Row, Table, table
 
 _TEXT_HEADS = ["model", "perplexity", "change", "bits per byte", "change of bits", "KL, nats", "same first choice"]
 _TASK_HEADS = ["model", "task", "metric", "value", "difference", "gained / lost", "McNemar"]

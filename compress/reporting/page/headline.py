@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...results import wording
 from ...results.report import ReportData
 from ...results.result import Against, Change, ModelResult
-from .tables import Cell, Row, Table, table
+from .html_tables import Cell, Row, Table, table
 
 _MOST_IN_ROWS = 4
 

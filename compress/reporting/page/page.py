@@ -21,11 +21,11 @@ from ..plot.pareto import ParetoPlot, drawn_models, pareto
 from ..templates.rendering import render
 from .accuracy_tables import accuracy_tables, named
 from .headline import headline
+from .html_tables import Cell, Row, Table, table
 from .layer_bars import layer_bars
 from .numbers import every_number
-from .samples import samples
 from .speed_tables import speeds
-from .tables import Cell, Row, Table, table
+from .text_samples import samples
 from .time_bars import time_bars
 from .training_curves import training_curves
 

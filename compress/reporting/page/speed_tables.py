@@ -9,7 +9,7 @@ from ...results import wording
 from ...results.report import ReportData
 from ...results.result import Change, Speed, Spread
 from .accuracy_tables import named
-from .tables import Cell, Row, Table, table
+from .html_tables import Cell, Row, Table, table
 
 _ALONE = ["model", "first token", "prefill, tokens/s", "of limit", "decode, tokens/s", "of its limit"]
 _ALONE += ["peak memory", "load time"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from ...results import wording
 from ...results.report import ReportData
 from ...results.result import ModelResult, TrainingPoint, TrainingRecord
-from ..plot.axes import PlotAxis, Tick
-from .tables import Cell, Row, Table, table
+from ..plot.plot_axis import PlotAxis, Tick
+from .html_tables import Cell, Row, Table, table
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _BOTTOM, _TOP = 760, 300, 52, 14, 40, 30
 # What loses by name, as the report calls it.

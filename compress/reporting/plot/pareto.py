@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from ...results import wording
 from ...results.report import ReportData
 from ..templates.rendering import render
-from .axes import PlotAxis, Tick, nice_step
 from .labels import Box, Disc, Label, place, text_width
 from .measures import Measure, accuracy, cost
+from .plot_axis import PlotAxis, Tick, nice_step
 
 _LONGEST_NAME = 30
 
