@@ -5,30 +5,79 @@ A unit is a channel, or all channels of some attention heads: neighbouring colum
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
-def unit_scores(score: str, reader: Tensor, energy: Tensor | None, columns: int = 1) -> Tensor:
-    """One number for each unit.
+@dataclass(frozen=True)
+class UnitFacts:
+    """What a score may read of a layer's units.
 
-    Args:
-        score: ``activation``: the unit's norm over the calibration text (Muralidharan et al., 2024, arXiv:2407.14679);
-            ``wanda``: each channel's times the norm of the column that reads it, so the unit's share of the outputs;
-            ``weight``: the norm of those columns alone, without looking at any text.
+    Attributes:
         reader: the weight that reads the units, ``[rows, units x columns]``.
-        energy: each channel's mean square; not needed for ``weight``.
         columns: how many a unit has.
+        energy: each channel's mean square on the calibration text.
+        first_order: what removing each unit would change by first-order Taylor expansion, where gradients were taken.
+        matrices: of each matrix that writes or reads the units, what belongs to them, ``[units, …]``; read when asked for.
     """
-    squares = torch.ones(reader.shape[1], device=reader.device)
-    if score != "activation":
-        squares = squares * reader.float().square().sum(0)
-    if score != "weight":
-        assert energy is not None
-        squares = squares * energy.float().to(reader.device)
-    return squares.unflatten(0, (-1, columns)).sum(-1).sqrt()
+
+    reader: Tensor
+    columns: int = 1
+    energy: Tensor | None = None
+    first_order: Tensor | None = None
+    matrices: Callable[[], Iterable[Tensor]] = tuple
+
+
+@dataclass(frozen=True)
+class UnitScore:
+    """A way to say how much units matter.
+
+    Attributes:
+        compute: one number for each unit.
+        needs_gradients: whether it reads ``first_order``.
+    """
+
+    compute: Callable[[UnitFacts], Tensor]
+    needs_gradients: bool = False
+
+
+def activation(facts: UnitFacts) -> Tensor:
+    """The unit's norm over the calibration text (Muralidharan et al., 2024, arXiv:2407.14679)."""
+    return _norms(facts, _energy(facts))
+
+
+def wanda(facts: UnitFacts) -> Tensor:
+    """Each channel's norm times that of the column that reads it, so the unit's share of the outputs."""
+    return _norms(facts, _column_squares(facts) * _energy(facts))
+
+
+def weight(facts: UnitFacts) -> Tensor:
+    """The norm of the columns that read the unit, without looking at any text."""
+    return _norms(facts, _column_squares(facts))
+
+
+def taylor(facts: UnitFacts) -> Tensor:
+    """What removing the unit changes the loss by, to first order; see :mod:`.taylor`."""
+    assert facts.first_order is not None
+    return facts.first_order
+
+
+def path(facts: UnitFacts) -> Tensor:
+    """See :func:`path_scores`."""
+    return path_scores(facts.matrices())
+
+
+# A new score is a row here, and its name in settings/units.py.
+UNIT_SCORES: dict[str, UnitScore] = {
+    "activation": UnitScore(activation),
+    "wanda": UnitScore(wanda),
+    "taylor": UnitScore(taylor, needs_gradients=True),
+    "weight": UnitScore(weight),
+    "path": UnitScore(path),
+}
 
 
 def path_scores(matrices: Iterable[Tensor]) -> Tensor:
@@ -45,6 +94,19 @@ def path_scores(matrices: Iterable[Tensor]) -> Tensor:
         total = logs if total is None else total + logs
     assert total is not None
     return total.exp()
+
+
+def _norms(facts: UnitFacts, squares: Tensor) -> Tensor:
+    return squares.unflatten(0, (-1, facts.columns)).sum(-1).sqrt()
+
+
+def _column_squares(facts: UnitFacts) -> Tensor:
+    return facts.reader.float().square().sum(0)
+
+
+def _energy(facts: UnitFacts) -> Tensor:
+    assert facts.energy is not None
+    return facts.energy.float().to(facts.reader.device)
 
 
 def refitted(reader: Tensor, hessian: Tensor, kept: Tensor, damping: float = 0.01) -> tuple[Tensor, list[str]]:

@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from torch import Tensor
 
 
-def magnitude(weight: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class WeightScore:
+    """A way to say how much single weights matter.
+
+    Attributes:
+        compute: from a weight ``[rows, columns]`` and the mean square of each input column, a number for each weight.
+        reads_inputs: whether it needs that mean square, which takes a calibration text.
+        by_row: whether weights compete within their row, and not within the whole matrix.
+    """
+
+    compute: Callable[[Tensor, Tensor | None], Tensor]
+    reads_inputs: bool
+    by_row: bool
+
+
+def magnitude(weight: Tensor, energy: Tensor | None = None) -> Tensor:
     """Their size."""
     return weight.float().abs()
 
 
-def wanda(weight: Tensor, energy: Tensor) -> Tensor:
+def wanda(weight: Tensor, energy: Tensor | None) -> Tensor:
     """Their size times the norm of what they read (Sun et al., 2023, arXiv:2306.11695, equation 1).
 
     Args:
         weight: ``[rows, columns]``.
         energy: mean square of each input column; that it is the mean and not the sum changes no order.
     """
+    assert energy is not None
     return weight.float().abs() * energy.float().sqrt()
+
+
+# A new score is a row here, and its name in settings/weights.py.
+WEIGHT_SCORES: dict[str, WeightScore] = {
+    "magnitude": WeightScore(magnitude, reads_inputs=False, by_row=False),
+    "wanda": WeightScore(wanda, reads_inputs=True, by_row=True),
+}

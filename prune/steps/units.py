@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,12 @@ from ...system.resources import Cost, compute_dtype
 from ...system.tensor_files import SafetensorsFile
 from ..allocation.unit_sizes import MOST_LEVELS, shared_out_units, worst_case_units
 from ..score.taylor import first_order
-from ..score.units import path_scores, refitted, unit_scores
+from ..score.units import UNIT_SCORES, UnitFacts, refitted
 from ..settings.units import PruneChannels, PruneHeads
 from ..structure import axes
 from ..structure.axes import Axis
 from ..structure.removable import layer_parts
-from ..structure.slice_width import by_reader, slice_width, units_of_blocks
+from ..structure.slice_width import by_reader, matrices_of_units, slice_width, units_of_blocks
 from .linear_pruner import LinearPruner
 
 AXES: dict[str, Callable[[OpenModel], Axis]] = {"ffn": axes.feed_forward, "heads": axes.heads}
@@ -93,7 +94,8 @@ class PreparedUnits(PreparedStep):
 
     def __init__(self, step: PruneUnitsStep, model: OpenModel) -> None:
         self.settings, self.label, self._where = step.settings, step.label, step.where
-        self._score, self._is_even, self.model = step.score, step.is_even, model
+        self._score_name, self._score = step.score, UNIT_SCORES[step.score]
+        self._is_even, self.model = step.is_even, model
         self.reads_text = [f"prune {step.settings.structure}"]
         try:
             axis = AXES[step.settings.structure](model)
@@ -166,7 +168,7 @@ class PreparedUnits(PreparedStep):
         return {
             "step": "prune",
             "structure": self.settings.structure,
-            "score": self._score,
+            "score": self._score_name,
             "update": self.settings.update,
             "units_before": axis.units,
             "units_after": left,
@@ -175,7 +177,7 @@ class PreparedUnits(PreparedStep):
             "checkpoint_bytes": after,
             "stays_packed": True,
             **({} if self._is_even else {"allocation": self.settings.allocation}),
-            "sentence": f"prune {axis.noun} from {axis.units} to {left}{uneven} by {self._score}:"
+            "sentence": f"prune {axis.noun} from {axis.units} to {left}{uneven} by {self._score_name}:"
             f" {human_bytes(before)} -> {human_bytes(after)}",
         }
 
@@ -192,7 +194,7 @@ class PreparedUnits(PreparedStep):
         kept = hidden + columns
         if self.settings.update:
             operations += len(axis.readers) * (2.0 * tokens * columns**2 + columns**3)
-        if self._score == "taylor":
+        if self._score.needs_gradients:
             logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 4
             memory = max(memory + 2 * passing, model.embedding_bytes() + logits)
             head = model.linears[model.anatomy.head].numel
@@ -278,27 +280,14 @@ class PreparedUnits(PreparedStep):
 
     @property
     def needs_gradients(self) -> bool:
-        return self._score == "taylor"
+        return self._score.needs_gradients
 
     def scores(
         self, model: OpenModel, axis: Axis, reader: str, weight: Tensor, stats: LayerStats, known: Tensor | None
     ) -> Tensor:
         """How much each unit that a linear reads matters."""
-        if self._score == "taylor":
-            assert known is not None
-            return known
-        if self._score == "path":
-            matrices = []
-            for name, span in axis.readers[reader].items():
-                tensor = model.weights.load(model.names[name])
-                if tensor.dim() > 1:
-                    first = 0
-                    for size in span.parts:
-                        part = tensor.narrow(span.dim, first, axis.units * size).movedim(span.dim, 0)
-                        matrices.append(part.reshape(axis.units, -1))
-                        first += axis.units * size
-            return path_scores(matrices)
-        return unit_scores(self._score, weight, stats.energy, axis.columns)
+        matrices = partial(matrices_of_units, model, axis, reader)
+        return self._score.compute(UnitFacts(weight, axis.columns, stats.energy, known, matrices))
 
     @property
     def refits(self) -> bool:

@@ -28,7 +28,7 @@ from ...system.machine import human_bytes
 from ...system.resources import Cost, compute_dtype
 from ...system.tensor_files import SafetensorsFile
 from ..allocation.sparsities import LEVELS, shared_out
-from ..score.weights import magnitude, wanda
+from ..score.weights import WEIGHT_SCORES
 from ..settings.weights import PrunePattern, PruneWeights
 from ..update.sparsegpt import sparsegpt
 from .linear_pruner import LinearPruner
@@ -94,7 +94,7 @@ class PreparedWeights(PreparedStep):
         ]
         raise_problems(self._problems())
         self.reads_text = [
-            *([] if self._score == "magnitude" else [f"score {self._score}"]),
+            *([f"score {self._score}"] if self._reads_inputs else []),
             *([] if settings.update is None else [f"update {settings.update}"]),
             *([] if settings.allocation == "uniform" else [f"allocation {settings.allocation}"]),
             *([] if settings.guard is None else ["guard"]),
@@ -245,9 +245,9 @@ class PreparedWeights(PreparedStep):
         notes = [] if stats is None else reached_notes(stats)
         update, score = self.settings.update, self._score
         if stats is None:
-            assert score == "magnitude"
+            assert not self._reads_inputs
             assert update is None
-        elif stats.tokens == 0 and score != "magnitude":
+        elif stats.tokens == 0 and self._reads_inputs:
             notes.append(
                 "no calibration token reached it, so its smallest weights were removed and nothing makes up for it"
             )
@@ -259,12 +259,12 @@ class PreparedWeights(PreparedStep):
         if score == "obs":
             keep: Pattern | float | Tensor = self._pattern or self._shares[facts.name]
         else:
-            ranked = magnitude(weight) if stats is None or score == "magnitude" else wanda(weight, self._energy(stats))
-            by_row = score == "wanda"
+            by = WEIGHT_SCORES[score]
+            ranked = by.compute(weight, None if stats is None else stats.energy)
             keep = (
                 self._pattern.keep(ranked)
                 if self._pattern
-                else keep_share(ranked, self._shares[facts.name], by_row=by_row)
+                else keep_share(ranked, self._shares[facts.name], by_row=by.by_row)
             )
         if update is None:
             assert isinstance(keep, Tensor)
@@ -297,9 +297,9 @@ class PreparedWeights(PreparedStep):
         assert self.settings.sparsity is not None
         return self.settings.sparsity
 
-    def _energy(self, stats: LayerStats) -> Tensor:
-        assert stats.energy is not None
-        return stats.energy
+    @property
+    def _reads_inputs(self) -> bool:
+        return self._score not in WEIGHT_SCORES or WEIGHT_SCORES[self._score].reads_inputs
 
 
 class _WeightPruner(LinearPruner):

@@ -63,6 +63,20 @@ def units_of_blocks(model: OpenModel, axis: Axis, kept: Mapping[str, Tensor]) ->
     return found
 
 
+def matrices_of_units(model: OpenModel, axis: Axis, reader: str) -> list[Tensor]:
+    """What belongs to each unit, ``[units, …]``, of every matrix that writes the units of a reader, and of the reader's own."""
+    matrices = []
+    for name, span in axis.readers[reader].items():
+        tensor = model.weights.load(model.names[name])
+        if tensor.dim() > 1:
+            first = 0
+            for size in span.parts:
+                part = tensor.narrow(span.dim, first, axis.units * size).movedim(span.dim, 0)
+                matrices.append(part.reshape(axis.units, -1))
+                first += axis.units * size
+    return matrices
+
+
 class _FewerUnits:
     """The tensors of a model, those along an axis with some units only."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from smelt.prune.score.units import path_scores, refitted, unit_scores
+from smelt.prune.score.units import UNIT_SCORES, UnitFacts, path_scores, refitted
 from torch import Tensor
 
 
@@ -19,13 +19,13 @@ def test_scores() -> None:
     energy = inputs.square().mean(0)
     norms, columns = inputs.double().norm(dim=0) / 2000**0.5, weight.double().norm(dim=0)
     for name, wanted in (("activation", norms), ("weight", columns), ("wanda", norms * columns)):
-        assert torch.allclose(unit_scores(name, weight, energy).double(), wanted, rtol=1e-5)
+        assert torch.allclose(UNIT_SCORES[name].compute(UnitFacts(weight, 1, energy)).double(), wanted, rtol=1e-5)
 
 
 def test_scores_of_heads_are_those_of_their_channels_together() -> None:
     weight, inputs = _layer()
     x, columns = inputs.double(), weight.double()
-    found = unit_scores("wanda", weight, inputs.square().mean(0), columns=32)
+    found = UNIT_SCORES["wanda"].compute(UnitFacts(weight, 32, inputs.square().mean(0)))
     for head in range(3):
         part = slice(32 * head, 32 * head + 32)
         each = x[:, part].square().sum(0) / 2000 * columns[:, part].square().sum(0)
