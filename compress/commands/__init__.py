@@ -1,1 +1,1 @@
-"""Commands of the command line that have a subject of their own."""
+"""The commands of the command line, one file each; `cli` registers them."""

@@ -7,15 +7,76 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from ...system.errors import SmeltError
+from .outcome import reporting_errors
 
 if TYPE_CHECKING:
     from ...runtime.kernels.tools.tune import Tunable
 
 
-def check(targets: Sequence[str], kernels: Sequence[str], quick: bool, as_json: bool) -> int:
+app = typer.Typer(
+    no_args_is_help=True, help="The GPU kernels: compile them for machines that are not here, or tune them."
+)
+
+
+@app.command()
+@reporting_errors
+def check(
+    target: Annotated[
+        list[str] | None, typer.Option(help="sm_80, sm_90, sm_100 or gfx942; all if none. Repeatable.")
+    ] = None,
+    kernel: Annotated[list[str] | None, typer.Option(help="A kernel's name; all if none. Repeatable.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Each kernel, format, tile and option once, not in all combinations.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+) -> int:
+    """Compile every shipped kernel, without a GPU, and read its machine code.
+
+    Prints registers, spills, shared memory, occupancy, 16-byte loads and tensor-core instructions; fails if
+    one spills, takes more shared memory than there is, reads weights narrowly or multiplies without tensor cores.
+
+    Examples:
+
+        smelt kernels check
+
+        smelt kernels check --target sm_90 --kernel linear_codes
+    """
+    return _check(target or [], kernel or [], quick, as_json)
+
+
+@app.command()
+@reporting_errors
+def tune(
+    form: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="int2, int3, int4, int8, float4, float8, sparse4, bytes-int8, bytes-e4m3, bf16 or attention. Repeatable."
+        ),
+    ] = None,
+    rows: Annotated[
+        list[int] | None, typer.Option(help="Rows of inputs; 1 to 2048 if none. Repeatable.", min=1)
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="Begin no shape after so long.", min=0)] = 8,
+    output: Annotated[Path | None, typer.Option(help="Where to, instead of this device's shipped file.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Begin shapes that are finished, too.")] = False,
+) -> int:
+    """Time tiles on this machine's GPU, and keep the fastest in its device's file, over those that it has.
+
+    Examples:
+
+        smelt kernels tune --form int4 --rows 1 --rows 16
+
+        smelt kernels tune --form attention
+    """
+    return _tune(form or [], rows or [], minutes, output, again)
+
+
+def _check(targets: Sequence[str], kernels: Sequence[str], quick: bool, as_json: bool) -> int:
     """Compile, print a table, and fail if anything shipped does not hold what it should.
 
     Raises:
@@ -46,7 +107,7 @@ def check(targets: Sequence[str], kernels: Sequence[str], quick: bool, as_json: 
     return 1 if faulty else 0
 
 
-def tune(forms: Sequence[str], rows: Sequence[int], minutes: float, output: Path | None, again: bool = False) -> int:
+def _tune(forms: Sequence[str], rows: Sequence[int], minutes: float, output: Path | None, again: bool = False) -> int:
     """Time tiles on this machine's GPU and keep the fastest, after each round of a shape; shapes that are finished are not begun.
 
     Args:

@@ -1,299 +1,35 @@
-"""``smelt merge``: an adapter's changes put into the weights of the compressed checkpoint that it was trained on.
-
-Weights that change are restored, changed, and rounded again to the number format that they had, one after another.
-All others keep their codes, bit for bit.
-"""
+"""``smelt merge``: an adapter's changes put into a compressed checkpoint."""
 
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import torch
-from torch import Tensor
+import typer
 
-from ...models.checkpoint.weights import CheckpointWeights
-from ...models.checkpoint.writer import Entry, write_checkpoint
-from ...models.directory.directory import ModelDirectory
-from ...models.directory.find import find_checkpoint
-from ...models.structure.lora import Adapter, Change, adapted
-from ...models.structure.open_model import OpenModel
-from ...quant.grid import Grid
-from ...quant.rounding.nearest import nearest
-from ...quant.scale_search import fit_scales
-from ...quant.scheme import Scheme
-from ...quant.stored.compressed import open_dense
-from ...quant.stored.config import StoredSchemes
-from ...quant.stored.dense_weights import DenseWeights
-from ...system.errors import SmeltError
-from ...system.files import write_text
-from ...system.machine import human_bytes
-from ...system.new_directory import RECORD, appearing, check_output
-from ...system.paths import named_path
-from ...system.progress import Progress
-from ...system.versions import versions
-from ..evaluation.measure import Evaluation
-from ..evaluation.settings import Evaluate
-from ..evaluation.subject import Subject
-from ..pipeline.verify import random_windows, reload
-from ..reporting.card import write_card
-
-_ENOUGH = 0.5
+from .outcome import reporting_errors
 
 
-@dataclass(frozen=True)
-class Merged:
-    """A checkpoint with an adapter in its weights.
-
-    Attributes:
-        path: the directory.
-        rounded: how many quantized linears were rounded again.
-        kept: how many kept their codes.
-        plain: how many weights changed that are not quantized.
-        survived: how much of the adapter's change rounding let through, by its projection on it; None if nothing was
-            rounded.
-        bytes: of its tensors.
-        notes: what a user should know of it, one sentence each.
-    """
-
-    path: str
-    rounded: int
-    kept: int
-    plain: int
-    survived: float | None
-    bytes: int
-    notes: list[str]
-
-    def as_data(self) -> dict[str, Any]:
-        """As plain data for JSON."""
-        return asdict(self)
-
-    def summary(self) -> str:
-        """For people."""
-        summary = f"{self.rounded} layers rounded again, {self.kept} kept"
-        summary += f", {self.plain} plain weights changed" if self.plain else ""
-        summary += "" if self.survived is None else f", {self.survived:.0%} of the change survived"
-        lines = [f"{self.path}: {summary}, {human_bytes(self.bytes)}"]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
-
-
+@reporting_errors
 def merge(
-    checkpoint: str,
-    adapter: Path,
-    output: Path,
-    *,
-    fresh: bool = False,
-    trust_remote_code: bool = False,
-    progress: bool = True,
-) -> Merged:
-    """Put a LoRA adapter into a compressed checkpoint, which keeps every layer's number format.
+    checkpoint: Annotated[str, typer.Argument(help="A quantized checkpoint, or a run's output directory.")],
+    adapter: Annotated[Path, typer.Option(help="The directory of a LoRA adapter that peft saved.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The new directory.")],
+    fresh: Annotated[bool, typer.Option("--fresh", help="Replace what an earlier merge left there.")] = False,
+    trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that comes with the checkpoint.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> int:
+    """Put a LoRA adapter into the compressed checkpoint that it was trained on; every layer keeps its number format.
 
-    Codes are the nearest ones, on scales that are searched again; no text is needed. A recipe with ``adapter:`` rounds
-    with calibration instead, which loses less.
+    Codes are the nearest ones, and no text is needed. A recipe with `adapter:` rounds with calibration instead.
 
-    Args:
-        checkpoint: a directory, a run's output directory or a hub name.
-        adapter: the directory that `peft` saved.
-        output: the new directory.
-        fresh: replace what an earlier merge left there.
-        trust_remote_code: run Python code that comes with the checkpoint.
-        progress: show progress bars when standard error is a terminal.
+    Example:
 
-    Raises:
-        SmeltError: the adapter does not belong to the checkpoint or cannot be merged; nothing was changed.
+        smelt merge runs/quickstart --adapter ./my-adapter --output runs/tuned
     """
-    output = named_path(output)
-    show = Progress(progress)
-    directory = find_checkpoint(checkpoint, trust_remote_code=trust_remote_code)
-    check_output(output, directory.path, "merge", fresh=fresh)
-    config = directory.config_data()
-    if not config.get("quantization_config"):
-        raise SmeltError(
-            f"{directory.path}: its weights are plain; give the adapter to a recipe, which merges and quantizes (adapter: {adapter})"
-        )
-    found = Adapter(adapter)
-    opened = open_dense(directory)
-    model = adapted(opened, found)
-    merging = _Merging(opened, model, found.bound(opened), StoredSchemes(config["quantization_config"]), show)
-    entries = merging.entries()
-    size = sum(info.nbytes for _, info, _ in entries)
-    with appearing(output, size) as staging:
-        show.say(f"writing {human_bytes(size)}")
-        write_checkpoint(staging, directory.path, config, entries, with_code=trust_remote_code)
-        result = Merged(str(output), *merging.counts(), merging.survived(), size, merging.notes())
-        show.say("reloading the checkpoint")
-        with tempfile.TemporaryDirectory(prefix="smelt-") as spill:
-            outcome = reload(model, staging, random_windows(model), Path(spill))
-            facts = {key: value for key, value in result.as_data().items() if key != "path"}
-            facts = {
-                **_known(directory),
-                "versions": versions(),
-                "merge": {**facts, "of": directory.name, "rounding": "nearest", "adapter": found.facts()},
-                "reload": outcome.as_data(),
-            }
-            write_text(staging / RECORD, json.dumps(facts, indent=2) + "\n")
-            _write_card(directory, staging, output.name, found, Path(spill))
-    return result
+    from ..adapters.merge import merge as merged
 
-
-class _Merging:
-    """What becomes of each tensor of a checkpoint."""
-
-    def __init__(
-        self, base: OpenModel, model: OpenModel, changes: dict[str, Change], schemes: StoredSchemes, show: Progress
-    ) -> None:
-        assert isinstance(base.weights, DenseWeights)
-        self._packed = base.weights.packed
-        self._stored: CheckpointWeights = base.stored
-        self._base = base.weights
-        self._model = model
-        self._changes = changes
-        # Of the changes: what rounding made of them along their own direction, and what they are.
-        self._along = self._whole = 0.0
-        self._schemes = schemes
-        self._together = _with_one_global_scale(model, self._packed, self._scheme)
-        self._again = {key for key in self._packed if any(other in changes for other in self._group(key))}
-        self._rounded: Callable[[tuple[str, ...]], dict[str, Tensor]] = lru_cache(maxsize=1)(self._round)
-
-    def entries(self) -> list[Entry]:
-        """Every tensor of the merged checkpoint; those that are made together stand together."""
-        of_part = {part: key for key, parts in self._packed.items() for part in parts}
-        found: dict[str, Entry] = {}
-        for name in self._stored.names():
-            key = of_part.get(name)
-            if key in self._again:
-                for each in self._group(key):
-                    for part in self._packed[each]:
-                        found.setdefault(part, (part, self._stored.info(part), self._loader(each, part)))
-            else:
-                info = self._stored.info(name)
-                load = self._model.weights.load if name in self._changes else self._stored.load
-                found[name] = (name, info, lambda name=name, load=load, info=info: load(name).to(info.dtype))
-        return list(found.values())
-
-    def counts(self) -> tuple[int, int, int]:
-        """Linears rounded again, linears kept, and plain weights changed."""
-        plain = sum(key not in self._packed for key in self._changes)
-        return len(self._again), len(self._packed) - len(self._again), plain
-
-    def survived(self) -> float | None:
-        """How much of the change is in the codes that were written."""
-        return self._along / self._whole if self._whole else None
-
-    def notes(self) -> list[str]:
-        """What was lost, and what was not done anew."""
-        survived = self.survived()
-        lost = []
-        if survived is not None and survived < _ENOUGH:
-            lost = [
-                f"only {survived:.0%} of the adapter's change survived rounding to the nearest codes;"
-                " a recipe with adapter: and rounding: gptq keeps more"
-            ]
-        names = {name.rpartition(".")[2] for name in self._stored.names()}
-        kept = [
-            sentence
-            for sentence, marks in (
-                ("inputs", {"input_scale", "input_global_scale"}),
-                ("cached keys and values", {"k_scale", "v_scale"}),
-            )
-            if marks & names
-        ]
-        if not kept:
-            return lost
-        return [
-            *lost,
-            f"the fixed scales of {' and '.join(kept)} are those of the checkpoint before;"
-            " a recipe with adapter: finds new ones by calibration",
-        ]
-
-    def _scheme(self, key: str) -> Scheme:
-        return self._schemes.of(key.removesuffix(".weight"))
-
-    def _group(self, key: str | None) -> tuple[str, ...]:
-        return self._together.get(key, (key,)) if key is not None else ()
-
-    def _loader(self, key: str, part: str) -> Callable[[], Tensor]:
-        return lambda: self._rounded(self._group(key))[part]
-
-    def _round(self, keys: Iterable[str]) -> dict[str, Tensor]:
-        """The stored tensors of linears that are rounded as one."""
-        weights = {key: self._model.weights.load(key).float() for key in keys}
-        first = next(iter(weights))
-        scheme, stored = self._scheme(first), self._model.weights.info(first).dtype
-        whole = torch.cat(list(weights.values()))
-        grid = Grid.fit(whole, scheme.args, stored)
-        grid = fit_scales(whole, grid, torch.ones(whole.shape[1]))
-        rounded = nearest(whole, scheme.args, grid=grid)
-        found: dict[str, Tensor] = {}
-        start = 0
-        for key, weight in weights.items():
-            mine = rounded.rows(start, start + len(weight)) if len(weights) > 1 else rounded
-            start += len(weight)
-            if key in self._changes:
-                before = self._base.load(key).float()
-                change = (weight - before).double()
-                self._along += ((mine.values - before).double() * change).sum().item()
-                self._whole += change.square().sum().item()
-            prefix = key.removesuffix("weight")
-            tensors = {prefix + local: tensor for local, tensor in mine.stored(scheme).items()}
-            for part in self._packed[key]:
-                wanted = self._stored.info(part)
-                if part not in tensors or (tensors[part].dtype, tuple(tensors[part].shape)) != (
-                    wanted.dtype,
-                    wanted.shape,
-                ):
-                    raise SmeltError(
-                        f"{self._stored.directory}: {part} is stored in a way that Smelt reads but does not write;"
-                        " give the adapter to a recipe, which quantizes anew (adapter: in it)"
-                    )
-            found |= tensors
-        return found
-
-
-def _with_one_global_scale(
-    model: OpenModel, packed: Iterable[str], scheme_of: Callable[[str], Scheme]
-) -> dict[str, tuple[str, ...]]:
-    """For each weight that shares NVFP4's global scale with others, which servers fuse: all of them."""
-    found: dict[str, tuple[str, ...]] = {}
-    known = set(packed)
-    for block in model.anatomy.blocks:
-        for group in block.groups:
-            keys = [model.linears[f"{block.name}.{name}"].key for name in group.linears]
-            keys = [key for key in keys if key in known and scheme_of(key).args.strategy == "tensor_group"]
-            found |= {key: tuple(keys) for key in keys}
-    return found
-
-
-def _known(directory: ModelDirectory) -> dict[str, Any]:
-    """What the checkpoint's record says that is still true: of which model it was made, and by which recipe."""
-    try:
-        made = json.loads((directory.path / RECORD).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError:
-        raise SmeltError(
-            f"{directory.path / RECORD}: cannot be understood; the checkpoint was changed after it was made"
-        ) from None
-    return {key: made[key] for key in ("recipe", "seed", "data", "model", "export") if key in made}
-
-
-def _write_card(base: ModelDirectory, merged: Path, name: str, adapter: Adapter, spill: Path) -> None:
-    called = base.path.parent.name if base.path.name == "checkpoint" else base.path.name
-    subjects = [
-        Subject(called, base, "baseline"),
-        Subject(
-            f"{name}, with the adapter {adapter.directory.name}",
-            ModelDirectory(name, merged, base.trust_remote_code),
-            "candidate",
-        ),
-    ]
-    title = f"{called} with an adapter merged by Smelt"
-    nothing = Evaluation(
-        subjects, Evaluate(samples=0, speed=False), None, spill, Progress(False), title=title, wanted=False
-    )
-    write_card(nothing.report(), merged, replace(base, name=called))
+    found = merged(checkpoint, adapter, output, fresh=fresh, trust_remote_code=trust_remote_code)
+    print(json.dumps(found.as_data(), indent=2) if as_json else found.summary())
+    return 0

@@ -1,11 +1,31 @@
-"""The JSON schema of recipe files."""
+"""``smelt schema``: the JSON schemas of recipes and of reports."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Annotated, Any
 
-from ..recipe.recipe import Recipe
-from ..sweep.trials import SweepSettings
+import typer
+
+from .outcome import reporting_errors
+
+
+@reporting_errors
+def schema(
+    report: Annotated[bool, typer.Option("--report", help="The schema of report.json instead.")] = False,
+) -> int:
+    """Print the JSON schema of recipes, for editors that complete and check YAML; or that of reports.
+
+    Examples:
+
+        smelt schema > recipes/recipe.schema.json
+
+        smelt schema --report > docs/report.schema.json
+    """
+    from ..results.report import report_schema
+
+    print(json.dumps(report_schema() if report else recipe_schema(), indent=2))
+    return 0
 
 
 def recipe_schema() -> dict[str, Any]:
@@ -14,6 +34,9 @@ def recipe_schema() -> dict[str, Any]:
     It differs from the Python model where a file may say things in another way: ``extends`` stands in
     for required fields, and a rounding method may be a bare name.
     """
+    from ..recipe.recipe import Recipe
+    from ..sweep.trials import SweepSettings
+
     schema = Recipe.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "Smelt recipe"

@@ -1,0 +1,111 @@
+"""``smelt bench``: how fast a checkpoint runs here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...runtime import EngineConfig
+from ...runtime.cache_types import kv_dtype_help
+from ...system.progress import Progress
+from .outcome import reporting_errors
+
+
+@reporting_errors
+def bench(
+    checkpoint: Annotated[str, typer.Argument(help="A directory, a hub name or builtin:smelt-6m.")],
+    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.", min=1)] = 128,
+    output: Annotated[int, typer.Option(help="Tokens to generate for each.", min=2)] = 32,
+    concurrency: Annotated[list[int] | None, typer.Option(help="Requests in flight; repeatable.", min=1)] = None,
+    requests: Annotated[
+        int, typer.Option(help="Requests of each load, at least its concurrency.", min=1, max=10**6)
+    ] = 16,
+    trace: Annotated[Path | None, typer.Option(help="Replay a trace: Azure's CSV or Mooncake's JSONL.")] = None,
+    trace_requests: Annotated[int, typer.Option(help="How many of the trace's requests.", min=1)] = 32,
+    static: Annotated[bool, typer.Option("--static", help="Batch statically: the baseline.")] = False,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help=kv_dtype_help())] = "auto",
+    native: Annotated[bool, typer.Option(help="Use Smelt's compiled CPU kernels, or torch's operators.")] = True,
+    exact_inputs: Annotated[
+        bool, typer.Option("--exact-inputs", help="Never round the inputs of weight-only formats to int8.")
+    ] = False,
+    reproducible: Annotated[
+        bool, typer.Option("--reproducible", help="Let a request's tokens depend on nothing beside it; see its price.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="cpu, or cuda for a GPU with Triton kernels.")] = "cpu",
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Let torch.compile lower the layers, instead of Smelt's own kernels.")
+    ] = False,
+    ablate: Annotated[
+        bool,
+        typer.Option(
+            "--ablate", help="What each fusion on a GPU buys: launches, bytes, and time where there is a GPU."
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> int:
+    """Measure how fast a checkpoint runs here, and how much of the machine that uses.
+
+    Examples:
+
+        smelt bench runs/quickstart/checkpoint
+
+        smelt bench ./my-llama --prompt 512 --output 64 --concurrency 1 --concurrency 8 --json
+
+        smelt bench ./my-llama --trace AzureLLMInferenceTrace_conv.csv
+
+        smelt bench ./my-llama --compile
+
+        smelt bench ./my-llama --ablate
+    """
+    loads = concurrency or ([] if trace else [1, 4, 16])
+    config = EngineConfig(
+        max_sequences=max([32, *loads]),
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        native=native,
+        exact_inputs=exact_inputs,
+        reproducible=reproducible,
+        device=device,
+        compile=compiled,
+        static_batching=static,
+        share_prefixes=False,
+    )
+    if ablate:
+        return _ablate(checkpoint, prompt, output, dtype, kv_dtype, as_json)
+    from ...models.directory.find import find_checkpoint
+    from ...runtime.engine.engine import Engine
+    from ...runtime.measure.bench import measure, table
+    from ...runtime.measure.workload import read_trace
+
+    engine = Engine(find_checkpoint(checkpoint).path, config)
+    found = measure(
+        engine,
+        prompt=prompt,
+        output=output,
+        concurrencies=loads,
+        requests=requests,
+        trace=read_trace(trace, trace_requests, engine.max_length) if trace else None,
+        log=Progress(True).say,
+    )
+    print(json.dumps({"checkpoint": checkpoint, **found.as_data()}, indent=2) if as_json else table(found))
+    return 0
+
+
+def _ablate(checkpoint: str, prompt: int, output: int, dtype: str, kv_dtype: str, as_json: bool) -> int:
+    from ...models.directory.find import find_checkpoint
+    from ...runtime.measure.ablation import ablate, table
+
+    found = ablate(
+        find_checkpoint(checkpoint).path,
+        prompt=prompt,
+        output=output,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        log=Progress(True).say,
+    )
+    print(json.dumps({"checkpoint": checkpoint, **found.as_data()}, indent=2) if as_json else table(found))
+    return 0

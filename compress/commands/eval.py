@@ -1,0 +1,93 @@
+"""``smelt eval``: accuracy beside speed, of one checkpoint or several."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .outcome import passed, reporting_errors
+
+
+@reporting_errors
+def eval_(
+    checkpoints: Annotated[list[str], typer.Argument(help="Directories, hub names or builtin:smelt-6m.")],
+    baseline: Annotated[
+        str | None, typer.Option(help="What to compare with: a checkpoint, measured in turns, or a report.json.")
+    ] = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="lm-eval tasks, comma-separated: names, or paths of YAML files.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Most items of a task.", min=1)] = None,
+    fewshot: Annotated[int | None, typer.Option(help="Examples in each prompt of a task.", min=0)] = None,
+    text: Annotated[str, typer.Option(help="builtin, a .txt or .jsonl file, or a Hugging Face dataset.")] = "builtin",
+    windows: Annotated[int, typer.Option(help="Most windows of the text.", min=1)] = 64,
+    length: Annotated[
+        int | None, typer.Option(help="Tokens a window; 256, or as many as the models have positions.", min=2)
+    ] = None,
+    samples: Annotated[int, typer.Option(help="Prompts whose continuations are shown.", min=0, max=1000)] = 4,
+    speed: Annotated[
+        str, typer.Option(metavar="KEY=VALUE,…", help="The load: prompt, generate, concurrency, repeats; or `none`.")
+    ] = "prompt=128,generate=64,concurrency=1,8",
+    device: Annotated[str, typer.Option(help="What computes: cpu, or cuda for a GPU.")] = "cpu",
+    output: Annotated[Path, typer.Option(help="The directory for report.html, report.md and report.json.")] = Path(
+        "runs/eval"
+    ),
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option("--fail-if", metavar="GATE", help="E.g. `ppl>+2%` or `decode_speedup<1.5`. Repeatable."),
+    ] = None,
+    allow_foreign_baseline: Annotated[
+        bool, typer.Option("--allow-foreign-baseline", help="Take a baseline's report from another machine.")
+    ] = False,
+    trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that comes with a checkpoint.")] = False,
+    trust_task_code: Annotated[bool, typer.Option(help="Run Python that the YAML files of --tasks name.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what was measured before.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print report.json.")] = False,
+) -> int:
+    """Measure checkpoints beside each other: accuracy, speed and memory, on the runtime that ships.
+
+    Examples:
+
+        smelt eval runs/quickstart/checkpoint --baseline builtin:smelt-6m
+
+        smelt eval runs/w4 runs/w8 --baseline ./my-llama --tasks lambada_openai,piqa --limit 500
+
+        smelt eval runs/w4 --baseline ./my-llama --speed none --fail-if "ppl>+2%"
+    """
+    from ..evaluation.flags import evaluation_settings
+    from ..evaluation.gates import Gate
+
+    gates = [Gate.parse(gate) for gate in fail_if or []]
+    settings = evaluation_settings(
+        tasks=tasks,
+        speed=speed,
+        limit=limit,
+        fewshot=fewshot,
+        text=text,
+        windows=windows,
+        **({} if length is None else {"length": length}),
+        samples=samples,
+        device=device,
+        trust_task_code=trust_task_code,
+    )
+    from ..evaluation.evaluate import evaluate
+
+    report = evaluate(
+        list(checkpoints),
+        baseline=baseline,
+        settings=settings,
+        output=output,
+        trust_remote_code=trust_remote_code,
+        allow_foreign_baseline=allow_foreign_baseline,
+        fresh=fresh,
+    )
+    if as_json:
+        print(json.dumps(report.as_data(), indent=2))
+    else:
+        print(report.summary(colour=sys.stdout.isatty()))
+        print(f"\nreport: {output / 'report.html'}")
+    return passed(report, gates)

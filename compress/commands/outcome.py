@@ -1,0 +1,69 @@
+"""How commands end: an exit status, and a sentence on standard error where something is wrong."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import typer
+
+from ...system.errors import SmeltError
+from ...system.interrupts import SENTENCE, STATUS, remembered_interrupts
+
+P = ParamSpec("P")
+
+
+def reporting_errors(command: Callable[P, int | None]) -> Callable[P, None]:
+    """Turn what can go wrong into one sentence on standard error and an exit status."""
+
+    @functools.wraps(command)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            with remembered_interrupts():
+                status = command(*args, **kwargs) or 0
+        except SmeltError as error:
+            status = say(str(error), 1)
+        except KeyboardInterrupt:
+            status = say(SENTENCE, STATUS)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
+                raise
+            advice = "the same command continues where this one stopped; --dry-run says what it needs"
+            status = say(f"out of memory; lower calibrate.samples or free some: {advice}", 1)
+        raise typer.Exit(status)
+
+    return guarded
+
+
+def say(text: str, status: int) -> int:
+    """Say what went wrong; returns the status."""
+    # Only one of several processes says it, and only where they have met by now does torch know which.
+    package = (__package__ or "").removesuffix(".compress.commands")
+    processes = sys.modules.get(f"{package}.system.processes")
+    if processes is None or processes.first_to_fail():
+        for line in text.split("\n"):
+            print(f"smelt: {line}", file=sys.stderr)
+    return status
+
+
+def passed(report: Any, gates: list[Any]) -> int:
+    """Say which gates fell, and by how much."""
+    fallen = [sentence for gate in gates for sentence in gate.fallen(report)]
+    for sentence in fallen:
+        say(sentence, 1)
+    return 1 if fallen else 0
+
+
+def make_directory(path: Path) -> None:
+    """Make the directory that a user named for outputs.
+
+    Raises:
+        SmeltError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SmeltError(f"output: {path} cannot be made ({error.strerror}); choose another") from None

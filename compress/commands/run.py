@@ -1,0 +1,69 @@
+"""``smelt run``: a recipe, from the model to the report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .outcome import reporting_errors
+
+
+@reporting_errors
+def run(
+    recipe: Annotated[Path, typer.Argument(help="A YAML recipe, such as recipes/quickstart.yaml.")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a field, e.g. `steps.0.quantize.scheme=W8A16`. Repeatable."
+        ),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Where the result goes, instead of the recipe's output.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything and print the plan; change nothing.")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of continuing an earlier run.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result (or the plan) as JSON.")] = False,
+) -> int:
+    """Do what a recipe says, and report what it cost.
+
+    Examples:
+
+        smelt run recipes/quickstart.yaml
+
+        smelt run recipes/quickstart.yaml --set steps.0.quantize.rounding=nearest --output runs/nearest
+
+        smelt run recipes/quickstart.yaml --dry-run --json
+    """
+    from ..recipe.recipe import Recipe
+
+    overrides = [*(set_ or []), *([f"output={json.dumps(str(output), ensure_ascii=False)}"] if output else [])]
+    loaded = Recipe.load(recipe, overrides)
+    if dry_run:
+        return _print_plan(loaded, fresh, as_json)
+    from ...system.processes import is_first
+    from ..pipeline.pipeline import run as run_recipe
+
+    result = run_recipe(loaded, fresh=fresh)
+    if not is_first():
+        return 0
+    if as_json:
+        print(json.dumps({"checkpoint": str(result.checkpoint), "report": result.report.as_data()}, indent=2))
+        return 0
+    print(result.report.summary(colour=sys.stdout.isatty()))
+    print(f"\ncheckpoint: {result.checkpoint}\nreport:     {result.checkpoint.parent / 'report.html'}")
+    return 0
+
+
+def _print_plan(recipe: Any, fresh: bool, as_json: bool) -> int:
+    from ...system.processes import is_first
+    from ..pipeline.plan import Plan
+
+    plan = Plan.make(recipe, fresh=fresh)
+    if not is_first():
+        return 1 if plan.problems else 0
+    print(json.dumps(plan.as_data(), indent=2) if as_json else plan.terminal())
+    return 1 if plan.problems else 0
