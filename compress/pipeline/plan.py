@@ -85,22 +85,10 @@ class Plan:
         problems = _text_problems(recipe)
         misplaced = _order_problems(steps)
         problems += misplaced
-        where, adapter = "model", None
         try:
-            found = find_model(recipe.model, revision=recipe.revision, trust_remote_code=recipe.trust_remote_code)
-            model = OpenModel(found) if recipe.adapter is None else open_dense(found)
-            if recipe.adapter is not None:
-                where = "adapter"
-                adapter = Adapter(Path(recipe.adapter))
-                model = adapted(model, adapter)
-        except SmeltError as error:
-            return cls(
-                recipe,
-                None,
-                steps,
-                [*(Problem(where, line) for line in str(error).split("\n")), *problems],
-                Cost(0, 0, 0.0),
-            )
+            model, adapter = _opened(recipe)
+        except ProblemsError as error:
+            return cls(recipe, None, steps, [*error.problems, *problems], Cost(0, 0, 0.0))
         recipe = recipe.within(model.context())
         identity = run_identity(recipe, model, adapter)
         blocked = Output(Path(recipe.output), identity, fresh=fresh).problem()
@@ -109,34 +97,21 @@ class Plan:
         on_gpu = recipe.calibrate.device != "cpu"
         prepared, wrong = _prepared(steps if not misplaced else steps[:1], model, on_gpu)
         problems += wrong or _teacher_problems(prepared, model)
-        cost, shared = Cost(0, 0, 0.0), 0  # what follows the steps the first process does alone
+        cost = Cost(0, 0, 0.0)
         calibration = tasks = None
         text: dict[int, list[str]] = {}
         if not problems:
             problems += _length_problems(recipe, model)
             text = {number: list(step.reads_text) for number, step in enumerate(prepared) if step.reads_text}
-            for step in prepared:
-                alone = step.cost(recipe.calibrate.samples, recipe.calibrate.length)
-                shared = max(shared, processes * alone.of_each(shards))
-                cost += alone if processes == 1 else replace(alone, memory=alone.of_each(shards))
-            if recipe.evaluate:
-                cost += _evaluation_cost(recipe, model)
-            reloading = _reload_bytes(prepared[-1])
-            if reloading <= available_memory():
-                cost += Cost(reloading, 0, 0.0)
-            if text and recipe.calibrate.source == "self":
-                written = recipe.calibrate.samples * recipe.calibrate.length
-                numel = model.weights.nbytes // model.dtype.itemsize
-                cost += Cost(6 * numel, 0, 2.0 * numel * written)
-            memory = max(shared, cost.memory) + processes * _WARM_UP_BYTES
-            cost = replace(cost, memory=memory, disk=cost.disk + (cost.collected if processes > 1 else 0))
+            writes = bool(text) and recipe.calibrate.source == "self"
+            cost = _total_cost(recipe, model, prepared, processes, shards, writes_text=writes)
             if not Output(Path(recipe.output), identity, fresh=fresh).is_complete or fresh:
                 problems += _resource_problems(recipe, model, cost, reads_text=bool(text))
                 try:
                     calibration = _read_windows(recipe, model, calibrate=bool(text))
                     if recipe.evaluate and recipe.evaluate.tasks:
                         tasks = Tasks.find(recipe.evaluate.tasks, trust_code=recipe.evaluate.trust_task_code)
-                        problems += task_problems(tasks, [found])
+                        problems += task_problems(tasks, [model.directory])
                 except SmeltError as error:
                     problems += [Problem("data", line) for line in str(error).split("\n")]
         return cls(recipe, model, steps, problems, cost, adapter, calibration, tasks, prepared, text)
@@ -251,6 +226,47 @@ def calibration_source(recipe: Recipe) -> TextSource:
     """Where a recipe's calibration text comes from."""
     c = recipe.calibrate
     return TextSource(c.source, "calibration", c.field, c.split, c.config)
+
+
+def _opened(recipe: Recipe) -> tuple[OpenModel, Adapter | None]:
+    """The recipe's model, with its adapter.
+
+    Raises:
+        ProblemsError: one of them cannot be opened.
+    """
+    where = "model"
+    try:
+        found = find_model(recipe.model, revision=recipe.revision, trust_remote_code=recipe.trust_remote_code)
+        if recipe.adapter is None:
+            return OpenModel(found), None
+        model = open_dense(found)
+        where = "adapter"
+        adapter = Adapter(Path(recipe.adapter))
+        return adapted(model, adapter), adapter
+    except SmeltError as error:
+        raise ProblemsError([Problem(where, line) for line in str(error).split("\n")]) from None
+
+
+def _total_cost(
+    recipe: Recipe, model: OpenModel, prepared: list[PreparedStep], processes: int, shards: int, *, writes_text: bool
+) -> Cost:
+    """What all steps take, and what follows them, which the first process does alone."""
+    cost, shared = Cost(0, 0, 0.0), 0
+    for step in prepared:
+        alone = step.cost(recipe.calibrate.samples, recipe.calibrate.length)
+        shared = max(shared, processes * alone.of_each(shards))
+        cost += alone if processes == 1 else replace(alone, memory=alone.of_each(shards))
+    if recipe.evaluate:
+        cost += _evaluation_cost(recipe, model)
+    reloading = _reload_bytes(prepared[-1])
+    if reloading <= available_memory():
+        cost += Cost(reloading, 0, 0.0)
+    if writes_text:
+        written = recipe.calibrate.samples * recipe.calibrate.length
+        numel = model.weights.nbytes // model.dtype.itemsize
+        cost += Cost(6 * numel, 0, 2.0 * numel * written)
+    memory = max(shared, cost.memory) + processes * _WARM_UP_BYTES
+    return replace(cost, memory=memory, disk=cost.disk + (cost.collected if processes > 1 else 0))
 
 
 def _order_problems(steps: list[Step]) -> list[Problem]:

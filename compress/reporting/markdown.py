@@ -159,33 +159,6 @@ def _speed(report: ReportData) -> list[str]:
     measured = [(m, m.speed) for m in report.models if m.speed is not None]
     if not measured:
         return []
-    alone = [
-        [
-            _name(model),
-            f"{seconds(s.first_token.median)}",
-            _with_range(s, "prefill_rate"),
-            _with_range(s, "decode_rate"),
-            bytes_(s.peak_memory_bytes) if s.peak_memory_bytes else "",
-            seconds(s.load_seconds),
-            f"{share(s.decode_of_limit)} of {number(s.decode_limit)}" if s.decode_of_limit and s.decode_limit else "",
-            f"{share(s.prefill_of_limit)} of {number(s.prefill_limit)}"
-            if s.prefill_of_limit and s.prefill_limit
-            else "",
-        ]
-        for model, s in measured
-    ]
-    loads = [
-        [
-            _name(model),
-            str(load.concurrency),
-            number(load.output_rate.median),
-            f"{seconds(load.first_token_p50.median)} / {seconds(load.first_token_p99.median)}",
-            f"{seconds(load.between_tokens_p50.median)} / {seconds(load.between_tokens_p99.median)}",
-            _load_change(model, load.concurrency),
-        ]
-        for model, s in measured
-        for load in s.loads
-    ]
     first = measured[0][1]
     turns = "models taking turns" if first.interleaved else "one model after another"
     return [
@@ -204,7 +177,7 @@ def _speed(report: ReportData) -> list[str]:
                 "decode's limit",
                 "prompts' limit",
             ],
-            alone,
+            _rows_of_one_sequence(measured),
         ),
         *table(
             [
@@ -215,8 +188,41 @@ def _speed(report: ReportData) -> list[str]:
                 "between tokens p50 / p99",
                 "beside the baseline",
             ],
-            loads,
+            _rows_of_loads(measured),
         ),
+    ]
+
+
+def _rows_of_one_sequence(measured: list[tuple[ModelResult, Speed]]) -> list[list[str]]:
+    return [
+        [
+            _name(model),
+            f"{seconds(s.first_token.median)}",
+            _with_range(s, "prefill_rate"),
+            _with_range(s, "decode_rate"),
+            bytes_(s.peak_memory_bytes) if s.peak_memory_bytes else "",
+            seconds(s.load_seconds),
+            f"{share(s.decode_of_limit)} of {number(s.decode_limit)}" if s.decode_of_limit and s.decode_limit else "",
+            f"{share(s.prefill_of_limit)} of {number(s.prefill_limit)}"
+            if s.prefill_of_limit and s.prefill_limit
+            else "",
+        ]
+        for model, s in measured
+    ]
+
+
+def _rows_of_loads(measured: list[tuple[ModelResult, Speed]]) -> list[list[str]]:
+    return [
+        [
+            _name(model),
+            str(load.concurrency),
+            number(load.output_rate.median),
+            f"{seconds(load.first_token_p50.median)} / {seconds(load.first_token_p99.median)}",
+            f"{seconds(load.between_tokens_p50.median)} / {seconds(load.between_tokens_p99.median)}",
+            _load_change(model, load.concurrency),
+        ]
+        for model, s in measured
+        for load in s.loads
     ]
 
 

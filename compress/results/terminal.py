@@ -41,37 +41,56 @@ def alone(model: ModelResult) -> list[str]:
 
 def beside(baseline: ModelResult, model: ModelResult, colour: bool) -> list[str]:
     """What was measured of a model, beside the baseline."""
+    return [
+        *_size_lines(baseline, model),
+        *_text_lines(baseline, model),
+        *_task_lines(baseline, model, colour),
+        *_speed_lines(baseline, model, colour),
+    ]
+
+
+def _size_lines(baseline: ModelResult, model: ModelResult) -> list[str]:
+    assert model.against is not None
+    if model.against.size is None:
+        return []
+    memory = ""
+    if baseline.speed and model.speed and baseline.speed.peak_memory_bytes and model.speed.peak_memory_bytes:
+        peaks = [bytes_(each.speed.peak_memory_bytes or 0) for each in (baseline, model) if each.speed]
+        memory = f"; peak memory {' -> '.join(peaks)}"
+    return [
+        f"size:     {bytes_(baseline.size.bytes)} -> {bytes_(model.size.bytes)}"
+        f" ({shrinkage(model.against.size.ratio)}; {model.size.bits_per_weight:.2f} bits per weight{memory})"
+    ]
+
+
+def _text_lines(baseline: ModelResult, model: ModelResult) -> list[str]:
     against = model.against
     assert against is not None
-    lines = []
-    if against.size is not None:
-        memory = ""
-        if baseline.speed and model.speed and baseline.speed.peak_memory_bytes and model.speed.peak_memory_bytes:
-            peaks = [bytes_(each.speed.peak_memory_bytes or 0) for each in (baseline, model) if each.speed]
-            memory = f"; peak memory {' -> '.join(peaks)}"
-        lines.append(
-            f"size:     {bytes_(baseline.size.bytes)} -> {bytes_(model.size.bytes)}"
-            f" ({shrinkage(against.size.ratio)}; {model.size.bits_per_weight:.2f} bits per weight{memory})"
+    if model.text is None or baseline.text is None:
+        return []
+    if against.perplexity is not None:
+        change = against.perplexity
+        bounds = f", 95% {interval(change.interval, percent_change)}" if change.interval else ""
+        kl = (
+            f"; KL {against.kl:.4f}, same first choice {share(against.top1_agreement or 0)}"
+            if against.kl is not None
+            else ""
         )
-    if model.text is not None and baseline.text is not None:
-        if against.perplexity is not None:
-            change = against.perplexity
-            bounds = f", 95% {interval(change.interval, percent_change)}" if change.interval else ""
-            kl = (
-                f"; KL {against.kl:.4f}, same first choice {share(against.top1_agreement or 0)}"
-                if against.kl is not None
-                else ""
-            )
-            lines.append(
-                f"text:     perplexity {perplexity(baseline.text.perplexity)} -> {perplexity(model.text.perplexity)}"
-                f" ({percent_change(change.ratio)}{bounds}{_comma(noise(change))}{kl}; {model.text.computed_by})"
-            )
-        elif against.bits_per_byte is not None:
-            lines.append(
-                f"text:     bits per byte {baseline.text.bits_per_byte:.3f} -> {model.text.bits_per_byte:.3f}"
-                f" ({percent_change(against.bits_per_byte.ratio)}{_comma(noise(against.bits_per_byte))})"
-            )
+        return [
+            f"text:     perplexity {perplexity(baseline.text.perplexity)} -> {perplexity(model.text.perplexity)}"
+            f" ({percent_change(change.ratio)}{bounds}{_comma(noise(change))}{kl}; {model.text.computed_by})"
+        ]
+    if against.bits_per_byte is not None:
+        return [
+            f"text:     bits per byte {baseline.text.bits_per_byte:.3f} -> {model.text.bits_per_byte:.3f}"
+            f" ({percent_change(against.bits_per_byte.ratio)}{_comma(noise(against.bits_per_byte))})"
+        ]
+    return []
+
+
+def _task_lines(baseline: ModelResult, model: ModelResult, colour: bool) -> list[str]:
     theirs = {(task.task, task.metric, task.filter): task.value for task in baseline.tasks}
+    lines = []
     for task, change in primary_tasks(model):
         if change is None:
             lines.append(
@@ -83,22 +102,29 @@ def beside(baseline: ModelResult, model: ModelResult, colour: bool) -> list[str]
         before = theirs[task.task, task.metric, task.filter]
         line = f"task:     {task.task} {task.metric} {before:.4f} -> {task.value:.4f} ({notes})"
         lines.append(f"{_RED}{line}{_PLAIN}" if is_worse(task, change) and colour else line)
-    if model.speed is not None and baseline.speed is not None and against.decode is not None:
-        parts = [
-            f"{what} {number(theirs.median)} -> {rate(mine.median)} ({speedup(change.ratio)}{_comma(noise(change))})"
-            for what, change, mine, theirs in (
-                ("decode", against.decode, model.speed.decode_rate, baseline.speed.decode_rate),
-                ("prompts", against.prefill, model.speed.prefill_rate, baseline.speed.prefill_rate),
-            )
-            if change is not None
-        ]
-        slower = any(
-            c is not None and c.ratio < 1 and c.significant is not False for c in (against.decode, against.prefill)
+    return lines
+
+
+def _speed_lines(baseline: ModelResult, model: ModelResult, colour: bool) -> list[str]:
+    against = model.against
+    assert against is not None
+    if model.speed is None or baseline.speed is None or against.decode is None:
+        return []
+    parts = [
+        f"{what} {number(theirs.median)} -> {rate(mine.median)} ({speedup(change.ratio)}{_comma(noise(change))})"
+        for what, change, mine, theirs in (
+            ("decode", against.decode, model.speed.decode_rate, baseline.speed.decode_rate),
+            ("prompts", against.prefill, model.speed.prefill_rate, baseline.speed.prefill_rate),
         )
-        line = f"speed:    {'; '.join(parts)}"
-        lines.append(f"{_RED}{line}{_PLAIN}" if slower and colour else line)
-        if against.decode.ratio < 1 or (against.prefill is not None and against.prefill.ratio < 1):
-            lines += [f"reason:   {sentence}" for sentence in against.reasons]
+        if change is not None
+    ]
+    slower = any(
+        c is not None and c.ratio < 1 and c.significant is not False for c in (against.decode, against.prefill)
+    )
+    line = f"speed:    {'; '.join(parts)}"
+    lines = [f"{_RED}{line}{_PLAIN}" if slower and colour else line]
+    if against.decode.ratio < 1 or (against.prefill is not None and against.prefill.ratio < 1):
+        lines += [f"reason:   {sentence}" for sentence in against.reasons]
     return lines
 
 

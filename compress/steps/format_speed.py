@@ -67,21 +67,9 @@ def step_times(
     share = spec.experts_per_token / spec.experts if spec.experts else 1.0
     wanted = [(unit, option) for unit, each in zip(units, options, strict=True) for option in each]
     wanted += [(unit, option) for unit, scheme in apart for option in (None, scheme)]
-    by_shape: dict[tuple[int, int], dict[str, Scheme | None]] = {}
-    for unit, option in wanted:
-        for stack in unit.stacks:
-            by_shape.setdefault(_shape(model, stack), {})[_name(option)] = option
     numel = {unit: sum(model.linears[n].numel for n in unit.linears) for unit in [*units, *(u for u, _ in apart)]}
     step = int(sum(count * (share if unit.is_experts else 1.0) for unit, count in numel.items()))
-    timed: dict[tuple[int, int], dict[str, float]] = {}
-    for (rows, columns), by_name in progress.track(list(by_shape.items()), "timing linears", len(by_shape)):
-        each = list(by_name.values())
-
-        def time_them(rows: int = rows, columns: int = columns, each: list[Scheme | None] = each) -> list[float]:
-            return linear_seconds(rows, columns, each, model.dtype, step)
-
-        about = {"rows": rows, "columns": columns, "schemes": [_data(option) for option in each], "step": step}
-        timed[rows, columns] = dict(zip(by_name, _once(model, "linear", about, time_them), strict=True))
+    timed = _linear_times(model, wanted, step, progress)
 
     def seconds(unit: Unit, option: Scheme | None) -> float:
         parts = (timed[_shape(model, stack)][_name(option)] for stack in unit.stacks)
@@ -107,6 +95,26 @@ def step_times(
         stored = [unit_bytes(model, unit, option) for option in each]
         by_unit.append(beyond_noise([seconds(unit, option) for option in each], stored))
     return StepTimes(whole, around, by_unit, estimated)
+
+
+def _linear_times(
+    model: OpenModel, wanted: list[tuple[Unit, Scheme | None]], step: int, progress: Progress
+) -> dict[tuple[int, int], dict[str, float]]:
+    """Seconds of a linear of each shape, by the name of its scheme."""
+    by_shape: dict[tuple[int, int], dict[str, Scheme | None]] = {}
+    for unit, option in wanted:
+        for stack in unit.stacks:
+            by_shape.setdefault(_shape(model, stack), {})[_name(option)] = option
+    timed: dict[tuple[int, int], dict[str, float]] = {}
+    for (rows, columns), by_name in progress.track(list(by_shape.items()), "timing linears", len(by_shape)):
+        each = list(by_name.values())
+
+        def time_them(rows: int = rows, columns: int = columns, each: list[Scheme | None] = each) -> list[float]:
+            return linear_seconds(rows, columns, each, model.dtype, step)
+
+        about = {"rows": rows, "columns": columns, "schemes": [_data(option) for option in each], "step": step}
+        timed[rows, columns] = dict(zip(by_name, _once(model, "linear", about, time_them), strict=True))
+    return timed
 
 
 def beyond_noise(seconds: list[float], stored: list[int]) -> list[float]:

@@ -46,8 +46,8 @@ class CachedTeacherLogits:
         self._paths = directory / "teacher-ids.bin", directory / "teacher-logs.bin"
         self._each = windows.length * self._count  # numbers a window
 
-    def ask(self, teacher: Callable[[], WholeModel], temperature: float, progress: Progress) -> None:
-        """Let a teacher read all windows that an earlier run has not had it read.
+    def compute(self, teacher: Callable[[], WholeModel], temperature: float, progress: Progress) -> None:
+        """Let a teacher read all windows whose logits no earlier run has stored.
 
         Args:
             teacher: makes it, if anything is left to read.
@@ -63,9 +63,9 @@ class CachedTeacherLogits:
         with lock:
             with suppress(OSError):  # where files cannot be locked
                 fcntl.flock(lock, fcntl.LOCK_EX)  # other runs may share the directory; they wait, and find it done
-            self._ask(teacher, temperature, progress)
+            self._compute(teacher, temperature, progress)
 
-    def _ask(self, teacher: Callable[[], WholeModel], temperature: float, progress: Progress) -> None:
+    def _compute(self, teacher: Callable[[], WholeModel], temperature: float, progress: Progress) -> None:
         sizes = self._ids.itemsize * self._each, 2 * self._each
         there = [
             path.stat().st_size // size if path.exists() else 0 for path, size in zip(self._paths, sizes, strict=True)
@@ -82,7 +82,7 @@ class CachedTeacherLogits:
                     file.truncate(done * size)
                 for start in progress.track(range(done, total, _TOGETHER), "asking the teacher"):
                     numbers = torch.arange(start, min(start + _TOGETHER, total))
-                    places, kept = self._opinion(reader, self._windows.read(numbers), temperature)
+                    places, kept = self._logits_of(reader, self._windows.read(numbers), temperature)
                     places.numpy().astype(self._ids).tofile(ids)
                     kept.numpy().astype(np.float16).tofile(logs)
                 for file in (ids, logs):
@@ -99,7 +99,7 @@ class CachedTeacherLogits:
         return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(logs.astype(np.float32))
 
     @torch.no_grad()
-    def _opinion(self, teacher: WholeModel, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def _logits_of(self, teacher: WholeModel, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         head = teacher.split.head
         hidden = teacher.split.hidden(tokens.to(head.weight.device)).flatten(0, 1)
         found = []

@@ -33,7 +33,7 @@ class Snapshots:
         self._journal, self._spread, self._samples = journal, spread, samples
         self._record = journal / "snapshot.json"
         # Beside, because it only grows: a snapshot is as large after a million steps as after one.
-        self._moments, self._written = journal / "moments.jsonl", 0
+        self._metrics, self._written = journal / "metrics.jsonl", 0
         there = float(self._record.exists())
         self.is_new = not spread.sums([there if spread.rank == 0 else 0.0])[0]
         if not spread.sums([there])[0] == (0 if self.is_new else spread.count):
@@ -47,19 +47,19 @@ class Snapshots:
             return None
         data = json.loads(self._record.read_text(encoding="utf-8"))
         self._samples[:] = data.pop("samples")
-        lines = self._moments.read_text(encoding="utf-8").splitlines()[: data.pop("done")]
+        lines = self._metrics.read_text(encoding="utf-8").splitlines()[: data.pop("done")]
         self._written = len(lines)
         self._spread.sums([0])  # nobody reads what the first is about to cut
         if self._spread.rank == 0:
-            write_text(self._moments, "".join(line + "\n" for line in lines))  # without those after the snapshot
-        data["moments"] = [json.loads(line) for line in lines]
+            write_text(self._metrics, "".join(line + "\n" for line in lines))  # without those after the snapshot
+        data["metrics"] = [json.loads(line) for line in lines]
         return _Pieces([SafetensorsFile(self._journal / name) for name in data.pop("files")]), data
 
     def save(self, tensors: dict[str, Tensor], rows: Mapping[str, Rows], data: dict[str, Any]) -> None:
         """Keep a snapshot: all processes at the same step."""
-        moments, keeps = data.pop("moments"), self._spread.keeps
+        metrics, keeps = data.pop("metrics"), self._spread.keeps
         count = self._spread.shards
-        names = [f"snapshot-{len(moments)}-{i}-of-{count}.safetensors" for i in range(count)]
+        names = [f"snapshot-{len(metrics)}-{i}-of-{count}.safetensors" for i in range(count)]
         if keeps is not None:
             # What all have whole, the first writes.
             mine = {name: each.cpu() for name, each in tensors.items() if name in rows or self._spread.rank == 0}
@@ -67,17 +67,17 @@ class Snapshots:
             save_tensors(self._journal / names[int(keeps)], mine, {"rows": json.dumps(kept)})
         self._spread.sums([0])  # all files are there
         if self._spread.rank == 0:
-            with self._moments.open("w" if self._written == 0 else "a", encoding="utf-8") as file:
-                file.writelines(json.dumps(each) + "\n" for each in moments[self._written :])
+            with self._metrics.open("w" if self._written == 0 else "a", encoding="utf-8") as file:
+                file.writelines(json.dumps(each) + "\n" for each in metrics[self._written :])
                 file.flush()
                 os.fsync(file.fileno())
-            record = data | {"samples": self._samples, "done": len(moments), "files": names}
+            record = data | {"samples": self._samples, "done": len(metrics), "files": names}
             write_text(self._record, json.dumps(record))
             for old in self._journal.glob("snapshot-*"):
                 if old.name not in names:
                     old.unlink()
         self._spread.sums([0])  # nobody writes the next one before the first has tidied up
-        self._written = len(moments)
+        self._written = len(metrics)
 
 
 class _Pieces:

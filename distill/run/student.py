@@ -44,7 +44,7 @@ class WholeModel:
         self.module.load_state_dict(tensors, strict=False, assign=True)
         self.module.tie_weights()
         self.module.to(device)  # what is computed and not stored
-        self.module.eval().requires_grad_(False)  # no dropout: a teacher's opinion is worth more than noise
+        self.module.eval().requires_grad_(False)  # no dropout: a teacher's logits must not be noise
         try:
             self.split = SplitModel(self.module)
         except ValueError as error:

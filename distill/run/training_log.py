@@ -36,46 +36,46 @@ class TrainingLog:
         self._writer: Any = None
         self._begun = (time.monotonic(), 0)
 
-    def noted(self, moments: list[StepMetrics]) -> None:
+    def on_step(self, metrics: list[StepMetrics]) -> None:
         """Take note of a step."""
         # The table is written whole, which takes longer the longer it is.
         pause = max(_TABLE_SECONDS, 50 * self._taken)
-        if len(moments) == 1 or time.monotonic() - self._written > pause or len(moments) == self._steps:
-            self.write(moments)
+        if len(metrics) == 1 or time.monotonic() - self._written > pause or len(metrics) == self._steps:
+            self.write(metrics)
         if self._logged == 0:
-            self._begun = time.monotonic(), moments[-1].tokens
+            self._begun = time.monotonic(), metrics[-1].tokens
 
-    def write(self, moments: list[StepMetrics]) -> None:
+    def write(self, metrics: list[StepMetrics]) -> None:
         """Write the table as it is now."""
         begun = time.monotonic()
-        if moments:
-            write_text(self._table, table(moments))
-            self._write_tensorboard(moments)
+        if metrics:
+            write_text(self._table, table(metrics))
+            self._write_tensorboard(metrics)
         self._written = time.monotonic()
         self._taken = self._written - begun
 
-    def line(self, moments: list[StepMetrics]) -> str:
+    def line(self, metrics: list[StepMetrics]) -> str:
         """How it goes, in a few words for a progress bar."""
-        if not moments:
+        if not metrics:
             return "training"
-        last = moments[-1]
+        last = metrics[-1]
         since, tokens = self._begun
         rate = (last.tokens - tokens) / max(1e-9, time.monotonic() - since)
         return f"training: loss {last.loss:.3f}, {rate:,.0f} tokens/s"
 
-    def _write_tensorboard(self, moments: list[StepMetrics]) -> None:
+    def _write_tensorboard(self, metrics: list[StepMetrics]) -> None:
         if self._writer is None:
             if importlib.util.find_spec("tensorboard") is None:
                 return
             from torch.utils.tensorboard import SummaryWriter
 
             # What a run that was killed had written beyond its last snapshot is passed over.
-            self._writer = SummaryWriter(str(self._events), purge_step=len(moments))
-            self._logged = len(moments) - 1
-        for moment in moments[self._logged :]:
-            for name, value in _columns(moment).items():
-                self._writer.add_scalar(name, value, moment.step)
-        self._logged = len(moments)
+            self._writer = SummaryWriter(str(self._events), purge_step=len(metrics))
+            self._logged = len(metrics) - 1
+        for one in metrics[self._logged :]:
+            for name, value in _columns(one).items():
+                self._writer.add_scalar(name, value, one.step)
+        self._logged = len(metrics)
         self._writer.flush()
 
     def close(self) -> None:
@@ -84,22 +84,22 @@ class TrainingLog:
             self._writer.close()
 
 
-def table(moments: list[StepMetrics]) -> str:
+def table(metrics: list[StepMetrics]) -> str:
     """All steps as CSV; what was not measured is empty."""
-    rows = [_columns(moment) for moment in moments]
+    rows = [_columns(one) for one in metrics]
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [",".join(names)]
     lines += [",".join("" if row.get(name) is None else f"{row[name]:.9g}" for name in names) for row in rows]
     return "\n".join(lines) + "\n"
 
 
-def curve(started: dict[str, float] | None, moments: list[StepMetrics]) -> list[dict[str, Any]]:
+def curve(started: dict[str, float] | None, metrics: list[StepMetrics]) -> list[dict[str, Any]]:
     """What a report shows: evenly many steps, and all at which something was measured; not how long they took.
 
     A checkpoint keeps it, and two runs of a recipe make the same one. Times are in the table.
     """
-    every = max(1, len(moments) // _POINTS)
-    shown = [m for i, m in enumerate(moments) if i % every == 0 or m.held_out or i == len(moments) - 1]
+    every = max(1, len(metrics) // _POINTS)
+    shown = [m for i, m in enumerate(metrics) if i % every == 0 or m.held_out or i == len(metrics) - 1]
     found = [{"step": m.step, "tokens": m.tokens, "loss": m.loss, "held_out": m.held_out} for m in shown]
     if started:
         found.insert(0, {"step": 0, "tokens": 0, "loss": None, "held_out": started})
@@ -121,9 +121,9 @@ def continued(logits: Callable[[Tensor], Tensor], prompts: Tensor, count: int) -
     return tokens
 
 
-def _columns(moment: StepMetrics) -> dict[str, float]:
-    found: dict[str, float] = {"step": moment.step, "tokens": moment.tokens, "loss": moment.loss}
-    found |= {f"loss/{name}": value for name, value in moment.parts.items()}
-    found |= {"learning_rate": moment.rate, "gradient_norm": moment.norm, "seconds": moment.seconds}
-    found["skipped"] = float(moment.skipped)
-    return found | {f"held_out/{name}": value for name, value in (moment.held_out or {}).items()}
+def _columns(one: StepMetrics) -> dict[str, float]:
+    found: dict[str, float] = {"step": one.step, "tokens": one.tokens, "loss": one.loss}
+    found |= {f"loss/{name}": value for name, value in one.parts.items()}
+    found |= {"learning_rate": one.rate, "gradient_norm": one.norm, "seconds": one.seconds}
+    found["skipped"] = float(one.skipped)
+    return found | {f"held_out/{name}": value for name, value in (one.held_out or {}).items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -122,6 +122,62 @@ def _train(
     place: TrainingPlace,
     spread: Sharding,
 ) -> Outcome:
+    windows = _windows(settings, student, teacher, tokenizer, place)
+    cached = None if teacher is None or settings.stored is None else _cached(settings, windows, teacher, student, place)
+    reading = None
+    if teacher is not None and cached is None:
+        reading = WholeModel(_again(teacher), place.dtype, place.device)
+    matched = {} if reading is None else _matched(settings, student, reading, place.device)
+    for kind, (module, _) in matched.items():
+        trained = trained | {f"projection.{kind}.{name}": Trained(each) for name, each in module.named_parameters()}
+    stage = ShardedModule(student.module, *(module for module, _ in matched.values()))
+    trained = spread.over(stage, student.in_order, trained)
+    kept = windows.read(windows.held_out())
+    learner = Distilling(
+        student.split,
+        _teacher(settings, reading, cached, place.device, spread),
+        text_share=settings.cross_entropy,
+        matched=matched,
+        kept=_kept(windows, place.device, spread),
+        stage=stage,
+        spread=spread,
+        functions=functions_for(place.device),
+    )
+    others = None if spread.count == 1 else spread
+    optimizer = MasterAdamW(trained, settings.weight_decay, small_states=settings.small_states, others=others)
+    log = TrainingLog(place.log, place.name, settings.steps) if spread.rank == 0 else None
+    samples = _Samples(student, stage, tokenizer, kept, settings.steps, place)
+    store = Snapshots(place.journal, spread, samples.written)
+    batch_at = _batches(settings, windows, student, place, spread, stage)
+    watch = _watch(settings, place, log, samples)
+    trainer = Trainer(learner, optimizer, batch_at, _settings(settings), store, watch, spread)
+    if store.is_new:
+        samples.after(0)
+    try:
+        pieces = trainer.run()
+        samples.after(settings.steps)
+        weights = spread.gathered(pieces, trained)
+        spread.undone(stage)
+    except NotSeenError as error:
+        raise SmeltError(f"attention cannot be compared: {error}; remove attention from the recipe") from None
+    except TrainingError as error:
+        raise _failed(error, place, spread) from None
+    finally:
+        if log is not None:
+            log.write(trainer.metrics)
+            log.close()
+    weights = {name: each for name, each in weights.items() if not name.startswith("projection.")}
+    return Outcome(weights, _record(trainer, samples), _sentence(settings, windows, trainer))
+
+
+def _windows(
+    settings: Training,
+    student: WholeModel,
+    teacher: OpenModel | None,
+    tokenizer: PreTrainedTokenizerBase,
+    place: TrainingPlace,
+) -> WindowsFile:
+    """The windows that are trained on: of the text, or as a teacher continues it."""
     text = settings.data.text()
 
     def cut() -> WindowsFile:
@@ -139,41 +195,35 @@ def _train(
             f"{text.label}: the tokenizer makes token {windows.largest} of it, but the model has only {student.vocabulary};"
             " the tokenizer belongs to another model"
         )
-    own_windows = windows
-    windows = _by_the_first(place, lambda: _as_written(settings, own_windows, teacher, place))
-    opinions, reading = None, None
-    if teacher is not None and settings.stored is not None:
-        vocabulary = min(teacher.vocabulary(), student.vocabulary)
-        home = _home_of_opinions(settings, windows, teacher, vocabulary, place)
-        opinions = CachedTeacherLogits(home, windows, settings.stored, vocabulary)
-        asked = opinions
+    return _by_the_first(place, lambda: _as_written(settings, windows, teacher, place))
 
-        def ask() -> None:
-            asked.ask(
-                lambda: WholeModel(_again(teacher), place.dtype, place.device), settings.temperature, place.progress
-            )
 
-        _by_the_first(place, ask)
-    elif teacher is not None:
-        reading = WholeModel(_again(teacher), place.dtype, place.device)
-    matched = {} if reading is None else _matched(settings, student, reading, place.device)
-    for kind, (module, _) in matched.items():
-        trained = trained | {f"projection.{kind}.{name}": Trained(each) for name, each in module.named_parameters()}
-    stage = ShardedModule(student.module, *(module for module, _ in matched.values()))
-    trained = spread.over(stage, student.in_order, trained)
-    kept = windows.read(windows.held_out())
-    learner = Distilling(
-        student.split,
-        _teacher(settings, reading, opinions, place.device, spread),
-        text_share=settings.cross_entropy,
-        matched=matched,
-        kept=_kept(windows, place.device, spread),
-        stage=stage,
-        spread=spread,
-        functions=functions_for(place.device),
+def _cached(
+    settings: Training, windows: WindowsFile, teacher: OpenModel, student: WholeModel, place: TrainingPlace
+) -> CachedTeacherLogits:
+    """The teacher's top logits for all windows; those that no earlier run has stored are computed now."""
+    assert settings.stored is not None
+    vocabulary = min(teacher.vocabulary(), student.vocabulary)
+    home = _home_of_cache(settings, windows, teacher, vocabulary, place)
+    cached = CachedTeacherLogits(home, windows, settings.stored, vocabulary)
+    _by_the_first(
+        place,
+        lambda: cached.compute(
+            lambda: WholeModel(_again(teacher), place.dtype, place.device), settings.temperature, place.progress
+        ),
     )
-    others = None if spread.count == 1 else spread
-    optimizer = MasterAdamW(trained, settings.weight_decay, small_states=settings.small_states, others=others)
+    return cached
+
+
+def _batches(
+    settings: Training,
+    windows: WindowsFile,
+    student: WholeModel,
+    place: TrainingPlace,
+    spread: Sharding,
+    stage: ShardedModule,
+) -> Callable[[int], TrainingBatch]:
+    """This process's batch of each step."""
     order = ShuffledWindows(windows.read, windows.count, settings.batch, place.seed)
     on_policy = None
     if settings.data.writer == "student":
@@ -194,60 +244,43 @@ def _train(
             batch = on_policy.instead(batch, step, spread.first_window(settings.batch))
         return _on(batch, place.device)
 
-    log = TrainingLog(place.log, place.name, settings.steps) if spread.rank == 0 else None
-    samples = _Samples(student, stage, tokenizer, kept, settings.steps, place)
-    store = Snapshots(place.journal, spread, samples.written)
+    return batch_at
 
-    def noted(moments: list[StepMetrics]) -> None:
-        if log is not None:
-            log.noted(moments)
-        if len(moments) < settings.steps:
-            samples.after(len(moments))
 
-    trainer = Trainer(
-        learner,
-        optimizer,
-        batch_at,
-        _settings(settings),
-        store,
-        Watch(
-            lambda steps: place.progress.track(
-                steps, lambda: "training" if log is None else log.line(trainer.moments), settings.steps
-            ),
-            noted,
-        ),
-        spread,
-    )
-    if store.is_new:
-        samples.after(0)
-    try:
-        pieces = trainer.run()
-        samples.after(settings.steps)
-        weights = spread.gathered(pieces, trained)
-        spread.undone(stage)
-    except NotSeenError as error:
-        raise SmeltError(f"attention cannot be compared: {error}; remove attention from the recipe") from None
-    except TrainingError as error:
-        whose = f"-process-{spread.rank}" if spread.rank else ""
-        kept_at = place.log / f"failed-batch-{place.name}{whose}.safetensors"
-        save_tensors(kept_at, {"tokens": error.batch.tokens.cpu().contiguous()})
-        raise SmeltError(
-            f"training failed at {error}; what it read then is in {kept_at}; start over with --fresh and a lower"
-            " learning_rate, with clip or with skip_spikes"
-        ) from None
-    finally:
+def _watch(settings: Training, place: TrainingPlace, log: TrainingLog | None, samples: _Samples) -> Watch:
+    """Shows and logs how training goes."""
+    latest: list[StepMetrics] = []
+
+    def on_step(metrics: list[StepMetrics]) -> None:
+        latest[:] = metrics[-1:]
         if log is not None:
-            log.write(trainer.moments)
-            log.close()
-    return Outcome(
-        {name: each for name, each in weights.items() if not name.startswith("projection.")},
-        {
-            "curve": curve(trainer.started, trainer.moments),
-            "samples": samples.written,
-            "tokens": trainer.moments[-1].tokens,
-            "skipped": sum(each.skipped for each in trainer.moments),
-        },
-        _sentence(settings, windows, trainer),
+            log.on_step(metrics)
+        if len(metrics) < settings.steps:
+            samples.after(len(metrics))
+
+    def track(steps: Iterable[int]) -> Iterator[int]:
+        return place.progress.track(steps, lambda: "training" if log is None else log.line(latest), settings.steps)
+
+    return Watch(track, on_step)
+
+
+def _record(trainer: Trainer, samples: _Samples) -> dict[str, Any]:
+    """The training's part of the report."""
+    return {
+        "curve": curve(trainer.started, trainer.metrics),
+        "samples": samples.written,
+        "tokens": trainer.metrics[-1].tokens,
+        "skipped": sum(each.skipped for each in trainer.metrics),
+    }
+
+
+def _failed(error: TrainingError, place: TrainingPlace, spread: Sharding) -> SmeltError:
+    whose = f"-process-{spread.rank}" if spread.rank else ""
+    kept_at = place.log / f"failed-batch-{place.name}{whose}.safetensors"
+    save_tensors(kept_at, {"tokens": error.batch.tokens.cpu().contiguous()})
+    return SmeltError(
+        f"training failed at {error}; what it read then is in {kept_at}; start over with --fresh and a lower"
+        " learning_rate, with clip or with skip_spikes"
     )
 
 
@@ -277,12 +310,12 @@ def _kept(windows: WindowsFile, device: torch.device, spread: Sharding) -> list[
 def _teacher(
     settings: Training,
     reading: WholeModel | None,
-    opinions: CachedTeacherLogits | None,
+    cached: CachedTeacherLogits | None,
     device: torch.device,
     spread: Sharding,
 ) -> Teacher | None:
-    if opinions is not None:
-        found, functions = opinions.find, functions_for(device)
+    if cached is not None:
+        found, functions = cached.find, functions_for(device)
 
         def find(numbers: Tensor) -> tuple[Tensor, Tensor]:
             places, kept = found(numbers)
@@ -298,7 +331,7 @@ def _teacher(
     return ReadingTeacher(reading.split, comparison, stage)
 
 
-def _home_of_opinions(
+def _home_of_cache(
     settings: Training, windows: WindowsFile, teacher: OpenModel, vocabulary: int, place: TrainingPlace
 ) -> Path:
     """Where what is stored of a teacher lies: beside all else of this run, or where other runs find it."""
@@ -367,7 +400,7 @@ def _matched(
 
 
 def _sentence(settings: Training, windows: WindowsFile, trainer: Trainer) -> str:
-    last = trainer.moments[-1]
+    last = trainer.metrics[-1]
     epochs = last.tokens / (settings.length * windows.count)
     sentence = f"trained on {last.tokens:,} tokens of {settings.data.text().label} ({epochs:.3g} times {windows.count} windows)"
     before, after = trainer.started or {}, last.held_out or {}
@@ -379,7 +412,7 @@ def _sentence(settings: Training, windows: WindowsFile, trainer: Trainer) -> str
     if TEXT in before and TEXT in after:
         sentence += f"{',' if DIVERGENCE in before else '; on text kept aside,'} perplexity from"
         sentence += f" {math.exp(before[TEXT]):.4g} to {math.exp(after[TEXT]):.4g}"
-    skipped = sum(each.skipped for each in trainer.moments)
+    skipped = sum(each.skipped for each in trainer.metrics)
     return sentence + (f"; {skipped} steps were passed over as spikes" if skipped else "")
 
 

@@ -1,4 +1,4 @@
-"""Where the teacher's opinion comes from: a model that reads along, or what was stored of one."""
+"""Where the teacher's logits come from: a model that reads along, or a cache of its top logits."""
 
 from __future__ import annotations
 

@@ -120,11 +120,11 @@ class Watch:
 
     Attributes:
         track: passes step numbers on, and shows how far they are.
-        noted: is called after every step, with all moments so far.
+        on_step: is called after every step, with the metrics of all steps so far.
     """
 
     track: Callable[[Iterable[int]], Iterator[int]] = field(default=iter)
-    noted: Callable[[list[StepMetrics]], None] = field(default=lambda _: None)
+    on_step: Callable[[list[StepMetrics]], None] = field(default=lambda _: None)
 
 
 class Trainer:
@@ -140,7 +140,7 @@ class Trainer:
         spread: how training is spread over processes.
 
     Attributes:
-        moments: one for each step that is done.
+        metrics: one for each step that is done.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Trainer:
         self._learner, self._optimizer, self._batch_at = learner, optimizer, batch_at
         self._settings, self._store, self._watch = settings, store, watch or Watch()
         self._spread = spread or Sharding()
-        self.moments: list[StepMetrics] = []
+        self.metrics: list[StepMetrics] = []
         self._average: dict[str, Tensor] = {}
         if settings.average is not None:
             self._average = {name: master.detach().clone() for name, master in optimizer.masters.items()}
@@ -179,16 +179,16 @@ class Trainer:
             self._resume(*found)
         elif self._measured:
             self.started = self._learner.held_out()
-        done = len(self.moments)
+        done = len(self.metrics)
         begun, saved, taken = time.monotonic(), time.monotonic(), 0.0
         # A snapshot needs all processes, which an interrupt finds in different places.
         alone = self._spread.count == 1
-        earlier = self.moments[-1].seconds if self.moments else 0.0
+        earlier = self.metrics[-1].seconds if self.metrics else 0.0
         try:
-            for step in self._watch.track(range(len(self.moments), self._settings.steps)):
+            for step in self._watch.track(range(len(self.metrics), self._settings.steps)):
                 self._between_steps = False
-                self.moments.append(self._step(step, earlier + time.monotonic() - begun))
-                self._watch.noted(self.moments)
+                self.metrics.append(self._step(step, earlier + time.monotonic() - begun))
+                self._watch.on_step(self.metrics)
                 self._between_steps = True
                 now = time.monotonic()
                 due = self._spread.rank == 0 and now - saved > max(_SNAPSHOT_SECONDS, taken / _SNAPSHOT_SHARE)
@@ -201,12 +201,12 @@ class Trainer:
                 self._optimizer.forget()
                 self._snapshot()
             raise
-        if len(self.moments) > done:
+        if len(self.metrics) > done:
             self._snapshot()
         if self._average:
             self._optimizer.adopt(self._average)
             if self._measured:
-                self.moments[-1] = replace(self.moments[-1], held_out=self._learner.held_out())
+                self.metrics[-1] = replace(self.metrics[-1], held_out=self._learner.held_out())
         return {name: each.detach() for name, each in self._optimizer.masters.items()}
 
     def _step(self, step: int, seconds: float) -> StepMetrics:
@@ -231,7 +231,7 @@ class Trainer:
         skipped = self._is_spike(norm)
         if skipped:
             self._optimizer.forget()
-            if all(each.skipped for each in self.moments[-_SKIPPED_IN_A_ROW:]) and step >= _SKIPPED_IN_A_ROW:
+            if all(each.skipped for each in self.metrics[-_SKIPPED_IN_A_ROW:]) and step >= _SKIPPED_IN_A_ROW:
                 text = f"step {step + 1}: {_SKIPPED_IN_A_ROW} steps in a row were spikes of the gradient"
                 raise TrainingError(text, batch)
         else:
@@ -239,13 +239,13 @@ class Trainer:
             self._follow()
         measured = step + 1 in self._measured and not (self._average and step + 1 == settings.steps)
         held_out = self._learner.held_out() if measured else None
-        read = (self.moments[-1].tokens if self.moments else 0) + round(numel)
+        read = (self.metrics[-1].tokens if self.metrics else 0) + round(numel)
         return StepMetrics(step + 1, read, loss, parts, rate, norm, seconds, skipped, held_out)
 
     def _is_spike(self, norm: float) -> bool:
         if self._settings.spike is None:
             return False
-        usual = [each.norm for each in self.moments[-_REMEMBERED:] if not each.skipped]
+        usual = [each.norm for each in self.metrics[-_REMEMBERED:] if not each.skipped]
         if not math.isfinite(norm):
             return True
         return len(usual) >= _FEWEST_REMEMBERED and norm > self._settings.spike * statistics.median(usual)
@@ -256,7 +256,7 @@ class Trainer:
         if decay is None:
             return
         # Early on an average of few steps, so that the start is soon forgotten.
-        done = len(self.moments) + 1
+        done = len(self.metrics) + 1
         decay = min(decay, done / (done + 10))
         for name, kept in self._average.items():
             kept.lerp_(self._optimizer.masters[name], 1 - decay)
@@ -264,12 +264,12 @@ class Trainer:
     def _snapshot(self) -> None:
         tensors = self._optimizer.state() | {f"averaged.{name}": each for name, each in self._average.items()}
         rows = {key: found for key in tensors if (found := self._optimizer.rows(key)) is not None}
-        data = {"started": self.started, "moments": [asdict(each) for each in self.moments]}
+        data = {"started": self.started, "metrics": [asdict(each) for each in self.metrics]}
         self._store.save(tensors, rows, data)
 
     def _resume(self, saved: Saved, data: dict[str, Any]) -> None:
         self.started = data["started"]
-        self.moments = [StepMetrics(**each) for each in data["moments"]]
+        self.metrics = [StepMetrics(**each) for each in data["metrics"]]
         self._optimizer.load(saved)
         for name, kept in self._average.items():
             found = saved(f"averaged.{name}", self._optimizer.rows(f"averaged.{name}"))

@@ -275,8 +275,8 @@ def test_runs_share_what_is_stored_of_a_teacher(
     settings = {"data": few_words, "stored": 8, "cross_entropy": 0.5}
     asked: list[int] = []
     logged: list[dict[str, torch.Tensor]] = []
-    opinion = CachedTeacherLogits._opinion
-    monkeypatch.setattr(CachedTeacherLogits, "_opinion", lambda *given: (asked.append(1), opinion(*given))[1])
+    logits_of = CachedTeacherLogits._logits_of
+    monkeypatch.setattr(CachedTeacherLogits, "_logits_of", lambda *given: (asked.append(1), logits_of(*given))[1])
 
     def trained(path: Path, **changes: Any) -> None:
         asked.clear()
@@ -289,7 +289,7 @@ def test_runs_share_what_is_stored_of_a_teacher(
         assert len(asked) == times
         assert all(torch.equal(logged[0][name], each) for name, each in logged[-1].items())
     assert len(list(shared.iterdir())) == 1
-    # Another teacher of the same shape is another opinion, wherever it differs.
+    # Another teacher of the same shape has other logits, wherever it differs.
     other = save_model(make_model("llama", torch.float32), tmp_path / "other")
     weights = load_file(other / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"] *= 1.5

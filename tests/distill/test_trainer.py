@@ -194,7 +194,7 @@ def test_an_interrupted_training_ends_bit_for_bit_as_one_that_was_not(changes: d
             _trainer(store, watch=Watch(track), **changes).run()
         rest = _trainer(store, **changes)
         found = rest.run()
-        assert [moment.step for moment in rest.moments] == list(range(1, 13))
+        assert [one.step for one in rest.metrics] == list(range(1, 13))
         assert found.keys() == whole.keys()
         assert all(torch.equal(found[name], whole[name]) for name in whole)
 
@@ -225,10 +225,10 @@ def test_the_loss_falls_and_is_measured_on_text_that_is_kept() -> None:
     trainer = _trainer(Memory(), steps=60)
     trainer.run()
     assert trainer.started is not None
-    last = trainer.moments[-1]
+    last = trainer.metrics[-1]
     assert last.held_out is not None
     assert last.held_out["text"] < trainer.started["text"]
-    assert [moment.step for moment in trainer.moments if moment.held_out] == [30, 60]
+    assert [one.step for one in trainer.metrics if one.held_out] == [30, 60]
     assert last.tokens == 60 * 24
 
 
@@ -252,4 +252,4 @@ def test_spikes_are_passed_over() -> None:
 
     trainer = _trainer(Memory(), Spiky(), spike=10.0)
     trainer.run()
-    assert [moment.step for moment in trainer.moments if moment.skipped] == [10]
+    assert [one.step for one in trainer.metrics if one.skipped] == [10]
