@@ -23,7 +23,7 @@ test-slow: setup
 # What vLLM, on this CPU, makes of every format; in an environment of its own, because it pins other versions.
 test-vllm: setup $(VLLM)/.installed
 	OMP_NUM_THREADS=1 SMELT_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -n 0 -m 'slow or not slow' \
-		tests/compress/test_loaders.py
+		tests/compress/loaders/test_loaders.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -23,12 +23,6 @@ from smelt.compress import Recipe
 from transformers.utils import logging as transformers_logging
 
 from .compress.coded import Coded
-from .rotation import (  # noqa: F401 - hooks
-    pytest_addoption,
-    pytest_collection_modifyitems,
-    pytest_runtest_setup,
-    pytest_terminal_summary,
-)
 from .runtime.kernels.patching import patch_once_a_launch
 from .tiny import SHARED, make_model, save_model
 

@@ -51,11 +51,17 @@ def test_circles_are_found() -> None:
 
 def test_no_folder_is_crowded() -> None:
     counts: dict[str, int] = {}
-    for path in FILES:
+    for path in [*FILES, *(REPOSITORY / "tests").rglob("*.py")]:
         if path.name != "__init__.py":
             folder = str(path.parent.relative_to(REPOSITORY))
             counts[folder] = counts.get(folder, 0) + 1
     assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
+
+
+def test_tests_mirror_the_folders() -> None:
+    folders = {path.parent.relative_to(REPOSITORY) for path in FILES}
+    tests = [path.parent.relative_to(REPOSITORY / "tests") for path in (REPOSITORY / "tests").rglob("test_*.py")]
+    assert {str(each) for each in tests if each not in folders} <= {".", "benchmarks", "gpu"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(REPOSITORY)))

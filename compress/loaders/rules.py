@@ -1,6 +1,6 @@
 """What transformers, vLLM and llama.cpp take, as tables, and what to change where one refuses.
 
-What is said of vLLM was tried with 0.32.0 on a CPU with AVX-512 and without AMX (tests/compress/test_loaders.py asks it
+What is said of vLLM was tried with 0.32.0 on a CPU with AVX-512 and without AMX (tests/compress/loaders/test_loaders.py asks it
 again); on GPUs it has further kernels, which were not tried.
 """
 

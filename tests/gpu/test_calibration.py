@@ -11,8 +11,8 @@ import pytest
 import torch
 from smelt.compress import Recipe, run
 
-from ..compress.test_device import CASES
-from ..compress.test_processes import launched
+from ..compress.pipeline.test_device import CASES
+from ..compress.pipeline.test_processes import launched
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

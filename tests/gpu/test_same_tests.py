@@ -12,9 +12,9 @@ from smelt.runtime.engine import loading
 from smelt.runtime.engine.gpu_executor import GpuExecutor
 from smelt.runtime.gpu import GpuOperators
 
-from ..runtime import test_engine, test_scoring, test_text
+from ..runtime.engine import test_engine, test_scoring, test_text
+from ..runtime.engine.test_engine import small  # noqa: F401 - a fixture
 from ..runtime.kernels.interpreter import DEVICE
-from ..runtime.test_engine import small  # noqa: F401 - a fixture
 
 if not torch.cuda.is_available():
     # Minutes each: a launch is thousands of times as slow there.

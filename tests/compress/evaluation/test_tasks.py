@@ -1,0 +1,152 @@
+"""Tasks and groups: their values are lm-eval's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from lm_eval import evaluator
+from lm_eval.tasks import TaskManager
+from smelt.compress import SmeltError
+from smelt.compress.evaluation.tasks import Tasks
+from smelt.compress.integrations.lm_eval import SmeltLM
+from smelt.compress.results.result import Against, ModelResult, TaskChange
+from smelt.compress.results.tasks import is_worse, primary_tasks
+
+from ...tiny import SMELT_6M
+from .. import report_samples
+
+
+@pytest.fixture(scope="module")
+def model() -> SmeltLM:
+    return SmeltLM(str(SMELT_6M), disable_tqdm=True, quiet=True)
+
+
+@pytest.mark.parametrize("by_size", [True, False])
+def test_a_group_has_the_value_that_lm_eval_gives_it(by_size: bool, model: SmeltLM, tmp_path: Path) -> None:
+    """The tasks differ in size, so that the two kinds of mean do too."""
+    for name, right in (("ups", [1, 1, 1]), ("downs", [0, 1, 0, 1, 0, 1, 0])):
+        lines = [{"text": "The sky is", "ends": [" blue", " qzx"], "right": 1 - which} for which in right]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        (tmp_path / f"{name}.yaml").write_text(
+            f"task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {tmp_path}/{name}.jsonl}}\n"
+            "output_type: multiple_choice\ntest_split: train\ndoc_to_text: text\ndoc_to_target: right\n"
+            "doc_to_choice: ends\nmetric_list: [{metric: acc}]\nmetadata: {version: 1.0}\n"
+        )
+    path = tmp_path / "both.yaml"
+    path.write_text(
+        "group: both\ntask: [ups, downs]\naggregate_metric_list:\n"
+        f"  - {{metric: acc, aggregation: mean, weight_by_size: {str(by_size).lower()}}}\nmetadata: {{version: 3.0}}\n"
+    )
+    tasks = Tasks.find([str(path)])
+    results = [result for name in tasks.loaded for result in tasks.run(name, model, None, None)]
+    assert len({result.value for result in results}) == 2
+    (group,) = tasks.of_groups(results)
+    manager = TaskManager(include_path=tmp_path, include_defaults=False)
+    expected = evaluator.evaluate(lm=model, task_dict=manager.load(["both"]), bootstrap_iters=0)
+    assert expected is not None
+    assert group.value == pytest.approx(expected["groups"]["both"]["acc,none"])
+    assert group.version == "3.0"
+    assert [tasks.group_of(name) for name in ("ups", "downs")] == ["both", "both"]
+    members = [result.model_copy(update={"group": "both"}) for result in results]
+    assert [result.task for result, _ in primary_tasks(_with([group, *members]))] == ["both"]
+    alone = Tasks.find([str(path), str(tmp_path / "ups.yaml")])
+    assert [alone.group_of(name) for name in ("ups", "downs")] == [None, "both"]
+
+
+def test_of_a_task_the_first_metric_of_which_more_is_better_stands_for_it(model: SmeltLM) -> None:
+    tasks = Tasks.find(["smelt_last_word"])
+    found = tasks.run("smelt_last_word", model, 5, None)
+    assert [result.metric for result in found] == ["perplexity", "acc"]
+    assert [result.metric for result, _ in primary_tasks(_with(found))] == ["acc"]
+    worse = TaskChange(task="t", metric="m", filter="none", difference=1.0, significant=True)
+    assert is_worse(found[0], worse)
+    assert not is_worse(found[1], worse)
+    assert not is_worse(found[0], worse.model_copy(update={"significant": False}))
+
+
+def test_few_shot_examples_are_counted(model: SmeltLM) -> None:
+    (plain, *_), (shot, *_) = (
+        Tasks.find(["smelt_continuation"]).run("smelt_continuation", model, 5, count) for count in (None, 2)
+    )
+    assert (plain.fewshot, shot.fewshot) == (0, 2)
+
+
+def _with(tasks: list) -> ModelResult:  # type: ignore[type-arg]
+    return report_samples.full().candidates[0].model_copy(update={"tasks": tasks, "against": Against()})
+
+
+def _task(folder: Path, more: str, name: str = "mine") -> Path:
+    """A task whose Python, if it runs, leaves a file behind."""
+    (folder / "code.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n\n\ndef text(doc):\n    return doc['text']\n")
+    (folder / "items.jsonl").write_text('{"text": "The sky is", "ends": [" blue", " qzx"], "right": 0}\n')
+    path = folder / f"{name}.yaml"
+    path.write_text(
+        f"task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {folder}/items.jsonl}}\n"
+        "output_type: multiple_choice\ntest_split: train\ndoc_to_target: right\ndoc_to_choice: ends\n"
+        f"metric_list: [{{metric: acc}}]\nmetadata: {{version: 1.0}}\n{more}"
+    )
+    return path
+
+
+def _refused(path: Path) -> str:
+    with pytest.raises(SmeltError) as caught:
+        Tasks.find([str(path)])
+    assert not (path.parent / "ran").exists()
+    assert "trust_task_code: true" in str(caught.value)
+    assert "--trust-task-code" in str(caught.value)
+    return str(caught.value)
+
+
+def test_python_of_a_task_runs_only_if_it_is_trusted(tmp_path: Path) -> None:
+    path = _task(tmp_path, "doc_to_text: !function code.text\n")
+    assert f"runs Python, text of {tmp_path / 'code.py'}" in _refused(path)
+    assert Tasks.find([str(path)], trust_code=True).loaded.keys() == {"mine"}
+    assert (tmp_path / "ran").exists()
+
+
+def test_python_of_what_a_task_includes_is_found(tmp_path: Path) -> None:
+    (tmp_path / "base").write_text("include: deeper\n")
+    (tmp_path / "deeper").write_text("doc_to_text: !function code.text\n")
+    assert "code.py" in _refused(_task(tmp_path, "include: base\n"))
+
+
+def test_python_of_a_groups_members_is_found(tmp_path: Path) -> None:
+    _task(tmp_path, "doc_to_text: !function code.text\n")
+    group = tmp_path / "group.yaml"
+    group.write_text("group: both\ntask: [mine]\n")
+    assert "code.py" in _refused(group)
+    group.write_text("group: both\ntask:\n  - {task: other, doc_to_text: !function code.text}\n")
+    assert "code.py" in _refused(group)
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ("class: !function code.text\n", "text of "),
+        ("doc_to_text: !function os.system\n", "system of the module os"),
+        ("doc_to_text: text\nmetric_list: [{metric: bleu, hf_evaluate: true}]\n", "the script of the metric 'bleu'"),
+        ("doc_to_text: text\nmetric_list: [{metric: !function code.text}]\n", "text of "),
+    ],
+)
+def test_other_ways_to_python(more: str, what: str, tmp_path: Path) -> None:
+    path = _task(tmp_path, "")
+    path.write_text(
+        path.read_text().replace(
+            "metric_list: [{metric: acc}]\n", "" if "metric_list" in more else "metric_list: [{metric: acc}]\n"
+        )
+        + more
+    )
+    assert what in _refused(path)
+
+
+def test_a_template_reaches_nothing_but_the_item(tmp_path: Path) -> None:
+    template = "{{ cycler.__init__.__globals__.os.system('touch " + str(tmp_path / "ran") + "') }}"
+    with pytest.raises(SmeltError, match="unsafe"):
+        Tasks.find([str(_task(tmp_path, f'doc_to_text: "{template}"\n'))], trust_code=True)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_tasks_that_ship_need_no_trust() -> None:
+    assert Tasks.find(["smelt_last_word"]).loaded

@@ -1,0 +1,91 @@
+"""Every architecture: streaming equals transformers, and the quantized checkpoint reloads there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from smelt.compress import Recipe, SmeltError, run
+from smelt.models.directory.find import find_model
+from smelt.models.streaming.streamed import StreamedModel
+from smelt.models.structure.open_model import OpenModel
+from smelt.quant.scheme import LOADABLE_EXPERTS
+from smelt.system.progress import Progress
+from transformers import AutoModelForCausalLM
+
+from ...tiny import CONFIGS
+
+QUANTIZABLE = [name for name in CONFIGS if name != "gpt2"]
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_streaming_gives_transformers_logits(architecture: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
+    path = tiny(architecture)
+    tokens = torch.randint(0, 4096, (3, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = AutoModelForCausalLM.from_pretrained(path).eval()(tokens, use_cache=False).logits
+    model = OpenModel(find_model(str(path)))
+    streamed = StreamedModel(model.skeleton, model.weights, torch.float32, tmp_path)
+    store = streamed.final_hidden(tokens, Progress(False), "")
+    found = streamed.head()(store.read(slice(None)))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", QUANTIZABLE)
+def test_quantized_checkpoint_reloads_and_stays_close(
+    architecture: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]
+) -> None:
+    path = tiny(architecture, torch.bfloat16)
+    # More tokens than columns: with fewer, GPTQ fits the noise of those it sees.
+    text = {"calibrate": {"samples": 64, "length": 32}}
+    result = run(recipe(path, top=text, scheme="W8A16", group_size=64, rounding="gptq"))
+    tokens = torch.randint(0, 4096, (2, 24), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        before = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()(tokens).logits.float()
+        after = AutoModelForCausalLM.from_pretrained(result.checkpoint).eval()(tokens).logits.float()
+    # Random routers send borderline tokens to other experts at the slightest change.
+    assert (after - before).norm() / before.norm() < (0.25 if "experts" in str(CONFIGS[architecture]) else 0.08)
+    facts = json.loads((result.checkpoint / "smelt.json").read_text())
+    assert facts["reload"]["through"] == "transformers"
+    names = {layer["name"] for layer in facts["steps"][0]["layers"]}
+    linears = [
+        n for n, m in AutoModelForCausalLM.from_pretrained(path).named_modules() if isinstance(m, torch.nn.Linear)
+    ]
+    outside = {"lm_head", "embed_out", "model.decoder.project_in", "model.decoder.project_out"}
+    assert set(linears) - outside <= names
+
+
+@pytest.mark.parametrize(
+    ("architecture", "scheme"),
+    [
+        *(("mixtral", scheme) for scheme in LOADABLE_EXPERTS),
+        *(
+            pytest.param("qwen3_moe", scheme, marks=[] if scheme == "W4A16" else [pytest.mark.slow])
+            for scheme in LOADABLE_EXPERTS
+        ),
+    ],
+)
+def test_experts_are_quantized(
+    architecture: str, scheme: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]
+) -> None:
+    group = {"group_size": 32} if scheme[0] == "W" else {}
+    result = run(recipe(tiny(architecture, torch.bfloat16), scheme=scheme, rounding="gptq", **group))
+    layers = {layer.name: layer for layer in result.report.candidates[0].layers}
+    experts = [name for name in layers if ".experts." in name]
+    assert len(experts) == 3 * 4 * 3
+    assert all((layers[name].error or 1) < (0.8 if scheme in ("W2A16", "W3A16") else 0.2) for name in experts)
+
+
+def test_experts_that_transformers_cannot_load_are_refused(
+    tiny: Callable[..., Path], recipe: Callable[..., Recipe]
+) -> None:
+    with pytest.raises(SmeltError, match=r"steps\.0\.quantize\.scheme: transformers does not reload experts"):
+        run(recipe(tiny("mixtral"), scheme="W8A8"))
+
+
+def test_gpt2_is_refused_with_the_reason(tiny: Callable[..., Path], recipe: Callable[..., Recipe]) -> None:
+    with pytest.raises(SmeltError, match="Conv1D modules, which transformers does not load"):
+        run(recipe(tiny("gpt2"), scheme="W4A16", group_size=32))

@@ -1,0 +1,456 @@
+"""The distill step: what it wins back, what it leaves as it is, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from smelt.compress import Recipe, SmeltError, run
+from smelt.compress.pipeline.plan import Plan
+from smelt.compress.recipe.file import read_document
+from smelt.distill.run.cached_teacher import CachedTeacherLogits
+from smelt.distill.training.batches import TrainingBatch
+from smelt.distill.training.objective import Distilling
+from smelt.system.progress import Progress
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ...tiny import SMELT_6M, make_model, save_model
+
+TRAINING = {"tokens": 8 * 4 * 32, "length": 32, "batch": 4, "learning_rate": 2e-3}
+Make = Callable[..., Recipe]
+# The command line, but for a snapshot after every step.
+ALWAYS_SAVING = """
+from smelt.compress.cli import main
+from smelt.distill.training import trainer
+trainer._SNAPSHOT_SECONDS, trainer._SNAPSHOT_SHARE = 0.0, 1e9
+main()
+"""
+
+
+@pytest.fixture
+def distilled(tmp_path: Path) -> Make:
+    """``distilled(model, {"prune": …}, loss=…)``: a small recipe of some steps, then a distill step with changes."""
+
+    def build(
+        model: Path | str, *before: dict[str, Any], after: list[dict[str, Any]] | None = None, **changes: Any
+    ) -> Recipe:
+        return Recipe.model_validate(
+            {
+                "model": str(model),
+                "output": str(tmp_path / "out"),
+                "calibrate": {"samples": 4, "length": 32},
+                "evaluate": {"windows": 4, "length": 32, "samples": 0, "speed": False},
+                "steps": [*before, {"distill": {**TRAINING, **changes}}, *(after or [])],
+            }
+        )
+
+    return build
+
+
+@pytest.fixture
+def few_words(tmp_path: Path) -> str:
+    """A text of five windows, which even random weights learn in a moment."""
+    path = tmp_path / "few.txt"
+    path.write_text("The quick brown fox jumps over the lazy dog, and a miller grinds 200 sacks of rye. " * 6)
+    return str(path)
+
+
+def _training(out: Path, step: int = 0) -> dict[str, Any]:
+    return json.loads((out / "checkpoint" / "smelt.json").read_text())["steps"][step]["training"]
+
+
+def _problems(recipe: Recipe) -> str:
+    return "\n".join(str(problem) for problem in Plan.make(recipe).problems)
+
+
+def test_a_pruned_model_comes_nearer_to_its_teacher(distilled: Make) -> None:
+    recipe = distilled(
+        "builtin:smelt-6m",
+        {"prune": {"structure": "blocks", "count": 2}},
+        tokens=24 * 4 * 64,
+        length=64,
+        learning_rate=5e-4,
+    )
+    report = run(recipe, progress=False).report
+    out = Path(recipe.output)
+    logged = _training(out, 1)
+    held_out = [point["held_out"] for point in logged["curve"] if point["held_out"]]
+    assert logged["curve"][0]["step"] == 0
+    assert held_out[-1]["teacher"] < 0.9 * held_out[0]["teacher"]
+    assert [each["step"] for each in logged["samples"]] == [0, 12, 24]
+    assert all(each["texts"][0]["text"] for each in logged["samples"])
+    # What transformers computes with the checkpoint is what was measured last.
+    model = AutoModelForCausalLM.from_pretrained(out / "checkpoint")
+    assert len(model.model.layers) == 4
+    assert "trained on 6,144 tokens" in " ".join(report.candidates[0].warnings)
+    rows = list(csv.DictReader((out / "training-step-1.csv").open()))
+    assert [int(row["step"]) for row in rows] == list(range(1, 25))
+    assert float(rows[-1]["tokens"]) == 24 * 4 * 64
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"loss": "reverse_kl", "temperature": 2.0}, marks=pytest.mark.slow),
+        pytest.param({"loss": {"method": "jsd", "beta": 0.3}, "accumulate": 2}, marks=pytest.mark.slow),
+        {"cross_entropy": 0.5, "hidden": 1.0, "attention": 1.0, "schedule": "wsd"},
+        {"cross_entropy": 1.0, "small_states": True, "average": 0.9},
+        {"stored": 16, "temperature": 1.5},
+        pytest.param({"checkpointing": True, "skip_spikes": 100.0, "weight_decay": 0.1}, marks=pytest.mark.slow),
+        {"checkpointing": True, "dtype": torch.bfloat16, "attention": 1.0},
+    ],
+    ids="-".join,
+)
+def test_every_way_of_training_lowers_its_loss(
+    changes: dict[str, Any], distilled: Make, tiny: Callable[..., Path], few_words: str
+) -> None:
+    pruned = {"prune": {"structure": "ffn", "ratio": 0.5, "multiple": 32}}
+    changes = dict(changes)
+    recipe = distilled(
+        tiny(dtype=changes.pop("dtype", torch.float32)), pruned, data=few_words, tokens=30 * 4 * 32, **changes
+    )
+    run(recipe, progress=False)
+    losses = [point["loss"] for point in _training(Path(recipe.output), 1)["curve"]]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "gemma2",
+        "mixtral",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("opt", "gpt2", "qwen3", "gpt_neox")),
+    ],
+)
+def test_architectures_learn(architecture: str, distilled: Make, tiny: Callable[..., Path], few_words: str) -> None:
+    pruned = {"prune": {"structure": "blocks", "count": 1}}
+    recipe = distilled(tiny(architecture), pruned, data=few_words, tokens=30 * 4 * 32, hidden=0.5)
+    result = run(recipe, progress=False)
+    losses = [point["loss"] for point in _training(Path(recipe.output), 1)["curve"]]
+    assert losses[-1] < 0.7 * losses[0]
+    AutoModelForCausalLM.from_pretrained(result.checkpoint)
+
+
+def test_zeros_and_shapes_stay(distilled: Make, tiny: Callable[..., Path]) -> None:
+    recipe = distilled(
+        tiny(),
+        {"prune": {"structure": "ffn", "ratio": 0.5, "multiple": 64}},
+        {"prune": {"structure": "2:4", "score": "magnitude"}},
+        after=[{"quantize": {"scheme": "W4A16", "group_size": 32}}],
+    )
+    before = distilled(
+        tiny(),
+        {"prune": {"structure": "ffn", "ratio": 0.5, "multiple": 64}},
+        {"prune": {"structure": "2:4", "score": "magnitude"}},
+    )
+    assert _problems(recipe) == ""
+    result = run(before, progress=False)
+    weights = load_file(result.checkpoint / "model.safetensors")
+    down = weights["model.layers.0.mlp.down_proj.weight"]
+    assert down.shape == (128, 128)
+    assert ((down.view(-1, 4) != 0).sum(1) == 2).all()
+    assert weights["model.embed_tokens.weight"].count_nonzero() > 0.999 * weights["model.embed_tokens.weight"].numel()
+    run(recipe, fresh=True, progress=False)
+    restored = AutoModelForCausalLM.from_pretrained(result.checkpoint)
+    codes = dict(restored.named_modules())["model.layers.0.mlp.down_proj"]
+    assert codes is not None
+
+
+def test_a_teacher_can_be_another_model_with_the_same_tokens(
+    distilled: Make, tiny: Callable[..., Path], few_words: str
+) -> None:
+    recipe = distilled(tiny(), teacher=str(SMELT_6M), hidden=1.0, data=few_words, tokens=30 * 4 * 32)
+    run(recipe, progress=False)  # of another width: the projection is learned
+    losses = [point["loss"] for point in _training(Path(recipe.output))["curve"]]
+    assert losses[-1] < 0.7 * losses[0]
+    names = load_file(Path(recipe.output) / "checkpoint" / "model.safetensors").keys()
+    assert not [name for name in names if "projection" in name]
+
+
+def test_from_random_weights_of_the_same_shape(distilled: Make, tiny: Callable[..., Path]) -> None:
+    path = tiny()
+    recipe = distilled(path, student="random", cross_entropy=1.0, learning_rate=1e-8)
+    result = run(recipe, progress=False)
+    before, after = (load_file(each / "model.safetensors") for each in (path, result.checkpoint))
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert after[name].std() == pytest.approx(0.02, rel=0.1)  # the configuration's initializer_range
+    assert not torch.equal(before[name], after[name])
+    assert torch.equal(after["model.norm.weight"].round(decimals=4), torch.ones(128))
+
+
+def test_a_killed_run_ends_with_the_same_bytes(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    data = {
+        "model": str(tiny(dtype=torch.bfloat16)),
+        "output": "unused",
+        "calibrate": {"samples": 4, "length": 32},
+        "evaluate": False,
+        "steps": [{"distill": {**TRAINING, "tokens": 40 * 4 * 32, "cross_entropy": 0.5, "average": 0.95}}],
+    }
+    recipe.write_text(json.dumps(data))
+    quiet, killed = tmp_path / "quiet", tmp_path / "killed"
+    command = [sys.executable, "-c", ALWAYS_SAVING, "run", str(recipe), "--output", str(killed)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    snapshot = killed / "journal" / "step-0" / "snapshot.json"
+    while not snapshot.exists() and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert snapshot.exists()
+    assert not (killed / "checkpoint").exists()
+    for out in (killed, quiet):
+        run(Recipe.model_validate({**data, "output": str(out)}), progress=False)
+    # Every file: no time, date or place of either run is in them.
+    one, other = ({f.name: f.read_bytes() for f in (out / "checkpoint").iterdir()} for out in (killed, quiet))
+    assert {"model.safetensors", "smelt.json", "README.md"} <= one.keys() == other.keys()
+    assert [name for name in one if one[name] != other[name]] == []
+    rows = list(csv.DictReader((killed / "training-step-0.csv").open()))
+    assert [int(row["step"]) for row in rows] == list(range(1, 41))
+
+
+@pytest.mark.parametrize("writer", ["student", pytest.param("teacher", marks=pytest.mark.slow)])
+def test_written_text_is_the_same_after_an_interruption(
+    writer: str, distilled: Make, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, pruned = tiny(), {"prune": {"structure": "blocks", "count": 1}}
+    data = {"source": "builtin", "writer": writer, "prompt": 8, **({"share": 0.6} if writer == "student" else {})}
+    recipe = distilled(path, pruned, data=data, tokens=10 * 4 * 32)
+    quiet = recipe.model_copy(update={"output": str(tmp_path / "quiet")})
+    result = run(quiet, progress=False)
+    track = Progress.track
+
+    def stopped(progress: Progress, items: Any, *rest: Any) -> Any:
+        for number, item in enumerate(track(progress, items, *rest)):
+            if isinstance(items, range) and len(items) == 10 and number == 5:
+                raise KeyboardInterrupt
+            yield item
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "track", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe, progress=False)
+    again = run(recipe, progress=False)
+    one, other = (load_file(each.checkpoint / "model.safetensors") for each in (again, result))
+    assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+def test_only_what_the_student_wrote_counts(
+    distilled: Make, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[TrainingBatch] = []
+    whole = Distilling.loss
+
+    def watched(learner: Distilling, batch: TrainingBatch) -> Any:
+        if torch.is_grad_enabled():
+            seen.append(batch)
+        return whole(learner, batch)
+
+    monkeypatch.setattr(Distilling, "loss", watched)
+    path = tiny()
+    data = {"source": "builtin", "writer": "student", "prompt": 8, "temperature": 0.0}
+    run(distilled(path, data=data, tokens=2 * 4 * 32, learning_rate=1e-12), progress=False)
+    batch = seen[0]
+    assert batch.counted is not None
+    assert torch.equal(batch.counted[0], torch.tensor([0.0] * 7 + [1.0] * 25))
+    model = AutoModelForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        expected = model(batch.tokens).logits[:, 7:-1].argmax(-1)
+    assert torch.equal(batch.tokens[:, 8:], expected)  # greedily, so each is the most likely one after those before
+
+
+def test_runs_share_what_is_stored_of_a_teacher(
+    distilled: Make, tiny: Callable[..., Path], tmp_path: Path, few_words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, model = tmp_path / "shared", tiny()
+    settings = {"data": few_words, "stored": 8, "cross_entropy": 0.5}
+    asked: list[int] = []
+    logged: list[dict[str, torch.Tensor]] = []
+    logits_of = CachedTeacherLogits._logits_of
+    monkeypatch.setattr(CachedTeacherLogits, "_logits_of", lambda *given: (asked.append(1), logits_of(*given))[1])
+
+    def trained(path: Path, **changes: Any) -> None:
+        asked.clear()
+        recipe = distilled(path, **settings, **changes).model_copy(update={"evaluate": False})
+        logged.append(load_file(run(recipe, progress=False, fresh=True).checkpoint / "model.safetensors"))
+
+    trained(model)
+    for times in (1, 0):
+        trained(model, stored_at=str(shared))
+        assert len(asked) == times
+        assert all(torch.equal(logged[0][name], each) for name, each in logged[-1].items())
+    assert len(list(shared.iterdir())) == 1
+    # Another teacher of the same shape has other logits, wherever it differs.
+    other = save_model(make_model("llama", torch.float32), tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"] *= 1.5
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    trained(model, teacher=str(other), stored_at=str(shared))
+    assert len(list(shared.iterdir())) == 2
+
+
+def test_a_changed_recipe_is_not_continued(
+    distilled: Make, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny()
+    with monkeypatch.context() as patch:
+        patch.setattr("smelt.distill.training.trainer.Trainer._snapshot", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(distilled(path), progress=False)
+    changed = distilled(path, learning_rate=1e-3)
+    with pytest.raises(SmeltError, match=r"distill\.learning_rate: 0\.002 -> 0\.001"):
+        run(changed, progress=False)
+
+
+def _interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_leaves_the_batch(
+    distilled: Make, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, whole = distilled(tiny()), Distilling.loss
+    count = [0]
+
+    def broken(learner: Distilling, batch: TrainingBatch) -> Any:
+        loss, parts = whole(learner, batch)
+        count[0] += torch.is_grad_enabled()
+        return (loss * torch.nan if count[0] == 3 else loss), parts
+
+    monkeypatch.setattr(Distilling, "loss", broken)
+    with pytest.raises(SmeltError, match=r"training failed at step 3: the loss is nan .*failed-batch-step-0"):
+        run(recipe, progress=False)
+    out = Path(recipe.output)
+    assert load_file(out / "failed-batch-step-0.safetensors")["tokens"].shape == (4, 32)
+    assert not (out / "checkpoint").exists()
+
+
+def test_parts_that_were_taken_away_stay_away(distilled: Make, tiny: Callable[..., Path], few_words: str) -> None:
+    path, pruned = tiny("opt"), {"prune": {"structure": "attention", "count": 1}}
+    for changes in ({}, {"student": "random", "cross_entropy": 1.0}):
+        result = run(distilled(path, pruned, data=few_words, **changes), fresh=True, progress=False)
+        parts = json.loads((result.checkpoint / "config.json").read_text())["layer_parts"]
+        gone = parts.index("mlp")
+        weights = load_file(result.checkpoint / "model.safetensors")
+        closing = [each for name, each in weights.items() if f"layers.{gone}.self_attn.out_proj" in name]
+        assert len(closing) == 2
+        assert not any(each.any() for each in closing)
+
+
+@pytest.mark.parametrize(
+    ("rows", "stored"),
+    [(4160, None), (4100, 8), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((4100, None), (4160, 8)))],
+)
+def test_vocabularies_may_be_padded_differently(
+    rows: int, stored: int | None, distilled: Make, tiny: Callable[..., Path], few_words: str
+) -> None:
+    teacher, student = tiny(vocab_size=rows), tiny(vocab_size=4128)
+    recipe = distilled(student, teacher=str(teacher), stored=stored, data=few_words, tokens=30 * 4 * 32)
+    run(recipe, progress=False)
+    losses = [point["loss"] for point in _training(Path(recipe.output))["curve"]]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_a_teacher_of_fewer_blocks_and_a_short_context(
+    distilled: Make, tiny: Callable[..., Path], few_words: str
+) -> None:
+    teacher = tiny("opt", num_hidden_layers=2, max_position_embeddings=32)
+    recipe = distilled(tiny(), teacher=str(teacher), hidden=1.0, data=few_words, tokens=30 * 4 * 32)
+    run(recipe, progress=False)
+    losses = [point["loss"] for point in _training(Path(recipe.output))["curve"]]
+    assert losses[-1] < 0.8 * losses[0]
+    longer = distilled(tiny(), teacher=str(teacher), length=64)
+    assert "64 tokens are more than the 32 that the teacher was made for" in _problems(longer)
+
+
+def test_memory_and_time_are_those_of_the_teacher_that_will_read(distilled: Make) -> None:
+    alone = Plan.make(distilled("builtin:smelt-6m"))
+    pruned = Plan.make(distilled("builtin:smelt-6m", {"prune": {"structure": "blocks", "count": 4}}))
+    blocks = 4 * 786_944  # parameters that the student loses and the teacher does not
+    apart = alone.prepared[0].cost(4, 32).operations - pruned.prepared[1].cost(4, 32).operations
+    assert apart == pytest.approx(6 * blocks * 8 * 4 * 32, rel=1e-6)
+
+
+def test_memory_of_processes_is_what_each_keeps_when_weights_are_sharded(distilled: Make) -> None:
+    recipe = distilled("builtin:smelt-6m", length=256)
+    plan = Plan.make(recipe)
+    cost, numel = plan.prepared[0].cost(4, 32), 5_770_496
+    alone, half = cost.of_each(1), cost.of_each(2)
+    # Gradients, masters and two moments, of which another process has half; teacher and student come whole.
+    assert alone - half == pytest.approx(numel * (2 + 4 + 4 + 8) / 2, rel=1e-3)
+    copies, sharded = (Plan.make(recipe, processes=2, shards=shards).cost.memory for shards in (1, 2))
+    assert copies - sharded == 2 * (alone - half)
+
+
+def test_what_cannot_be_is_refused_before_any_work(distilled: Make, tiny: Callable[..., Path], tmp_path: Path) -> None:
+    other = save_model(make_model("llama", torch.float32), tmp_path / "other")
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    tokenizer.add_tokens(["<never seen>"])
+    tokenizer.save_pretrained(other)
+    short = tmp_path / "short.txt"
+    short.write_text("Only a few words.")
+    for recipe, said in (
+        (distilled(tiny(), teacher=str(other)), "other has another tokenizer than the student"),
+        (
+            distilled(tiny(), {"prune": {"structure": "vocabulary", "corpus": "builtin"}}),
+            "the original has another tokenizer than the student",
+        ),
+        (distilled(tiny(), data=str(short)), "short.txt: too short: a batch of 4 windows of 32 tokens"),
+        (distilled(tiny(), data="nowhere.txt"), "nowhere.txt: there is no such text file"),
+        (distilled(tiny(), teacher="./nobody"), "there is no such directory"),
+        (distilled(tiny(), length=512, tokens=4096), "512 tokens are more than the 128 that the model was made for"),
+        (distilled(tiny("gemma2"), attention=1.0), "the model does not compute attention by torch's own function"),
+        (distilled(tiny(), stored=8, stored_at="/dev/null/x"), "/dev/null is no directory that can be written to"),
+        (
+            distilled(tiny(), {"prune": {"structure": "2:4"}}, student="random"),
+            "the zeros of steps.0 would be lost",
+        ),
+        (
+            distilled(tiny(), {"quantize": {"scheme": "W8A16"}}),
+            "what is quantized cannot be changed any more",
+        ),
+    ):
+        assert said in _problems(recipe)
+        assert not Path(recipe.output).exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tokens": "many"}, "'many' is no number of tokens"),
+        ({"tokens": 100}, "100 tokens are less than one step of 4 windows of 32"),
+        ({"accumulate": 3}, "accumulate 3 does not divide the batch of 4"),
+        ({"loss": "forwardkl"}, "unknown loss 'forwardkl'"),
+        ({"loss": {"method": "jsd", "beta": 1.5}}, "beta"),
+        ({"loss": "reverse_kl", "stored": 8}, "reverse_kl needs a teacher that reads along"),
+        ({"data": {"writer": "student", "prompt": 32}}, "a prompt of 32 tokens leaves nothing to write"),
+        ({"data": {"writer": "student"}, "length": 64, "tokens": 9999, "cross_entropy": 0.5}, "no text to learn from"),
+        ({"data": {"writer": "teacher", "prompt": 4, "share": 0.5}}, "share is for writer: student"),
+        ({"hidden": 1.0, "cross_entropy": 1.0}, "with cross_entropy: 1 there is no teacher"),
+    ],
+)
+def test_impossible_settings_are_reported(changes: dict[str, Any], said: str, distilled: Make) -> None:
+    with pytest.raises(ValueError, match=said):
+        distilled("builtin:smelt-6m", **changes)
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("400k", 400_000), ("2.5M", 2_500_000), ("1b", 10**9), ("4096", 4096)])
+def test_numbers_of_tokens_are_read_as_people_write_them(text: str, tokens: int, distilled: Make) -> None:
+    step = distilled("builtin:smelt-6m", tokens=text).steps[0].distill
+    assert step is not None
+    assert step.tokens == tokens
+
+
+def test_scientific_notation_in_recipes_is_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("a: 1e-3\nb: 2.5E4\nc: '1e-3'\nd: 1e\n")
+    assert read_document(path, ["e=3e-4"]).data == {"a": 1e-3, "b": 2.5e4, "c": "1e-3", "d": "1e", "e": 3e-4}

@@ -1,0 +1,169 @@
+"""Quantization-aware training: what is saved computes what was trained, here and in transformers, and it is better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from smelt.compress import Recipe, SmeltError, run
+from smelt.compress.evaluation.runtime_reader import RuntimeReader
+from smelt.compress.pipeline.plan import Plan
+from smelt.compress.steps import train_quantized
+from smelt.distill.run.student import WholeModel
+from smelt.system.progress import Progress
+from torch import Tensor
+from transformers import CompressedTensorsConfig
+
+from ...tiny import from_transformers
+
+TRAINING = {"tokens": 10 * 4 * 32, "length": 32, "batch": 4, "learning_rate": 1e-3}
+TOKENS = torch.randint(2, 4096, (12, 12), generator=torch.Generator().manual_seed(7))
+Make = Callable[..., Recipe]
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Make:
+    """``trained(model, {"lora": 4}, scheme=…)``: a small recipe with a quantize step that trains."""
+
+    def build(model: Path | str, train: dict[str, Any] | None = None, **quantize: Any) -> Recipe:
+        return Recipe.model_validate(
+            {
+                "model": str(model),
+                "output": str(tmp_path / "out"),
+                "calibrate": {"samples": 4, "length": 32},
+                "evaluate": False,
+                "steps": [{"quantize": {**quantize, "train": {**TRAINING, **(train or {})}}}],
+            }
+        )
+
+    return build
+
+
+@pytest.fixture
+def logits(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """What students compute when their training has ended, one tensor for each training."""
+    found: list[Tensor] = []
+    train = train_quantized.train
+
+    def watched(settings: Any, student: WholeModel, *rest: Any) -> Any:
+        outcome = train(settings, student, *rest)
+        with torch.no_grad():
+            hidden, head = student.split.hidden(TOKENS), student.split.head
+            found.append(student.split.logits(hidden, head.weight, head.bias).float())
+        return outcome
+
+    monkeypatch.setattr(train_quantized, "train", watched)
+    return found
+
+
+CASES: list[Any] = [
+    pytest.param("llama", {"scheme": "W4A16", "group_size": 32, "rounding": "gptq"}, {}, marks=pytest.mark.slow),
+    ("llama", {"scheme": "W2A16", "group_size": 32, "transforms": ["rotate"], "ignore": []}, {"average": 0.8}),
+    ("llama", {"scheme": "W4A16_ASYM", "group_size": 32, "transforms": ["awq"]}, {}),
+    ("llama", {"scheme": "W8A8", "kv_cache": "int8"}, {"scales": 0}),
+    ("llama", {"scheme": "W4A8", "inputs": None, "kv_cache": "int4"}, {"checkpointing": True}),
+    ("llama", {"scheme": "W3A16", "group_size": 32, "embeddings": "int8", "ignore": []}, {"lora": 4}),
+    pytest.param("opt", {"scheme": "W4A16", "group_size": 32}, {"lora": 4}, marks=pytest.mark.slow),
+    pytest.param("qwen2", {"scheme": "FP8_DYNAMIC"}, {}, marks=pytest.mark.slow),
+    ("mixtral", {"scheme": "W4A16", "group_size": 32}, {}),
+]
+
+
+@pytest.mark.parametrize(("architecture", "quantize", "train"), CASES, ids=lambda x: x if isinstance(x, str) else None)
+def test_what_is_saved_computes_what_was_trained(
+    architecture: str,
+    quantize: dict[str, Any],
+    train: dict[str, Any],
+    trained: Make,
+    tiny: Callable[..., Path],
+    logits: list[Tensor],
+    tmp_path: Path,
+) -> None:
+    result = run(trained(tiny(architecture), train, **quantize), progress=False)
+    (wanted,) = logits
+    # An input or a key that lies between two codes may become either, and all that follows it differs.
+    least = 0.99 if quantize["scheme"].endswith(("A16", "ASYM")) and "kv_cache" not in quantize else 0.6
+    ours = RuntimeReader(result.checkpoint, False, tmp_path)
+    store = ours.final_hidden(TOKENS, Progress(False), "")
+    served = ours.head()(store.read(slice(None)))
+    assert _agreeing(served.view_as(wanted), wanted) > least
+    if "kv_cache" not in quantize:  # transformers does not round its cache
+        with torch.no_grad():
+            theirs = from_transformers(result.checkpoint)(input_ids=TOKENS).logits
+        assert _agreeing(theirs, wanted) > least
+
+
+def _agreeing(found: Tensor, wanted: Tensor) -> float:
+    """The share of positions whose logits are the same to float rounding."""
+    return float(((found - wanted).norm(dim=-1) < 1e-3 * wanted.norm(dim=-1)).float().mean())
+
+
+@pytest.mark.slow
+def test_training_beats_the_rounding_that_it_began_with(trained: Make) -> None:
+    settings = {"tokens": 24 * 8 * 64, "length": 64, "batch": 8, "learning_rate": 3e-4}
+    recipe = trained("builtin:smelt-6m", settings, scheme="W2A16", group_size=64, rounding="gptq")
+    plain = recipe.model_dump(mode="json")
+    plain["steps"][0]["quantize"]["train"] = None
+    plain["output"] += "-plain"
+    evaluate = {"windows": 16, "length": 128, "samples": 0, "speed": False}
+    kl = [
+        run(Recipe.model_validate({**each, "evaluate": evaluate}), progress=False).report.candidates[0].against
+        for each in (recipe.model_dump(mode="json"), plain)
+    ]
+    assert kl[0] is not None
+    assert kl[1] is not None
+    assert (kl[0].kl or 1) < 0.95 * (kl[1].kl or 0)
+
+
+def test_pruned_and_quantized_together_keeps_the_zeros(trained: Make, tiny: Callable[..., Path]) -> None:
+    recipe = trained(tiny(), scheme="W4A16", group_size=32, rounding="gptq").model_dump(mode="json")
+    recipe["steps"].insert(0, {"prune": {"structure": "2:4"}})
+    result = run(Recipe.model_validate(recipe), progress=False)
+    model = from_transformers(result.checkpoint, quantization_config=CompressedTensorsConfig(dequantize=True))
+    for name, module in model.named_modules():
+        if name.endswith("_proj"):
+            assert (((module.weight.float().view(-1, 4)) != 0).sum(1) <= 2).all(), name
+
+
+def test_an_interrupted_training_ends_with_the_same_codes(
+    trained: Make, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny()
+    recipe = trained(path, scheme="W4A16", group_size=32)
+    quiet = recipe.model_copy(update={"output": str(tmp_path / "quiet")})
+    run(quiet, progress=False)
+    track, count = Progress.track, [0]
+
+    def stopped(progress: Progress, items: Any, *rest: Any) -> Any:
+        for item in track(progress, items, *rest):
+            count[0] += isinstance(items, range) and len(items) == 10
+            if count[0] == 5:
+                raise KeyboardInterrupt
+            yield item
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "track", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run(recipe, progress=False)
+    assert (tmp_path / "out/journal/step-0/snapshot.json").exists()
+    result = run(recipe, progress=False)
+    one, other = (load_file(each / "model.safetensors") for each in (result.checkpoint, tmp_path / "quiet/checkpoint"))
+    assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+def test_what_cannot_be_trained_is_reported_before_any_work(trained: Make, tiny: Callable[..., Path]) -> None:
+    for recipe, said in (
+        (
+            trained(tiny(), {"data": "nowhere.txt"}, scheme="W8A16"),
+            "train.data: nowhere.txt: there is no such text file",
+        ),
+        (trained(tiny(), {"length": 512, "tokens": 4096}, scheme="W8A16"), "train.length: 512 tokens are more than"),
+    ):
+        assert said in "\n".join(str(problem) for problem in Plan.make(recipe).problems)
+        with pytest.raises(SmeltError):
+            run(recipe, progress=False)
+        assert not Path(recipe.output).exists()

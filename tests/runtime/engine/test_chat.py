@@ -1,0 +1,65 @@
+"""Talking with a checkpoint."""
+
+from __future__ import annotations
+
+from smelt.runtime import Engine, SamplingParams
+from smelt.runtime.engine.chat import Chat, converse
+
+from ...tiny import SMELT_6M
+from ..drive import engine
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+
+
+def _said(running: Engine, lines: list[str], **options: str) -> str:
+    out: list[str] = []
+    answers = iter(lines)
+
+    def read(_: str) -> str:
+        try:
+            return next(answers)
+        except StopIteration:
+            raise EOFError from None
+
+    converse(Chat(running, GREEDY, **options), read, out.append)
+    return "".join(out)
+
+
+def test_without_a_template_text_is_continued_and_reset_forgets() -> None:
+    running = engine(SMELT_6M)
+    first = running.generate("The city of", GREEDY)[0].completions[0].text
+    assert first is not None
+    second = running.generate("The city of" + first + " And then", GREEDY)[0].completions[0].text
+    assert second is not None
+    said = _said(running, ["The city of", " And then", "/reset", "The city of", "/nonsense"])
+    assert "no chat template" in said
+    assert said.count(first) >= 2
+    assert second in said
+    assert "forgotten" in said
+    assert "there is no /nonsense" in said
+    assert said.count("tokens read, first answer after") == 3
+    running.cache.check([])
+
+
+def test_a_template_sees_the_whole_conversation() -> None:
+    running = engine(SMELT_6M)
+    running.tokenizer.chat_template = TEMPLATE
+    chat = Chat(running, GREEDY, "Be brief.")
+    first = ""
+
+    def hear(text: str) -> None:
+        nonlocal first
+        first += text
+
+    chat.answer("Hello", hear)
+    assert running.tokenizer.decode(chat._prompt("Bye")) == (
+        f"[system] Be brief.\n[user] Hello\n[assistant] {first}\n[user] Bye\n[assistant] "
+    )
+
+
+def test_a_conversation_that_is_too_long_is_said_and_can_begin_anew() -> None:
+    running = engine(SMELT_6M, max_length=40)
+    said = _said(running, ["word " * 60, "/reset", "The city"])
+    assert "leaves no room to continue it; /reset begins anew" in said
+    assert said.count("tokens read") == 1

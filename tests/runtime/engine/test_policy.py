@@ -1,0 +1,109 @@
+"""A scheduling policy is one class: one of our own runs requests to their ends, and the table's names select the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as SequenceOf
+from pathlib import Path
+
+import pytest
+from smelt.runtime import EngineConfig, RuntimeProblem, SamplingParams
+from smelt.runtime.engine.block_cache import BlockCache
+from smelt.runtime.engine.policy import POLICIES, FirstComeFirstServed, StaticBatching
+from smelt.runtime.engine.scheduler import Scheduler
+from smelt.runtime.engine.sequence import Request, Sequence
+
+from ..drive import engine
+
+
+class ShortestPromptFirst(FirstComeFirstServed):
+    """Of those that wait the shortest starts next; of those that run the shortest keeps its blocks the longest."""
+
+    def admissible(self, waiting: SequenceOf[Sequence], running: list[Sequence], places: int) -> Iterable[Sequence]:
+        return sorted(waiting, key=_prompt_length)
+
+    def running_order(self, running: list[Sequence]) -> list[Sequence]:
+        return sorted(running, key=_prompt_length)
+
+
+def _prompt_length(sequence: Sequence) -> int:
+    return len(sequence.request.prompt)
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The policy under a name, as a row of the table would give it one."""
+    monkeypatch.setitem(POLICIES, "shortest", ShortestPromptFirst)
+    return "shortest"
+
+
+PROMPTS = [[5 + i] * length for i, length in enumerate((40, 9, 30, 3, 21))]
+BEAMS = SamplingParams(beam_width=3, max_tokens=6)
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+SEVERAL = SamplingParams(n=2, temperature=0.8, seed=1, max_tokens=5)
+
+
+def test_the_shortest_prompt_is_served_first(tiny: Callable[..., Path], named: str) -> None:
+    running = engine(tiny("llama"), policy=named, max_sequences=1)
+    order: list[str] = []
+    for i, prompt in enumerate(PROMPTS):
+        running.add_request(prompt, GREEDY, id=str(i))
+    while running.has_work:
+        order += [output.id for output in running.step() if output.finished]
+    assert order == sorted(order, key=lambda name: len(PROMPTS[int(name)])) != sorted(order)
+
+
+@pytest.mark.parametrize("blocks", [8, 11, 40])
+def test_tokens_do_not_depend_on_the_policy(tiny: Callable[..., Path], named: str, blocks: int) -> None:
+    """Beams, samples and greedy requests, in caches in which hardly more than one of them fits at a time."""
+    path = tiny("llama")
+    params = [GREEDY, BEAMS, GREEDY, SEVERAL, BEAMS]
+    expected = engine(path).generate(PROMPTS, params)
+    running = engine(path, policy=named, token_budget=16)
+    running.cache = BlockCache(blocks, 8)
+    running.scheduler = Scheduler(running.cache, token_budget=16, max_sequences=8, policy=ShortestPromptFirst())
+    found = running.generate(PROMPTS, params)
+    assert [[c.tokens for c in o.completions] for o in found] == [[c.tokens for c in o.completions] for o in expected]
+    assert (running.scheduler.preemptions > 0) == (blocks < 40)
+    running.cache.check([])
+
+
+def test_names_select_policies(tiny: Callable[..., Path]) -> None:
+    path = tiny("llama")
+    assert type(engine(path).scheduler.policy) is FirstComeFirstServed
+    assert isinstance(engine(path, policy="static").scheduler.policy, StaticBatching)
+    assert isinstance(engine(path, static_batching=True).scheduler.policy, StaticBatching)
+    with pytest.raises(RuntimeProblem, match="policy is 'fastest'; it must be fcfs, static"):
+        engine(path, policy="fastest")
+
+
+def test_two_policies_cannot_be_asked_for(named: str) -> None:
+    assert EngineConfig(policy="static", static_batching=True).scheduling == "static"
+    with pytest.raises(RuntimeProblem, match="static_batching is the policy static, and policy is shortest"):
+        EngineConfig(policy=named, static_batching=True)
+
+
+class LetsTheFirstGiveWay(FirstComeFirstServed):
+    def victim(self, sequence: Sequence, running: list[Sequence]) -> Sequence:
+        return running[0]
+
+
+def _run(scheduler: Scheduler, steps: int) -> None:
+    for _ in range(steps):
+        plan = scheduler.schedule()
+        scheduler.started(plan)
+        scheduler.commit(plan)
+        for chunk in plan.chunks:
+            chunk.sequence.tokens.append(1)
+
+
+def test_a_policy_cannot_break_a_step() -> None:
+    """Who is in the step already keeps its blocks: here the second of two lacks one, and the first is to give way."""
+    scheduler = Scheduler(BlockCache(5, 4), token_budget=16, max_sequences=4, policy=LetsTheFirstGiveWay())
+    for i in range(2):
+        request = Request(str(i), [i] * 7, SamplingParams(), 16)
+        request.sequences = [Sequence(request, 0, [i] * 7)]
+        scheduler.add(request.sequences[0])
+    _run(scheduler, 2)
+    with pytest.raises(AssertionError, match="must not give way"):
+        _run(scheduler, 1)

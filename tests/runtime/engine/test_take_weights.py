@@ -1,0 +1,62 @@
+"""An engine that goes on with other weights generates what transformers does with those."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from smelt.runtime import Engine, RuntimeProblem, SamplingParams
+
+from ...tiny import make_model
+
+PROMPT = list(range(5, 45))  # longer than a cache block, so that its beginning is shared
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2", "opt", "gpt2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_tokens_are_those_of_the_new_weights(
+    architecture: str, dtype: torch.dtype, tiny: Callable[..., Path]
+) -> None:
+    engine = Engine(tiny(architecture, dtype), quiet=True, kv_cache_bytes=1 << 24)
+    greedy = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=0)
+    before = engine.generate([PROMPT], greedy)[0].completions[0]
+    other = make_model(architecture, dtype, seed=3).eval()
+    state = {
+        name: tensor for name, tensor in other.state_dict().items() if name != "lm_head.weight" or not _tied(other)
+    }
+    engine.take_weights(other.config, state, lambda name: state[name])
+    for tensor in state.values():
+        tensor.data.mul_(0.5)  # what is trained on after it was taken is not what is generated with
+    other = make_model(architecture, dtype, seed=3).eval()
+    after = engine.generate([PROMPT], greedy)[0].completions[0]
+    assert before.logprobs is not None
+    with torch.no_grad():
+        expected = other(torch.tensor([[*PROMPT, *after.tokens]])).logits[0, len(PROMPT) - 1 : -1].float()
+    assert after.logprobs is not None
+    found = torch.tensor([each[token] for each, token in zip(after.logprobs, after.tokens, strict=True)])
+    assert before.logprobs[0].get(after.tokens[0]) != after.logprobs[0][after.tokens[0]]
+    wanted = expected.log_softmax(-1).gather(-1, torch.tensor(after.tokens).unsqueeze(-1)).squeeze(-1)
+    assert (found - wanted).abs().mean() < (1e-4 if dtype == torch.float32 else 0.08)
+    if dtype == torch.float32:
+        assert torch.equal(expected.argmax(-1), torch.tensor(after.tokens))
+
+
+def _tied(model: torch.nn.Module) -> bool:
+    return bool(model.config.tie_word_embeddings)  # type: ignore[union-attr]
+
+
+def test_weights_do_not_change_under_requests(tiny: Callable[..., Path]) -> None:
+    engine = Engine(tiny(), quiet=True, kv_cache_bytes=1 << 24)
+    engine.add_request(PROMPT, SamplingParams(max_tokens=4))
+    model = make_model("llama", torch.float32)
+    state = dict(model.state_dict())
+    with pytest.raises(RuntimeProblem, match="1 requests are running"):
+        engine.take_weights(model.config, state, lambda name: state[name])
+    while engine.has_work:
+        engine.step()
+    state.pop("model.norm.weight")
+    with pytest.raises(RuntimeProblem, match=r"lacks model\.norm\.weight"):
+        engine.take_weights(model.config, state, lambda name: state[name])
+    assert engine.generate([PROMPT], SamplingParams(max_tokens=2))[0].error is None  # with the weights that it had
