@@ -18,13 +18,13 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="""Make language models smaller, and prove what it cost.
+    help="""Make language models smaller, and measure their accuracy and speed against the original.
 
     Try it (no network needed):
 
-    - `smelt run recipes/quickstart.yaml` compresses a bundled model to 4 bits and reports the loss
+    - `smelt run recipes/quickstart.yaml` compresses a bundled model to 4 bits and reports accuracy and speed
 
-    - `smelt run recipes/quickstart.yaml --dry-run` says what that would take, and what would fail
+    - `smelt run recipes/quickstart.yaml --dry-run` says how much memory, disk and time that takes, and what would fail
 
     - `smelt run recipes/quickstart.yaml --set model=./my-llama --output runs/mine` does it to your model
 

@@ -28,7 +28,7 @@ def run(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of continuing an earlier run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result (or the plan) as JSON.")] = False,
 ) -> int:
-    """Do what a recipe says, and report what it cost.
+    """Run a recipe: compress a model, and report its accuracy and speed.
 
     Examples:
 

@@ -145,16 +145,16 @@ class MixedPrecision:
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
         """What measuring takes."""
         choices, tokens, count = self._choices(model), windows * length, len(self.candidates)
-        number = self._dtype(model).itemsize
-        hidden = tokens * model.skeleton.hidden_size * number
+        itemsize = self._dtype(model).itemsize
+        hidden = tokens * model.skeleton.hidden_size * itemsize
         blocks = [model.block_numel(i) for i in range(len(model.anatomy.blocks))]
         widest = max(facts.rows + facts.columns for facts in model.linears.values() if facts.name != model.anatomy.head)
         head = model.linears[model.anatomy.head]
         logits = max(512, length) * head.rows * 4 * 6
-        changes = number * (1 + count) if self._settings.loss != "kl" else number * 3
+        changes = itemsize * (1 + count) if self._settings.loss != "kl" else itemsize * 3
         largest = max(facts.numel for facts in model.linears.values()) * 4 * 4
-        passing = max(BATCH_TOKENS, length) * widest * 12 * number
-        in_head = head.numel * (changes if head.name in choices.units[-1].linears else number) + logits
+        passing = max(BATCH_TOKENS, length) * widest * 12 * itemsize
+        in_head = head.numel * (changes if head.name in choices.units[-1].linears else itemsize) + logits
         memory = max(max(blocks) * changes + passing, in_head) + largest
         all_numel = sum(blocks) + head.numel
         if self._settings.loss != "kl":

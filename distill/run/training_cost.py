@@ -42,14 +42,14 @@ def training_cost(
         rounded: how many of its linears are rounded at every step.
         on_gpu: whether it is trained in a GPU's memory, which is not planned; here are snapshots and the result then.
     """
-    number = compute_dtype(student.dtype).itemsize
+    itemsize = compute_dtype(student.dtype).itemsize
     numel = _numel(student)
     moments = 2 if settings.small_states else 8
-    master = 4 if number < 4 or rounded else 0
+    master = 4 if itemsize < 4 or rounded else 0
     average = 4 if settings.average is not None else 0
-    held = numel * (2 * number + master + 4 + moments + average)
+    held = numel * (2 * itemsize + master + 4 + moments + average)
     if teacher is not None and settings.stored is None:
-        held += _numel(teacher) * number
+        held += _numel(teacher) * itemsize
     tokens = settings.batch // settings.accumulate * settings.length
     width = student.skeleton.hidden_size
     passing = [
@@ -70,8 +70,8 @@ def training_cost(
         snapshot = numel * (4 + moments + average)
         return Cost(4 * numel + snapshot, int(disk), operations, sharded=snapshot)
     # Each process has both models whole before they are sharded.
-    loaded = number * (numel + (0 if teacher is None or settings.stored is not None else _numel(teacher)))
-    memory = int(held + tokens * kept * number + logits)
+    loaded = itemsize * (numel + (0 if teacher is None or settings.stored is not None else _numel(teacher)))
+    memory = int(held + tokens * kept * itemsize + logits)
     return Cost(memory, int(disk), operations, sharded=max(0, int(held) - loaded))
 
 

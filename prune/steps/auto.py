@@ -147,7 +147,7 @@ class PreparedAuto(PreparedStep):
 
     def cost(self, windows: int, length: int) -> Cost:
         model = self.model
-        tokens, number = windows * length, compute_dtype(model.dtype).itemsize
+        tokens, itemsize = windows * length, compute_dtype(model.dtype).itemsize
         grid = self._grid
         runs = sum(1 for _ in grid.alone()) + 3 * _TRIED
         numel = sum(model.block_numel(i) for i in range(len(model.anatomy.blocks)))
@@ -155,12 +155,12 @@ class PreparedAuto(PreparedStep):
         width = max(facts.columns for name, facts in model.linears.items() if name != model.anatomy.head)
         logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 4
         matrices = 4 * width**2 * 8
-        memory = model.largest_block() * number * 2 + matrices + 2 * model.embedding_bytes() + logits
+        memory = model.largest_block() * itemsize * 2 + matrices + 2 * model.embedding_bytes() + logits
         if self._target.latency is not None:
             memory = max(memory, timing_bytes(model, grid, self._target.place.batch, self._target.place.context))
         operations = runs * (6.0 * tokens * numel + 2.0 * tokens * head + len(model.anatomy.blocks) * width**3)
         kept = (len(model.anatomy.blocks) + 4) * model.skeleton.hidden_size + width
-        return Cost(int(memory), int(4 * model.weights.nbytes + tokens * kept * number), operations)
+        return Cost(int(memory), int(4 * model.weights.nbytes + tokens * kept * itemsize), operations)
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         if not context.processes.is_main:

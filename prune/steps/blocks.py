@@ -154,14 +154,14 @@ class PreparedBlocks(PreparedStep):
     def cost(self, windows: int, length: int) -> Cost:
         model = self.model
         depth, tokens = len(model.anatomy.blocks), windows * length
-        number = compute_dtype(model.dtype).itemsize
+        itemsize = compute_dtype(model.dtype).itemsize
         width = max(
             max(facts.rows, facts.columns) for name, facts in model.linears.items() if name != model.anatomy.head
         )
-        memory = model.largest_block() * number + max(BATCH_TOKENS, length) * 4 * width * number
+        memory = model.largest_block() * itemsize + max(BATCH_TOKENS, length) * 4 * width * itemsize
         memory = max(memory, model.embedding_bytes())
         numel = sum(model.block_numel(index) for index in range(depth))
-        hidden = tokens * model.skeleton.hidden_size * number
+        hidden = tokens * model.skeleton.hidden_size * itemsize
         parts = 1 + (self.settings.structure != "blocks")  # a block runs with the part and without
         operations, stores = 2.0 * tokens * numel * parts, 1
         if self._score == "loss":

@@ -126,11 +126,11 @@ class PreparedExperts(PreparedStep):
 
     def cost(self, windows: int, length: int) -> Cost:
         model = self.model
-        tokens, number = windows * length, compute_dtype(model.dtype).itemsize
+        tokens, itemsize = windows * length, compute_dtype(model.dtype).itemsize
         hidden, blocks = model.skeleton.hidden_size, len(model.anatomy.blocks)
         width = max(facts.rows for name, facts in model.linears.items() if name != model.anatomy.head)
-        passing = max(BATCH_TOKENS, length) * 4 * max(width, hidden) * number
-        memory = max(model.largest_block() * number + passing, model.embedding_bytes())
+        passing = max(BATCH_TOKENS, length) * 4 * max(width, hidden) * itemsize
+        memory = max(model.largest_block() * itemsize + passing, model.embedding_bytes())
         operations = sum(4.0 * tokens * model.block_numel(i) for i in range(blocks))
         kept = hidden
         if self._score == "taylor":
@@ -138,7 +138,7 @@ class PreparedExperts(PreparedStep):
             memory = max(memory + 2 * passing, model.embedding_bytes() + logits)
             operations *= 3
             kept += (blocks + 2) * hidden
-        return Cost(int(memory), int(2 * model.weights.nbytes + tokens * kept * number), operations)
+        return Cost(int(memory), int(2 * model.weights.nbytes + tokens * kept * itemsize), operations)
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         model, layers = self.model, self._layers

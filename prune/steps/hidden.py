@@ -138,12 +138,12 @@ class PreparedHidden(PreparedStep):
 
     def cost(self, windows: int, length: int) -> Cost:
         model = self.model
-        tokens, number = windows * length, compute_dtype(model.dtype).itemsize
+        tokens, itemsize = windows * length, compute_dtype(model.dtype).itemsize
         hidden, blocks = model.skeleton.hidden_size, len(model.anatomy.blocks)
         width = max(facts.rows for name, facts in model.linears.items() if name != model.anatomy.head)
-        passing = max(BATCH_TOKENS, length) * 4 * max(width, hidden) * number
+        passing = max(BATCH_TOKENS, length) * 4 * max(width, hidden) * itemsize
         directions = 4 * hidden**2 * 8 if self._score == "pca" else 0
-        memory = max(model.largest_block() * number + passing + directions, 2 * model.embedding_bytes())
+        memory = max(model.largest_block() * itemsize + passing + directions, 2 * model.embedding_bytes())
         operations = sum(4.0 * tokens * model.block_numel(i) for i in range(blocks))
         kept = hidden
         if self._score == "pca":
@@ -154,7 +154,7 @@ class PreparedHidden(PreparedStep):
             memory = max(memory + 2 * passing, model.embedding_bytes() + logits)
             operations *= 2.5
             kept += (blocks + 2) * hidden
-        return Cost(int(memory), int(2 * model.weights.nbytes + tokens * kept * number), operations)
+        return Cost(int(memory), int(2 * model.weights.nbytes + tokens * kept * itemsize), operations)
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         model, axis, source = self.model, self._axis, self._source

@@ -183,13 +183,13 @@ class PreparedUnits(PreparedStep):
 
     def cost(self, windows: int, length: int) -> Cost:
         model, axis = self.model, self._axis
-        tokens, number = windows * length, compute_dtype(model.dtype).itemsize
+        tokens, itemsize = windows * length, compute_dtype(model.dtype).itemsize
         numel, columns = model.largest_block(), axis.units * axis.columns
         blocks, hidden = len(model.anatomy.blocks), model.skeleton.hidden_size
         # The Hessian and its sums; then, in float64, what stays of it, and its factor as it is made.
         matrices = columns**2 * (4 + 8 + 3 * 8) + columns * hidden * 4 * 3 if self.settings.update else 0
-        passing = max(BATCH_TOKENS, length) * 4 * max(columns, hidden) * number
-        memory = max(numel * number + max(matrices, passing), model.embedding_bytes())
+        passing = max(BATCH_TOKENS, length) * 4 * max(columns, hidden) * itemsize
+        memory = max(numel * itemsize + max(matrices, passing), model.embedding_bytes())
         operations = sum(4.0 * tokens * model.block_numel(i) for i in range(blocks))
         kept = hidden + columns
         if self.settings.update:
@@ -205,10 +205,10 @@ class PreparedUnits(PreparedStep):
             operations += sum(10.0 * tokens * model.block_numel(i) for i in range(blocks)) + 6.0 * tokens * head
             operations += MOST_LEVELS * len(axis.readers) * (2.0 * tokens * columns * hidden + columns**3)
             logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 4
-            changes = MOST_LEVELS * len(axis.readers) // blocks * columns * hidden * number
+            changes = MOST_LEVELS * len(axis.readers) // blocks * columns * hidden * itemsize
             memory = max(memory + changes, model.embedding_bytes() + logits)
             kept += (blocks + 2) * hidden
-        return Cost(int(memory), int(2 * model.weights.nbytes + tokens * kept * number), operations)
+        return Cost(int(memory), int(2 * model.weights.nbytes + tokens * kept * itemsize), operations)
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         model, axis = self.model, self._axis

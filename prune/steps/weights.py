@@ -153,7 +153,7 @@ class PreparedWeights(PreparedStep):
             largest = max(each.numel for each in self._facts)
             block = model.largest_block() * model.dtype.itemsize
             return Cost(block + largest * 4 * 5, 2 * model.weights.nbytes, 50.0 * model.weights.nbytes)
-        tokens, number = windows * length, compute_dtype(model.dtype).itemsize
+        tokens, itemsize = windows * length, compute_dtype(model.dtype).itemsize
         memory, operations, kept, sequential = 0, 0.0, 0, 0
         pruned = {each.name for each in self._facts}
         for index, anatomy in enumerate(model.anatomy.blocks):
@@ -169,8 +169,8 @@ class PreparedWeights(PreparedStep):
                     operations += tokens * columns * columns + sum(f.numel for f in mine) * columns + columns**3
                     sequential += columns
             batch = max(BATCH_TOKENS, length)
-            passing = batch * (2 * max(f.rows for f in facts) + 2 * max(f.columns for f in facts)) * number
-            memory = max(memory, model.block_numel(index) * number + max(largest, passing))
+            passing = batch * (2 * max(f.rows for f in facts) + 2 * max(f.columns for f in facts)) * itemsize
+            memory = max(memory, model.block_numel(index) * itemsize + max(largest, passing))
             operations += {"uniform": 3.0, "owl": 5.0, "sensitivity": 12.0}[self.settings.allocation] * (
                 model.block_numel(index) * tokens
             )
@@ -178,9 +178,9 @@ class PreparedWeights(PreparedStep):
             kept = max(kept, model.skeleton.hidden_size + sum(tails))
         if self.settings.allocation == "sensitivity":
             kept += (len(model.anatomy.blocks) + 2) * model.skeleton.hidden_size
-            memory += LEVELS * model.largest_block() * number
+            memory += LEVELS * model.largest_block() * itemsize
             memory = max(memory, model.embedding_bytes() + max(512, length) * model.vocabulary() * 4 * 4)
-        disk = 2 * model.weights.nbytes + tokens * kept * number
+        disk = 2 * model.weights.nbytes + tokens * kept * itemsize
         return Cost(int(max(memory, model.embedding_bytes())), int(disk), operations, sequential)
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
