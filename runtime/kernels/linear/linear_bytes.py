@@ -20,12 +20,13 @@ from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, moved, p
 from ..base.launch import GENERAL, Launch, interpreted
 from ..base.overlap import launch_dependents, prefetch_runs, wait_for_earlier
 from ..base.targets import Target
-from ..base.workspace import Workspace, parts_allowed, workspace
+from ..base.workspace import Workspace, workspace
 from ..rows.quantize_rows import LARGEST, NAMES, TARGETS_OF, divided_by, quantize_rows
 from ..tiles.tile import LinearShape, Tile, Tiles, tiles_of, tiles_of_target
 from .finish import ONE_TILE, activated, is_gated, store_outputs, sum_of_parts
 from .packing import ROWS, interleaved
 from .routing import Routing, route
+from .start import routed_product, rows_of
 
 CHUNK = 128  # columns that lie together in a row of the packed weight, and a block of scales
 
@@ -92,13 +93,7 @@ def _linear_bytes(
             row_scales += expert * FILLED
         if BLOCKS:
             block_scales += expert * chunks * (FILLED // 128)
-        slot = tl.load(slots + place)
-        valid = slot < M
-        x_row = slot // PER_TOKEN
-    else:
-        slot = place
-        valid = slot < M
-        x_row = slot
+    slot, valid, x_row = rows_of(slots, place, M, GROUPED, PER_TOKEN)
     x_rows = x + x_row.to(tl.int64)[:, None] * x_stride
     inner = tl.arange(0, 128)
     scale = tl.full([BM], 1.0, tl.float32)
@@ -275,58 +270,36 @@ def launch(
     routing: Routing | None = None,
 ) -> Launch:
     """One product of codes and their scales, ready to run."""
-    if x.shape[1] != weight.columns or x.stride(1) != 1:
-        raise ValueError(
-            f"inputs are {list(x.shape)} for a weight of {weight.columns} columns, which must lie together"
-        )
-    rows = x.shape[0] if routing is None else routing.total
-    row_tiles = -(-rows // tile.rows) if routing is None else routing.block_expert.shape[0]
-    tiles = row_tiles * (weight.filled // tile.outputs)
     chunks = -(-weight.columns // CHUNK)
     if tile.slices > 1 and (weight.columns % (CHUNK * tile.slices) or weight.block_scales is not None):
         raise ValueError(f"{weight.columns} columns do not divide into {tile.slices} slices of {CHUNK}, scaled alike")
-    split = parts_allowed(tile.split, -(-chunks // tile.slices))
-    parts, arrived = (None, None)
-    if split > 1:
-        parts, arrived = space.reserve(split * rows * weight.filled, tiles)
+    common = routed_product(
+        x,
+        weight,
+        tile,
+        out,
+        space,
+        filled=weight.filled,
+        steps=-(-chunks // tile.slices),
+        residual=residual,
+        routing=routing,
+    )
     constants: dict[str, Any] = {
         "BLOCKS": weight.block_scales is not None,
         "GATE": weight.gate,
-        "GROUPED": routing is not None,
-        "PER_TOKEN": 1 if routing is None else routing.per_token,
         "EVEN": weight.columns % CHUNK == 0,
-        "BN": tile.outputs,
-        "BM": tile.rows,
         "SLICES": tile.slices,
-        "PARTED": split > 1,
-        "STAGES": tile.stages,
         "SOFT": interpreted(),
     }
     arguments: dict[str, Tensor | int | None] = {
-        "x": x,
         "x_scales": x_scales,
         "weight": weight.codes,
         "block_scales": weight.block_scales,
         "row_scales": weight.row_scales,
-        "bias": weight.bias,
-        "residual": residual,
-        "out": out,
-        "parts": parts,
-        "arrived": arrived,
-        "block_expert": None if routing is None else routing.block_expert,
-        "slots": None if routing is None else routing.slots,
-        "shares": None if routing is None else routing.shares,
-        "M": rows,
-        "N": weight.rows,
-        "K": weight.columns,
-        "FILLED": weight.filled,
-        "x_stride": x.stride(0),
-        "row_tiles": row_tiles,
-        "split": split,
         "chunks": chunks,
         "weight_stride": weight.codes.stride(0) if weight.experts else 0,
     }
-    return Launch(_linear_bytes, arguments, constants, (tiles, split), tile.warps, tile.stages)
+    return common.launch(_linear_bytes, arguments, constants)
 
 
 def linear_bytes(

@@ -21,13 +21,14 @@ from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, moved, p
 from ..base.launch import GENERAL, Launch, multiplied_as, takes_ptx
 from ..base.overlap import launch_dependents, prefetch_runs, wait_for_earlier
 from ..base.targets import Target
-from ..base.workspace import Workspace, parts_allowed, workspace
+from ..base.workspace import Workspace, workspace
 from ..tiles.tile import LinearShape, Tile, Tiles, tiles_of, tiles_of_target
 from . import unpack
 from .codes_weight import CodesWeight, of_experts, prepare
 from .finish import ONE_TILE, activated, store_outputs, sum_of_parts
 from .packing import FORMATS, SCALES
 from .routing import Routing, route
+from .start import routed_product, rows_of
 
 
 @triton.jit
@@ -201,13 +202,7 @@ def _linear_codes(
             scales += expert * scales_stride
         if row_scales is not None:
             row_scales += expert * FILLED
-        slot = tl.load(slots + place)
-        valid = slot < M
-        x_row = slot // PER_TOKEN
-    else:
-        slot = place
-        valid = slot < M
-        x_row = slot
+    slot, valid, x_row = rows_of(slots, place, M, GROUPED, PER_TOKEN)
     x_rows = x + x_row.to(tl.int64)[:, None] * x_stride
     steps = tl.cdiv(K, STEP * SLICES)
     each = tl.cdiv(steps, split)
@@ -291,22 +286,15 @@ def launch(
     routing: Routing | None = None,
 ) -> Launch:
     """One product, ready to run."""
-    if x.shape[1] != weight.columns or x.stride(1) != 1:
-        raise ValueError(
-            f"inputs are {list(x.shape)} for a weight of {weight.columns} columns, which must lie together"
-        )
     form, share = FORMATS[weight.form], SCALES[weight.kind].groups
     step = max(tile.step, form.block)
     fold = weight.kind != "none" and (tile.fold or weight.group < 64)
-    rows = x.shape[0] if routing is None else routing.total
-    row_tiles = -(-rows // tile.rows) if routing is None else routing.block_expert.shape[0]
-    tiles = row_tiles * (weight.filled // tile.outputs)
     if tile.slices > 1 and (weight.columns % (step * tile.slices) or weight.form == "sparse4"):
         raise ValueError(f"{weight.columns} columns of {weight.form} do not divide into {tile.slices} slices of {step}")
-    split = parts_allowed(tile.split, -(-weight.columns // (step * tile.slices)))
-    parts, arrived = (None, None)
-    if split > 1:
-        parts, arrived = space.reserve(split * rows * weight.filled, tiles)
+    steps = -(-weight.columns // (step * tile.slices))
+    common = routed_product(
+        x, weight, tile, out, space, filled=weight.filled, steps=steps, residual=residual, routing=routing
+    )
     constants: dict[str, Any] = {
         "FORMAT": weight.form,
         "BLOCK": form.block,
@@ -316,44 +304,22 @@ def launch(
         "SCALE_TYPE": tl.bfloat16 if weight.scale_type == torch.bfloat16 else tl.float16,
         "FOLD": fold,
         "GATE": weight.gate,
-        "GROUPED": routing is not None,
-        "PER_TOKEN": 1 if routing is None else routing.per_token,
         "EVEN": weight.columns % step == 0,
-        "BN": tile.outputs,
-        "BM": tile.rows,
         "STEP": step,
         "SLICES": tile.slices,
-        "PARTED": split > 1,
-        "STAGES": tile.stages,
         "HALF": multiplied_as(x.dtype),
         "ASM": takes_ptx(x.device),
     }
     arguments: dict[str, Tensor | int | None] = {
-        "x": x,
         "codes": weight.codes,
         "more": weight.more,
         "scales": weight.scales,
         "row_scales": weight.row_scales,
-        "bias": weight.bias,
-        "residual": residual,
-        "out": out,
-        "parts": parts,
-        "arrived": arrived,
-        "block_expert": None if routing is None else routing.block_expert,
-        "slots": None if routing is None else routing.slots,
-        "shares": None if routing is None else routing.shares,
-        "M": rows,
-        "N": weight.rows,
-        "K": weight.columns,
-        "FILLED": weight.filled,
-        "x_stride": x.stride(0),
-        "row_tiles": row_tiles,
-        "split": split,
         "codes_stride": weight.codes.stride(0) if weight.experts else 0,
         "more_stride": weight.more.stride(0) if weight.experts and weight.more is not None else 0,
         "scales_stride": weight.scales.stride(0) if weight.experts and weight.scales is not None else 0,
     }
-    return Launch(_linear_codes, arguments, constants, (tiles, split), tile.warps, tile.stages)
+    return common.launch(_linear_codes, arguments, constants)
 
 
 def linear_codes(

@@ -20,11 +20,12 @@ from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, moved, p
 from ..base.launch import GENERAL, Launch, multiplied_as
 from ..base.overlap import launch_dependents, prefetch_rows, wait_for_earlier
 from ..base.targets import Target
-from ..base.workspace import Workspace, parts_allowed, workspace
+from ..base.workspace import Workspace, workspace
 from ..tiles.tile import LinearShape, Tile, Tiles, tiles_of, tiles_of_target
 from .finish import ONE_TILE, activated, is_gated, store_outputs, sum_of_parts
 from .packing import interleaved
 from .routing import Routing, most_blocks, route
+from .start import routed_product, rows_of
 
 BLOCK = 64  # the fewest columns of an iteration: 128 bytes of each row, what memory is read by
 
@@ -81,12 +82,7 @@ def _linear_dense(
         if expert < 0:
             return
         weight += expert * weight_stride
-        slot = tl.load(slots + place)
-        x_row = slot // PER_TOKEN
-    else:
-        slot = place
-        x_row = slot
-    valid = slot < M
+    slot, valid, x_row = rows_of(slots, place, M, GROUPED, PER_TOKEN)
     # Behind the last row it is read again, which needs no mask; nobody stores what comes of it.
     w_rows = weight + tl.minimum(n, N - 1).to(tl.int64)[:, None] * K
     x_rows = x + x_row.to(tl.int64)[:, None] * x_stride
@@ -196,54 +192,34 @@ def launch(
     routing: Routing | None = None,
 ) -> Launch:
     """One product, ready to run."""
-    if x.shape[1] != weight.columns or x.stride(1) != 1 or x.dtype != weight.weight.dtype:
-        raise ValueError(
-            f"inputs are {list(x.shape)} of {x.dtype} for a weight of {weight.columns} columns of {weight.weight.dtype},"
-            " which must lie together"
-        )
-    rows = x.shape[0] if routing is None else routing.total
-    row_tiles = -(-rows // tile.rows) if routing is None else routing.block_expert.shape[0]
+    if x.dtype != weight.weight.dtype:
+        raise ValueError(f"inputs are {x.dtype} for a weight of {weight.weight.dtype}")
     across = -(-weight.rows // tile.outputs)
     if tile.slices > 1 and weight.columns % (tile.step * tile.slices):
         raise ValueError(f"{weight.columns} columns do not divide into {tile.slices} slices of {tile.step}")
-    split = parts_allowed(tile.split, -(-weight.columns // (tile.step * tile.slices)))
-    parts, arrived = (None, None)
-    if split > 1:
-        parts, arrived = space.reserve(split * rows * across * tile.outputs, row_tiles * across)
+    common = routed_product(
+        x,
+        weight,
+        tile,
+        out,
+        space,
+        filled=across * tile.outputs,
+        steps=-(-weight.columns // (tile.step * tile.slices)),
+        residual=residual,
+        routing=routing,
+    )
     constants: dict[str, Any] = {
         "GATE": weight.gate,
-        "GROUPED": routing is not None,
-        "PER_TOKEN": 1 if routing is None else routing.per_token,
         "EVEN": weight.columns % tile.step == 0,
-        "BN": tile.outputs,
-        "BM": tile.rows,
         "STEP": tile.step,
         "SLICES": tile.slices,
-        "PARTED": split > 1,
-        "STAGES": tile.stages,
         "HALF": multiplied_as(x.dtype),
     }
     arguments: dict[str, Tensor | int | None] = {
-        "x": x,
         "weight": weight.weight,
-        "bias": weight.bias,
-        "residual": residual,
-        "out": out,
-        "parts": parts,
-        "arrived": arrived,
-        "block_expert": None if routing is None else routing.block_expert,
-        "slots": None if routing is None else routing.slots,
-        "shares": None if routing is None else routing.shares,
-        "M": rows,
-        "N": weight.rows,
-        "K": weight.columns,
-        "FILLED": across * tile.outputs,
-        "x_stride": x.stride(0),
-        "row_tiles": row_tiles,
-        "split": split,
         "weight_stride": weight.weight.stride(0) if weight.experts else 0,
     }
-    return Launch(_linear_dense, arguments, constants, (row_tiles * across, split), tile.warps, tile.stages)
+    return common.launch(_linear_dense, arguments, constants)
 
 
 def linear_dense(

@@ -7,7 +7,6 @@ lose precision here, so a checkpoint must ask for it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import triton
@@ -18,11 +17,12 @@ from ..base.kernel import TOLERANCE, Build, Case, Kernel, PreparedCase, moved, p
 from ..base.launch import GENERAL, Launch, interpreted
 from ..base.overlap import launch_dependents, prefetch_runs, wait_for_earlier
 from ..base.targets import Target
-from ..base.workspace import Workspace, parts_allowed, workspace
+from ..base.workspace import Workspace, workspace
 from ..rows.quantize_rows import rounded
 from ..tiles.tile import LinearShape, Tile, Tiles, tiles_of, tiles_of_target
 from .finish import store_outputs, sum_of_parts
 from .packing import ROWS
+from .start import product
 from .unpack import e4m3_to_float32
 
 GROUP = 32
@@ -172,38 +172,11 @@ def launch(
     x: Tensor, weight: ScaledWeight, tile: Tile, out: Tensor, space: Workspace, residual: Tensor | None = None
 ) -> Launch:
     """One product, ready to run."""
-    rows, steps = x.shape[0], weight.codes.shape[0]
-    row_tiles = -(-rows // tile.rows)
-    tiles = row_tiles * (weight.filled // tile.outputs)
-    split = parts_allowed(tile.split, steps)
-    parts, arrived = space.reserve(split * rows * weight.filled, tiles) if split > 1 else (None, None)
-    constants: dict[str, Any] = {
-        "PARTED": split > 1,
-        "EVEN": weight.columns % _STEP == 0,
-        "BN": tile.outputs,
-        "BM": tile.rows,
-        "STAGES": tile.stages,
-        "SOFT": interpreted(),
-    }
-    arguments: dict[str, Tensor | int | None] = {
-        "x": x,
-        "weight": weight.codes,
-        "scales": weight.scales,
-        "bias": weight.bias,
-        "residual": residual,
-        "out": out,
-        "parts": parts,
-        "arrived": arrived,
-        "M": rows,
-        "N": weight.rows,
-        "K": weight.columns,
-        "FILLED": weight.filled,
-        "x_stride": x.stride(0),
-        "row_tiles": row_tiles,
-        "split": split,
-        "steps": steps,
-    }
-    return Launch(_linear_scaled, arguments, constants, (tiles, split), tile.warps, tile.stages)
+    steps = weight.codes.shape[0]
+    common = product(x, weight, tile, out, space, filled=weight.filled, steps=steps, residual=residual)
+    arguments: dict[str, Tensor | int | None] = {"weight": weight.codes, "scales": weight.scales, "steps": steps}
+    constants = {"EVEN": weight.columns % _STEP == 0, "SOFT": interpreted()}
+    return common.launch(_linear_scaled, arguments, constants)
 
 
 def linear_scaled(

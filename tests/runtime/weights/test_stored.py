@@ -110,8 +110,10 @@ def test_a_trained_model_with_fixed_scales_on_the_cpu_kernels(scheme: str, recip
     pieces = [[(0, 20)], *([(0, 1)] for _ in range(len(text) - 20))]
     operators = NativeOperators(kernels, exact=False)
     for role, linear in Model(Checkpoint(made), operators).linears().items():
-        expected = "weights, inputs rounded to int8 with a fixed scale"
-        assert role == "head" or (linear.explain().startswith("Smelt's kernel, int") and expected in linear.explain())
+        explanation = "weights, inputs rounded to int8 with a fixed scale"
+        assert role == "head" or (
+            linear.explain().startswith("Smelt's kernel, int") and explanation in linear.explain()
+        )
     found = logits_in_pieces(made, [text], pieces, operators)[0]
     assert (found - expected).norm() <= 3e-2 * expected.norm()
 

@@ -19,7 +19,7 @@ FUNCTIONS = {kernel.name for kernel in KERNELS} - {"sample_tokens"} | {"survey_c
 
 
 def rehearsed(*arguments: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", f"{__package__}.rehearsal", *arguments]
+    command = [sys.executable, "-m", "tests.runtime.kernels.rehearsal", *arguments]
     done = subprocess.run(command, env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
