@@ -1,4 +1,4 @@
-"""The recipe's sections about training: distillation, and training under quantization."""
+"""The recipe's sections about training: distillation and quantization-aware training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _count(value: Any) -> Any:
     if isinstance(value, str):
         found = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([kmb]?)", value.strip().lower())
         if found is None:
-            raise ValueError(f"{value!r} is no number of tokens; write one such as 400000, 400k or 2.5M")
+            raise ValueError(f"{value!r} is not a number of tokens; write for example 400000, 400k or 2.5M")
         return round(float(found[1]) * _LARGE[found[2]])
     return value
 
@@ -45,26 +45,30 @@ LossField = Annotated[LossChoice, WithJsonSchema(choice_schema(LOSSES))]
 
 
 class TrainingText(RecipeModel):
-    """What is trained on."""
+    """The training text."""
 
     source: PathText = Field(
         default="builtin", description="`builtin`, a .txt or .jsonl file, or a Hugging Face dataset."
     )
-    field: str = Field(default="text", description="The field that holds the text in JSONL and datasets.")
+    field: str = Field(default="text", description="Name of the text field in JSONL and datasets.")
     split: str = Field(default="train", description="The split of a Hugging Face dataset.")
     config: str | None = Field(default=None, description="The configuration of a Hugging Face dataset.")
     writer: Literal["text", "teacher", "student"] = Field(
         default="text",
-        description="Who goes on after a window's first tokens: the `text` itself; the `teacher`, once, before training; or"
-        " the `student` as it is at each step (on-policy, GKD), of whose text only what it wrote counts.",
+        description="Source of the tokens after a window's prompt: the `text` itself; the `teacher`, once, before training;"
+        " or the current `student` at each step (on-policy, GKD), where the loss covers only the generated tokens.",
     )
-    prompt: int = Field(default=32, ge=1, description="Tokens of each window that a teacher or student is given.")
-    temperature: float = Field(default=1.0, ge=0, description="Of what is written; 0 for the most likely tokens.")
+    prompt: int = Field(
+        default=32, ge=1, description="Prompt tokens from each window, if a teacher or student continues it."
+    )
+    temperature: float = Field(
+        default=1.0, ge=0, description="Sampling temperature of the generated text; 0 for greedy."
+    )
     share: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="The share of steps that read the student's own text; the others read the text.",
+        description="Fraction of steps that train on the student's own text; the others use the text itself.",
     )
 
     @model_validator(mode="before")
@@ -85,62 +89,64 @@ class Training(RecipeModel):
 
     teacher: PathText = Field(
         default="original",
-        description="Whom to learn from: the recipe's `original` model, or a directory or hub name of one with the same"
+        description="The teacher: the recipe's `original` model, or the directory or hub name of a model with the same"
         " tokenizer.",
     )
-    tokens: Count = Field(ge=1, description="How many are read, such as `400k`; a shorter text is read several times.")
-    data: TextField = Field(default_factory=TrainingText, description="What is trained on: a name, or {source: …}.")
-    length: int = Field(default=256, ge=2, description="Tokens a window.")
-    batch: int = Field(default=16, ge=1, description="Windows a step.")
+    tokens: Count = Field(ge=1, description="Training tokens in total, such as `400k`; a shorter text is repeated.")
+    data: TextField = Field(default_factory=TrainingText, description="Training text: a name, or {source: …}.")
+    length: int = Field(default=256, ge=2, description="Tokens per window.")
+    batch: int = Field(default=16, ge=1, description="Windows per step.")
     accumulate: int = Field(
-        default=1, ge=1, description="Passes that a step is made in, with so much less memory; they divide the batch."
+        default=1, ge=1, description="Gradient accumulation: passes per step, which must divide the batch."
     )
     checkpointing: bool = Field(
         default=False,
-        description="Keep only what enters blocks and compute the rest again: less memory, a third slower.",
+        description="Activation checkpointing: keep only the inputs of blocks and recompute the rest; a third slower.",
     )
     loss: LossField = Field(
         default_factory=lambda: LossChoice(method="forward_kl"),
-        description="How far the student is from the teacher: a name, or {method: …, option: …}.",
+        description="Distillation loss: a name, or {method: …, option: …}.",
     )
-    temperature: float = Field(default=1.0, gt=0, description="Of both distributions in the loss.")
+    temperature: float = Field(default=1.0, gt=0, description="Temperature of both distributions in the loss.")
     cross_entropy: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="The share of the text's own next tokens in the loss; at 1 no teacher is needed.",
+        description="Weight of cross-entropy on the text in the loss, from 0 to 1; 1 needs no teacher.",
     )
     hidden: float = Field(
-        default=0.0, ge=0, description="How much the distance of hidden states from the teacher's counts besides."
+        default=0.0, ge=0, description="Weight of an added loss on the distance of hidden states from the teacher's."
     )
     attention: float = Field(
-        default=0.0, ge=0, description="How much the divergence of attention from the teacher's counts besides."
+        default=0.0, ge=0, description="Weight of an added loss on the divergence of attention from the teacher's."
     )
     stored: int | None = Field(
         default=None,
         ge=1,
-        description="Ask the teacher once, before training, and keep so many of its most likely tokens for every position:"
-        " for text that is read several times. Absent for a teacher that reads along.",
+        description="Run the teacher once, before training, and cache this many top logits per position; useful if the text"
+        " is read several times. By default the teacher runs at every step.",
     )
     stored_at: PathText | None = Field(
         default=None,
-        description="A directory in which several runs find what is stored of the same teacher and text. Absent for the run's"
-        " own.",
+        description="Directory where several runs share the cached logits of one teacher and text; default: the run's own.",
     )
-    learning_rate: float = Field(default=1e-3, gt=0, description="At the peak.")
+    learning_rate: float = Field(default=1e-3, gt=0, description="Peak learning rate.")
     schedule: Literal["cosine", "wsd", "linear", "constant"] = Field(
-        default="cosine", description="How it goes on after the warm-up."
+        default="cosine", description="Learning rate schedule after the warm-up."
     )
-    warmup: float = Field(default=0.05, ge=0, lt=1, description="The share of the steps until the peak.")
-    weight_decay: float = Field(default=0.0, ge=0, description="Of matrices, by AdamW.")
-    clip: float | None = Field(default=1.0, gt=0, description="The largest norm of a gradient; null for any.")
+    warmup: float = Field(default=0.05, ge=0, lt=1, description="Fraction of the steps before the peak.")
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay of matrices.")
+    clip: float | None = Field(default=1.0, gt=0, description="Maximum gradient norm; null for no clipping.")
     average: float | None = Field(
-        default=None, gt=0, lt=1, description="The decay of an average of the weights, which then is the result."
+        default=None,
+        gt=0,
+        lt=1,
+        description="Decay of an exponential moving average of the weights, which becomes the result.",
     )
     skip_spikes: float | None = Field(
-        default=None, gt=1, description="Pass over a step whose gradient is so many times the usual one."
+        default=None, gt=1, description="Skip a step whose gradient norm is this many times the recent median."
     )
-    small_states: bool = Field(default=False, description="Keep the optimizer's moments in eight bits.")
+    small_states: bool = Field(default=False, description="Store the optimizer's moments in 8 bits.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Training:
@@ -148,78 +154,79 @@ class Training(RecipeModel):
             raise ValueError(f"accumulate {self.accumulate} does not divide the batch of {self.batch}")
         if self.tokens < self.length * self.batch:
             raise ValueError(
-                f"{self.tokens} tokens are less than one step of {self.batch} windows of {self.length}; ask for more, or"
-                " for smaller batches"
+                f"{self.tokens} tokens are less than one step of {self.batch} windows of {self.length}; raise tokens or"
+                " lower batch"
             )
         if self.stored is not None and self.loss.method != "forward_kl":
-            raise ValueError(f"stored keeps what forward_kl needs; {self.loss.method} needs a teacher that reads along")
+            raise ValueError(
+                f"stored works with forward_kl only; remove it, since {self.loss.method} needs all of the teacher's logits"
+            )
         if self.data.writer != "text" and self.data.prompt >= self.length:
             raise ValueError(
-                f"a prompt of {self.data.prompt} tokens leaves nothing to write in a window of {self.length}"
+                f"a prompt of {self.data.prompt} tokens leaves nothing to generate in a window of {self.length}"
             )
         if self.data.writer != "text" and not self.has_teacher:
-            raise ValueError(f"writer: {self.data.writer} needs a teacher, and with cross_entropy: 1 there is none")
+            raise ValueError(f"writer: {self.data.writer} needs a teacher, but with cross_entropy: 1 there is none")
         if self.data.writer == "student" and (self.cross_entropy or self.stored is not None):
             raise ValueError(
-                "what the student writes is no text to learn from, and no teacher has seen it before; remove cross_entropy"
-                " and stored, or let the writer be the text or the teacher"
+                "writer: student excludes cross_entropy and stored, which need text that is known before training; remove"
+                " them, or set writer: text or teacher"
             )
         if self.data.share != 1 and self.data.writer != "student":
             raise ValueError("share is for writer: student; remove it")
         if (self.hidden or self.attention) and self.stored is not None:
             raise ValueError(
-                "hidden states and attention are compared with a teacher that reads along; remove stored, or hidden and"
-                " attention"
+                "hidden and attention need a teacher that runs at every step; remove stored, or hidden and attention"
             )
         if self.stored_at is not None and self.stored is None:
-            raise ValueError("stored_at says where it is stored; say how many tokens a position with stored, too")
+            raise ValueError("stored_at has no effect without stored; set stored, or remove stored_at")
         if self.cross_entropy == 1 and (self.hidden or self.attention or self.stored is not None):
-            raise ValueError("with cross_entropy: 1 there is no teacher, so remove hidden, attention and stored")
+            raise ValueError("with cross_entropy: 1 there is no teacher; remove hidden, attention and stored")
         return self
 
     @property
     def has_teacher(self) -> bool:
-        """Whether a teacher takes part."""
+        """Whether the loss needs a teacher."""
         return self.cross_entropy < 1
 
     @property
     def learns_from_original(self) -> bool:
-        """Whether the teacher is the model that the run began with."""
+        """Whether the teacher is the recipe's model."""
         return self.has_teacher and self.teacher == "original"
 
     @property
     def label(self) -> str:
-        """For people: ``forward_kl on 400k tokens``."""
+        """For messages and reports: ``forward_kl on 400k tokens``."""
         return f"{self.loss.method if self.has_teacher else 'cross-entropy'} on {_short(self.tokens)} tokens"
 
     @property
     def steps(self) -> int:
-        """How many steps the tokens are read in."""
+        """Number of training steps."""
         return -(-self.tokens // (self.length * self.batch))
 
 
 class Distill(Training):
-    """Train the model, as it is now, to predict what a teacher predicts."""
+    """Train the current model on a teacher's predictions."""
 
     student: Literal["trained", "random"] = Field(
         default="trained",
-        description="What training starts from: the weights as they are, or random ones of the same shape.",
+        description="Initial weights: the current ones, or random ones of the same shape.",
     )
 
 
 class TrainQuantized(Training):
     """Train a model while its weights are rounded (quantization-aware training)."""
 
-    learning_rate: float = Field(default=1e-4, gt=0, description="At the peak.")
+    learning_rate: float = Field(default=1e-4, gt=0, description="Peak learning rate.")
     scales: float = Field(
         default=10.0,
         ge=0,
-        description="How fast scales are learned, as a factor of the learning rate (LSQ); 0 to leave them as they are.",
+        description="Learning rate of the scales, as a factor of the weights' (LSQ); 0 to keep them fixed.",
     )
     lora: int | None = Field(
         default=None,
         ge=1,
-        description="Train a product of two matrices of this rank beside each weight, not the weight.",
+        description="Train a low-rank product of this rank added to each weight instead of the weight.",
     )
 
 

@@ -1,4 +1,4 @@
-"""What all sections of a recipe have in common, and how they name methods with options."""
+"""Base classes of a recipe's sections, and of methods with options in them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def _possible(name: str) -> str:
     return name
 
 
-# The path of a file or directory, or something that may be one.
+# The path of a file or directory, or a name that may be one.
 PathText = Annotated[str, AfterValidator(_possible)]
-# torch's generator of the CPU is seeded with 32 bits; it would take the rest of a longer number, and drop it.
+# torch's CPU generator uses 32 bits of a seed and silently ignores higher bits.
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 
 
 class Chosen(RecipeModel):
-    """A method by name, with its options; the table of a subclass says which there are."""
+    """A method by name, with its options; a subclass's table lists the methods."""
 
     kind: ClassVar[str]
     table: ClassVar[Mapping[str, Any]]
@@ -64,12 +64,12 @@ class Chosen(RecipeModel):
         return self
 
     def settled(self) -> Any:
-        """The method's options with defaults filled in."""
+        """The method's options, validated, with defaults."""
         return self.table[self.method].options.model_validate(self.options)
 
 
 def choice_schema(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON schema of a :class:`Chosen`: a file names a method alone, or with its options beside it."""
+    """The JSON schema of a :class:`Chosen`: a method's name, or a mapping of the method and its options."""
     return {
         "anyOf": [
             {"enum": list(table)},
@@ -90,7 +90,7 @@ def choice_schema(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def one_of(value: str, known: list[str], kind: str) -> str:
-    """Return ``value`` if it is known; otherwise raise ValueError that names the nearest known value."""
+    """Return ``value`` if it is known; otherwise raise a ValueError that suggests the nearest known value."""
     if value in known:
         return value
     raise ValueError(f"unknown {kind} {value!r}; expected one of {', '.join(known)}{nearest_name(value, known)}")

@@ -1,7 +1,7 @@
-"""Sections of a recipe that come in variants, one model each, distinguished by one field: pydantic's tagged unions.
+"""Sections of a recipe with variants, one model each, selected by one field (pydantic's tagged unions).
 
-Pydantic would say of a field that another variant has no more than that it is not known. Here a field that belongs
-elsewhere gets a sentence of its own, and only one that no variant has is unknown.
+Pydantic reports a field of another variant as unknown. Here such a field gets a specific message, and only a field that
+no variant has is reported as unknown.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .settings import RecipeModel
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """In a field's ``Annotated``: what is said where a variant is given this field and does not have it.
+    """In a field's ``Annotated``: the message if a recipe sets this field for a variant without it.
 
     Attributes:
-        field: the sentence; ``{name}``, ``{value}`` and ``{variant}`` stand for what the recipe says.
-        value: how a sentence begins where a variant has the field, but not this value of it.
+        field: the message, with the placeholders ``{name}``, ``{value}`` and ``{variant}``.
+        value: beginning of the message if the variant has the field, but does not accept this value.
     """
 
     field: str | None = None
@@ -32,7 +32,7 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class Needed:
-    """In a required field's ``Annotated``: what is said where nothing but it is missing."""
+    """In a required field's ``Annotated``: the message if it is missing."""
 
     sentence: str
 
@@ -42,7 +42,7 @@ class Variant(RecipeModel):
 
     @classmethod
     def why_not(cls, name: str, owners: Sequence[type[Variant]]) -> str | None:
-        """What is said of a field that only other variants have, if this one knows better than they do."""
+        """This variant's message about a field that only other variants have; None to use theirs."""
         return None
 
 
@@ -55,13 +55,13 @@ class _Field(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Variants:
-    """In an ``Annotated``: the variants that a section may be.
+    """In an ``Annotated``: the variants of a section.
 
     Attributes:
-        field: distinguishes them.
-        models: by their names.
-        named: from the field's value to a name in ``models``; ValueError says what else was expected.
-        spelled: from the field's value in a file to what it means.
+        field: the field that selects the variant.
+        models: the variants by name.
+        named: maps the field's value to a name in ``models``; raises ValueError for an unknown value.
+        spelled: normalizes the field's value as written in a file.
     """
 
     field: str
@@ -88,7 +88,7 @@ class Variants:
         return value
 
     def _tag(self, value: Any) -> str:
-        """Which variant is meant; where that is not said, or not rightly, the one that has most of the fields."""
+        """The selected variant; if the field is missing or wrong, the variant with most of the given fields."""
         for name, model in self.models.items():
             if isinstance(value, model):
                 return name
@@ -122,7 +122,7 @@ class Variants:
             found = validate(_without_nothing(model, own))
         except ValidationError as error:
             for each in error.errors(include_url=False):
-                # What a variant needs is not known where it is not known which one is meant.
+                # Required fields are unknown if the variant is.
                 needs = each["loc"] in ((), (self.field,)) or (each["type"] == "missing" and len(each["loc"]) == 1)
                 if unknown is None or not needs:
                     wrong.append(_again(model, each))
@@ -132,13 +132,13 @@ class Variants:
         raise ValidationError.from_exception_data(model.__name__, wrong)
 
     def _fields(self, key: str) -> Iterator[_Field]:
-        """What this field is in each variant that has it."""
+        """This field in each variant that has it."""
         for model in dict.fromkeys(self.models.values()):
             if key in model.model_fields:
                 yield _Field(model.model_fields[key], model)
 
     def _why_foreign(self, model: type[Variant], key: str, given: Any, variant: Any) -> str | None:
-        """What is said of a field, or of a value of it, that only other variants have; None if nothing is wrong."""
+        """The message about a field, or a value, that only other variants accept; None if nothing is wrong."""
         if key == self.field:
             return None
         owners = list(self._fields(key))
@@ -150,7 +150,7 @@ class Variants:
                 return None
             return f"{_elsewhere(homes).value.format(**said)}; expected {', '.join(mine)}"
         if not owners or given is None or any(given == each.info.get_default() for each in owners):
-            return None  # what says no more than its absence
+            return None  # the default, as if absent
         sentence = model.why_not(key, [each.owner for each in owners]) or _elsewhere(owners).field
         if sentence is not None:
             return sentence.format(**said)
@@ -165,7 +165,7 @@ def _mistake(loc: tuple[int | str, ...], given: Any, sentence: str) -> InitError
 
 
 def _again(model: type[Variant], error: ErrorDetails) -> InitErrorDetails:
-    """A mistake that pydantic has found, to be raised with others; some that are missing have a sentence of their own."""
+    """An error found by pydantic, to be raised with others; some missing fields get their own message."""
     loc, kind = error["loc"], error["type"]
     info = model.model_fields.get(str(loc[0])) if len(loc) == 1 else None
     needed = _needed(info) if info is not None and kind == "missing" else None
@@ -181,7 +181,7 @@ def _elsewhere(fields: list[_Field]) -> Elsewhere:
 
 
 def _without_nothing(model: type[Variant], given: dict[str, Any]) -> dict[str, Any]:
-    """Without required fields that are null, which is as good as absent."""
+    """The section without required fields that are null, which count as absent."""
     return {
         key: value
         for key, value in given.items()
@@ -194,7 +194,7 @@ def _needed(info: FieldInfo) -> str | None:
 
 
 def _choices(annotation: Any) -> list[str]:
-    """The values of a Literal, wherever it stands in an annotation."""
+    """The values of all Literals in an annotation."""
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
     return [each for inner in get_args(annotation) for each in _choices(inner)]

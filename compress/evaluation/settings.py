@@ -1,4 +1,4 @@
-"""The recipe's section about measuring the result."""
+"""The recipe's `evaluate` section: how the result is measured."""
 
 from __future__ import annotations
 
@@ -12,56 +12,58 @@ from ...system.settings import PathText, RecipeModel
 
 
 class SpeedSettings(RecipeModel):
-    """The load that speed is measured with."""
+    """The load of the speed measurement."""
 
-    prompt: int = Field(default=128, ge=1, description="Tokens of each prompt.")
-    generate: int = Field(default=64, ge=2, description="Tokens to generate for each.")
+    prompt: int = Field(default=128, ge=1, description="Tokens per prompt.")
+    generate: int = Field(default=64, ge=2, description="Tokens generated per request.")
     concurrency: list[Annotated[int, Field(ge=1)]] = Field(
-        default=[1, 8], min_length=1, description="Requests in flight, one load each; one alone is measured always."
+        default=[1, 8],
+        min_length=1,
+        description="Numbers of concurrent requests, measured one after another; a single request is always measured.",
     )
     repeats: int = Field(
         default=6,
         ge=1,
-        description="Rounds; models take turns in each, medians are given, and six are enough for intervals.",
+        description="Rounds, in each of which the models take turns; medians are reported. Intervals need at least six.",
     )
 
     def within(self, positions: int) -> SpeedSettings | Literal[False]:
-        """The same load, shorter where a model has fewer positions; False if no prompt is left."""
+        """The same load, shortened to a model's maximum positions; False if no prompt fits."""
         generate = min(self.generate, positions // 3)
         prompt = min(self.prompt, positions - 1 - generate)
         return self.model_copy(update={"prompt": prompt, "generate": generate}) if generate >= 2 else False
 
 
 class Evaluate(RecipeModel):
-    """What the compressed model is compared on with the original."""
+    """How the compressed model is compared with the original."""
 
     text: PathText = Field(
         default="builtin", description="`builtin`, a .txt or .jsonl file, or a Hugging Face dataset."
     )
-    windows: int = Field(default=64, ge=1, description="Most windows of text to read.")
+    windows: int = Field(default=64, ge=1, description="Maximum number of text windows.")
     length: int = Field(default=256, ge=2, description=LENGTH_HELP)
-    field: str = Field(default="text", description="The field that holds the text in JSONL and datasets.")
+    field: str = Field(default="text", description="Name of the text field in JSONL and datasets.")
     split: str = Field(default="test", description="The split of a Hugging Face dataset.")
     config: str | None = Field(default=None, description="The configuration of a Hugging Face dataset.")
     tasks: list[PathText] = Field(
         default=[], description="lm-eval tasks: names (`smelt_last_word` needs no network) or paths of YAML files."
     )
     trust_task_code: bool = Field(
-        default=False, description="Run Python that the YAML files of tasks name. Off unless asked for."
+        default=False, description="Run Python code that the tasks' YAML files refer to. Off by default."
     )
-    limit: int | None = Field(default=None, ge=1, description="Most items of a task; absent for all.")
-    fewshot: int | None = Field(default=None, ge=0, description="Examples in each prompt; absent for the task's own.")
+    limit: int | None = Field(default=None, ge=1, description="Maximum items per task; default: all.")
+    fewshot: int | None = Field(default=None, ge=0, description="Few-shot examples per prompt; default: the task's.")
     samples: int = Field(default=4, ge=0, le=1000, description="Prompts whose continuations are shown side by side.")
     speed: SpeedSettings | Literal[False] = Field(
-        default_factory=SpeedSettings, description="The load to measure speed with; false for none."
+        default_factory=SpeedSettings, description="The load of the speed measurement; false to skip it."
     )
     device: str = Field(
         default="cpu",
-        description="What reads, answers and is measured: `cpu`, or `cuda` for a GPU. Streamed originals are read on the CPU.",
+        description="Device of the evaluation: `cpu`, or `cuda` for a GPU. Originals that are streamed are evaluated on the CPU.",
     )
 
     def within(self, positions: int | None) -> Evaluate:
-        """The same for a model of so many positions: a length and a load that were not chosen are none that do not fit."""
+        """The same settings for a model's maximum positions: default length and load are shortened to fit."""
         fitting: dict[str, Any] = dict(fitting_length(self, positions))
         if self.speed and positions is not None and "speed" not in self.model_fields_set:
             fitting["speed"] = self.speed.within(positions)

@@ -49,12 +49,12 @@ def validated(schema: type[Settings], document: Document, path: Path) -> Setting
         path: the file, for messages.
 
     Raises:
-        SmeltError: with one line a mistake.
+        SmeltError: with one line per mistake.
     """
     try:
         return schema.model_validate(document.data)
     except ValidationError as error:
-        # `evaluate` is a section or false; what it should have been as a section says more.
+        # `evaluate` is a section or false; the mistakes of the section are more useful.
         mistakes = [item for item in error.errors() if "literal[False]" not in item["loc"]]
         lines = [_sentence(schema, item, document, path) for item in mistakes[:_MOST_MISTAKES]]
         more = [f"{path}: and {len(mistakes) - len(lines)} more mistakes"] if len(mistakes) > len(lines) else []
@@ -65,15 +65,13 @@ def _read(path: Path, chain: list[Path]) -> Document:
     path = named_path(path)
     try:
         resolved = path.resolve()
-    except (OSError, RuntimeError):  # links in a circle, which reading reports
+    except (OSError, RuntimeError):  # circular symlinks, reported when the file is read
         resolved = path
     if resolved in chain:
         names = " -> ".join(p.name for p in [*chain, resolved])
-        raise SmeltError(f"{path}: extends goes round in a circle ({names}); remove one of the extends lines")
+        raise SmeltError(f"{path}: circular extends ({names}); remove one of the extends lines")
     if len(chain) == _LONGEST_CHAIN:
-        raise SmeltError(
-            f"{path}: is the end of a chain of more than {_LONGEST_CHAIN} extends; merge some of the files"
-        )
+        raise SmeltError(f"{path}: more than {_LONGEST_CHAIN} recipes extend each other; merge some of the files")
     document = parse(_text(path, chain), str(path))
     if not isinstance(document.data, dict):
         found = "is empty" if document.data is None else f"holds a {type(document.data).__name__}, not key: value lines"
@@ -96,13 +94,13 @@ def _text(path: Path, chain: list[Path]) -> str:
             raw = file.read(LARGEST_FILE + 1)
     except FileNotFoundError:
         base = f" (named by extends in {chain[-1]})" if chain else ""
-        raise SmeltError(f"{path}: there is no such recipe file{base}; check the path") from None
+        raise SmeltError(f"{path}: recipe file not found{base}; check the path") from None
     except OSError as error:
         raise SmeltError(
             f"{path}: the recipe cannot be read ({error.strerror}); give the path of a YAML file"
         ) from None
     if len(raw) > LARGEST_FILE:
-        raise SmeltError(f"{path}: is larger than {LARGEST_FILE // 1024} KiB, which no recipe is; check the path")
+        raise SmeltError(f"{path}: is larger than {LARGEST_FILE // 1024} KiB, the limit for a recipe; check the path")
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -110,7 +108,7 @@ def _text(path: Path, chain: list[Path]) -> str:
 
 
 def _laid_over(base: Document, over: Document) -> Document:
-    """``over`` on ``base``: mappings are merged, everything else is replaced."""
+    """Merge ``over`` into ``base``: mappings are merged, everything else is replaced."""
     replaced: set[Place] = set()
     data = _merged(base.data, over.data, (), replaced)
 
@@ -138,19 +136,19 @@ def set_value(document: Document, key: str, value: Any, said: str) -> None:
     """Set one field, such as ``steps.0.quantize.scheme``.
 
     Args:
-        document: what is changed.
-        key: the field's place, with points.
+        document: changed in place.
+        key: the field's dotted path.
         value: plain data.
-        said: who sets it, for messages.
+        said: where the setting comes from, for messages.
 
     Raises:
-        SmeltError: the recipe has no such place.
+        SmeltError: the recipe has no such field.
     """
     place: Place = tuple(int(part) if part.isdecimal() and len(part) < 9 else part for part in key.split("."))
     if len(place) > DEEPEST:
-        raise SmeltError(f"{said}: no field of a recipe lies so deep; check the key")
+        raise SmeltError(f"{said}: the key has more than {DEEPEST} levels; check it")
     if place == ("extends",):
-        raise SmeltError(f"{said}: a recipe says in its file what it extends; run that file, or set single fields")
+        raise SmeltError(f"{said}: extends can only be set in a recipe file; run the other file, or set single fields")
     target = document.data
     for depth, part in enumerate(place[:-1]):
         if isinstance(target, dict) and isinstance(part, str):
@@ -207,9 +205,9 @@ def _shown(value: Any) -> str:
 
 
 def _place_in_data(schema: type[BaseModel], loc: tuple[str | int, ...], data: Any) -> tuple[Place, type[BaseModel]]:
-    """The part of pydantic's location that names keys of the file, and the model that the last of them is for.
+    """The part of pydantic's location that consists of keys of the file, and the model of the last key.
 
-    Pydantic's also names which variant a section was taken for, and members of other unions.
+    Pydantic's location also contains the chosen variant of a section, and members of other unions.
     """
     place: list[str | int] = []
     model, within = schema, list[Any]([schema])  # what `data` may be, by annotations
@@ -240,7 +238,7 @@ def _origin(document: Document, place: Place, path: Path) -> str:
 
 
 def _parts(annotation: Any) -> Iterator[Any]:
-    """An annotation and all that it is made of."""
+    """An annotation and all its parts, recursively."""
     yield annotation
     for inner in typing.get_args(annotation):
         yield from _parts(inner)

@@ -1,4 +1,4 @@
-"""The recipe: what a run does, as a strict schema."""
+"""The recipe's schema: strict pydantic models."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from .file import load
 
 
 class Calibrate(RecipeModel):
-    """Where the text comes from that the model reads while it is compressed."""
+    """The calibration text."""
 
     source: PathText = Field(
         default="builtin",
         description="`builtin`, `self` (the model writes its own text), a .txt or .jsonl file, or a Hugging Face dataset.",
     )
-    samples: int = Field(default=64, ge=1, description="How many windows of text.")
+    samples: int = Field(default=64, ge=1, description="Number of text windows.")
     length: int = Field(default=256, ge=2, description=LENGTH_HELP)
-    field: str = Field(default="text", description="The field that holds the text in JSONL and datasets.")
+    field: str = Field(default="text", description="Name of the text field in JSONL and datasets.")
     split: str = Field(default="train", description="The split of a Hugging Face dataset.")
     config: str | None = Field(default=None, description="The configuration of a Hugging Face dataset.")
     device: Literal["cpu", "cuda"] = Field(
         default="cpu",
-        description="What calibrates and rounds: `cpu`, or `cuda` for a GPU, of which each of several processes takes its own.",
+        description="Device of calibration and rounding: `cpu`, or `cuda` for a GPU; each of several processes uses its own GPU.",
     )
 
 
 class StepEntry(RecipeModel):
-    """One step of a recipe: exactly one of the step names as its key."""
+    """One step of a recipe: a mapping with exactly one key, the step's name."""
 
     quantize: QuantizeSection | None = None
     prune: Prune | None = None
@@ -50,7 +50,7 @@ class StepEntry(RecipeModel):
     def _one_step(self) -> StepEntry:
         if len(self._given()) != 1:
             *others, last = type(self).model_fields
-            raise ValueError(f"a step has one name: {', '.join(others)} or {last}")
+            raise ValueError(f"a step has exactly one key: {', '.join(others)} or {last}")
         return self
 
     def _given(self) -> list[str]:
@@ -58,7 +58,7 @@ class StepEntry(RecipeModel):
 
     @property
     def step_name(self) -> str:
-        """Which step it is."""
+        """The step's name."""
         return self._given()[0]
 
     @model_serializer(mode="wrap")
@@ -67,27 +67,29 @@ class StepEntry(RecipeModel):
 
 
 class Recipe(RecipeModel):
-    """A run: a model, what is done to it, and where the result goes.
+    """A model, the steps to run on it, and the output directory.
 
-    Load one with :meth:`load`; all mistakes of the file are reported at once, each with its line.
+    Load one with :meth:`load`, which reports all mistakes in the file at once, each with its line.
     """
 
     model: PathText = Field(description="A directory, a Hugging Face hub name, or builtin:smelt-6m.")
     adapter: PathText | None = Field(
         default=None,
-        description="The directory of a LoRA adapter that peft saved, to be merged into the model before anything is done"
-        " to it; the model may then be a compressed checkpoint.",
+        description="Directory of a LoRA adapter saved by peft, merged into the model before the first step; the model may"
+        " then be a compressed checkpoint.",
     )
-    output: PathText = Field(description="The directory that gets checkpoint/, report.* and journal/.")
-    seed: Seed = Field(default=0, description="Chooses calibration windows and self-written text.")
+    output: PathText = Field(description="Output directory, for checkpoint/, report.* and journal/.")
+    seed: Seed = Field(
+        default=0, description="Random seed, for example of calibration windows and self-generated text."
+    )
     trust_remote_code: bool = Field(
-        default=False, description="Run Python code that comes with the model. Off unless asked for."
+        default=False, description="Run Python code that comes with the model. Off by default."
     )
     revision: str | None = Field(default=None, description="Branch, tag or commit of a hub model.")
     calibrate: Calibrate = Field(default_factory=Calibrate)
-    steps: list[StepEntry] = Field(min_length=1, description="What is done, in order.")
+    steps: list[StepEntry] = Field(min_length=1, description="Steps, run in order.")
     evaluate: Evaluate | Literal[False] = Field(
-        default_factory=Evaluate, description="What to measure afterwards; false for nothing."
+        default_factory=Evaluate, description="Evaluation of the result; false to skip it."
     )
 
     @classmethod
@@ -99,7 +101,7 @@ class Recipe(RecipeModel):
             overrides: ``key=value`` settings such as ``steps.0.quantize.scheme=W8A16``.
 
         Raises:
-            SmeltError: with one line a mistake.
+            SmeltError: with one line per mistake.
         """
         return load(cls, Path(path), overrides or [])
 
@@ -109,17 +111,17 @@ class Recipe(RecipeModel):
             wanted = entry.quantize and entry.quantize.diagnostics
             if wanted and wanted > self.calibrate.samples:
                 raise ValueError(
-                    f"steps.{number}.quantize.diagnostics asks for {wanted} windows, and calibrate.samples is"
-                    f" {self.calibrate.samples}; raise that"
+                    f"steps.{number}.quantize.diagnostics asks for {wanted} windows, but calibrate.samples is"
+                    f" {self.calibrate.samples}; raise calibrate.samples"
                 )
         return self
 
     def within(self, positions: int | None) -> Recipe:
-        """The same recipe for a model of so many positions: lengths that were not chosen are none that do not fit."""
+        """The same recipe for a model's maximum positions: default lengths are shortened to fit."""
         calibrate = self.calibrate.model_copy(update=fitting_length(self.calibrate, positions))
         evaluate = self.evaluate and self.evaluate.within(positions)
         return self.model_copy(update={"calibrate": calibrate, "evaluate": evaluate})
 
     def content(self) -> dict[str, Any]:
-        """The recipe as plain data, without the output directory: what decides the result's bytes."""
+        """The recipe as plain data without the output directory: everything that determines the result's bytes."""
         return self.model_dump(mode="json", exclude={"output"})

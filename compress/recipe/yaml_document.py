@@ -1,4 +1,4 @@
-"""YAML as plain data, with the line of every value, and within limits: a few bytes of it can mean gigabytes."""
+"""Reading YAML as plain data, with the line of every value and with size limits, since aliases can expand to gigabytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...system.errors import SmeltError
 Place = tuple[str | int, ...]
 
 LARGEST_FILE = 1 << 18
-# Of what is written once aliases stand for what they name.
+# Counted with aliases expanded.
 _MOST_VALUES = 20_000
 DEEPEST = 50
 _LARGEST_INTEGER = 2**63
@@ -25,7 +25,7 @@ _PLAIN = {"str", "int", "float", "bool", "null"}
 
 @dataclass
 class Document:
-    """Plain data and, for every place in it, where it was written."""
+    """Plain data and, for every place in it, the file and line it comes from."""
 
     data: Any
     origin: dict[Place, str]
@@ -36,11 +36,11 @@ def parse(text: str, source: str, *, lines: bool = True) -> Document:
 
     Args:
         text: the YAML.
-        source: what it comes from, for messages.
-        lines: whether messages name its lines.
+        source: its origin, for messages.
+        lines: whether messages include line numbers.
 
     Raises:
-        SmeltError: it is not valid, holds something else, or is larger than a recipe ever is.
+        SmeltError: it is invalid, contains other types, or exceeds the limits.
     """
     try:
         loader = _YamlLoader(text)
@@ -87,11 +87,9 @@ class _Builder:
         self.origin.setdefault(place, here)
         self._built += 1
         if self._built > _MOST_VALUES:
-            raise SmeltError(
-                f"{here}: with its aliases written out it holds more than {_MOST_VALUES} values; write less"
-            )
+            raise SmeltError(f"{here}: more than {_MOST_VALUES} values with aliases expanded; shorten it")
         if any(node is outer for outer in self._within):
-            raise SmeltError(f"{here}: an alias refers to what it is part of; write it out")
+            raise SmeltError(f"{here}: an alias refers to a value that contains it; write it out")
         self._within.append(node)
         try:
             if isinstance(node, yaml.MappingNode) and _kind(node) == "map":
@@ -107,7 +105,7 @@ class _Builder:
         merged: dict[str, Any] = {}
         for key_node, value_node in node.value:
             here = self._where(key_node)
-            if _kind(key_node) == "merge":  # `<<: *anchor`: what the mapping sets itself goes before
+            if _kind(key_node) == "merge":  # `<<: *anchor`: the mapping's own keys take precedence
                 given = self.build(value_node, (*place, "<<"))
                 for each in given if isinstance(given, list) else [given]:
                     if not isinstance(each, dict):
@@ -116,9 +114,9 @@ class _Builder:
                 continue
             key = self._scalar(key_node)
             if not isinstance(key, str):
-                raise SmeltError(f"{here}: the key {key!r} is no name to YAML; put it in quotes")
+                raise SmeltError(f"{here}: the key {key!r} is not a string; put it in quotes")
             if key in built:
-                raise SmeltError(f"{here}: {_cut(key)} is set twice in the same place; keep one")
+                raise SmeltError(f"{here}: {_cut(key)} is set twice; keep one")
             self.origin[(*place, key)] = here
             built[key] = self.build(value_node, (*place, key))
         return merged | built
@@ -127,19 +125,19 @@ class _Builder:
         kind, here = _kind(node), self._where(node)
         if kind not in _PLAIN or not isinstance(node, yaml.ScalarNode):
             if kind == "timestamp":
-                raise SmeltError(f"{here}: {_shown(str(node.value))} is a date to YAML; put it in quotes")
-            raise SmeltError(f"{here}: YAML's {node.tag.replace(_TAG, '!!')} has no use here; write a plain value")
-        # YAML 1.1 reads 1e-3 as a word, for want of a point.
+                raise SmeltError(f"{here}: {_shown(str(node.value))} is read as a date by YAML; put it in quotes")
+            raise SmeltError(f"{here}: YAML's {node.tag.replace(_TAG, '!!')} is not supported; write a plain value")
+        # YAML 1.1 reads 1e-3 as a string because it has no decimal point.
         if node.style is None and _SCIENTIFIC.fullmatch(node.value):
             return float(node.value)
         try:
             value = yaml.SafeLoader("").construct_object(node)
         except (yaml.YAMLError, ValueError, LookupError):
-            raise SmeltError(f"{here}: {_shown(node.value)} is no {kind}; correct it") from None
+            raise SmeltError(f"{here}: {_shown(node.value)} is not a valid {kind}; correct it") from None
         if isinstance(value, str) and (found := _UNPRINTABLE.search(value)):
-            raise SmeltError(f"{here}: {_shown(value)} holds the character U+{ord(found[0]):04X}; remove it")
+            raise SmeltError(f"{here}: {_shown(value)} contains the character U+{ord(found[0]):04X}; remove it")
         if isinstance(value, int) and abs(value) >= _LARGEST_INTEGER:
-            raise SmeltError(f"{here}: {_shown(node.value)} is beyond 64 bits; give a smaller number")
+            raise SmeltError(f"{here}: {_shown(node.value)} exceeds 64 bits; give a smaller number")
         return value
 
     def _where(self, node: yaml.Node) -> str:

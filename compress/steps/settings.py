@@ -1,4 +1,4 @@
-"""The recipe's section about quantization, with training."""
+"""The recipe's `quantize` section, including training."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ...quant.settings.auto import scheme_or_auto
 from ...quant.settings.methods import AUTO
 from ...system.variants import Variants
 
-_TRAIN = "Train the rounded model on, rounding at every step (quantization-aware training); absent for not at all."
+_TRAIN = "Quantization-aware training, starting from the rounded model; default: none."
 _NAMED = "one scheme"
 
 
 class Quantize(quantize.PostTrainingQuantize):
-    """Store weights (and compute with activations) in fewer bits, all in one scheme but for overrides."""
+    """Quantize weights, and activations if the scheme does; one scheme for all linears except overrides."""
 
     train: TrainQuantized | None = Field(default=None, description=_TRAIN)
 
 
 class QuantizeAuto(auto.PostTrainingQuantizeAuto):
-    """Store weights in fewer bits, each part of the model in the scheme that loses least within a target."""
+    """Quantize with a scheme chosen for each part of the model, so that the loss is least within a target."""
 
     train: TrainQuantized | None = Field(default=None, description=_TRAIN)
 

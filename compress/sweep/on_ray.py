@@ -1,4 +1,4 @@
-"""Running a sweep's trials on a Ray cluster, whose machines see the same files."""
+"""Running a sweep's trials on a Ray cluster with shared storage."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def run_on_ray(
     """Run trials as tasks of Ray.
 
     Args:
-        trials: what to run; their outputs must lie where every machine of the cluster sees them.
-        completed: called as each ends, with the sentence why it failed.
-        shared: where the calibration text that all share is.
+        trials: what to run; their outputs must be on storage that all machines of the cluster share.
+        completed: called when a trial ends, with the reason if it failed.
+        shared: directory of the calibration text that all trials share.
         fresh: start over.
-        address: of the cluster: ``auto``, ``ray://host:port`` and so on; ``local`` starts one here, which ends with us.
+        address: of the cluster: ``auto``, ``ray://host:port`` and so on; ``local`` starts one here for this run.
         resources: of each trial.
 
     Raises:
-        SmeltError: Ray is not installed, or no cluster answers.
+        SmeltError: Ray is not installed, or the cluster cannot be reached.
     """
     try:
         import ray  # pyright: ignore[reportMissingImports]
@@ -49,7 +49,7 @@ def run_on_ray(
         )
     except Exception as error:  # Ray raises from several libraries
         first = " ".join(str(error).split())[:300]
-        raise SmeltError(f"--ray {address}: no Ray cluster answers there ({first})") from None
+        raise SmeltError(f"--ray {address}: cannot reach a Ray cluster ({first}); check the address") from None
     running: dict[Any, Trial] = {}
     try:
         _refuse_what_never_fits(ray, resources)
@@ -65,7 +65,7 @@ def run_on_ray(
             (done,), waiting = ray.wait(waiting, num_returns=1)
             try:
                 problem = ray.get(done)
-            except Exception as error:  # the task's machine died, or its memory ran out
+            except Exception as error:  # the task's machine died or ran out of memory
                 problem = " ".join(str(error).split())[-300:]
             completed(running.pop(done), problem)
     finally:
@@ -79,18 +79,18 @@ def _run(trial: Trial, shared: Path, fresh: bool) -> str | None:
 
 
 def _refuse_what_does_not_answer(address: str) -> None:
-    """Ray itself would try for minutes."""
+    """Fail early: Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise SmeltError(f"--ray {address}: no Ray cluster answers there ({error}); check the address") from None
+        raise SmeltError(f"--ray {address}: cannot reach a Ray cluster ({error}); check the address") from None
 
 
 def _refuse_what_never_fits(ray: Any, resources: Resources) -> None:
-    """A task that no machine can take would wait for ever."""
+    """Fail early: Ray would queue a task that fits on no machine forever."""
     largest = {
         name: max((node["Resources"].get(name, 0) for node in ray.nodes() if node["Alive"]), default=0)
         for name in ("CPU", "GPU")
@@ -98,6 +98,6 @@ def _refuse_what_never_fits(ray: Any, resources: Resources) -> None:
     for name, wanted in (("CPU", resources.cpus), ("GPU", resources.gpus)):
         if wanted > largest[name]:
             raise SmeltError(
-                f"sweep.resources: a trial asks for {wanted:g} {name}s, and the largest machine of the cluster has"
-                f" {largest[name]:g}; ask for less"
+                f"sweep.resources: a trial requests {wanted:g} {name}s, but the largest machine of the cluster has"
+                f" {largest[name]:g}; request fewer"
             )

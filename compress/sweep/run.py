@@ -1,4 +1,4 @@
-"""Running a sweep: every trial's checkpoint, then all of them measured beside the original in one report."""
+"""Running a sweep: make every trial's checkpoint, then evaluate all of them and the original in one report."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from .trials import Sweep, Trial
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a sweep leaves.
+    """The result of a sweep.
 
     Attributes:
-        report: of all trials that succeeded; None if its recipe says ``evaluate: false``.
+        report: of all trials that succeeded; None with ``evaluate: false``.
         checkpoints: by trial.
         failed: why a trial failed, by trial.
     """
@@ -41,24 +41,24 @@ class SweepResult:
 
 
 def run_sweep(sweep: Sweep, *, fresh: bool = False, progress: bool = True, ray: str | None = None) -> SweepResult:
-    """Run a sweep, or continue one: trials and measurements that are finished are not done again.
+    """Run or resume a sweep; finished trials and measurements are skipped.
 
     Args:
-        sweep: what to do.
+        sweep: the sweep.
         fresh: start over.
         progress: show progress on a terminal.
-        ray: the address of a Ray cluster that runs the trials (``local`` starts one here); by default they run here, in
-            order. Speed is measured here in any case, one machine being what makes speeds comparable.
+        ray: the address of a Ray cluster to run the trials on (``local`` starts one here); by default they run here, in
+            order. Speed is always measured on this machine, so that the figures are comparable.
 
     Raises:
-        SmeltError: a trial's recipe would fail, found before any work; or every trial failed.
+        SmeltError: a trial's recipe would fail (found before any work), or every trial failed.
     """
     show = Progress(progress)
     root = Path(sweep.base.output)
     with Output(root, {"kind": "sweep"}, fresh=fresh) as output:
         tasks = _check(sweep, fresh)
         if sweep.base.calibrate.source == "self":
-            show.say("the model writes the calibration text, once for all trials")
+            show.say("generating the calibration text, once for all trials")
             written_once(sweep.base, output.journal / "calibration", show)
         checkpoints: dict[str, Path] = {}
         failed: dict[str, str] = {}
@@ -90,12 +90,12 @@ def _in_order(
 
 
 def _check(sweep: Sweep, fresh: bool) -> Tasks | None:
-    """Everything that would fail later, of all trials, before the first begins."""
+    """Check all trials before the first starts."""
     problems = []
     for trial in sweep.trials:
         for problem in Plan.make(trial.recipe, fresh=fresh).problems:
             problems.append(f"trial {trial.name}: {problem}")
-    # The evaluation, which the trials leave to the sweep.
+    # Trials have no evaluation of their own; check the sweep's.
     if sweep.base.evaluate:
         first = sweep.trials[0].recipe.model_copy(update={"evaluate": sweep.base.evaluate})
         problems += [str(p) for p in Plan.make(first, fresh=True).problems if str(p) not in "\n".join(problems)]

@@ -1,4 +1,4 @@
-"""Running one trial of a sweep, here or on a machine of a cluster."""
+"""Running one trial of a sweep, on this machine or in a cluster."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .trials import Trial
 
 
 def run_trial(trial: Trial, shared: Path, fresh: bool, progress: bool) -> str | None:
-    """Make one checkpoint; the sentence why not, if so."""
+    """Make one checkpoint; return the reason if it failed, else None."""
     try:
         run(trial.recipe, fresh=fresh, progress=progress, calibration_cache=shared)
     except SmeltError as error:
         return str(error)
-    except Exception as error:  # memory that ran out, a library's own; the other trials may do better
+    except Exception as error:  # out of memory, errors of libraries; other trials may succeed
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     return None

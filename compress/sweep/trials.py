@@ -1,4 +1,4 @@
-"""A sweep file: a recipe with a ``sweep`` section that says what varies."""
+"""Sweep files: recipes with a ``sweep`` section that says which fields vary."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ _SHARED = ("model", "revision", "trust_remote_code", "output", "evaluate", "exte
 
 
 class Resources(RecipeModel):
-    """What a trial takes on a cluster."""
+    """Resources of each trial on a Ray cluster."""
 
     cpus: float = Field(default=1, gt=0, description="Cores.")
     gpus: float = Field(default=0, ge=0, description="GPUs.")
-    memory_bytes: int | None = Field(default=None, ge=1, description="Memory; absent for no reservation.")
+    memory_bytes: int | None = Field(default=None, ge=1, description="Memory to reserve, in bytes; default: none.")
 
 
 class SweepSettings(RecipeModel):
-    """What varies between trials."""
+    """Which fields vary between trials."""
 
     grid: dict[str, list[Any]] = Field(
-        default={}, description="Values by field (`steps.0.quantize.scheme`); every combination is a trial."
+        default={}, description="A list of values per field (`steps.0.quantize.scheme`); every combination is a trial."
     )
-    trials: list[dict[str, Any]] = Field(default=[], description="More trials, each the fields it sets.")
+    trials: list[dict[str, Any]] = Field(
+        default=[], description="Additional trials, each a mapping of fields to values."
+    )
     exclude: list[dict[str, Any]] = Field(default=[], description="Combinations of the grid to leave out.")
-    resources: Resources = Field(default_factory=Resources, description="What a trial takes on a cluster.")
+    resources: Resources = Field(default_factory=Resources, description="Resources of each trial on a Ray cluster.")
 
     @model_validator(mode="after")
     def _has_trials(self) -> SweepSettings:
@@ -47,10 +49,12 @@ class SweepSettings(RecipeModel):
             raise ValueError("nothing varies; give grid or trials")
         fixed = next((key for each in (self.grid, *self.trials) for key in each if key.split(".")[0] in _SHARED), None)
         if fixed:
-            raise ValueError(f"{fixed} cannot vary: all trials are of one model, measured together; make another sweep")
+            raise ValueError(
+                f"{fixed} cannot vary: all trials share one model and one evaluation; use a separate sweep"
+            )
         empty = next((key for key, values in self.grid.items() if not values), None)
         if empty:
-            raise ValueError(f"grid.{empty} has no value; give at least one")
+            raise ValueError(f"grid.{empty} is empty; give at least one value")
         return self
 
 
@@ -59,8 +63,8 @@ class Trial:
     """One recipe of a sweep.
 
     Attributes:
-        name: made of the values that vary.
-        recipe: with an output of its own, and without evaluation, which all trials have together.
+        name: made from the values that vary.
+        recipe: with its own output directory and without evaluation, which the sweep does for all trials.
     """
 
     name: str
@@ -69,7 +73,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep that was read and checked.
+    """A validated sweep.
 
     Attributes:
         base: what all trials share.
@@ -90,7 +94,7 @@ class Sweep:
             overrides: ``key=value`` settings for all trials.
 
         Raises:
-            SmeltError: one line a mistake.
+            SmeltError: with one line per mistake.
         """
         file = named_path(path)
         document = read_document(file, overrides or [])
@@ -104,7 +108,9 @@ class Sweep:
             raise SmeltError("\n".join(_sentence(file, item) for item in error.errors())) from None
         count = math.prod(len(values) for values in settings.grid.values()) + len(settings.trials)
         if count > _MOST_TRIALS:
-            raise SmeltError(f"{file}: sweep describes {count} trials, more than {_MOST_TRIALS}; vary less")
+            raise SmeltError(
+                f"{file}: the sweep has {count} trials, but the limit is {_MOST_TRIALS}; vary fewer fields or values"
+            )
         base = validated(Recipe, document, file)
         varied = (
             [
@@ -120,8 +126,8 @@ class Sweep:
         all_changes = [*varied, *settings.trials]
         twice = next((each for i, each in enumerate(all_changes) if each in all_changes[:i]), None)
         if twice is not None:
-            raise SmeltError(f"{file}: two trials set the same, {_name(twice)}; keep one")
-        from ...system.run_directory import digest  # which imports torch, and a sweep may be mistaken
+            raise SmeltError(f"{file}: two trials are identical: {_name(twice)}; keep one")
+        from ...system.run_directory import digest  # imported late: it imports torch, and the sweep may be invalid
 
         names = [_name(changes) for changes in all_changes]
         for changes, short in zip(all_changes, names, strict=True):
@@ -140,7 +146,7 @@ class Sweep:
 
 
 def _placed(recipe: Recipe) -> Recipe:
-    """With the paths of directories and files written out, as processes that begin elsewhere understand them."""
+    """The recipe with absolute paths, for processes with another working directory."""
     changes: dict[str, Any] = {"output": str(Path(recipe.output).expanduser().resolve())}
     if not recipe.model.startswith("builtin:") and Path(recipe.model).expanduser().is_dir():
         changes["model"] = str(Path(recipe.model).expanduser().resolve())
@@ -157,7 +163,7 @@ def _is_excluded(chosen: dict[str, Any], exclude: list[dict[str, Any]]) -> bool:
 
 
 def _name(changes: dict[str, Any]) -> str:
-    """Of the values, with the field's last word where a value alone says too little."""
+    """The trial's name: its values, with the last part of the field's name where a value alone is unclear."""
     parts = [_value(key.rpartition(".")[2], value) for key, value in changes.items()]
     return re.sub(r"[^\w.+-]+", "-", "-".join(parts)).strip("-.")
 

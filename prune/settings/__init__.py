@@ -1,1 +1,1 @@
-"""Settings of pruning, one file a structure. None of this imports torch."""
+"""Settings of pruning, one file per structure. They do not import torch."""

@@ -1,4 +1,4 @@
-"""What the settings of all structures have in common."""
+"""Settings common to all structures."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ Multiple = Annotated[Count | None, Elsewhere("multiple is for widths; {variant} 
 
 
 class PruneBase(Variant):
-    """Take parts of the model away. A subclass says by which ``structure`` it is chosen."""
+    """Remove parts of the model. Each subclass is selected by its ``structure``."""
 
     amounts: ClassVar[tuple[str, ...]] = ()
-    """The fields one of which says how much goes."""
+    """Fields that say how much to remove; exactly one must be given."""
     decides: ClassVar[str | None] = None
-    """Why none of other structures' amounts is needed."""
+    """For structures without such fields: what decides instead, for messages."""
 
     structure: Any
 
     @classmethod
     def why_not(cls, name: str, owners: Sequence[type[Variant]]) -> str | None:
-        """Amounts are for structures that do not decide themselves how much goes."""
+        """Refuse fields for the amount if the structure decides it by itself."""
         if cls.decides is not None and any(name in each.amounts for each in owners if issubclass(each, PruneBase)):
             return f"structure {{variant}} {cls.decides}; remove {name}"
         return None
@@ -43,14 +43,14 @@ class PruneBase(Variant):
 
 
 class GuardedPrune(PruneBase):
-    """Structures whose layers' errors can be limited."""
+    """Structures that accept a `guard` on layers' errors."""
 
     guard: Annotated[
         Guard | None,
-        Elsewhere("guard limits what a layer's outputs change by; {variant} go as a whole, so remove it"),
+        Elsewhere("guard limits the change of a layer's outputs, which does not apply to {variant}; remove it"),
     ] = Field(
         default=None,
-        description="A limit on how much a layer's outputs may change on the calibration text, and whether that is"
+        description="Limit on how much a layer's outputs may change on the calibration text, and whether exceeding it is"
         " reported or ends the run.",
     )
 

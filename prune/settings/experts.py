@@ -1,4 +1,4 @@
-"""Settings of removing experts of mixtures."""
+"""Settings of removing experts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .base import Count, PruneBase, Share
 
 
 class PruneExperts(PruneBase):
-    """Take experts of mixtures away, the same number from each layer."""
+    """Remove experts of mixtures, the same number from each layer."""
 
     amounts: ClassVar = ("count", "ratio")
 
-    structure: Literal["experts"] = Field(description="What is taken away: experts of mixtures.")
+    structure: Literal["experts"] = Field(description="What to remove: experts of mixtures.")
     score: Literal["activation", "frequency", "taylor", "path"] | None = Field(
         default=None,
-        description="What goes first: the least by the norms of what they add on the calibration text (`activation`), by how"
-        " many tokens reach them (`frequency`), by what the loss would gain or lose without them to first order (`taylor`),"
-        " or by the product of the norms of their weights (`path`; reads no text). Absent for `activation`.",
+        description="What to remove first: the lowest norm of outputs on the calibration text (`activation`), the fewest"
+        " tokens routed to it (`frequency`), the least first-order change of the loss without it (`taylor`), or the lowest"
+        " product of its weights' norms (`path`; reads no text). Default: `activation`.",
     )
-    count: Count | None = Field(default=None, description="How many experts of each layer go; or give ratio.")
-    ratio: Share | None = Field(default=None, description="Which share of the experts goes; or give count.")
+    count: Count | None = Field(default=None, description="Number of experts to remove from each layer; or give ratio.")
+    ratio: Share | None = Field(default=None, description="Fraction of the experts to remove; or give count.")

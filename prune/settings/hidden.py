@@ -10,27 +10,27 @@ from .base import Count, Multiple, PruneBase, Share
 
 
 class PruneHidden(PruneBase):
-    """Take channels of the residual stream away."""
+    """Remove channels of the residual stream."""
 
     amounts: ClassVar = ("ratio", "size")
 
-    structure: Literal["hidden"] = Field(description="What is taken away: channels of the residual stream.")
+    structure: Literal["hidden"] = Field(description="What to remove: channels of the residual stream.")
     score: Literal["pca", "activation", "taylor", "weight"] | None = Field(
         default=None,
-        description="What goes first: the least by variance, after hidden states are rotated to their principal directions"
-        " (`pca`, SliceGPT's way), or of the hidden states' own channels the least by their norm on the calibration text"
-        " (`activation`), by what the loss would gain or lose without them to first order (`taylor`), or by the norm of the"
-        " weights that read and write them (`weight`). Absent for `pca`.",
+        description="What to remove first: the directions of least variance, after hidden states are rotated to their"
+        " principal directions (`pca`, as in SliceGPT), or, without rotation, the channels with the lowest norm on the"
+        " calibration text (`activation`), the least first-order change of the loss (`taylor`), or the lowest norm of the"
+        " weights that read and write them (`weight`). Default: `pca`.",
     )
-    ratio: Share | None = Field(default=None, description="Which share of the channels goes; or give size.")
-    size: Count | None = Field(default=None, description="How many channels are left; or give ratio.")
+    ratio: Share | None = Field(default=None, description="Fraction of the channels to remove; or give size.")
+    size: Count | None = Field(default=None, description="Number of channels to keep; or give ratio.")
     multiple: Multiple = Field(
         default=None,
-        description="What is left is a multiple of it; absent for what kernels and groups of scales like.",
+        description="The remaining width is a multiple of this; default: what suits kernels and quantization groups.",
     )
 
     @model_validator(mode="after")
     def _exact_size(self) -> PruneHidden:
         if self.multiple is not None and self.size is not None:
-            raise ValueError("size says exactly what is left; remove multiple")
+            raise ValueError("size already gives the exact width; remove multiple")
         return self

@@ -11,69 +11,69 @@ from .base import Count, GuardedPrune, Multiple, Share
 
 
 class _Units(GuardedPrune):
-    """What channels and heads share."""
+    """Settings common to channels and heads."""
 
     score: Literal["activation", "wanda", "taylor", "weight", "path"] | None = Field(
         default=None,
-        description="What goes first: the least by their norm on the calibration text (`activation`), by that times the"
-        " norm of the columns that read them (`wanda`), by what the loss would gain or lose without them to first order"
-        " (`taylor`), and without reading any text by the norm of those columns (`weight`) or by the product of the norms"
-        " of all that writes and reads them (`path`). Absent for `activation`.",
+        description="What to remove first: the lowest norm on the calibration text (`activation`), that times the norm of"
+        " the columns that read the unit (`wanda`), the least first-order change of the loss without it (`taylor`), or,"
+        " without reading text, the lowest norm of those columns (`weight`) or product of the norms of all weights that"
+        " write and read it (`path`). Default: `activation`.",
     )
     allocation: Annotated[
         Literal["uniform", "sensitivity"],
         Elsewhere(
-            "allocation shares weights, channels and heads out over layers; {variant} takes the same from each, so remove it"
+            "allocation is for weights, channels and heads; {variant} takes the same from each layer, so remove it"
         ),
     ] = Field(
         default="uniform",
-        description="How they are shared out over layers. `uniform`: the same number for each; `sensitivity`: to each block"
-        " what costs the predictions least, by their Fisher information. Blocks of different sizes are no plain Hugging"
-        " Face model: Smelt loads it, and transformers with smelt.compress.config_for.",
+        description="How much to remove from each layer. `uniform`: the same number; `sensitivity`: the numbers that change"
+        " the predictions least, estimated by Fisher information. A model with blocks of different sizes is not a plain"
+        " Hugging Face model: Smelt loads it, and transformers with smelt.compress.config_for.",
     )
     update: Literal["least_squares"] | None = Field(
         default=None,
-        description="How what is left makes up for it: `least_squares` fits the columns that read the rest. Absent for not"
-        " at all.",
+        description="How to compensate: `least_squares` refits the columns that read the remaining units. Default: not at"
+        " all.",
     )
 
 
 class PruneChannels(_Units):
-    """Take channels of feed-forward layers away, the same number from each unless they are shared out."""
+    """Remove channels of feed-forward layers, the same number from each unless `allocation` says otherwise."""
 
     amounts: ClassVar = ("ratio", "size")
 
-    structure: Literal["ffn"] = Field(description="What is taken away: channels of feed-forward layers.")
-    ratio: Share | None = Field(default=None, description="Which share of the channels goes; or give size.")
-    size: Count | None = Field(default=None, description="How many channels are left; or give ratio.")
+    structure: Literal["ffn"] = Field(description="What to remove: channels of feed-forward layers.")
+    ratio: Share | None = Field(default=None, description="Fraction of the channels to remove; or give size.")
+    size: Count | None = Field(default=None, description="Number of channels to keep; or give ratio.")
     multiple: Multiple = Field(
         default=None,
-        description="What is left is a multiple of it; absent for what kernels and groups of scales like.",
+        description="The remaining width is a multiple of this; default: what suits kernels and quantization groups.",
     )
 
     @property
     def count(self) -> int | None:
-        """Channels are not counted: there are too many."""
+        """Channels have ratio and size only."""
         return None
 
     @model_validator(mode="after")
     def _exact_size(self) -> PruneChannels:
         if self.multiple is not None and self.size is not None:
-            raise ValueError("size says exactly what is left; remove multiple")
+            raise ValueError("size already gives the exact width; remove multiple")
         return self
 
 
 class PruneHeads(_Units):
-    """Take attention heads away, in whole groups that read the same keys and values."""
+    """Remove attention heads, in whole groups that share keys and values."""
 
     amounts: ClassVar = ("count", "ratio", "size")
 
-    structure: Literal["heads"] = Field(description="What is taken away: attention heads.")
-    count: Count | None = Field(default=None, description="How many query heads go; or give ratio or size.")
-    ratio: Share | None = Field(default=None, description="Which share of the heads goes; or give count or size.")
-    size: Count | None = Field(default=None, description="How many query heads are left; or give ratio or count.")
+    structure: Literal["heads"] = Field(description="What to remove: attention heads.")
+    count: Count | None = Field(default=None, description="Number of query heads to remove; or give ratio or size.")
+    ratio: Share | None = Field(default=None, description="Fraction of the heads to remove; or give count or size.")
+    size: Count | None = Field(default=None, description="Number of query heads to keep; or give ratio or count.")
 
     @property
     def multiple(self) -> int | None:
-        """Heads go group by group."""
+        """Heads are removed by groups instead."""
         return None

@@ -12,11 +12,11 @@ from .base import PruneBase
 
 
 class PruneVocabulary(PruneBase):
-    """Take tokens away that a text does not use."""
+    """Remove tokens that a text does not use."""
 
-    decides: ClassVar = "keeps what its corpus uses"
+    decides: ClassVar = "keeps the tokens of its corpus"
 
-    structure: Literal["vocabulary"] = Field(description="What is taken away: tokens of the vocabulary.")
-    corpus: Annotated[PathText, Needed("structure vocabulary needs a corpus, whose tokens are to stay")] = Field(
-        description="The tokens of this text stay. `builtin`, a .txt or .jsonl file, or a Hugging Face dataset."
+    structure: Literal["vocabulary"] = Field(description="What to remove: tokens of the vocabulary.")
+    corpus: Annotated[PathText, Needed("structure vocabulary needs a corpus, whose tokens are kept")] = Field(
+        description="Text whose tokens are kept: `builtin`, a .txt or .jsonl file, or a Hugging Face dataset."
     )

@@ -1,1 +1,1 @@
-"""Settings of quantization: the recipe's section and its parts. None of this imports torch."""
+"""Settings of quantization: the recipe's section and its parts. They do not import torch."""

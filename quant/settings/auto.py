@@ -1,4 +1,4 @@
-"""Settings of `scheme: auto`: what it may choose from, and what it must keep to."""
+"""Settings of `scheme: auto`: its candidates and its target."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Candidate(RecipeModel):
     """A number format that `scheme: auto` may choose."""
 
     scheme: SchemeField = Field(
-        description="By compressed-tensors' name.", json_schema_extra={"enum": list(schemes.SUPPORTED)}
+        description="Name of the scheme in compressed-tensors.", json_schema_extra={"enum": list(schemes.SUPPORTED)}
     )
     group_size: int | None = Field(
-        default=None, description="Columns that share a scale; absent for the step's, or the scheme's own."
+        default=None, description="Columns per scale; default: the step's, or else the scheme's."
     )
 
     @model_validator(mode="before")
@@ -44,69 +44,71 @@ USUAL_CANDIDATES = ("W2A16", "W3A16", "W4A16", "W8A16")
 
 
 class MixedTarget(RecipeModel):
-    """What `scheme: auto` must keep to: one of these."""
+    """The limit that `scheme: auto` must meet: exactly one of these."""
 
     bits: float | None = Field(
-        default=None, gt=0, description="Most bits a weight of the linears that are chosen for, scales included."
+        default=None,
+        gt=0,
+        description="Most bits per weight, scales included, averaged over the linears that get a scheme.",
     )
-    bytes: int | None = Field(default=None, gt=0, description="Most bytes of the checkpoint's weights files.")
+    bytes: int | None = Field(default=None, gt=0, description="Most bytes of the checkpoint's weights files in total.")
     speedup: float | None = Field(
-        default=None, gt=1, description="Least gain in decoding speed of one request, by the runtime on this machine."
+        default=None, gt=1, description="Least decode speedup of a single request, with the runtime on this machine."
     )
 
     @model_validator(mode="after")
     def _one(self) -> MixedTarget:
         if len(self.model_dump(exclude_none=True)) != 1:
-            raise ValueError("a target is one of bits, bytes and speedup")
+            raise ValueError("a target has exactly one of bits, bytes and speedup")
         return self
 
     @property
     def kind(self) -> str:
-        """Which of them."""
+        """Which of them is set."""
         return next(iter(self.model_dump(exclude_none=True)))
 
     @property
     def label(self) -> str:
-        """For people: ``4.25 bits``, ``3.5 MB``, ``2x faster``."""
+        """For messages and reports: ``4.25 bits``, ``3.5 MB``, ``2x faster``."""
         if self.bits is not None:
             return f"{self.bits:g} bits"
         return human_bytes(self.bytes) if self.bytes is not None else f"{self.speedup:g}x faster"
 
 
-_ONLY_AUTO = Elsewhere("{name} belongs to scheme: auto; remove it or set scheme: auto")
+_ONLY_AUTO = Elsewhere("{name} is only for scheme: auto; remove it, or set scheme: auto")
 
 
 class PostTrainingQuantizeAuto(QuantizeBase):
-    """Store weights in fewer bits, each part of the model in the scheme that loses least within a target."""
+    """Quantize with a scheme chosen for each part of the model, so that the loss is least within a target."""
 
     scheme: Literal["auto"] = Field(
-        description="The number format: one of `candidates` for every part of the model, so that it loses least within"
-        " `target`."
+        description="The number format: `auto` chooses one of `candidates` for each part of the model, with the least loss"
+        " within `target`."
     )
     candidates: Annotated[list[CandidateField] | None, _ONLY_AUTO] = Field(
         default=None,
         min_length=1,
-        description=f"What is chosen from, besides leaving a part as it is; absent for {', '.join(USUAL_CANDIDATES)}.",
+        description=f"Schemes to choose from, besides no quantization; default: {', '.join(USUAL_CANDIDATES)}.",
     )
     target: Annotated[MixedTarget, _ONLY_AUTO, Needed("scheme: auto needs a target, such as target: {bits: 4.25}")] = (
-        Field(description="What must be kept to.")
+        Field(description="Limit on bits, bytes or speed.")
     )
     loss: Annotated[Literal["fisher", "kl"] | None, _ONLY_AUTO] = Field(
         default=None,
-        description="How it is judged what rounding a part costs: by gradients, or by measuring it (exact, and slow);"
-        " absent for `fisher`.",
+        description="How the loss of rounding a part is estimated: `fisher`, from gradients, or `kl`, measured (exact but"
+        " slow); default: `fisher`.",
     )
 
     @model_validator(mode="after")
     def _fits_together(self) -> PostTrainingQuantizeAuto:
         if self.guard is not None and self.guard.otherwise == "fallback":
-            raise ValueError("guard.otherwise: fallback would break auto's target; use warn or fail")
+            raise ValueError("guard.otherwise: fallback could exceed auto's target; use warn or fail")
         for candidate in self.auto_candidates():
             schemes.check(candidate.scheme, candidate.group_size)
         return self
 
     def auto_candidates(self) -> list[Candidate]:
-        """What `auto` chooses from, each with its group size settled; none twice."""
+        """The candidates without duplicates, each with its group size filled in."""
         found: dict[object, Candidate] = {}
         for candidate in self.candidates or [Candidate(scheme=name) for name in USUAL_CANDIDATES]:
             if candidate.group_size is None and schemes.SCHEMES[candidate.scheme].group is not None:
@@ -115,11 +117,11 @@ class PostTrainingQuantizeAuto(QuantizeBase):
         return list(found.values())
 
     def with_only(self, candidate: Candidate) -> PostTrainingQuantize:
-        """The same with one of the candidates for all linears."""
+        """The same settings with one candidate for all linears."""
         shared = {name: getattr(self, name) for name in QuantizeBase.model_fields}
         return PostTrainingQuantize.model_construct(**{**shared, **dict(candidate)})
 
 
 def scheme_or_auto(name: Any) -> Any:
-    """A scheme's name in a recipe as this model has it: `auto` in any case."""
+    """Normalize `auto`, which a recipe may spell in any case; other names are unchanged."""
     return AUTO if isinstance(name, str) and name.lower() == AUTO else name

@@ -1,4 +1,4 @@
-"""A limit on what a layer may lose."""
+"""Settings of `guard`: a limit on each layer's error."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .methods import SchemeField
 
 
 class Guard(RecipeModel):
-    """What happens to a layer whose outputs change too much."""
+    """A limit on each layer's error, and what to do with layers that exceed it."""
 
     max_layer_error: float = Field(
-        gt=0, description="The largest relative error of a layer's outputs on calibration inputs that passes."
+        gt=0, description="Maximum relative error of a layer's outputs on calibration inputs."
     )
     otherwise: Literal["warn", "fail", "fallback"] = Field(
-        default="warn", description="Tell it in the report, end the run, or store the layer with `fallback`'s scheme."
+        default="warn", description="Report it, end the run, or store the layer in the scheme of `fallback`."
     )
     fallback: SchemeField = Field(
         default="W8A16",
-        description="The scheme of layers that fail, with all that read the same input.",
+        description="Scheme of layers that exceed the limit, and of linears that read the same input.",
         json_schema_extra={"enum": list(schemes.SUPPORTED)},
     )

@@ -1,4 +1,4 @@
-"""What keys and values are cached in."""
+"""Settings of the quantized KV cache."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ...system.settings import RecipeModel
 
 
 class KvCache(RecipeModel):
-    """What keys and values are cached in."""
+    """Format of the KV cache."""
 
     numbers: Literal["fp8", "int8", "int4"]
     scales: Literal["tensor", "head", "token"] | None = Field(
         default=None,
-        description="One scale for a layer or for each head, from the calibration text, or one for each token and head as"
-        " it comes. By default `tensor`, which servers read; `token` for int4, which needs it.",
+        description="One scale per layer (`tensor`) or per head, from the calibration text, or one per token and head,"
+        " computed at run time (`token`). Default: `tensor`, which servers read; `token` for int4, which requires it.",
     )
 
     @model_validator(mode="before")

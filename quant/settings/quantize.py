@@ -1,4 +1,4 @@
-"""What the settings of every quantization have in common, and those of one scheme for all linears."""
+"""Settings common to all quantization, and those of one scheme for all linears."""
 
 from __future__ import annotations
 
@@ -15,66 +15,65 @@ from .targets import Override, compiled_patterns
 
 
 class QuantizeBase(Variant):
-    """Store weights (and compute with activations) in fewer bits. A subclass says by which ``scheme`` it is chosen."""
+    """Quantize weights, and activations if the scheme does. Each subclass is selected by its ``scheme``."""
 
     scheme: Any
     group_size: int | None = Field(
         default=None,
-        description="Columns that share a scale; -1 for one scale per output channel; absent for the scheme's own.",
+        description="Columns per scale; -1 for one scale per output channel; default: the scheme's.",
     )
     kv_cache: KvCacheField | None = Field(
         default=None,
-        description="What keys and values are cached in: `fp8`, `int8` or `int4`, or {numbers: …, scales: …}; absent for"
-        " as they are computed.",
+        description="Format of the KV cache: `fp8`, `int8` or `int4`, or {numbers: …, scales: …}; default: not quantized.",
     )
     embeddings: Literal["int8"] | None = Field(
         default=None,
-        description="What the input embedding is stored in: `int8`, with a scale for each token; absent for as it is.",
+        description="Format of the input embedding: `int8`, with one scale per token; default: not quantized.",
     )
     transforms: list[TransformField] = Field(
         default=[],
-        description="What is done to the weights before they are rounded, in order, without changing the function.",
+        description="Transforms of the weights before rounding, in order; they do not change the model's function.",
     )
     rounding: RoundingField = Field(
         default_factory=lambda: Rounding(method="nearest"),
-        description="How codes are picked: a name, or {method: …, option: …}.",
+        description="Rounding method: a name, or {method: …, option: …}.",
     )
     targets: list[str] = Field(
         min_length=1,
         default=["Linear"],
-        description="What to quantize: `Linear`, module names, or `re:` and a regular expression.",
+        description="Linears to quantize: `Linear`, module names, or `re:` and a regular expression.",
     )
     ignore: list[str] = Field(
         default=["lm_head"],
-        description="What to leave as it is, named like targets; `lm_head` is the output head by any name.",
+        description="Linears to leave unquantized, named like targets; `lm_head` is the output head by any name.",
     )
-    guard: Guard | None = Field(default=None, description="A limit on what a layer may lose; absent for none.")
+    guard: Guard | None = Field(default=None, description="Limit on each layer's error; default: none.")
     diagnostics: int | None = Field(
         default=None,
         ge=1,
-        description="Calibration windows on which the errors of layers' outputs are measured where nothing else reads text;"
-        " absent for the errors of their weights.",
+        description="Calibration windows for measuring errors of layers' outputs if nothing else reads text; by default the"
+        " errors of their weights are reported.",
     )
     overrides: list[Override] = Field(
-        default=[], description="Linears with another scheme or rounding; where several name one, the last decides."
+        default=[], description="Linears with another scheme or rounding; the last matching entry applies."
     )
 
     _patterns = field_validator("targets", "ignore")(compiled_patterns)
 
 
 class PostTrainingQuantize(QuantizeBase):
-    """Store weights (and compute with activations) in fewer bits, all in one scheme but for overrides."""
+    """Quantize weights, and activations if the scheme does; one scheme for all linears except overrides."""
 
     scheme: SchemeField = Field(
-        description="The number format, by compressed-tensors' name.",
+        description="Number format, by its name in compressed-tensors.",
         json_schema_extra={"enum": list(schemes.SUPPORTED)},
     )
     inputs: Annotated[
         Literal["dynamic", "static", "static_asymmetric"] | None,
-        Elsewhere("inputs belongs to one scheme; remove it, or name a scheme instead of auto"),
+        Elsewhere("inputs is not for scheme: auto; remove it, or name a scheme instead of auto"),
     ] = Field(
         default=None,
-        description="Where 8-bit inputs get their scales from: each token, or the calibration text; absent for the scheme's own.",
+        description="Scales of 8-bit inputs: computed per token, or from the calibration text; default: the scheme's.",
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Which linears are meant, and what some are given instead of a step's own choices."""
+"""Patterns that select linears, and overrides for some of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .methods import RoundingField, SchemeField
 
 
 def compiled_patterns(patterns: list[str]) -> list[str]:
-    """Names of linears, or ``re:`` and a regular expression, all of which compile."""
+    """Check names of linears: each is a name, or ``re:`` and a regular expression that compiles."""
     for pattern in patterns:
         if pattern.startswith("re:"):
             try:
@@ -24,30 +24,26 @@ def compiled_patterns(patterns: list[str]) -> list[str]:
 
 
 class Override(RecipeModel):
-    """What some linears are given instead of the step's own choices."""
+    """Other settings for some linears than the step's."""
 
-    targets: list[str] = Field(
-        min_length=1, description="Which linears: module names, or `re:` and a regular expression."
-    )
+    targets: list[str] = Field(min_length=1, description="Linears: module names, or `re:` and a regular expression.")
     scheme: SchemeField | None = Field(
         default=None,
-        description="Their number format; absent for the step's.",
+        description="Number format; default: the step's.",
         json_schema_extra={"enum": [*schemes.SUPPORTED, None]},
     )
-    group_size: int | None = Field(default=None, description="Columns that share a scale; absent for the scheme's own.")
+    group_size: int | None = Field(default=None, description="Columns per scale; default: the scheme's.")
     inputs: Literal["dynamic", "static", "static_asymmetric"] | None = Field(
-        default=None, description="Where 8-bit inputs get their scales from; absent for the scheme's own."
+        default=None, description="Scales of 8-bit inputs; default: the scheme's."
     )
-    rounding: RoundingField | None = Field(
-        default=None, description="How their codes are picked; absent for the step's."
-    )
+    rounding: RoundingField | None = Field(default=None, description="Rounding method; default: the step's.")
 
     @model_validator(mode="after")
     def _group_size_fits_scheme(self) -> Override:
         if self.scheme is not None:
             schemes.check(self.scheme, self.group_size, self.inputs)
         elif self.group_size is not None or self.inputs is not None:
-            raise ValueError("group_size and inputs belong to a scheme; name it, too")
+            raise ValueError("group_size and inputs need a scheme; add scheme")
         return self
 
     _patterns = field_validator("targets")(compiled_patterns)

@@ -1,1 +1,1 @@
-"""The options of losses that have any, a file each, which recipes check without importing torch."""
+"""Options of losses, one file per loss with options; recipes validate them without importing torch."""

@@ -1,4 +1,4 @@
-"""What the options of all losses have in common; those of a loss with nothing to choose."""
+"""Options common to all losses, which are also those of losses without options."""
 
 from __future__ import annotations
 

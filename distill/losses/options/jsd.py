@@ -11,5 +11,8 @@ class JsdOptions(LossOptions):
     """Options of the generalised Jensen-Shannon divergence."""
 
     beta: float = Field(
-        default=0.5, gt=0, lt=1, description="The teacher's share of the mixture that both are compared with."
+        default=0.5,
+        gt=0,
+        lt=1,
+        description="The teacher's weight in the mixture that both distributions are compared with.",
     )

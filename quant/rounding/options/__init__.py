@@ -1,1 +1,1 @@
-"""The options of each rounding method, a file each, which recipes check without importing torch."""
+"""Options of the rounding methods, one file per method; recipes validate them without importing torch."""

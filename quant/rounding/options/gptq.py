@@ -10,7 +10,7 @@ from ...pattern import Pattern
 from .base import RoundingOptions
 
 MAX_DAMPING = 1.0
-# The paper of SparseGPT decides about this many columns at a time where there is no pattern.
+# Columns per mask decision without a pattern, as in the SparseGPT paper.
 AT_A_TIME = 128
 
 
@@ -18,7 +18,7 @@ class GptqOptions(RoundingOptions):
     """Options of GPTQ."""
 
     damping: float = Field(
-        default=0.01, gt=0, le=MAX_DAMPING, description="Share of the Hessian's mean diagonal added to its diagonal."
+        default=0.01, gt=0, le=MAX_DAMPING, description="Fraction of the Hessian's mean diagonal added to its diagonal."
     )
     activation_order: bool = Field(
         default=True, description="Round the columns with the largest inputs first. Scales stay in the stored order."
@@ -31,19 +31,21 @@ class GptqOptions(RoundingOptions):
         default=0.0,
         ge=0,
         le=1,
-        description="Share of the error in its inputs that a layer makes up for: 0 for none, 1 to match what it gives"
-        " in the unrounded model as closely as the calibration text allows. In the middle it gained most.",
+        description="Fraction of the error in its inputs that a layer compensates for: 0 for none, 1 to match its outputs"
+        " in the unrounded model as closely as the calibration text allows. Values in the middle were best.",
     )
     refit_groups: bool = Field(
         default=False,
-        description="Fit a group's scales when it is reached, to weights that already make up for the groups before it."
-        " Columns keep together by group: with activation_order, groups are ordered, and columns within each.",
+        description="Fit a group's scales when it is reached, to weights that already compensate for the groups before it."
+        " Columns are rounded group by group: activation_order then orders groups, and columns within each.",
     )
-    block: int = Field(default=256, ge=1, description="Columns between two updates of the whole weight; speed only.")
+    block: int = Field(
+        default=256, ge=1, description="Columns between two updates of the whole weight; affects speed only."
+    )
     sparsity: float | str | None = Field(
         default=None,
-        description="Remove weights on the way, SparseGPT's way: a share of all, or a pattern such as `2:4`; what is left makes"
-        " up for both. Columns then go in the stored order.",
+        description="Also prune, as in SparseGPT: a fraction of all weights, or a pattern such as `2:4`; the remaining"
+        " weights compensate for both. Columns are then rounded in the stored order.",
     )
 
     @field_validator("sparsity", mode="before")
@@ -55,16 +57,16 @@ class GptqOptions(RoundingOptions):
             pattern = Pattern.named(value)
             if AT_A_TIME % pattern.of:
                 raise ValueError(
-                    f"gptq chooses {AT_A_TIME} columns at a time, which are not made of groups of {pattern.of}"
+                    f"gptq prunes {AT_A_TIME} columns at a time, which groups of {pattern.of} do not divide"
                 )
         elif isinstance(value, (int, float)) and not 0 < value < 1:
-            raise ValueError(f"sparsity {value} is no share between 0 and 1, and no pattern such as 2:4")
+            raise ValueError(f"sparsity {value} is neither a fraction between 0 and 1 nor a pattern such as 2:4")
         return value
 
     @model_validator(mode="after")
     def _goes_together(self) -> GptqOptions:
         if self.sparsity is not None and self.refit_groups:
-            raise ValueError("refit_groups settles a group at a time, and sparsity other numbers of columns; keep one")
+            raise ValueError("refit_groups and sparsity cannot be combined; keep one")
         return self
 
     @property
@@ -73,7 +75,7 @@ class GptqOptions(RoundingOptions):
 
     @property
     def removes(self) -> Pattern | float | None:
-        """What is removed on the way."""
+        """The pattern or fraction of weights to prune."""
         return Pattern.named(self.sparsity) if isinstance(self.sparsity, str) else self.sparsity
 
     @property

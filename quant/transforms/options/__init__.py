@@ -1,1 +1,1 @@
-"""The options of each transform, a file each, which recipes check without importing torch."""
+"""Options of the transforms, one file per transform; recipes validate them without importing torch."""

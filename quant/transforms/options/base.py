@@ -1,4 +1,4 @@
-"""What the options of all transforms have in common; those of a transform with nothing to choose."""
+"""Options common to all transforms, which are also those of transforms without options."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pydantic import BaseModel, ConfigDict
 
 
 class TransformOptions(BaseModel):
-    """Base of every transform's options: strict, and refusing what it does not know."""
+    """Base of every transform's options: strict, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     @property
     def reads_inputs(self) -> bool:
-        """Whether the transform asks what layers read of a calibration text."""
+        """Whether the transform needs layers' inputs on the calibration text."""
         return False

@@ -10,8 +10,8 @@ from .base import TransformOptions
 class ClipOptions(TransformOptions):
     """Options of clipping."""
 
-    least: float = Field(default=0.5, gt=0, lt=1, description="The smallest share of a group's range that is tried.")
-    steps: int = Field(default=10, ge=1, description="How many shares are tried.")
+    least: float = Field(default=0.5, gt=0, lt=1, description="Smallest fraction of a group's range that is tried.")
+    steps: int = Field(default=10, ge=1, description="Number of fractions tried.")
 
     @property
     def reads_inputs(self) -> bool:

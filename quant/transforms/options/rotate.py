@@ -13,11 +13,11 @@ class RotateOptions(TransformOptions):
     learn: int = Field(
         default=0,
         ge=0,
-        description="Steps of learning the rotations from what the linears read of the calibration text; 0 for random ones.",
+        description="Steps of learning the rotations from the linears' inputs on the calibration text; 0 for random ones.",
     )
     heads: bool = Field(default=True, description="Also rotate within the value heads.")
     seed: int | None = Field(
-        default=None, ge=0, le=2**32 - 1, description="Chooses the signs; absent for the run's own seed."
+        default=None, ge=0, le=2**32 - 1, description="Random seed of the signs; default: the run's seed."
     )
 
     @property

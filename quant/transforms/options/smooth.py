@@ -11,7 +11,7 @@ class SmoothOptions(TransformOptions):
     """Options of SmoothQuant."""
 
     strength: float = Field(
-        default=0.5, ge=0, le=1, description="How much of the inputs' range moves to the weights; the paper's alpha."
+        default=0.5, ge=0, le=1, description="How much of the inputs' range moves to the weights (alpha in the paper)."
     )
 
     @property

@@ -105,7 +105,7 @@ def test_each_mistake_has_a_sentence(text: str, expected: str | None, tmp_path: 
 
 
 def test_a_missing_or_foreign_file_is_said_to_be_so(tmp_path: Path) -> None:
-    assert "no such recipe file" in _mistakes(tmp_path / "none.yaml")[0]
+    assert "recipe file not found" in _mistakes(tmp_path / "none.yaml")[0]
     assert "cannot be read" in _mistakes(tmp_path)[0]
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"model: \xff\xfe\n")
@@ -129,7 +129,7 @@ def test_extends_in_a_circle_is_an_error(tmp_path: Path) -> None:
     (sentence,) = _mistakes(tmp_path / "a.yaml")
     assert "a.yaml -> b.yaml -> a.yaml" in sentence
     _write(tmp_path / "self.yaml", "extends: self.yaml\n")
-    assert "circle" in _mistakes(tmp_path / "self.yaml")[0]
+    assert "circular" in _mistakes(tmp_path / "self.yaml")[0]
     _write(tmp_path / "lost.yaml", "extends: nowhere.yaml\n")
     assert "named by extends in" in _mistakes(tmp_path / "lost.yaml")[0]
 

@@ -304,15 +304,15 @@ def test_what_is_impossible_is_reported_before_any_work(
         ({"scheme": "auto"}, "needs a target"),
         ({"scheme": "auto", "target": {}}, "one of bits, bytes and speedup"),
         ({"scheme": "auto", "target": {"bits": 4, "bytes": 5}}, "one of bits, bytes and speedup"),
-        ({"scheme": "W4A16", "target": {"bits": 4}}, "target belongs to scheme: auto"),
-        ({"scheme": "auto", "target": {"bits": 4}, "inputs": "static"}, "inputs belongs to one scheme"),
+        ({"scheme": "W4A16", "target": {"bits": 4}}, "target is only for scheme: auto"),
+        ({"scheme": "auto", "target": {"bits": 4}, "inputs": "static"}, "inputs is not for scheme: auto"),
         (
             {"scheme": "auto", "target": {"bits": 4}, "candidates": ["NVFP4", {"scheme": "W8A8", "group_size": 3}]},
             "group_size",
         ),
         (
             {"scheme": "auto", "target": {"bits": 4}, "guard": {"max_layer_error": 0.1, "otherwise": "fallback"}},
-            "would break auto's target",
+            "could exceed auto's target",
         ),
     ],
 )

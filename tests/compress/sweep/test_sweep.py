@@ -75,12 +75,12 @@ def test_every_trial_has_a_name_of_its_own(sweep_file: Callable[..., Path]) -> N
     ("sweep", "sentence"),
     [
         ({}, "nothing varies; give grid or trials"),
-        ({"grid": {SCHEME: []}}, "has no value; give at least one"),
+        ({"grid": {SCHEME: []}}, "is empty; give at least one"),
         ({"gird": {}}, "sweep.gird: Extra inputs are not permitted"),
         ({"grid": {SCHEME: ["W4A61", "W8A61"]}}, r"(?s)trial W4A61: .*unknown scheme.*\ntrial W8A61: .*unknown scheme"),
         ({"grid": {"model": ["builtin:smelt-6m", "other"]}}, "model cannot vary"),
         ({"grid": {"steps.7.quantize.scheme": ["W4A16"]}}, "the recipe has no steps.7"),
-        ({"trials": [{"seed": 1}, {"seed": 1}]}, "two trials set the same, seed1"),
+        ({"trials": [{"seed": 1}, {"seed": 1}]}, "two trials are identical: seed1"),
     ],
 )
 def test_mistakes_are_reported_before_any_work(
@@ -200,7 +200,7 @@ def test_ray_that_is_unavailable_is_reported(sweep_file: Callable[..., Path]) ->
     command = [sys.executable, "-m", "smelt.compress.cli", "sweep", str(path), "--ray", "local"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert re.search(r"smelt: sweep\.resources: a trial asks for 3 GPUs, and the largest machine .* has 0", done.stderr)
+    assert re.search(r"smelt: sweep\.resources: a trial requests 3 GPUs, but the largest machine .* has 0", done.stderr)
 
 
 def test_without_ray_the_sentence_says_what_to_install(

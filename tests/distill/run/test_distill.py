@@ -426,14 +426,17 @@ def test_what_cannot_be_is_refused_before_any_work(distilled: Make, tiny: Callab
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tokens": "many"}, "'many' is no number of tokens"),
+        ({"tokens": "many"}, "'many' is not a number of tokens"),
         ({"tokens": 100}, "100 tokens are less than one step of 4 windows of 32"),
         ({"accumulate": 3}, "accumulate 3 does not divide the batch of 4"),
         ({"loss": "forwardkl"}, "unknown loss 'forwardkl'"),
         ({"loss": {"method": "jsd", "beta": 1.5}}, "beta"),
-        ({"loss": "reverse_kl", "stored": 8}, "reverse_kl needs a teacher that reads along"),
-        ({"data": {"writer": "student", "prompt": 32}}, "a prompt of 32 tokens leaves nothing to write"),
-        ({"data": {"writer": "student"}, "length": 64, "tokens": 9999, "cross_entropy": 0.5}, "no text to learn from"),
+        ({"loss": "reverse_kl", "stored": 8}, "reverse_kl needs all of the teacher's logits"),
+        ({"data": {"writer": "student", "prompt": 32}}, "a prompt of 32 tokens leaves nothing to generate"),
+        (
+            {"data": {"writer": "student"}, "length": 64, "tokens": 9999, "cross_entropy": 0.5},
+            "writer: student excludes cross_entropy",
+        ),
         ({"data": {"writer": "teacher", "prompt": 4, "share": 0.5}}, "share is for writer: student"),
         ({"hidden": 1.0, "cross_entropy": 1.0}, "with cross_entropy: 1 there is no teacher"),
     ],

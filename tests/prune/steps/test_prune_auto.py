@@ -212,8 +212,8 @@ def test_what_cannot_work_is_said_before_any_work(
     [
         ({"structure": "auto"}, "needs a target"),
         ({"structure": "auto", "target": {"params": 0.5, "latency": 0.5}}, "one of params and latency"),
-        ({"structure": "auto", "target": {"params": 0.5}, "count": 1}, "finds out itself how much goes"),
-        ({"structure": "ffn", "ratio": 0.5, "target": {"params": 0.5}}, "target is for structure auto"),
+        ({"structure": "auto", "target": {"params": 0.5}, "count": 1}, "chooses the amounts itself"),
+        ({"structure": "ffn", "ratio": 0.5, "target": {"params": 0.5}}, "target is only for structure auto"),
     ],
 )
 def test_a_section_that_cannot_be_meant(settings: dict[str, Any], said: str, tmp_path: Path) -> None:

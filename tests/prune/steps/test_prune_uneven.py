@@ -228,7 +228,7 @@ def test_calibration_text_can_be_its_own(tiny: Callable[..., Path], tmp_path: Pa
     ("steps", "said"),
     [
         ([_prune(allocation="owl")], "allocation owl is for single weights; expected uniform, sensitivity"),
-        ([_prune("experts", ratio=0.5)], "allocation shares weights, channels and heads out"),
+        ([_prune("experts", ratio=0.5)], "allocation is for weights, channels and heads"),
     ],
 )
 def test_a_recipe_that_makes_no_sense_is_refused(steps: list[Any], said: str, tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_experts_that_no_token_reaches_are_reported(tiny: Callable[..., Path], t
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"structure": "2:4", "sparsity": 0.5}, "says itself how many weights go; remove sparsity"),
+        ({"structure": "2:4", "sparsity": 0.5}, "fixes the sparsity; remove sparsity"),
         ({"structure": "weights"}, "structure weights needs sparsity"),
         ({"structure": "weights", "sparsity": 1.0}, "less than 1"),
         ({"structure": "2:4", "score": "influence"}, "score influence is not for 2:4"),
@@ -189,7 +189,7 @@ def test_experts_that_no_token_reaches_are_reported(tiny: Callable[..., Path], t
             {"structure": "4:2"},
             "none of blocks, attention, mlp, ffn, heads, hidden, experts, vocabulary, auto, weights and no pattern",
         ),
-        ({"structure": "blocks", "count": 1, "ignore": ["lm_head"]}, "blocks go from all alike"),
+        ({"structure": "blocks", "count": 1, "ignore": ["lm_head"]}, "not for blocks; remove ignore"),
     ],
 )
 def test_a_section_that_cannot_be_meant(settings: dict[str, Any], said: str, tmp_path: Path) -> None:

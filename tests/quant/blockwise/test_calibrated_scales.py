@@ -149,7 +149,7 @@ def test_an_architecture_without_a_known_cache_is_a_problem(
         ({"scheme": "W4A16", "inputs": "static"}, "has no 8-bit inputs"),
         ({"scheme": "FP8_DYNAMIC", "inputs": "static_asymmetric"}, "has no zero-points"),
         ({"scheme": "NVFP4", "inputs": "dynamic"}, "has no 8-bit inputs"),
-        ({"overrides": [{"targets": ["re:.*"], "inputs": "static"}]}, "belong to a scheme; name it, too"),
+        ({"overrides": [{"targets": ["re:.*"], "inputs": "static"}]}, "group_size and inputs need a scheme"),
     ],
 )
 def test_inputs_that_a_scheme_does_not_have_are_refused(
