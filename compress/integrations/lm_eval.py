@@ -165,7 +165,7 @@ class SmeltLM(TemplateLM):
         """What of a context the model's length leaves; the continuation's last token is not part of the input."""
         if len(continuation) > self.max_length:
             raise RuntimeProblem(
-                f"an answer has {len(continuation)} tokens, more than the model's {self.max_length}; leave the task out"
+                f"an answer has {len(continuation)} tokens, more than the model's {self.max_length}; remove the task"
             )
         return context[-(self.max_length + 1 - len(continuation)) :], continuation
 
@@ -183,7 +183,7 @@ class SmeltLM(TemplateLM):
             room = self.max_length - params.max_tokens
             if room < 1:
                 raise RuntimeProblem(
-                    f"the task generates {params.max_tokens} tokens, and the model's length is {self.max_length};"
+                    f"the task generates {params.max_tokens} tokens, but the model's context length is {self.max_length};"
                     " set max_gen_toks in the task's generation_kwargs"
                 )
             tokens = (self.tok_encode(text) if text else []) or [self.prefix_token_id]
@@ -220,7 +220,7 @@ class SmeltLM(TemplateLM):
         strange = [name for name, value in kwargs.items() if value is not None]
         if strange:
             raise RuntimeProblem(
-                f"the task's generation_kwargs ask for {', '.join(strange)}, which the engine does not know; it knows"
+                f"the task's generation_kwargs ask for {', '.join(strange)}, which the engine does not support; it supports"
                 f" until, max_gen_toks, do_sample, temperature, {', '.join(_SAMPLING)}"
             )
         # Special tokens are not in the text that stop strings are looked for in.

@@ -53,7 +53,7 @@ def for_training(
     """
     directory = find_checkpoint(str(checkpoint), trust_remote_code=trust_remote_code)
     if not directory.config_data().get("quantization_config"):
-        raise SmeltError(f"{directory.path}: its weights are plain; load it with transformers")
+        raise SmeltError(f"{directory.path}: its weights are not quantized; load it with transformers")
     compressed = CompressedModel(open_dense(directory), directory)
     opened, weights = compressed.model, compressed.weights
     assert isinstance(weights, DenseWeights)
@@ -73,7 +73,7 @@ def for_training(
     model.tie_weights()
     lost = [name for name, tensor in model.state_dict().items() if tensor.is_meta]
     if lost:
-        raise SmeltError(f"{directory.path}: {lost[0]} has no weight in the checkpoint; get another copy")
+        raise SmeltError(f"{directory.path}: {lost[0]} has no weight in the checkpoint; download it again")
     if round_inputs:
         for name, rounding in compressed.input_roundings().items():
             quantize_inputs(model.get_submodule(name), rounding)

@@ -56,7 +56,7 @@ def config_for(checkpoint: str | Path, *, trust_remote_code: bool = False) -> Pr
     path, config = directory.path, directory.config()
     stored = getattr(config, "quantization_config", None)
     if not stored and getattr(config, LAYER_SIZES, None) is None:
-        raise SmeltError(f"{path}: its weights are plain; transformers loads them as they are, without a config")
+        raise SmeltError(f"{path}: its weights are not quantized; transformers loads them without a config")
     settings = SmeltConfig(stored=stored, path=str(path))
     SmeltQuantizer(settings)  # says whether its reader knows the method
     directory.check_weights(config, CheckpointWeights(path))
@@ -146,7 +146,7 @@ class SmeltQuantizer(HfQuantizer):
                 quantize_inputs(linears[name], rounding)
         if self._inputs.keys() - linears.keys():
             _logger.warning(
-                "The inputs of experts are not rounded, though the checkpoint says so; Smelt's runtime does it."
+                "The activations of experts are not quantized here, though the checkpoint says so; Smelt's runtime does it."
             )
         return model
 

@@ -104,7 +104,7 @@ def _not_in_gguf(model: Path, config: Any = None) -> tuple[str, ...]:
     except ModuleNotFoundError as error:
         if error.name != "gguf":
             raise
-        return ("the package gguf, which writes such files, is not installed",)
+        return ("the package gguf, which the export needs, is not installed",)
     return tuple(gguf_limits(model, config))
 
 

@@ -101,7 +101,7 @@ def run(
         has_work = not output.is_complete and not output.has_checkpoint
         processes.broadcast(lambda: ({}, has_work))
         if output.is_complete:
-            show.say(f"{output.path} is complete already; pass --fresh to run it again")
+            show.say(f"{output.path} is already complete; pass --fresh to run it again")
             result = RunResult(output.checkpoint, load(output.report))
             processes.wait()
             return result
@@ -305,7 +305,7 @@ def _subjects(plan: Plan, output: Output, name: str, reason: str | None) -> list
     original = Subject(called, model.directory, "baseline", only_text=reason)
     if plan.adapter is not None:
         original.merged = plan.adapter.fingerprint()
-        original.warnings.append(f"its size and layers are those of {name}; the adapter's own weights are not counted")
+        original.warnings.append(f"its size and layers are those of {name}; the adapter's weights are not counted")
     compressed = Subject(
         ", ".join(step.label for step in plan.steps),
         directory,

@@ -181,13 +181,13 @@ class Plan:
             lines += ["", f"{len(self.problems)} problem{'s' if len(self.problems) > 1 else ''}:"]
             lines += [f"  {problem}" for problem in self.problems]
         else:
-            lines += ["", "nothing stands in the way"]
+            lines += ["", "no problems found"]
         return "\n".join(lines)
 
     def _text(self) -> str:
         """Whether calibration text is read, and why, as a sentence."""
         if not self.text:
-            return "no calibration text is read; the weights are enough"
+            return "no calibration text is needed"
         several = len(self.steps) > 1
         why = [
             f"step {number}: {', '.join(reasons)}" if several else ", ".join(reasons)
@@ -276,15 +276,15 @@ def _order_problems(steps: list[Step]) -> list[Problem]:
             what = "a model that is quantized already cannot be quantized again; keep one quantize step"
             return [Problem(f"steps.{number}", what)]
         if before.quantizes:
-            what = "what is quantized cannot be changed any more without rounding it again; put quantize last"
+            what = "quantized weights cannot be changed without quantizing them again; put quantize last"
             return [Problem(f"steps.{number}", what)]
     zeros = next((number for number, step in enumerate(steps) if step.leaves_zeros), len(steps))
     for number, step in enumerate(steps[zeros + 1 :], zeros + 1):
         if not step.keeps_zeros:
-            what = f"changes all weights, so that the zeros of steps.{zeros} would be lost (transforms: rotate, update: merge"
-            return [
-                Problem(f"steps.{number}", f"{what} or student: random); leave it away, or put it before the pruning")
-            ]
+            what = (
+                f"changes all weights, so the zeros of steps.{zeros} would be lost (transforms: rotate, update: merge"
+            )
+            return [Problem(f"steps.{number}", f"{what} or student: random); remove it, or put it before the pruning")]
     return []
 
 
@@ -338,8 +338,8 @@ def _read_windows(recipe: Recipe, model: OpenModel, *, calibrate: bool) -> Windo
     for windows in read.values():
         if windows.tokens.max().item() >= model.vocabulary():
             raise SmeltError(
-                f"{model.directory.path}: its tokenizer makes token {windows.tokens.max().item()}, but the model has only"
-                f" {model.vocabulary()}; the tokenizer belongs to another model"
+                f"{model.directory.path}: its tokenizer produces token id {windows.tokens.max().item()}, but the model has only"
+                f" {model.vocabulary()} tokens; the tokenizer belongs to another model"
             )
     return read.get("calibration")
 
@@ -350,7 +350,7 @@ def _length_problems(recipe: Recipe, model: OpenModel) -> list[Problem]:
     if recipe.evaluate:
         problems += device_problems(recipe.evaluate.device) + length_problems(recipe.evaluate, [model.directory])
     if context and length > context:
-        sentence = f"{length} tokens are more than the {context} that the model was made for; use at most {context}"
+        sentence = f"{length} tokens exceed the model's context length; use at most {context}"
         problems.append(Problem("calibrate.length", sentence))
     return problems
 
@@ -378,7 +378,9 @@ def _resource_problems(recipe: Recipe, model: OpenModel, cost: Cost, *, reads_te
     memory, disk = available_memory(), free_disk(Path(recipe.output))
     written = reads_text and recipe.calibrate.source == "self"
     if written and recipe.adapter is not None:
-        problems.append(Problem("calibrate.source", "self would be written without the adapter; give a text instead"))
+        problems.append(
+            Problem("calibrate.source", "self would generate text without the adapter; give a text instead")
+        )
     if written and 2 * model.weights.nbytes > memory:
         problems.append(
             Problem(
@@ -391,7 +393,7 @@ def _resource_problems(recipe: Recipe, model: OpenModel, cost: Cost, *, reads_te
         problems.append(
             Problem(
                 "memory",
-                f"the run needs about {human_bytes(cost.memory)} more and {human_bytes(memory)} are available;"
+                f"the run needs about {human_bytes(cost.memory)} more memory and {human_bytes(memory)} is available;"
                 f" {'lower calibrate.samples or ' if reads_text else ''}use a larger machine",
             )
         )
@@ -399,7 +401,7 @@ def _resource_problems(recipe: Recipe, model: OpenModel, cost: Cost, *, reads_te
         problems.append(
             Problem(
                 "output",
-                f"the run writes about {human_bytes(cost.disk)} and {human_bytes(disk)} are free; make room or choose another output",
+                f"the run writes about {human_bytes(cost.disk)} and {human_bytes(disk)} is free; free some or choose another output",
             )
         )
     return problems

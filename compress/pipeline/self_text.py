@@ -66,7 +66,7 @@ def self_written_windows(model: ModelDirectory, samples: int, length: int, seed:
     written = []
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
-        for begin in progress.track(range(0, samples, _BATCH), "writing calibration text"):
+        for begin in progress.track(range(0, samples, _BATCH), "generating calibration text"):
             written.append(
                 lm.generate(  # type: ignore
                     starts[begin : begin + _BATCH],

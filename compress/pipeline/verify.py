@@ -101,7 +101,9 @@ def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> R
             raise SmeltError(
                 f"{checkpoint}: the written checkpoint computes NaN; this is a bug in Smelt, please report it"
             )
-        sentence = f"read back block by block; not loaded whole in transformers, which needs about {human_bytes(needed)} of memory"
+        sentence = (
+            f"read back block by block, not loaded with transformers, which needs about {human_bytes(needed)} of memory"
+        )
         return Reload("streamed", None, allowed, sentence)
     release_freed_memory()
     found, expected = _both(checkpoint, compressed, ours, tokens, arguments, trust=model.directory.trust_remote_code)
@@ -115,29 +117,29 @@ def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> R
     logits = (
         "are too" if difference == 0 else f"differ by at most {difference:.1e} of the largest (allowed {allowed:.0e})"
     )
-    sentence = f"reloaded with transformers{how}; its weights are exactly ours, and its logits {logits}"
+    sentence = f"reloaded with transformers{how}; its weights are identical, and its logits {logits}"
     return Reload("transformers", difference, allowed, sentence)
 
 
 def _what_loading_needs(compressed: CompressedModel, checkpoint: Path) -> tuple[dict[str, Any], str, int | None]:
     """Arguments of ``from_pretrained`` for this checkpoint, how a report names them, and the bytes of what stays packed."""
     if getattr(compressed.model.config, LAYER_SIZES, None) is not None:
-        return _with_plug_in(compressed, checkpoint, "which blocks of different sizes need there")
+        return _with_plug_in(compressed, checkpoint, "which blocks of different sizes need")
     experts = any(facts.is_expert for facts in compressed.model.linears.values())
     if compressed.schemes is None:
         return {}, "", compressed.stored_bytes
     kept = compressed.schemes.keys_values
     if kept is not None and kept.dynamic is True:
-        return _with_plug_in(compressed, checkpoint, "where a row's extreme gets one code whatever its last bit")
+        return _with_plug_in(compressed, checkpoint, "which quantizes the KV cache as Smelt does")
     needs = compressed.schemes.needs(experts=experts)
     if needs == "nothing":
         return {}, "", None if experts else compressed.stored_bytes  # experts are restored to be put together
     if needs == "plug-in":
-        return _with_plug_in(compressed, checkpoint, "which its zero-points need there")
+        return _with_plug_in(compressed, checkpoint, "which its zero-points need")
     from transformers import CompressedTensorsConfig
 
     dequantized = CompressedTensorsConfig(dequantize=True)
-    how = " and quantization_config=CompressedTensorsConfig(dequantize=True), which zero-points need there"
+    how = " and quantization_config=CompressedTensorsConfig(dequantize=True), which zero-points need"
     return {"quantization_config": dequantized}, how, None
 
 

@@ -27,7 +27,7 @@ def training_problems(settings: Training, model: OpenModel, where: str) -> list[
     problems: list[Problem] = []
     tokenizer, text, context = model.directory.tokenizer(), settings.data.text(), model.context()
     if context and settings.length > context:
-        what = f"{settings.length} tokens are more than the {context} that the model was made for; use at most that"
+        what = f"{settings.length} tokens exceed the model's context length; use at most {context}"
         problems.append(Problem(f"{where}.length", what))
     try:
         short = text.problem() or shortage(text, tokenizer, settings.length, settings.batch)
@@ -52,7 +52,7 @@ def training_problems(settings: Training, model: OpenModel, where: str) -> list[
                 problems += _attention_problems(teacher, "the teacher", where)
             reach = teacher.context()
             if reach and settings.length > reach:
-                what = f"{settings.length} tokens are more than the {reach} that the teacher was made for"
+                what = f"{settings.length} tokens exceed the teacher's context length of {reach}"
                 problems.append(Problem(f"{where}.length", f"{what}; use at most that"))
             if teacher.directory.tokenizer().get_vocab() != tokenizer.get_vocab():
                 problems.append(Problem(f"{where}.teacher", other_tokens(settings.teacher)))

@@ -166,7 +166,7 @@ def test_prompts_that_exceed_the_models_length_are_cut_from_the_left(
 
 
 def test_no_room_for_a_prompt_is_reported(short: tuple[SmeltLM, HFLM]) -> None:
-    with pytest.raises(RuntimeProblem, match="the task generates 64 tokens, and the model's length is 64"):
+    with pytest.raises(RuntimeProblem, match="the task generates 64 tokens, but the model's context length is 64"):
         short[0].generate_until(_requests("generate_until", [("Once", {"max_gen_toks": SHORT})]))
 
 

@@ -171,13 +171,12 @@ def test_a_length_that_nobody_chose_fits_the_model(
     for section in ("calibrate", "evaluate"):
         problems = Plan.make(Recipe.model_validate(usual | {section: {"length": 256}})).problems
         assert [str(problem) for problem in problems] == [
-            f"{section}.length: 256 tokens are more than the 128 that {_called(section, model)} was made for;"
-            " use at most 128"
+            f"{section}.length: 256 tokens exceed {_called(section, model)}; use at most 128"
         ]
 
 
 def _called(section: str, model: Path) -> str:
-    return "the model" if section == "calibrate" else str(model)
+    return "the model's context length" if section == "calibrate" else f"the context length of {model}"
 
 
 def test_more_windows_for_diagnostics_than_there_are_is_a_mistake(tiny: Callable[..., Path], tmp_path: Path) -> None:

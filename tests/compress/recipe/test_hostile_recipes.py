@@ -255,7 +255,7 @@ def test_gates_that_could_never_fall(gate: str) -> None:
 
 @pytest.mark.parametrize("tasks", [",", "", "piqa,,boolq", " "])
 def test_tasks_that_name_none(tasks: str) -> None:
-    with pytest.raises(SmeltError, match="names no task"):
+    with pytest.raises(SmeltError, match="has an empty name"):
         evaluation_settings(tasks=tasks, speed="none")
 
 
