@@ -72,7 +72,7 @@ class AttentionMatching(nn.Module):
                 yield
         missing = [block for block in self._blocks[who] if block not in watch.seen]
         if missing:
-            raise NotSeenError(f"{type(missing[0]).__name__} does not compute attention by torch's own function")
+            raise NotSeenError(f"{type(missing[0]).__name__} does not use torch's scaled_dot_product_attention")
         self._seen[who] = [watch.seen[block] for block in self._blocks[who]]
 
     def forward(self, counted: Tensor | None) -> Tensor:

@@ -15,7 +15,7 @@ _FULLY_SHARDED = "ACCELERATE_USE_FSDP"
 _PARALLELISM = "ACCELERATE_USE_PARALLELISM_CONFIG"
 # What accelerate can be asked for and nothing here does: silence would be a lie.
 _REFUSED = {
-    "FSDP_OFFLOAD_PARAMS": "keeping weights in main memory",
+    "FSDP_OFFLOAD_PARAMS": "offloading weights to main memory",
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
 }
@@ -53,7 +53,7 @@ class Arrangement:
         mixed = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
         if mixed != "no":
             raise SmeltError(
-                f"accelerate's configuration has mixed_precision: {mixed}; Smelt trains in the model's own dtype, so set it to no"
+                f"accelerate's configuration has mixed_precision: {mixed}; Smelt trains in the model's dtype; set it to no"
             )
         if parse_flag_from_env("FSDP_ACTIVATION_CHECKPOINTING"):
             raise SmeltError(
@@ -85,7 +85,7 @@ def _replicas(count: int) -> int:
     replicas, shards = asked.dp_replicate_size, asked.dp_shard_size
     if asked.total_size != count:
         raise SmeltError(
-            f"accelerate's configuration asks for {replicas} copies over {shards} processes each, but {count} processes were started; make"
+            f"accelerate's configuration asks for {replicas} copies sharded over {shards} processes each, but {count} processes were started; make"
             " the product of dp_replicate_size and dp_shard_size their number"
         )
     return replicas

@@ -80,7 +80,7 @@ class CachedTeacherLogits:
             with self._paths[0].open("ab") as ids, self._paths[1].open("ab") as logs:
                 for file, size in ((ids, sizes[0]), (logs, sizes[1])):
                     file.truncate(done * size)
-                for start in progress.track(range(done, total, _TOGETHER), "asking the teacher"):
+                for start in progress.track(range(done, total, _TOGETHER), "running the teacher"):
                     numbers = torch.arange(start, min(start + _TOGETHER, total))
                     places, kept = self._logits_of(reader, self._windows.read(numbers), temperature)
                     places.numpy().astype(self._ids).tofile(ids)
@@ -108,5 +108,5 @@ class CachedTeacherLogits:
             found.append(most_likely(logits[:, : self._vocabulary], self._count, temperature))
         places, kept = (torch.cat(each).cpu() for each in zip(*found, strict=True))
         if not kept.isfinite().all():
-            raise SmeltError("the teacher's predictions are no finite numbers; get another copy of it")
+            raise SmeltError("the teacher's predictions are not finite; download it again")
         return places, kept.clamp_min(_LEAST)

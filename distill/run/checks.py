@@ -42,9 +42,7 @@ def training_problems(settings: Training, model: OpenModel, where: str) -> list[
             path for path in (Path(settings.stored_at), *Path(settings.stored_at).absolute().parents) if path.exists()
         )
         if not place.is_dir() or not os.access(place, os.W_OK):
-            problems.append(
-                Problem(f"{where}.stored_at", f"{place} is no directory that can be written to; choose another")
-            )
+            problems.append(Problem(f"{where}.stored_at", f"{place} is not a writable directory; choose another"))
     if settings.has_teacher and not settings.learns_from_original:
         try:
             teacher = named_teacher(settings, model)
@@ -65,7 +63,7 @@ def _attention_problems(model: OpenModel, who: str, where: str) -> list[Problem]
     config: Any = model.skeleton.model.config
     if config._attn_implementation == "sdpa":
         return []
-    what = f"{who} does not compute attention by torch's own function, where it would be compared; remove it"
+    what = f"{who} does not use torch's scaled_dot_product_attention, where attention would be compared; remove it"
     return [Problem(f"{where}.attention", what)]
 
 
@@ -81,20 +79,20 @@ def sharing_problems(settings: Training, model: OpenModel | None, count: int, wh
     problems: list[Problem] = []
     if count > 1 and settings.batch // count < settings.accumulate:
         passes = "" if settings.accumulate == 1 else f" in {settings.accumulate} passes each"
-        what = f"a batch of {settings.batch} windows cannot be shared by {count} processes{passes}"
+        what = f"a batch of {settings.batch} windows cannot be split over {count} processes{passes}"
         problems.append(Problem(f"{where}.batch", f"{what}; raise batch, lower accumulate or start fewer"))
     mixes = model is not None and any(".experts." in name for name in model.linears)
     if count > 1 and mixes and not adds_up_unused():
-        what = f"torch {torch.__version__} adds up wrong gradients where processes use other experts"
-        problems.append(Problem(where, f"{what}; take torch 2.13 or newer, or one process"))
+        what = f"torch {torch.__version__} sums gradients wrongly if processes use different experts"
+        problems.append(Problem(where, f"{what}; use torch 2.13 or newer, or one process"))
     return problems
 
 
 def other_tokens(teacher: str) -> str:
     """Why a teacher with another tokenizer cannot teach."""
     return (
-        f"{teacher} has another tokenizer than the student, and a prediction of one's tokens is none of the other's;"
-        " choose a teacher with the student's tokenizer, or train before the vocabulary is pruned"
+        f"{teacher} and the student have different tokenizers, so their predictions cannot be compared;"
+        " choose a teacher with the student's tokenizer, or train before pruning the vocabulary"
     )
 
 

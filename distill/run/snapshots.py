@@ -37,9 +37,7 @@ class Snapshots:
         there = float(self._record.exists())
         self.is_new = not spread.sums([there if spread.rank == 0 else 0.0])[0]
         if not spread.sums([there])[0] == (0 if self.is_new else spread.count):
-            raise SmeltError(
-                f"{journal}: processes do not see the same files here; they need a file system that all share"
-            )
+            raise SmeltError(f"{journal}: processes do not see the same files here; use a shared file system")
 
     def load(self) -> tuple[Saved, dict[str, Any]] | None:
         """The last snapshot."""

@@ -56,7 +56,7 @@ class Writer:
             self._engine = Engine(directory, config)
         except RuntimeProblem as problem:
             raise SmeltError(
-                f"{directory}: the runtime cannot write text with it ({problem}); train on a text"
+                f"{directory}: the runtime cannot generate text with it ({problem}); train on a text"
             ) from None
 
     def take_weights(self, config: Any, names: Iterable[str], load: Callable[[str], Tensor]) -> None:
@@ -80,6 +80,6 @@ class Writer:
         outputs = self._engine.generate(prompts.tolist(), params)
         failed = next((output.error for output in outputs if output.error is not None), None)
         if failed is not None:
-            raise SmeltError(f"writing text for training failed: {failed}")
+            raise SmeltError(f"generating text for training failed: {failed}")
         written = torch.tensor([output.completions[0].tokens for output in outputs])
         return torch.cat((prompts, written), dim=1)

@@ -187,12 +187,12 @@ def _windows(
     windows = _by_the_first(place, cut)
     if windows.count < settings.batch:
         raise SmeltError(
-            f"{text.label}: too short: it has {windows.count} windows of {settings.length} tokens to train on, less than one"
+            f"{text.label}: too short: it has {windows.count} training windows of {settings.length} tokens, less than one"
             f" batch of {settings.batch}; give more text, or lower batch or length"
         )
     if windows.largest >= student.vocabulary:
         raise SmeltError(
-            f"{text.label}: the tokenizer makes token {windows.largest} of it, but the model has only {student.vocabulary};"
+            f"{text.label}: the tokenizer produces token id {windows.largest}, but the model has only {student.vocabulary} tokens;"
             " the tokenizer belongs to another model"
         )
     return _by_the_first(place, lambda: _as_written(settings, windows, teacher, place))
@@ -279,7 +279,7 @@ def _failed(error: TrainingError, place: TrainingPlace, spread: Sharding) -> Sme
     kept_at = place.log / f"failed-batch-{place.name}{whose}.safetensors"
     save_tensors(kept_at, {"tokens": error.batch.tokens.cpu().contiguous()})
     return SmeltError(
-        f"training failed at {error}; what it read then is in {kept_at}; start over with --fresh and a lower"
+        f"training failed at {error}; its batch is saved in {kept_at}; start over with --fresh and a lower"
         " learning_rate, with clip or with skip_spikes"
     )
 
@@ -406,14 +406,14 @@ def _sentence(settings: Training, windows: WindowsFile, trainer: Trainer) -> str
     before, after = trainer.started or {}, last.held_out or {}
     if DIVERGENCE in before and DIVERGENCE in after:
         sentence += (
-            f"; on text kept aside, {settings.loss.method} from the teacher went from {before[DIVERGENCE]:.3f} to"
+            f"; on held-out text, {settings.loss.method} from the teacher went from {before[DIVERGENCE]:.3f} to"
             f" {after[DIVERGENCE]:.3f}"
         )
     if TEXT in before and TEXT in after:
-        sentence += f"{',' if DIVERGENCE in before else '; on text kept aside,'} perplexity from"
+        sentence += f"{',' if DIVERGENCE in before else '; on held-out text,'} perplexity from"
         sentence += f" {math.exp(before[TEXT]):.4g} to {math.exp(after[TEXT]):.4g}"
     skipped = sum(each.skipped for each in trainer.metrics)
-    return sentence + (f"; {skipped} steps were passed over as spikes" if skipped else "")
+    return sentence + (f"; {skipped} steps were skipped as gradient spikes" if skipped else "")
 
 
 class _Samples:

@@ -95,7 +95,7 @@ def training_windows(
         left = enough
         try:
             with partial.open("wb") as file:
-                for ids in progress.track(token_pieces(source, tokenizer), f"cutting {source.label} into tokens"):
+                for ids in progress.track(token_pieces(source, tokenizer), f"tokenizing {source.label}"):
                     np.asarray(ids[:left], dtype=np.int32).tofile(file)
                     left -= len(ids)
                     if left <= 0:
@@ -116,6 +116,6 @@ def shortage(source: TextSource, tokenizer: PreTrainedTokenizerBase, length: int
         if found >= needed:
             return None
     return (
-        f"{source.label}: too short: a batch of {batch} windows of {length} tokens, and some to measure on, need {needed}"
-        f" tokens, it has {found}; give more text, or lower batch or length"
+        f"{source.label}: too short: a batch of {batch} windows of {length} tokens, and some held out, need {needed}"
+        f" tokens, but it has {found}; give more text, or lower batch or length"
     )

@@ -47,7 +47,7 @@ def written_by(
             with begun.open("ab") as file:
                 file.truncate(done * windows.nbytes)
                 teacher = writer() if done < windows.count else None
-                for start in progress.track(range(done, windows.count, _TOGETHER), "the teacher writes"):
+                for start in progress.track(range(done, windows.count, _TOGETHER), "the teacher generates text"):
                     assert teacher is not None
                     numbers = torch.arange(start, min(start + _TOGETHER, windows.count))
                     prompts = windows.read(numbers)[:, : settings.prompt]

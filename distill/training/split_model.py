@@ -28,7 +28,7 @@ class SplitModel:
         self.model = model
         self._body_name = str(getattr(model, "base_model_prefix", ""))
         if not self._body_name or self._body_name not in model._modules:
-            raise ValueError(f"{type(model).__name__} has no decoder apart from its head")
+            raise ValueError(f"{type(model).__name__} has no decoder separate from its lm_head")
         self.body: Any = model._modules[self._body_name]
         head = model.get_output_embeddings()  # type: ignore[operator]
         path = next(name for name, module in model.named_modules() if module is head)

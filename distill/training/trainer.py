@@ -232,7 +232,7 @@ class Trainer:
         if skipped:
             self._optimizer.forget()
             if all(each.skipped for each in self.metrics[-_SKIPPED_IN_A_ROW:]) and step >= _SKIPPED_IN_A_ROW:
-                text = f"step {step + 1}: {_SKIPPED_IN_A_ROW} steps in a row were spikes of the gradient"
+                text = f"step {step + 1}: {_SKIPPED_IN_A_ROW} steps in a row were gradient spikes"
                 raise TrainingError(text, batch)
         else:
             self._optimizer.step(rate)

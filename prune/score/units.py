@@ -137,4 +137,4 @@ def refitted(reader: Tensor, hessian: Tensor, kept: Tensor, damping: float = 0.0
             found = torch.cholesky_solve((wanted + shift * reader[:, kept].double()).T, factor).T
             return found.float(), []
         damping *= 10
-    return reader[:, kept].float(), ["nothing makes up for what went: its Hessian cannot be factored"]
+    return reader[:, kept].float(), ["the removed columns are not compensated: the Hessian cannot be factored"]

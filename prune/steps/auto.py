@@ -85,14 +85,14 @@ class PreparedAuto(PreparedStep):
         self._check_latency()
         if set(layer_parts(model)) != {"all"}:
             what = (
-                f"{type(model.skeleton.model).__name__}: parts of some of its blocks were removed; search first, or give"
+                f"{type(model.skeleton.model).__name__}: parts of some of its blocks were already removed; search first, or give"
                 " structures and shares"
             )
             raise self._wrong("structure", what)
         self._grid, self._rotates = SizeGrid.of(model, step.settings.multiple), _rotates(model)
         if all(len(levels) == 1 for levels in self._grid.levels.values()):
             kind = type(model.skeleton.model).__name__
-            raise self._wrong("structure", f"{kind}: no dimension of it can be made smaller")
+            raise self._wrong("structure", f"{kind}: none of its dimensions can be made smaller")
         self._check_parameters()
         # The shape is what the search is for: of those that it may find, the one that the fewest group sizes divide.
         self.output = model
@@ -110,10 +110,12 @@ class PreparedAuto(PreparedStep):
         except RuntimeProblem as problem:
             raise self._wrong("target", f"latency: {problem}; give a target of params instead") from None
         if self._target.place.context > spec.max_length:
-            what = f"at.context is {self._target.place.context}, more than the {spec.max_length} tokens that the model takes"
+            what = (
+                f"at.context is {self._target.place.context}, more than the model's context length of {spec.max_length}"
+            )
             raise self._wrong("target", what)
         if len(self.model.anatomy.blocks) < 2:
-            what = "latency: a model of one block has nothing to compare; give a target of params"
+            what = "latency: a model of one block cannot be timed by differences; give a target of params"
             raise self._wrong("target", what)
 
     def _check_parameters(self) -> None:
@@ -125,7 +127,7 @@ class PreparedAuto(PreparedStep):
             raise self._wrong("structure", str(error)) from None
         least = min(costs.parameters(sizes) for sizes in self._grid) / costs.parameters(self._grid.whole)
         if least > self._target.params:
-            what = f"params: the smallest shape that is searched has {least:.2f} of the parameters; give at least that"
+            what = f"params: the smallest shape in the search has {least:.2f} of the parameters; give at least that"
             raise self._wrong("target", what)
 
     def plan(self) -> dict[str, Any]:
@@ -217,7 +219,7 @@ class PreparedAuto(PreparedStep):
         if not allowed:
             share = min(map(spent, grid)) / spent(grid.whole)
             raise SmeltError(
-                f"{self._where}.target: the fastest shape that is searched takes {share:.2f} of the time; give at least that"
+                f"{self._where}.target: the fastest shape in the search takes {share:.2f} of the time; give at least that"
             )
         return allowed
 
@@ -244,7 +246,7 @@ class PreparedAuto(PreparedStep):
         return (
             f"a decoding step of {place.batch} sequence{'s' * (place.batch > 1)} with {place.context} tokens takes"
             f" {after / before:.2f} of the original's, measured side by side"
-            + (f", more than the target of {self._target.latency:g}: parts were timed by themselves" if missed else "")
+            + (f", more than the target of {self._target.latency:g}: parts were timed separately" if missed else "")
         )
 
 
@@ -361,7 +363,7 @@ def _sentence(whole: Sizes, found: Sizes, settings: list[PruneBase], losses: dic
     ]
     loss = losses[_named(found)]
     return (
-        f"left are {', '.join(left) or 'all dimensions'}: on calibration windows kept apart its loss was {loss:.3f},"
-        f" the original's {losses['whole']:.3f}, and that of the other shapes tried"
+        f"left are {', '.join(left) or 'all dimensions'}: on held-out calibration windows its loss was {loss:.3f},"
+        f" the original's {losses['whole']:.3f}, and that of the other shapes tried was"
         f" {', '.join(f'{value:.3f}' for name, value in losses.items() if name.count(' ') > 1 and value != loss) or 'none'}"
     )

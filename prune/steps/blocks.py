@@ -59,7 +59,7 @@ class PruneBlocksStep:
         plural = {"blocks": "blocks", "attention": "attentions", "mlp": "feed-forward parts"}[self.settings.structure]
         noun = plural if count is None or count > 1 else plural.removesuffix("s")
         amount = f"{self.settings.ratio:.0%} of {noun}" if count is None else f"{count} {noun}"
-        return f"{amount} fewer by {self.score}{' merged' if self.settings.update else ''}"
+        return f"{amount} removed by {self.score}{' merged' if self.settings.update else ''}"
 
     def prepare(self, given: Given) -> PreparedBlocks:
         return PreparedBlocks(self, given.model)
@@ -118,19 +118,19 @@ class PreparedBlocks(PreparedStep):
             nouns = removable.plural if depth != 1 else removable.noun
             raise self._wrong(field, f"leaves nothing: the model has {depth} {nouns}; leave at least one")
         if count < 1:
-            what = f"{settings.ratio} of {depth} {removable.plural} is less than one; give a larger share or a count"
+            what = f"{settings.ratio} of {depth} {removable.plural} is less than one; raise the ratio or give a count"
             raise self._wrong(field, what)
         return count
 
     def _check_mapping(self, keep: list[int]) -> None:
         depth = len(self.model.anatomy.blocks)
         if keep[-1] >= depth:
-            raise self._wrong("keep", f"there is no block {keep[-1]}; the model has those from 0 to {depth - 1}")
+            raise self._wrong("keep", f"block {keep[-1]} does not exist; the model has blocks 0 to {depth - 1}")
         if not self._unmapped:
-            raise self._wrong("keep", f"keeps all {depth} blocks; leave some of them out")
+            raise self._wrong("keep", f"keeps all {depth} blocks; omit some of them")
         stuck = sorted(set(self._unmapped) - set(self._removable.candidates))
         if stuck:
-            what = f"block {stuck[0]} differs from the others by its number and cannot go; keep it, too"
+            what = f"block {stuck[0]} differs from the others by its index and cannot be removed; keep it, too"
             raise self._wrong("keep", what)
 
     def plan(self) -> dict[str, Any]:
@@ -216,8 +216,8 @@ class PreparedBlocks(PreparedStep):
         if self.settings.structure == "blocks":
             return what
         return (
-            f"{what}; the checkpoint holds zeros in their place, so it loads anywhere and is as large as before: only Smelt's"
-            " runtime leaves them out"
+            f"{what}; the checkpoint has zeros instead, so it loads anywhere and is as large as before: only Smelt's"
+            " runtime skips them"
         )
 
     def _decided(self, model: OpenModel, removable: Removable, context: RunContext) -> tuple[list[int], dict[str, Any]]:
@@ -245,8 +245,8 @@ class PreparedBlocks(PreparedStep):
         wanted = last_hidden(model, tokens, context.dtype, context.journal, removed)
         if not torch.equal(wanted, last_hidden(after, tokens, context.dtype, context.journal)):
             raise SmeltError(
-                f"{self._where}: {type(model.skeleton.model).__name__} computes with the number of a block, so that"
-                " the others change when one is taken away; its blocks cannot be pruned"
+                f"{self._where}: {type(model.skeleton.model).__name__} depends on block numbers, so that"
+                " removing one changes the others; its blocks cannot be pruned"
             )
 
 
@@ -310,7 +310,7 @@ class _Scores:
     def _see_enough(self, found: int, count: int) -> None:
         if found < count:
             raise SmeltError(
-                f"only {found} of {count} {self._removable.plural} can go: config.json cannot say which are left without"
+                f"only {found} of {count} {self._removable.plural} can be removed: config.json cannot express which are left without"
                 " others; remove fewer"
             )
 

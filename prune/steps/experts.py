@@ -52,7 +52,7 @@ class PruneExpertsStep:
     def label(self) -> str:
         count = self.settings.count
         amount = f"{self.settings.ratio:.0%} of" if count is None else f"{count}"
-        return f"{amount} experts fewer by {self._score}"
+        return f"{amount} experts removed by {self._score}"
 
     def prepare(self, given: Given) -> PreparedExperts:
         return PreparedExperts(self.settings, self._where, self.label, given.model)
@@ -100,12 +100,12 @@ class PreparedExperts(PreparedStep):
             left = round(layers.count * (1 - self.settings.ratio))
         if left < layers.chosen:
             what = (
-                f"leaves {max(left, 0)} of {layers.count} experts, but every token is sent to {layers.chosen};"
-                f" take at most {layers.count - layers.chosen}"
+                f"leaves {max(left, 0)} of {layers.count} experts, but every token is routed to {layers.chosen};"
+                f" remove at most {layers.count - layers.chosen}"
             )
             raise ProblemsError([Problem(self._amount, what)])
         if left == layers.count:
-            raise ProblemsError([Problem(self._amount, f"takes none of {layers.count} experts; take more")])
+            raise ProblemsError([Problem(self._amount, f"removes none of {layers.count} experts; raise it")])
         return left
 
     def plan(self) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class PreparedExperts(PreparedStep):
         shuffled = {index: torch.randperm(layers.count, generator=generator) for index in layers.modules}
         if not computes_the_same(model, drop_experts(model, layers, shuffled, layers.count), context):
             raise SmeltError(
-                f"{self._where}: {type(model.skeleton.model).__name__} chooses experts by their place, in groups perhaps;"
+                f"{self._where}: {type(model.skeleton.model).__name__} routes by the experts' order, perhaps in groups;"
                 " they cannot be pruned"
             )
 
@@ -265,7 +265,7 @@ class _ExpertPruner(BlockJob):
         guessed = len(silent) > gone and self._score != "path"
         return [
             f"no token of the calibration text reached expert{'s' * (len(silent) > 1)} {numbers}"
-            + ("; which of them to keep is a guess, use more text" if guessed else "")
+            + ("; which of them to keep is a guess; use more text" if guessed else "")
         ]
 
 

@@ -61,7 +61,7 @@ class PruneHiddenStep:
     def label(self) -> str:
         size, ratio = self.settings.size, self.settings.ratio
         return (
-            f"{size} hidden left by {self.score}" if ratio is None else f"{ratio:.0%} of hidden fewer by {self.score}"
+            f"{size} hidden kept by {self.score}" if ratio is None else f"{ratio:.0%} of hidden removed by {self.score}"
         )
 
     def prepare(self, given: Given) -> PreparedHidden:
@@ -91,7 +91,7 @@ class PreparedHidden(PreparedStep):
             if step.score == "pca":
                 check_rotates(model)
         except SmeltError as error:
-            advice = "; choose score: activation" if isinstance(error, RotationError) else ""
+            advice = "; use score: activation" if isinstance(error, RotationError) else ""
             raise ProblemsError([Problem(f"{step.where}.structure", f"{error}{advice}")]) from None
         self._left = self._units_left()
         try:
@@ -102,17 +102,19 @@ class PreparedHidden(PreparedStep):
             what = (
                 f"leaves {self._left} of {self._axis.units} {self._axis.noun}, which its configuration does not allow"
             )
-            raise self._wrong_amount(f"{what} ({why}); what can be left: {', '.join(possible)}") from None
+            raise self._wrong_amount(f"{what} ({why}); possible sizes: {', '.join(possible)}") from None
 
     def _units_left(self) -> int:
         axis, size = self._axis, self.settings.size
         left = axis.left(self.settings.ratio) if self.settings.ratio is not None else size or 0
         if left > axis.units or (left == axis.units and size is not None):
-            raise self._wrong_amount(f"leaves all of {axis.units} {axis.noun}; the size that is left must be less")
+            raise self._wrong_amount(f"keeps all of {axis.units} {axis.noun}; give a smaller size")
         if left < 1:
-            raise self._wrong_amount(f"leaves none of {axis.units} {axis.noun}; take a smaller share")
+            raise self._wrong_amount(f"leaves none of {axis.units} {axis.noun}; lower it")
         if left == axis.units:
-            raise self._wrong_amount(f"takes none of {axis.units} {axis.noun}, which go in {axis.multiple}s; take more")
+            raise self._wrong_amount(
+                f"removes none of {axis.units} {axis.noun}, which are removed in {axis.multiple}s; raise it"
+            )
         return left
 
     def _wrong_amount(self, what: str) -> ProblemsError:
@@ -121,7 +123,7 @@ class PreparedHidden(PreparedStep):
     def plan(self) -> dict[str, Any]:
         model, axis, left = self.model, self._axis, self._left
         before, after = model.weights.nbytes, self.output.weights.nbytes
-        apart = " (the head gets a weight of its own)" if self._score == "pca" and model.is_tied else ""
+        apart = " (lm_head is untied)" if self._score == "pca" and model.is_tied else ""
         return {
             "step": "prune",
             "structure": "hidden",
@@ -179,10 +181,8 @@ class PreparedHidden(PreparedStep):
         after = slice_width(source, axis, {"": stays.kept}, dict.fromkeys(changed, stored))
         write_model(after, model, target)
         least = min(shares.values())
-        done = (
-            f"{len(stays.kept)} of {axis.units} {axis.noun} are left; of what norms read, they hold {least:.1%} or more"
-        )
-        apart = [] if stays.rotation is None or not model.is_tied else ["the output head got a weight of its own"]
+        done = f"{len(stays.kept)} of {axis.units} {axis.noun} are left; they hold at least {least:.1%} of the energy of the norms' inputs"
+        apart = [] if stays.rotation is None or not model.is_tied else ["lm_head was untied"]
         settings = self.settings.model_dump(mode="json")
         layers = [
             LayerRecord(norm, (1, len(stays.kept)), self.label, significant(max(0.0, 1 - share)), []).as_data()
@@ -195,7 +195,7 @@ class PreparedHidden(PreparedStep):
         order = torch.randperm(axis.units, generator=torch.Generator().manual_seed(context.seed))
         if not computes_the_same(model, slice_width(model, axis, {"": order}), context, order):
             raise SmeltError(
-                f"{self._where}: {type(model.skeleton.model).__name__} computes with the order of its {axis.noun};"
+                f"{self._where}: {type(model.skeleton.model).__name__} depends on the order of its {axis.noun};"
                 " they cannot be pruned"
             )
 
@@ -221,9 +221,7 @@ class PreparedHidden(PreparedStep):
         shares = {name: float(sums[0] / sums[1]) for name, sums in stored.items()}
         for name, share in shares.items():
             if not 0 < share <= 1.0001:
-                raise SmeltError(
-                    f"{name}: what it reads on the calibration text is not finite, or zero; use other text"
-                )
+                raise SmeltError(f"{name}: its inputs on the calibration text are not finite, or zero; use other text")
         return stays, shares
 
     def _chosen(
@@ -236,7 +234,7 @@ class PreparedHidden(PreparedStep):
             _watch_norms(model, streamed, read, context, "finding directions")
             processes.sum_(directions.sums)
             if not directions.sums.isfinite().all():
-                raise SmeltError("what leaves blocks on the calibration text is not finite; use other text")
+                raise SmeltError("hidden states on the calibration text are not finite; use other text")
             rotation, _ = directions.rotation()
             return _Stays(torch.arange(left, device="cpu"), rotation.cpu())
         if self._score == "taylor":
@@ -275,7 +273,7 @@ class PreparedHidden(PreparedStep):
 
             return add
 
-        description = "measuring what stays"
+        description = "measuring the energy kept"
         _watch_norms(model, streamed, {norm: adding(total) for norm, total in sums.items()}, context, description)
         for total in sums.values():
             context.processes.sum_(total)
@@ -306,7 +304,7 @@ class PreparedHidden(PreparedStep):
                 if final is None:
                     raise SmeltError(
                         f"{self._where}: {type(source.skeleton.model).__name__} scales embeddings by the hidden size,"
-                        " which nothing can make up for; choose another structure"
+                        " which cannot be compensated; choose another structure"
                     )
                 key = source.names[f"{final}.weight"]
                 offset = norm_offset(_own_copy(source, final), axis.units) or 0.0

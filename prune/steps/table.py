@@ -64,7 +64,7 @@ def structure_named(name: Any) -> str:
         Pattern.named(str(name))
     except ValueError:
         hint = nearest_name(name, known) if isinstance(name, str) else ""
-        raise ValueError(f"{name!r} is none of {', '.join(known)} and no pattern such as 2:4{hint}") from None
+        raise ValueError(f"{name!r} is neither {', '.join(known)} nor a pattern such as 2:4{hint}") from None
     return PATTERN
 
 

@@ -40,7 +40,7 @@ from .linear_pruner import LinearPruner
 AXES: dict[str, Callable[[OpenModel], Axis]] = {"ffn": axes.feed_forward, "heads": axes.heads}
 _KEPT = "kept:"
 UNEVEN_LOADS = (
-    "its blocks differ in size, which no configuration of Hugging Face's can say: Smelt loads it, and transformers with"
+    "its blocks differ in size, which no Hugging Face configuration can express: Smelt loads it, and transformers with"
     " config=smelt.compress.config_for(…); without that transformers, vLLM and llama.cpp do not"
 )
 
@@ -67,10 +67,10 @@ class PruneUnitsStep:
         s = self.settings
         amount = f"{s.count}" if s.count is not None else f"{s.ratio:.0%} of" if s.ratio is not None else None
         update = "" if s.update is None else " + least squares"
-        update += "" if self.is_even else f", shared out by {s.allocation}"
+        update += "" if self.is_even else f", allocated by {s.allocation}"
         if amount is None:
-            return f"{s.size} {s.structure} left by {self.score}{update}"
-        return f"{amount} {s.structure} fewer by {self.score}{update}"
+            return f"{s.size} {s.structure} kept by {self.score}{update}"
+        return f"{amount} {s.structure} removed by {self.score}{update}"
 
     @property
     def is_even(self) -> bool:
@@ -107,7 +107,7 @@ class PreparedUnits(PreparedStep):
         self._left = self._units_left()
         self._narrow = self._narrowed()
         if not self._is_even and sum(bool(axis.of_block(block.name)) for block in model.anatomy.blocks) < 2:
-            what = "only one block has them, so there is nothing to share out"
+            what = "only one block has them, so there is nothing to allocate"
             raise ProblemsError([Problem(f"{step.where}.allocation", what)])
         self.output = (
             self._narrow if self._is_even else slice_width(model, axis, worst_case_units(model, axis, self._left))
@@ -118,12 +118,12 @@ class PreparedUnits(PreparedStep):
         axis, settings = self._axis, self.settings
         per_unit = max(axis.fields.values())
         if settings.size is not None and settings.size % per_unit:
-            what = f"{settings.size} heads are no whole groups of {per_unit} that read the same keys and values"
-            raise self._wrong_amount(f"{what}; take a multiple of {per_unit}")
+            what = f"{settings.size} heads are not whole groups of {per_unit} that share a key-value head"
+            raise self._wrong_amount(f"{what}; use a multiple of {per_unit}")
         if settings.count is not None and settings.count % per_unit:
             raise self._wrong_amount(
-                f"{settings.count} heads are no whole groups: {per_unit} query heads read each head of keys and"
-                f" values; take a multiple of {per_unit}"
+                f"{settings.count} heads are not whole groups: {per_unit} query heads share each key-value"
+                f" head; use a multiple of {per_unit}"
             )
         if settings.count is not None:
             left = axis.units - settings.count // per_unit
@@ -133,14 +133,12 @@ class PreparedUnits(PreparedStep):
             assert settings.ratio is not None
             left = axis.left(settings.ratio)
         if left < 1:
-            raise self._wrong_amount(f"leaves none of {axis.units} {axis.noun}; take fewer")
+            raise self._wrong_amount(f"leaves none of {axis.units} {axis.noun}; lower it")
         if left >= axis.units and settings.size is not None:
-            raise self._wrong_amount(
-                f"leaves all of {axis.units * per_unit} {axis.noun}; the size that is left must be less"
-            )
+            raise self._wrong_amount(f"keeps all of {axis.units * per_unit} {axis.noun}; give a smaller size")
         if left == axis.units:
             each = "one by one" if axis.multiple == 1 else f"in {axis.multiple}s"
-            raise self._wrong_amount(f"takes none of {axis.units} {axis.noun}, which go {each}; take more")
+            raise self._wrong_amount(f"removes none of {axis.units} {axis.noun}, which are removed {each}; raise it")
         return left
 
     def _narrowed(self) -> OpenModel:
@@ -154,7 +152,7 @@ class PreparedUnits(PreparedStep):
             if axis.multiple == 1:
                 per_unit = max(axis.fields.values())
                 possible = [str(per_unit * (axis.units - units)) for units in axes.possible_units(model, axis)]
-                what += f"; heads that can go: {', '.join(possible)}"
+                what += f"; heads that can be removed: {', '.join(possible)}"
             raise self._wrong_amount(what) from None
 
     def _wrong_amount(self, what: str) -> ProblemsError:
@@ -164,7 +162,7 @@ class PreparedUnits(PreparedStep):
     def plan(self) -> dict[str, Any]:
         axis, left = self._axis, self._left
         before, after = self.model.weights.nbytes, self._narrow.weights.nbytes
-        uneven = "" if self._is_even else f" in each layer on average, shared out by {self.settings.allocation},"
+        uneven = "" if self._is_even else f" in each layer on average, allocated by {self.settings.allocation},"
         return {
             "step": "prune",
             "structure": self.settings.structure,
@@ -327,7 +325,7 @@ class _UnitPruner(LinearPruner):
         whole[:, columns] = narrow
         error = significant(output_error(weight, whole, stats))
         record = LayerRecord(reader, (weight.shape[0], len(columns)), self._step.label, error, notes)
-        LayerGuard(self._step.settings.guard, "take less, or let guard.otherwise be warn").judge(record)
+        LayerGuard(self._step.settings.guard, "remove less, or set guard.otherwise: warn").judge(record)
         return {
             f"{_KEPT}{reader}": kept,
             facts.key: as_rows(module, narrow.to(facts.dtype)).contiguous(),
@@ -340,7 +338,7 @@ class _UnitPruner(LinearPruner):
             raise SmeltError(f"{reader}: its inputs on the calibration text are not finite; use other text")
         scores = self._step.scores(self._model, self._axis, reader, weight, stats, self._known.get(reader))
         if not scores.isfinite().all():
-            raise SmeltError(f"{reader}: the scores of what it reads are not finite; use other text or another score")
+            raise SmeltError(f"{reader}: the scores of its inputs are not finite; use other text or another score")
         return scores.topk(self._left[reader]).indices.sort().values.cpu()
 
     def use(self, facts: LinearFacts, module: nn.Module, stored: dict[str, Tensor]) -> None:

@@ -74,7 +74,7 @@ class PreparedVocabulary(PreparedStep):
             field = "corpus" if str(error).startswith(self._source.label) else "structure"
             raise ProblemsError([Problem(f"{where}.{field}", str(error))]) from None
         if len(self._kept) == self._axis.units:
-            what = f"uses all {self._axis.units} tokens, so none can go"
+            what = f"uses all {self._axis.units} tokens, so none can be removed"
             raise ProblemsError([Problem(f"{where}.corpus", what)])
 
     def plan(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class PreparedVocabulary(PreparedStep):
         model, kept = self.model, self._kept_once(context)
         write_model(self._smaller(kept), model, target)
         Vocabulary(model.directory.path).write(kept, target)
-        done = f"{len(kept)} of {self._axis.units} tokens are left, those of {self._source.label} and what they are made of"
+        done = f"{len(kept)} of {self._axis.units} tokens are left, those of {self._source.label} and the tokens they are merged from"
         settings = self.settings.model_dump(mode="json")
         return StepRecord("prune", settings, [], list(model.anatomy.unknown), None, [done], retokenized=True)
 
@@ -121,8 +121,8 @@ class PreparedVocabulary(PreparedStep):
         named = [each for value in config.values() for each in (value if isinstance(value, list) else [value])]
         if max(used) >= model.vocabulary():
             raise SmeltError(
-                f"{path}: its tokenizer makes token {max(used)}, but the model has only {model.vocabulary()}; the"
-                " tokenizer belongs to another model, or another step has made the vocabulary smaller before"
+                f"{path}: its tokenizer produces token id {max(used)}, but the model has only {model.vocabulary()} tokens; the"
+                " tokenizer belongs to another model, or an earlier step pruned the vocabulary"
             )
         return tokens.closed({*used, *(each for each in named if each is not None)}, model.vocabulary())
 

@@ -133,7 +133,7 @@ def feed_forward(model: OpenModel, *, alike: bool = True) -> Axis:
         except _NothingReadsError as error:  # a field that this architecture only inherits
             refused = refused or error
     raise refused or SmeltError(
-        f"{_kind(model)}: config.json names no number of feed-forward channels ({', '.join(_CHANNELS)}), so they"
+        f"{_kind(model)}: config.json does not give the number of feed-forward channels ({', '.join(_CHANNELS)}), so they"
         " cannot be pruned"
     )
 
@@ -148,15 +148,17 @@ def heads(model: OpenModel) -> Axis:
     queries = getattr(config, "num_attention_heads", None)
     groups = getattr(config, "num_key_value_heads", None) or queries
     if not isinstance(queries, int) or not isinstance(groups, int):
-        raise SmeltError(f"{_kind(model)}: config.json names no number of attention heads, so they cannot be pruned")
+        raise SmeltError(
+            f"{_kind(model)}: config.json does not give the number of attention heads, so they cannot be pruned"
+        )
     if queries % groups:
         raise SmeltError(
-            f"{_kind(model)}: {queries} query heads do not divide among {groups} heads of keys and values, so no whole"
+            f"{_kind(model)}: {queries} query heads do not divide by {groups} key-value heads, so no whole"
             " group can be pruned"
         )
     if groups == 1:
         raise SmeltError(
-            f"{_kind(model)}: all its query heads read one head of keys and values, which cannot be pruned;"
+            f"{_kind(model)}: all its query heads share one key-value head, which cannot be pruned;"
             " prune other structures"
         )
     fields = {_spelled(model, "num_attention_heads"): queries // groups}
@@ -223,8 +225,7 @@ def _possible_loss(model: OpenModel, axis: Axis) -> int:
         if _builds(model, axis, axis.units - less) is not None:
             return less
     raise SmeltError(
-        f"{_kind(model)}: its configuration allows no smaller {' and '.join(axis.fields)} than it has; prune other"
-        " structures"
+        f"{_kind(model)}: its configuration allows no smaller {' and '.join(axis.fields)}; prune other structures"
     )
 
 
@@ -266,7 +267,7 @@ def _check_alike(model: OpenModel, axis: Axis) -> None:
     """See that a step before has not left more units in some blocks than in others."""
     if _differs(model, axis):
         raise SmeltError(
-            f"{_kind(model)}: its blocks differ in their {axis.noun} already ({LAYER_SIZES} in config.json), so these cannot"
+            f"{_kind(model)}: its blocks differ in their {axis.noun} already ({LAYER_SIZES} in config.json), so they cannot"
             " be pruned again; prune them in one step"
         )
 

@@ -47,8 +47,8 @@ def drop_blocks(model: OpenModel, removed: Iterable[int], *, merging: bool = Fal
     moved = _becomes_another(model, directory, kept)
     if moved is not None:
         raise SmeltError(
-            f"{type(model.skeleton.model).__name__}: block {moved} would stand where config.json makes blocks of another"
-            " kind; remove as many blocks as its pattern repeats after"
+            f"{type(model.skeleton.model).__name__}: block {moved} would move to where config.json makes blocks of another"
+            " kind; remove a multiple of its pattern's period"
         )
     return OpenModel(directory, weights, is_edited=model.is_edited)
 
@@ -75,14 +75,14 @@ def _check_merging(model: OpenModel, kept: list[int]) -> None:
     parts = getattr(model.config, LAYER_PARTS, None)
     if parts is not None and len(set(parts)) > 1:
         raise SmeltError(
-            "parts of some blocks were removed, and would come back from others; leave update: merge away, or merge first"
+            "parts of some blocks were removed, and merging would bring them back; remove update: merge, or merge first"
         )
     for index in kept:
         for other in _behind(index, kept, len(model.anatomy.blocks)):
             if model.block_shape(index) != model.block_shape(other):
                 raise SmeltError(
-                    f"{type(model.skeleton.model).__name__}: block {index} cannot take in block {other}, which has other"
-                    " tensors; leave update: merge away"
+                    f"{type(model.skeleton.model).__name__}: block {index} cannot be merged with block {other}, which has other"
+                    " tensors; remove update: merge"
                 )
 
 
@@ -93,7 +93,7 @@ def _config_changes(model: OpenModel, kept: list[int]) -> dict[str, Any]:
     stored = config.to_dict()
     if stored.get(field) != depth:
         raise SmeltError(
-            f"{type(model.skeleton.model).__name__}: config.json does not hold the number of blocks as {field},"
+            f"{type(model.skeleton.model).__name__}: config.json does not give the number of blocks as {field},"
             " so Smelt cannot make it smaller"
         )
     changes: dict[str, Any] = {field: len(kept)}

@@ -53,7 +53,7 @@ class ExpertLayers:
             if isinstance(module, SplitExperts)
         }
         if model.skeleton.fused_experts:
-            raise SmeltError(f"{kind}: its experts are in a layout that Smelt does not know, so they cannot be pruned")
+            raise SmeltError(f"{kind}: its experts have an unknown layout, so they cannot be pruned")
         field = next((name for name in _NAMES if isinstance(stored.get(name), int)), None)
         if not modules or field is None:
             raise SmeltError(f"{kind}: has no mixture of experts; prune other structures")

@@ -98,7 +98,7 @@ class BlockParts:
         name = type(model.skeleton.model).__name__
         for index in range(len(model.anatomy.blocks)):
             if set(self._closing[index]) & set(others[index]):
-                raise SmeltError(f"{name}: block {index} closes attention and feed-forward by one matrix")
+                raise SmeltError(f"{name}: block {index} has one output matrix for attention and feed-forward")
         self._parts = layer_parts(model)
         self.candidates = [
             index for index, part in enumerate(self._parts) if part in ("all", kind) and self._closing[index]
@@ -154,7 +154,7 @@ def closing_linears(model: OpenModel, kind: str) -> list[tuple[str, ...]]:
         if not inside:
             raise SmeltError(
                 f"{type(model.skeleton.model).__name__}: Smelt does not find the attention of block {index}, so it"
-                " cannot be taken away"
+                " cannot be removed"
             )
         found.append((inside[-1],))
     return found
@@ -180,7 +180,7 @@ def check_parts(model: OpenModel, streamed: StreamedModel, tokens: Tensor) -> No
             if not same:
                 raise SmeltError(
                     f"{type(model.skeleton.model).__name__}: its blocks do more than add attention and a feed-forward"
-                    " part, so these cannot be taken away by themselves"
+                    " part, so these cannot be removed separately"
                 )
 
 

@@ -149,7 +149,9 @@ class Costs:
         """
         depth = self._grid.whole.blocks
         if depth < 2:
-            raise SmeltError("target.latency: a model of one block has nothing to compare; give a target of params")
+            raise SmeltError(
+                "target.latency: a model of one block cannot be timed by differences; give a target of params"
+            )
         rounds = list(itertools.product(self._grid.levels["hidden"], self._kinds))
         for name, levels in self._grid.levels.items():
             if name in ("heads", "ffn"):

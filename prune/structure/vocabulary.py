@@ -43,13 +43,13 @@ class Vocabulary:
         try:
             self._data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise SmeltError(f"{directory}: has no tokenizer.json, which a smaller vocabulary is made from") from None
+            raise SmeltError(f"{directory}: has no tokenizer.json, which vocabulary pruning needs") from None
         except ValueError as error:
             raise SmeltError(f"{path}: is not valid JSON ({error}); download it again") from None
         model = self._data["model"]
         kind = model.get("type") or ("Unigram" if isinstance(model.get("vocab"), list) else "BPE")
         if kind not in ("BPE", "Unigram"):
-            raise SmeltError(f"{path}: holds a {kind} model; Smelt makes BPE and Unigram vocabularies smaller")
+            raise SmeltError(f"{path}: holds a {kind} model; Smelt prunes only BPE and Unigram vocabularies")
         self._kind: str = kind
         pieces = (
             ((piece, i) for i, (piece, _) in enumerate(model["vocab"])) if kind == "Unigram" else model["vocab"].items()

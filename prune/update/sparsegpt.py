@@ -39,7 +39,7 @@ def sparsegpt(
         factor = torch.diag(hessian.diagonal()[backwards].clamp_min(0).sqrt())
         factor.diagonal().clamp_min_(torch.finfo(torch.float32).tiny)
         notes.append(
-            f"nothing makes up for what was removed: its Hessian is not positive definite even with damping {used:g}"
+            f"the removed weights are not compensated: the Hessian is not positive definite even with damping {used:g}"
         )
     elif used != damping:
         notes.append(f"sparsegpt raised its damping from {damping:g} to {used:g}")

@@ -277,7 +277,7 @@ def test_an_earlier_report_is_not_taken_for_that_of_a_failure(tmp_path: Path, mo
 def test_a_tokenizer_of_another_model_is_reported(tiny: Callable[..., Path], tmp_path: Path) -> None:
     path = tiny(vocab_size=256)
     AutoTokenizer.from_pretrained(SMELT_6M).save_pretrained(path)
-    with pytest.raises(SmeltError, match=r"its tokenizer makes token .* but the model has only 256"):
+    with pytest.raises(SmeltError, match=r"its tokenizer produces token id .* but the model has only 256"):
         evaluate([path], settings=TEXT_ONLY, output=tmp_path / "out")
 
 

@@ -399,17 +399,17 @@ def test_what_cannot_be_is_refused_before_any_work(distilled: Make, tiny: Callab
     short = tmp_path / "short.txt"
     short.write_text("Only a few words.")
     for recipe, said in (
-        (distilled(tiny(), teacher=str(other)), "other has another tokenizer than the student"),
+        (distilled(tiny(), teacher=str(other)), "other and the student have different tokenizers"),
         (
             distilled(tiny(), {"prune": {"structure": "vocabulary", "corpus": "builtin"}}),
-            "the original has another tokenizer than the student",
+            "the original and the student have different tokenizers",
         ),
         (distilled(tiny(), data=str(short)), "short.txt: too short: a batch of 4 windows of 32 tokens"),
         (distilled(tiny(), data="nowhere.txt"), "nowhere.txt: there is no such text file"),
         (distilled(tiny(), teacher="./nobody"), "there is no such directory"),
         (distilled(tiny(), length=512, tokens=4096), "512 tokens exceed the model's context length; use at most 128"),
-        (distilled(tiny("gemma2"), attention=1.0), "the model does not compute attention by torch's own function"),
-        (distilled(tiny(), stored=8, stored_at="/dev/null/x"), "/dev/null is no directory that can be written to"),
+        (distilled(tiny("gemma2"), attention=1.0), "the model does not use torch's scaled_dot_product_attention"),
+        (distilled(tiny(), stored=8, stored_at="/dev/null/x"), "/dev/null is not a writable directory"),
         (
             distilled(tiny(), {"prune": {"structure": "2:4"}}, student="random"),
             "the zeros of steps.0 would be lost",
