@@ -66,7 +66,7 @@ def test_run_then_inspect(tmp_path: Path) -> None:
         assert word in done.stdout
     text = (out / "report.md").read_text()
     assert text.startswith("# builtin:smelt-6m compressed by Smelt")
-    assert "exactly ours" in text
+    assert "its weights are identical" in text
     assert "worst 20 of 42" in text
     shown = here("inspect", str(out / "checkpoint"))
     assert shown.exit_code == 0

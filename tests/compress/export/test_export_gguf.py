@@ -319,7 +319,7 @@ def test_what_llama_cpp_cannot_do_is_said_before_any_work(
     ("target", "kind", "sentence"),
     [
         ("model.bin", None, "must end in .gguf"),
-        ("absent/model.gguf", None, "is no directory"),
+        ("absent/model.gguf", None, "is not a directory"),
         ("model.gguf", "Q9_9", "unknown type 'Q9_9'; known: F32"),
     ],
 )

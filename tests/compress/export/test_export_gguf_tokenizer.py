@@ -40,7 +40,7 @@ def test_a_sentencepiece_tokenizer_keeps_the_order_of_its_merges() -> None:
 def test_merges_that_llama_cpp_would_add_are_counted() -> None:
     # "▁ab" + "c" makes "▁abc" in llama.cpp, and here only "▁a" + "bc" does.
     said = "\n".join(tokenizer_of(_sentencepiece(MERGES), 270, []).notes)
-    assert "leaves out 1 such pairs" in said
+    assert "lacks 1 such merges" in said
     assert tokenizer_of(_sentencepiece([*MERGES, ("▁ab", "c")]), 270, []).notes == []
 
 

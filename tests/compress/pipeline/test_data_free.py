@@ -110,8 +110,8 @@ def test_a_model_without_a_tokenizer_is_rounded_and_its_errors_are_those_of_the_
         assert isinstance(restored, torch.Tensor)
         assert error == pytest.approx(float((weight - restored.double()).norm() / weight.norm()), rel=1e-4)
     assert json.loads((result.checkpoint / "smelt.json").read_text())["data"] is None
-    assert "error of weights is |W - Q| / |W|" in (result.checkpoint.parent / "report.md").read_text()
-    assert "error of outputs" not in (result.checkpoint.parent / "report.md").read_text()
+    assert "weight error is |W - Q| / |W|" in (result.checkpoint.parent / "report.md").read_text()
+    assert "output error" not in (result.checkpoint.parent / "report.md").read_text()
     assert "weight error is |W − Q| / |W|" in (result.checkpoint.parent / "report.html").read_text()
 
 
