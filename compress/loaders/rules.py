@@ -1,7 +1,7 @@
-"""What transformers, vLLM and llama.cpp take, as tables, and what to change where one refuses.
+"""What transformers, vLLM and llama.cpp support, as tables, and what to change if one refuses.
 
-What is said of vLLM was tried with 0.32.0 on a CPU with AVX-512 and without AMX (tests/compress/loaders/test_loaders.py asks it
-again); on GPUs it has further kernels, which were not tried.
+The vLLM rules were tested with 0.32.0 on a CPU with AVX-512, without AMX (tests/compress/loaders/test_loaders.py repeats
+that); on GPUs it has further kernels, which were not tested.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .facts import Facts, QuantizedLinear
 
 TRANSFORMERS, VLLM, LLAMA_CPP = "transformers", "vLLM 0.32 on a CPU", "llama.cpp"
 
-# Of the architectures that Smelt names, those that vLLM computes as transformers does.
+# Of the architectures that Smelt names, those for which vLLM matches transformers.
 _VLLM_ARCHITECTURES = {
     "llama",
     "mistral",
@@ -36,7 +36,7 @@ _VLLM_ARCHITECTURES = {
 }
 _VLLM_HEAD_SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 _FP8_CACHE = 32
-# What vLLM multiplies as one matrix, whose rows then count together.
+# Linears that vLLM fuses into one matrix, whose rows then count together.
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _MULTIPLE = 32  # of rows and columns, in its kernel for packed weights
 

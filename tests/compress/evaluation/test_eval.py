@@ -372,7 +372,7 @@ def test_a_baseline_from_another_machine_is_refused_unless_allowed(
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"tasks": ["nowhere.yaml"]}, "nowhere.yaml: there is no such file"),
+        ({"tasks": ["nowhere.yaml"]}, "nowhere.yaml: file not found"),
         ({"text": "nowhere.txt"}, "text: nowhere.txt: there is no such text file"),
         ({"device": "tpu"}, "device: device is 'tpu'; it must be cpu or cuda"),
         ({"length": 4096}, "length: 4096 tokens exceed the context length of"),
@@ -434,7 +434,7 @@ def test_the_output_of_a_run_is_not_overwritten(w4: Path) -> None:
 @pytest.mark.parametrize(
     ("flag", "sentence"),
     [
-        ("promt=12", "there is no 'promt'.*did you mean prompt"),
+        ("promt=12", "unknown key 'promt'.*did you mean prompt"),
         ("prompt=many", "prompt must be a whole number"),
         ("512", "expected key=value"),
         ("generate=1", "--speed generate"),

@@ -211,7 +211,7 @@ def test_what_cannot_work_is_said_before_any_work(
 )
 def test_a_section_that_cannot_be_meant(settings: dict[str, Any], tiny: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"count, ratio or keep, and only one of them|none of blocks|block once, in order|remove score"
+        ValueError, match=r"count, ratio or keep, and only one of them|neither blocks|block once, in order|remove score"
     ):
         _recipe(tiny(), tmp_path / "out", {"prune": settings})
 

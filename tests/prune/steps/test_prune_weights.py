@@ -187,7 +187,7 @@ def test_experts_that_no_token_reaches_are_reported(tiny: Callable[..., Path], t
         ({"structure": "2:4", "update": "merge"}, "update merge is not for 2:4"),
         (
             {"structure": "4:2"},
-            "none of blocks, attention, mlp, ffn, heads, hidden, experts, vocabulary, auto, weights and no pattern",
+            "neither blocks, attention, mlp, ffn, heads, hidden, experts, vocabulary, auto, weights nor a pattern",
         ),
         ({"structure": "blocks", "count": 1, "ignore": ["lm_head"]}, "blocks go from all alike"),
     ],
