@@ -1,4 +1,4 @@
-"""What a recipe's training needs, and whether it is there: text, a context long enough, and a teacher of the same tokens."""
+"""Checks of a recipe's training: enough text, a long enough context, and a teacher with the same tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .training_text import shortage
 
 
 def training_problems(settings: Training, model: OpenModel, where: str) -> list[Problem]:
-    """All that can be known to be wrong before any work, reading no more text than one batch.
+    """Problems that can be found before any work, reading no more text than one batch.
 
     Args:
         settings: the recipe's section.
@@ -68,12 +68,12 @@ def _attention_problems(model: OpenModel, who: str, where: str) -> list[Problem]
 
 
 def sharing_problems(settings: Training, model: OpenModel | None, count: int, where: str) -> list[Problem]:
-    """What is wrong with a training that so many processes share.
+    """Problems of a training that is split over several processes.
 
     Args:
         settings: the recipe's section.
-        model: what the run begins with, if it can be opened.
-        count: of processes.
+        model: the model that the run starts from, if it can be opened.
+        count: number of processes.
         where: how messages name the section.
     """
     problems: list[Problem] = []
@@ -97,17 +97,17 @@ def other_tokens(teacher: str) -> str:
 
 
 def named_teacher(settings: Training, model: OpenModel) -> OpenModel:
-    """A teacher that is not the run's own original."""
+    """A teacher other than the run's original."""
     return OpenModel(find_model(settings.teacher, trust_remote_code=model.directory.trust_remote_code))
 
 
 def teacher_of(settings: Training, model: OpenModel, original: OpenModel | None) -> OpenModel | None:
-    """Whom a model learns from; None for the text alone.
+    """The teacher of a model; None for the text alone.
 
     Args:
         settings: the recipe's section.
         model: what is trained.
-        original: what the run began with; ``model`` itself if it is not known.
+        original: the model that the run started from; ``model`` itself if unknown.
     """
     if not settings.has_teacher:
         return None

@@ -1,4 +1,4 @@
-"""Text that a model writes for training: continuations of prompts, by the engine."""
+"""Text generated for training: continuations of prompts, by the engine."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MOST_TOGETHER = 64
 
 
 class Writer:
-    """Continues prompts on the engine, with the weights that it was given last.
+    """Continues prompts on the engine, with the weights last loaded.
 
     Args:
-        directory: a model directory of the same shapes; its weights are used until others are taken.
-        dtype: what is computed in.
+        directory: a model directory of the same shapes; its weights are used until others are loaded.
+        dtype: the compute dtype.
         device: where.
-        length: tokens of a window, the prompt included.
-        together: windows that are written at once.
+        length: tokens per window, including the prompt.
+        together: windows that are generated at once.
         trust_remote_code: run the model's own Python.
     """
 
@@ -60,17 +60,17 @@ class Writer:
             ) from None
 
     def take_weights(self, config: Any, names: Iterable[str], load: Callable[[str], Tensor]) -> None:
-        """Write with other weights from here on; see :meth:`Engine.take_weights`."""
+        """Use other weights from here on; see :meth:`Engine.take_weights`."""
         self._engine.take_weights(config, names, load)
 
     def continued(self, prompts: Tensor, temperature: float, seed: int, first: int = 0) -> Tensor:
-        """Prompts ``[windows, tokens]`` and what follows them, ``[windows, length]``; the end of a text does not end it.
+        """Prompts ``[windows, tokens]`` with their continuations, ``[windows, length]``; EOS does not stop generation.
 
         Args:
             prompts: token ids.
-            temperature: of sampling; 0 for the most likely tokens.
-            seed: each window's samples depend on it and on the window's place alone.
-            first: the place of the first window.
+            temperature: of sampling; 0 for greedy decoding.
+            seed: each window's samples depend only on it and on the window's index.
+            first: the index of the first window.
         """
         count = self._length - prompts.shape[1]
         params = [
