@@ -1,4 +1,4 @@
-"""The prune step for whole blocks, or a part of some: which to take away, and the model that is left."""
+"""The prune step for whole blocks, or the attention or feed-forward part of some."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CHECKED_WINDOWS, _CHECKED_LENGTH = 2, 64
 
 
 class PruneBlocksStep:
-    """Take blocks away, or the attention or the feed-forward part of some.
+    """Remove blocks, or the attention or feed-forward part of some.
 
     Args:
         settings: the recipe's section.
@@ -48,7 +48,7 @@ class PruneBlocksStep:
 
     @property
     def keeps_zeros(self) -> bool:
-        return self.settings.update != "merge"  # blocks have their zeros in different places
+        return self.settings.update != "merge"  # blocks have zeros at different positions
 
     @property
     def label(self) -> str:
@@ -66,14 +66,14 @@ class PruneBlocksStep:
 
 
 class PreparedBlocks(PreparedStep):
-    """Taking blocks of one model away, or parts of them.
+    """Removing blocks of one model, or parts of them.
 
     Args:
         step: the step.
-        model: whose blocks they are.
+        model: the model.
 
     Raises:
-        ProblemsError: those, or so many, cannot go.
+        ProblemsError: those, or this many, cannot be removed.
     """
 
     def __init__(self, step: PruneBlocksStep, model: OpenModel) -> None:
@@ -106,7 +106,7 @@ class PreparedBlocks(PreparedStep):
         return ProblemsError([Problem(f"{self._where}.{field}", what)])
 
     def _counted(self) -> int:
-        """How many go."""
+        """How many are removed."""
         settings, removable, depth = self.settings, self._removable, len(self._removable.candidates)
         field = "count" if settings.count is not None else "ratio"
         if settings.count is not None:
@@ -162,7 +162,7 @@ class PreparedBlocks(PreparedStep):
         memory = max(memory, model.embedding_bytes())
         numel = sum(model.block_numel(index) for index in range(depth))
         hidden = tokens * model.skeleton.hidden_size * itemsize
-        parts = 1 + (self.settings.structure != "blocks")  # a block runs with the part and without
+        parts = 1 + (self.settings.structure != "blocks")  # a block runs with and without the part
         operations, stores = 2.0 * tokens * numel * parts, 1
         if self._score == "loss":
             head = model.linears[model.anatomy.head].numel
@@ -221,7 +221,7 @@ class PreparedBlocks(PreparedStep):
         )
 
     def _decided(self, model: OpenModel, removable: Removable, context: RunContext) -> tuple[list[int], dict[str, Any]]:
-        """Which blocks go, and the scores that said so; what an interrupted run has measured is not measured again."""
+        """The blocks to remove, and their scores; measurements of an interrupted run are reused."""
         if self.settings.keep is not None:
             removed = self._unmapped
             context.journal.mkdir(parents=True, exist_ok=True)
@@ -240,7 +240,7 @@ class PreparedBlocks(PreparedStep):
         return removed, {"removed": removed, self._score: known}
 
     def _verify(self, model: OpenModel, after: OpenModel, removed: list[int], context: RunContext) -> None:
-        """See that what is left computes what the whole model does when it passes over those blocks."""
+        """Check that the result computes the same as the whole model with those blocks skipped."""
         tokens = context.tokens[:_CHECKED_WINDOWS, :_CHECKED_LENGTH]
         wanted = last_hidden(model, tokens, context.dtype, context.journal, removed)
         if not torch.equal(wanted, last_hidden(after, tokens, context.dtype, context.journal)):
@@ -251,14 +251,14 @@ class PreparedBlocks(PreparedStep):
 
 
 class _Scores:
-    """Measures what blocks do; known results are kept in a file as they come.
+    """Measures the importance of blocks; results are kept in a file as they come.
 
     Args:
         model: the whole model.
-        removable: what may go.
+        removable: what may be removed.
         context: the run.
         file: where results are kept.
-        known: one dict a round, from a block's number to its score; added to in place.
+        known: one dict per round, from a block's number to its score; extended in place.
     """
 
     def __init__(
@@ -292,7 +292,7 @@ class _Scores:
         return sorted(removed)
 
     def least_missed(self, count: int) -> list[int]:
-        """One after another, that without which the text is predicted best."""
+        """Greedily, one after another, the one without which the loss is lowest."""
         removed: list[int] = []
         for turn in range(count):
             if len(self._known) == turn:
@@ -331,7 +331,7 @@ class _Scores:
                     known[str(index)] = _finite(influence.value, index)
 
     def _measure_without(self, left: list[int], removed: list[int], known: dict[str, float], description: str) -> None:
-        """The loss without each of those that are left, in turn."""
+        """The loss without each remaining one in turn."""
         passing = forward(self._streamed, self._tokens, self._context.progress, description)
         with passing as (entering, blocks), closing(entering.beside(entering.shape[2])) as trial:
             head = self._streamed.head()
@@ -360,7 +360,7 @@ class _Scores:
                 target.write(batch, hidden)
 
     def _loss(self, head: HeadFunction, store: ActivationStore) -> float:
-        """Mean loss of the next tokens, over the windows of all processes."""
+        """Mean next-token loss over the windows of all processes."""
         sums = torch.tensor(next_token_loss(head, store, self._tokens), dtype=torch.float64)
         self._context.processes.sum_(sums)
         return (sums[0] / sums[1]).item()

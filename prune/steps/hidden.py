@@ -1,4 +1,4 @@
-"""The prune step for the residual stream: which of its directions stay, through the whole model."""
+"""The prune step for the residual stream: which of its directions to keep, throughout the model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from ..structure.slice_width import slice_width
 
 
 class PruneHiddenStep:
-    """Make the residual stream narrower, and with it every matrix that reads or writes it.
+    """Make the residual stream narrower, and every matrix that reads or writes it.
 
     Args:
         settings: the recipe's section.
@@ -76,7 +76,7 @@ class PreparedHidden(PreparedStep):
         model: the model.
 
     Raises:
-        ProblemsError: it cannot be made so narrow.
+        ProblemsError: it cannot be made this narrow.
     """
 
     def __init__(self, step: PruneHiddenStep, model: OpenModel) -> None:
@@ -84,7 +84,7 @@ class PreparedHidden(PreparedStep):
         self._score, self.model = step.score, model
         self.reads_text = [f"prune {step.settings.structure}"]
         try:
-            # Folding a norm into the head takes a head of its own.
+            # Folding a norm into lm_head needs an untied lm_head.
             self._source = _untied(model) if step.score == "pca" else model
             axis = axes.hidden(self._source)
             self._axis = axis if step.settings.multiple is None else replace(axis, multiple=step.settings.multiple)
@@ -191,7 +191,7 @@ class PreparedHidden(PreparedStep):
         return StepRecord("prune", settings, layers, list(model.anatomy.unknown), None, [done, *apart])
 
     def _try_layout(self, model: OpenModel, axis: Axis, context: RunContext) -> None:
-        """See that the model computes the same with the hidden channels in another order."""
+        """Check that the model computes the same with its hidden channels permuted."""
         order = torch.randperm(axis.units, generator=torch.Generator().manual_seed(context.seed))
         if not computes_the_same(model, slice_width(model, axis, {"": order}), context, order):
             raise SmeltError(
@@ -200,11 +200,11 @@ class PreparedHidden(PreparedStep):
             )
 
     def _decided(self, model: OpenModel, axis: Axis, context: RunContext) -> tuple[_Stays, dict[str, float]]:
-        """What stays, and which share of what each norm reads that is; kept for a run that goes on."""
+        """What is kept, and its share of each norm's input energy; saved for a resumed run."""
         context.journal.mkdir(parents=True, exist_ok=True)
         processes = context.processes
         streamed = streamed_model(model, context)
-        # Found by experiments of their own, on the CPU.
+        # Found by separate experiments, on the CPU.
         norms = _residual_norms(model) if self._score == "pca" else _norms(model, axis)
         with on(processes.device), torch.no_grad():
             stored = tensors_once(
@@ -256,7 +256,7 @@ class PreparedHidden(PreparedStep):
     def _kept_energy(
         self, model: OpenModel, axis: Axis, streamed: StreamedModel, stays: _Stays, context: RunContext
     ) -> dict[str, Tensor]:
-        """For each norm, which part of what it reads is in what stays, and the number of tokens."""
+        """For each norm, the kept part of its inputs' energy, and the number of tokens."""
         sums = {norm: torch.zeros(2, dtype=torch.float64) for norm in _norms(model, axis)}
         kept = stays.kept.to(context.processes.device)
         rotation = (
@@ -282,7 +282,7 @@ class PreparedHidden(PreparedStep):
     def _compensation(
         self, source: OpenModel, narrow: OpenModel, axis: Axis, shares: dict[str, float], context: RunContext
     ) -> dict[str, Tensor]:
-        """The gains of norms, so that they give what is left the size that it had; and where it must be, the embedding's."""
+        """Gains of norms that restore the size of the kept channels; and of the embedding, if needed."""
         found: dict[str, Tensor] = {}
         left = narrow.skeleton.hidden_size
         final = None
@@ -290,7 +290,7 @@ class PreparedHidden(PreparedStep):
             name = f"{norm}.weight"
             key = source.names[name]
             offset = norm_offset(_own_copy(source, norm), axis.units) or 0.0
-            # A norm divides by the mean over fewer channels now, and of what it divided by only a share is left.
+            # A norm now divides by the mean over fewer channels, which hold only a share of the energy.
             factor = (share * axis.units / left) ** 0.5
             found[key] = ((narrow.weights.load(key).double() + offset) * factor - offset).to(
                 narrow.weights.info(key).dtype
@@ -312,7 +312,7 @@ class PreparedHidden(PreparedStep):
         return found
 
     def _embedding_scale(self, source: OpenModel, narrow: OpenModel, context: RunContext) -> float:
-        """How much smaller the narrower model makes what enters its first block: Gemma multiplies by the hidden size's root."""
+        """How much smaller the narrow model's first hidden states are: Gemma multiplies by the hidden size's root."""
         tokens, sizes = few_tokens(context), []
         for each in (source, narrow):
             streamed = StreamedModel(each.skeleton, each.weights, torch.float32, context.journal)
@@ -323,7 +323,7 @@ class PreparedHidden(PreparedStep):
 
 
 def check_rotates(model: OpenModel) -> None:
-    """See that hidden states can be rotated to their principal directions.
+    """Check that hidden states can be rotated to their principal directions.
 
     Raises:
         RotationError: they cannot, and why.
@@ -336,7 +336,7 @@ def check_rotates(model: OpenModel) -> None:
 
 @dataclass(frozen=True)
 class _Stays:
-    """What stays of the hidden states: some channels, after the rotation, if there is one."""
+    """The kept part of the hidden states: some channels, after the rotation, if any."""
 
     kept: Tensor
     rotation: Tensor | None
@@ -346,7 +346,7 @@ class _Stays:
 
 
 def _untied(model: OpenModel) -> OpenModel:
-    """The model, and its configuration, with a head of its own."""
+    """The model, and its configuration, with an untied lm_head."""
     if not model.is_tied:
         return model
     directory = replace(model.directory, changes={**model.directory.changes, "tie_word_embeddings": False})
@@ -380,7 +380,7 @@ def _watch_norms(
     context: RunContext,
     description: str,
 ) -> None:
-    """Show what norms read on the calibration text, by their full names."""
+    """Pass on the inputs of norms on the calibration text, by full name."""
     with forward(streamed, context.processes.share(context.tokens), context.progress, description) as (store, blocks):
         for index in blocks:
             start = f"{model.anatomy.blocks[index].name}."
@@ -425,7 +425,7 @@ def _sizes(model: OpenModel, axis: Axis) -> Tensor:
 
 
 def _own_copy(model: OpenModel, norm: str) -> nn.Module:
-    """A norm with real parameters, to try out."""
+    """A norm with real parameters, for experiments."""
 
     module = copy.deepcopy(model.skeleton.model.get_submodule(norm))
     return nn.Module.to_empty(module, device="cpu").double()

@@ -1,4 +1,4 @@
-"""The prune step for feed-forward channels and attention heads: which stay in each layer, and what makes up for the others."""
+"""The prune step for feed-forward channels and attention heads: which to keep in each layer, and the refit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ UNEVEN_LOADS = (
 
 
 class PruneUnitsStep:
-    """Take units out of every layer that has them, the same number of each unless the recipe says that they are shared out.
+    """Remove units from every layer that has them, equally many unless the recipe allocates them over blocks.
 
     Args:
         settings: the recipe's section.
@@ -74,7 +74,7 @@ class PruneUnitsStep:
 
     @property
     def is_even(self) -> bool:
-        """Whether each layer keeps as many."""
+        """Whether all layers keep the same number."""
         return self.settings.allocation == "uniform"
 
     def prepare(self, given: Given) -> PreparedUnits:
@@ -86,10 +86,10 @@ class PreparedUnits(PreparedStep):
 
     Args:
         step: the step.
-        model: whose units they are.
+        model: the model.
 
     Raises:
-        ProblemsError: so many cannot go.
+        ProblemsError: this many cannot be removed.
     """
 
     def __init__(self, step: PruneUnitsStep, model: OpenModel) -> None:
@@ -142,7 +142,7 @@ class PreparedUnits(PreparedStep):
         return left
 
     def _narrowed(self) -> OpenModel:
-        """The model with as many units in each layer."""
+        """The model with the same number of units in each layer."""
         model, axis, left = self.model, self._axis, self._left
         try:
             return slice_width(model, axis, left)
@@ -184,7 +184,7 @@ class PreparedUnits(PreparedStep):
         tokens, itemsize = windows * length, compute_dtype(model.dtype).itemsize
         numel, columns = model.largest_block(), axis.units * axis.columns
         blocks, hidden = len(model.anatomy.blocks), model.skeleton.hidden_size
-        # The Hessian and its sums; then, in float64, what stays of it, and its factor as it is made.
+        # The Hessian and its sums; then, in float64, its kept part and that part's factor.
         matrices = columns**2 * (4 + 8 + 3 * 8) + columns * hidden * 4 * 3 if self.settings.update else 0
         passing = max(BATCH_TOKENS, length) * 4 * max(columns, hidden) * itemsize
         memory = max(numel * itemsize + max(matrices, passing), model.embedding_bytes())
@@ -237,7 +237,7 @@ class PreparedUnits(PreparedStep):
         return StepRecord("prune", settings, layers_of(parts), list(model.anatomy.unknown), chosen, done)
 
     def _try_layout(self, model: OpenModel, axis: Axis, context: RunContext) -> None:
-        """See that the model computes the same with its units in another order, so that they are what they are thought."""
+        """Check that the model computes the same with its units permuted, which confirms their layout."""
         generator = torch.Generator().manual_seed(context.seed)
         shuffled = {reader: torch.randperm(axis.units, generator=generator) for reader in axis.readers}
         if not computes_the_same(model, slice_width(model, axis, shuffled), context):
@@ -260,7 +260,7 @@ class PreparedUnits(PreparedStep):
         Args:
             model: the model.
             axis: the units.
-            known: the scores that gradients give.
+            known: gradient-based scores.
             context: the run.
         """
         left = self._left
@@ -270,7 +270,7 @@ class PreparedUnits(PreparedStep):
         def scores(reader: str, weight: Tensor, stats: LayerStats) -> Tensor:
             return self.scores(model, axis, reader, weight, stats, known.get(reader))
 
-        # Where the part that has them was taken away, they compute nothing, and must not pay for the others.
+        # Units of a removed part compute nothing, and must not be traded for others.
         part = "mlp" if self.settings.structure == "ffn" else "attention"
         blocks = [index for index, rest in enumerate(layer_parts(model)) if rest in ("all", part)]
         units = shared_out_units(model, axis, left, blocks, scores, context, refits=self.refits)
@@ -283,7 +283,7 @@ class PreparedUnits(PreparedStep):
     def scores(
         self, model: OpenModel, axis: Axis, reader: str, weight: Tensor, stats: LayerStats, known: Tensor | None
     ) -> Tensor:
-        """How much each unit that a linear reads matters."""
+        """The importance of each input unit of a linear."""
         matrices = partial(matrices_of_units, model, axis, reader)
         return self._score.compute(UnitFacts(weight, axis.columns, stats.energy, known, matrices))
 
@@ -293,7 +293,7 @@ class PreparedUnits(PreparedStep):
 
 
 class _UnitPruner(LinearPruner):
-    """Takes units out of what linears read, block by block."""
+    """Removes input units of linears, block by block."""
 
     def __init__(self, model: OpenModel, axis: Axis, step: PreparedUnits, context: RunContext) -> None:
         super().__init__(model, streamed_model(model, context), axis.readers, context, hessian=step.refits)
@@ -303,7 +303,7 @@ class _UnitPruner(LinearPruner):
         self._left: dict[str, int] = {}
 
     def begin(self) -> None:
-        """Find what units matter to all of the model, and how many stay in each block."""
+        """Compute scores that need the whole model, and how many units each block keeps."""
         if self._step.needs_gradients:
             self._known = first_order(self._model, self._axis, self.streamed, self._context)
         with torch.device("cpu"):
@@ -312,7 +312,7 @@ class _UnitPruner(LinearPruner):
     def pruned(
         self, facts: LinearFacts, module: nn.Module, weight: Tensor, stats: LayerStats
     ) -> tuple[dict[str, Tensor], LayerRecord]:
-        """Which units stay and what their reader becomes."""
+        """The units to keep and their refitted reader."""
         axis, reader = self._axis, facts.name
         kept = self._kept(reader, weight, stats)
         columns = axis.columns_of(kept).to(weight.device)
@@ -332,7 +332,7 @@ class _UnitPruner(LinearPruner):
         }, record
 
     def _kept(self, reader: str, weight: Tensor, stats: LayerStats) -> Tensor:
-        """Which units stay, in order."""
+        """The units to keep, in order."""
         assert stats.energy is not None
         if not stats.energy.isfinite().all():
             raise SmeltError(f"{reader}: its inputs on the calibration text are not finite; use other text")
@@ -342,7 +342,7 @@ class _UnitPruner(LinearPruner):
         return scores.topk(self._left[reader]).indices.sort().values.cpu()
 
     def use(self, facts: LinearFacts, module: nn.Module, stored: dict[str, Tensor]) -> None:
-        """Let a layer compute what its narrower self will: with zeros where units are gone."""
+        """Let a layer compute like its narrow version, with zeros for removed units."""
         target = weight_rows(module)
         columns = self._axis.columns_of(stored[f"{_KEPT}{facts.name}"].to(target.device))
         target.zero_()

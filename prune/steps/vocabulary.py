@@ -1,4 +1,4 @@
-"""The prune step for the vocabulary: only the tokens that a corpus uses stay."""
+"""The prune step for the vocabulary: keeps only the tokens that a corpus uses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..structure.vocabulary import Vocabulary, renumbered
 
 
 class PruneVocabularyStep:
-    """Take tokens that a corpus never uses from the tokenizer, the embedding and the head.
+    """Remove tokens that a corpus never uses from the tokenizer, the embedding and lm_head.
 
     Args:
         settings: the recipe's section.
@@ -55,10 +55,10 @@ class PreparedVocabulary(PreparedStep):
     Args:
         settings: the recipe's section.
         where: how messages name the step.
-        model: whose tokens they are.
+        model: the model.
 
     Raises:
-        ProblemsError: the corpus cannot be read, or no token can go.
+        ProblemsError: the corpus cannot be read, or no token can be removed.
     """
 
     def __init__(self, settings: PruneVocabulary, where: str, model: OpenModel) -> None:
@@ -113,7 +113,7 @@ class PreparedVocabulary(PreparedStep):
         return slice_width(renamed, replace(self._axis, pinned={}), {"": torch.tensor(kept)})
 
     def _used(self) -> list[int]:
-        """The tokens that stay, in their order."""
+        """The tokens to keep, in order."""
         model, path = self.model, self.model.directory.path
         tokens = Vocabulary(path)
         used = used_tokens(self._source, model.directory.tokenizer())
@@ -127,7 +127,7 @@ class PreparedVocabulary(PreparedStep):
         return tokens.closed({*used, *(each for each in named if each is not None)}, model.vocabulary())
 
     def _kept_once(self, context: RunContext) -> list[int]:
-        """The same for a run that goes on, though the corpus has changed."""
+        """The same, saved for a resumed run even if the corpus has changed."""
         context.journal.mkdir(parents=True, exist_ok=True)
         file = context.journal / "kept_tokens.safetensors"
         if file.exists():

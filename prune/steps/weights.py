@@ -1,4 +1,4 @@
-"""The prune step for single weights: which become zero, and what the others do to make up for it."""
+"""The prune step for single weights: which become zero, and how the others compensate."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NO_FASTER = (
 
 
 class PruneWeightsStep:
-    """Set weights to zero, so many of each group of neighbours or a share of all.
+    """Set weights to zero: N of each M neighbours, or a share of all.
 
     Args:
         settings: the recipe's section.
@@ -71,10 +71,10 @@ class PreparedWeights(PreparedStep):
 
     Args:
         step: the step.
-        model: whose weights they are.
+        model: the model.
 
     Raises:
-        ProblemsError: no linear is meant, or the pattern does not fit one.
+        ProblemsError: no linear is selected, or the pattern does not fit one.
     """
 
     def __init__(self, step: PruneWeightsStep, model: OpenModel) -> None:
@@ -83,7 +83,7 @@ class PreparedWeights(PreparedStep):
         self._pattern, self._score, self.model = step.pattern, step.score, model
         self._shares: dict[str, float] = {}
         self._guard = LayerGuard(settings.guard, "remove less, add it to ignore, or set guard.otherwise: warn")
-        # The head is none of them: it may share the embedding's weight.
+        # lm_head is excluded: it may be tied to the embedding.
         self._facts = [
             facts
             for facts in model.linears.values()
@@ -214,7 +214,7 @@ class PreparedWeights(PreparedStep):
         return pruner.parts
 
     def _pruned_alone(self, model: OpenModel, chosen: set[str], context: RunContext) -> list[Path]:
-        """A part for each block, by its weights alone; the first process makes them."""
+        """A part for each block, from its weights alone; written by the first process."""
         parts = block_files(context.journal, len(model.anatomy.blocks))
 
         def make() -> tuple[dict[str, Tensor], None]:
@@ -239,7 +239,7 @@ class PreparedWeights(PreparedStep):
         Args:
             facts: the linear.
             weight: its weight.
-            stats: of its inputs; None if no text was read, which all but magnitudes need.
+            stats: of its inputs; None if no text was read, which suffices only for magnitude.
         """
         notes = [] if stats is None else reached_notes(stats)
         update, score = self.settings.update, self._score
@@ -286,7 +286,7 @@ class PreparedWeights(PreparedStep):
 
     @property
     def needs_hessian(self) -> bool:
-        """Whether the columns to come make up for what goes."""
+        """Whether later columns compensate for removed weights."""
         return self.settings.update is not None
 
     @property
