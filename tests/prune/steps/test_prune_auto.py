@@ -196,7 +196,7 @@ def test_architectures_with_fixed_heads_lose_what_they_can(tiny: Callable[..., P
         (
             "llama",
             {"latency": 0.5, "at": {"context": 4096}},
-            "steps.0.prune.target: at.context is 4096, more than the 128",
+            "steps.0.prune.target: at.context is 4096, more than the model's context length of 128",
         ),
     ],
 )
