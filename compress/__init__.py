@@ -1,4 +1,4 @@
-"""The front door of Smelt: recipes, the pipeline that runs them, and the command line.
+"""Smelt's user interface: recipes, the pipeline that runs them, and the command line.
 
 ```python
 from smelt.compress import Recipe, run
@@ -57,7 +57,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # torch and transformers take seconds to import, which `smelt --help` must not cost.
+    # torch and transformers take seconds to import, which `smelt --help` must not wait for.
     if name in _HOMES:
         from importlib import import_module
 

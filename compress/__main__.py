@@ -6,7 +6,7 @@ from ..system.interrupts import end_when_interrupted
 
 
 def main() -> None:
-    """Entry point: ready for interrupts before the command line and all that it needs are imported."""
+    """Entry point: handles interrupts before the command line and its imports are loaded."""
     end_when_interrupted()
     from .cli import main as run
 

@@ -24,21 +24,21 @@ app = typer.Typer(
 
     - `smelt run recipes/quickstart.yaml` compresses a bundled model to 4 bits and reports accuracy and speed
 
-    - `smelt run recipes/quickstart.yaml --dry-run` says how much memory, disk and time that takes, and what would fail
+    - `smelt run recipes/quickstart.yaml --dry-run` prints the memory, disk and time it needs, and what would fail
 
     - `smelt run recipes/quickstart.yaml --set model=./my-llama --output runs/mine` does it to your model
 
-    - `smelt eval runs/quickstart --baseline builtin:smelt-6m` sets accuracy beside speed
+    - `smelt eval runs/quickstart --baseline builtin:smelt-6m` compares accuracy and speed
 
-    - `smelt inspect runs/quickstart/checkpoint` shows where the bytes are
+    - `smelt inspect runs/quickstart/checkpoint` shows what its bytes hold
 
     - `smelt export runs/quickstart --to gptq --output runs/quickstart-gptq` writes it for other programs
 
-    - `smelt merge runs/quickstart --adapter ./my-adapter --output runs/tuned` puts a LoRA adapter into its weights
+    - `smelt merge runs/quickstart --adapter ./my-adapter --output runs/tuned` merges a LoRA adapter into its weights
 
-    - `smelt chat runs/quickstart/checkpoint` talks with it
+    - `smelt chat runs/quickstart/checkpoint` starts a chat
 
-    - `smelt bench runs/quickstart/checkpoint` measures how fast it runs here
+    - `smelt bench runs/quickstart/checkpoint` measures its speed on this machine
 
     An interrupted run continues when the same command is given again.
     """,
@@ -60,11 +60,11 @@ app.add_typer(kernels.app, name="kernels")
 
 
 def main() -> None:
-    """Read the command line and do what it says."""
+    """Parse the command line and run the command."""
     for argument in sys.argv[1:]:
         if not argument.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in argument):
             shown = argument.encode(errors="replace").decode()
-            sys.exit(say(f"{shown}: is not a name in UTF-8; rename what it is the name of", 2))
+            sys.exit(say(f"{shown}: is not valid UTF-8; rename the file or directory", 2))
     app()
 
 

@@ -1,5 +1,5 @@
-"""Learning from a teacher: losses, the order in which text is read, and the trainer.
+"""Distillation: losses, the order in which text is read, and the trainer.
 
-Knows tensors and modules, not recipes or files. Quantization-aware training is the same trainer with a student whose
+Works on tensors and modules, not recipes or files. Quantization-aware training is the same trainer with a student whose
 linears round their weights (``quant/training/qat.py``).
 """

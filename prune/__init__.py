@@ -1,4 +1,4 @@
-"""Pruning: what to remove (structure), how to rank it (score), how to make up for it (update).
+"""Pruning: what to remove (structure), how to rank it (score), how to compensate for it (update).
 
-This room knows tensors and modules. It knows nothing of recipes, files or servers.
+This package works on tensors and modules, not on recipes, files or servers.
 """

@@ -1,1 +1,1 @@
-"""LoRA adapters of compressed checkpoints: merging one into the weights that it was trained on."""
+"""LoRA adapters of compressed checkpoints: merging one into the weights it was trained on."""

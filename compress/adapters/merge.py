@@ -1,6 +1,6 @@
-"""``smelt merge``: an adapter's changes put into the weights of the compressed checkpoint that it was trained on.
+"""``smelt merge``: merge an adapter into the compressed checkpoint it was trained on.
 
-Weights that change are restored, changed, and rounded again to the number format that they had, one after another.
+Weights that change are dequantized, changed, and quantized again to the format they had, one after another.
 All others keep their codes, bit for bit.
 """
 
@@ -48,17 +48,17 @@ _ENOUGH = 0.5
 
 @dataclass(frozen=True)
 class Merged:
-    """A checkpoint with an adapter in its weights.
+    """A checkpoint with an adapter merged into its weights.
 
     Attributes:
         path: the directory.
-        rounded: how many quantized linears were rounded again.
-        kept: how many kept their codes.
-        plain: how many weights changed that are not quantized.
-        survived: how much of the adapter's change rounding let through, by its projection on it; None if nothing was
+        rounded: number of quantized linears that were quantized again.
+        kept: number that kept their codes.
+        plain: number of unquantized weights that changed.
+        survived: share of the adapter's change left after rounding, by projection on it; None if nothing was
             rounded.
         bytes: of its tensors.
-        notes: what a user should know of it, one sentence each.
+        notes: notes for the user, one sentence each.
     """
 
     path: str
@@ -74,8 +74,8 @@ class Merged:
         return asdict(self)
 
     def summary(self) -> str:
-        """For people."""
-        summary = f"{self.rounded} layers rounded again, {self.kept} kept"
+        """As text for the terminal."""
+        summary = f"{self.rounded} layers re-quantized, {self.kept} unchanged"
         summary += f", {self.plain} plain weights changed" if self.plain else ""
         summary += "" if self.survived is None else f", {self.survived:.0%} of the change survived"
         lines = [f"{self.path}: {summary}, {human_bytes(self.bytes)}"]
@@ -91,16 +91,16 @@ def merge(
     trust_remote_code: bool = False,
     progress: bool = True,
 ) -> Merged:
-    """Put a LoRA adapter into a compressed checkpoint, which keeps every layer's number format.
+    """Merge a LoRA adapter into a compressed checkpoint; every layer keeps its number format.
 
-    Codes are the nearest ones, on scales that are searched again; no text is needed. A recipe with ``adapter:`` rounds
-    with calibration instead, which loses less.
+    Weights are rounded to nearest on newly searched scales; no text is needed. A recipe with ``adapter:`` rounds with
+    calibration instead, which loses less.
 
     Args:
         checkpoint: a directory, a run's output directory or a hub name.
-        adapter: the directory that `peft` saved.
+        adapter: the directory saved by `peft`.
         output: the new directory.
-        fresh: replace what an earlier merge left there.
+        fresh: overwrite an earlier merge.
         trust_remote_code: run Python code that comes with the checkpoint.
         progress: show progress bars when standard error is a terminal.
 
@@ -114,7 +114,7 @@ def merge(
     config = directory.config_data()
     if not config.get("quantization_config"):
         raise SmeltError(
-            f"{directory.path}: its weights are plain; give the adapter to a recipe, which merges and quantizes (adapter: {adapter})"
+            f"{directory.path}: its weights are not quantized; use a recipe, which merges and quantizes (adapter: {adapter})"
         )
     found = Adapter(adapter)
     opened = open_dense(directory)
@@ -142,7 +142,7 @@ def merge(
 
 
 class _Merging:
-    """What becomes of each tensor of a checkpoint."""
+    """What happens to each tensor of a checkpoint."""
 
     def __init__(
         self, base: OpenModel, model: OpenModel, changes: dict[str, Change], schemes: StoredSchemes, show: Progress
@@ -153,7 +153,7 @@ class _Merging:
         self._base = base.weights
         self._model = model
         self._changes = changes
-        # Of the changes: what rounding made of them along their own direction, and what they are.
+        # Of the changes: their projection after rounding, and their squared norm.
         self._along = self._whole = 0.0
         self._schemes = schemes
         self._together = _with_one_global_scale(model, self._packed, self._scheme)
@@ -161,7 +161,7 @@ class _Merging:
         self._rounded: Callable[[tuple[str, ...]], dict[str, Tensor]] = lru_cache(maxsize=1)(self._round)
 
     def entries(self) -> list[Entry]:
-        """Every tensor of the merged checkpoint; those that are made together stand together."""
+        """Every tensor of the merged checkpoint; those made together are adjacent."""
         of_part = {part: key for key, parts in self._packed.items() for part in parts}
         found: dict[str, Entry] = {}
         for name in self._stored.names():
@@ -177,16 +177,16 @@ class _Merging:
         return list(found.values())
 
     def counts(self) -> tuple[int, int, int]:
-        """Linears rounded again, linears kept, and plain weights changed."""
+        """Linears quantized again, linears kept, and unquantized weights changed."""
         plain = sum(key not in self._packed for key in self._changes)
         return len(self._again), len(self._packed) - len(self._again), plain
 
     def survived(self) -> float | None:
-        """How much of the change is in the codes that were written."""
+        """The share of the change that the written codes contain."""
         return self._along / self._whole if self._whole else None
 
     def notes(self) -> list[str]:
-        """What was lost, and what was not done anew."""
+        """What was lost, and what was not recomputed."""
         survived = self.survived()
         lost = []
         if survived is not None and survived < _ENOUGH:
@@ -207,8 +207,8 @@ class _Merging:
             return lost
         return [
             *lost,
-            f"the fixed scales of {' and '.join(kept)} are those of the checkpoint before;"
-            " a recipe with adapter: finds new ones by calibration",
+            f"the static scales of {' and '.join(kept)} are still those from before the merge;"
+            " a recipe with adapter: calibrates new ones",
         ]
 
     def _scheme(self, key: str) -> Scheme:
@@ -221,7 +221,7 @@ class _Merging:
         return lambda: self._rounded(self._group(key))[part]
 
     def _round(self, keys: Iterable[str]) -> dict[str, Tensor]:
-        """The stored tensors of linears that are rounded as one."""
+        """The stored tensors of linears that are rounded together."""
         weights = {key: self._model.weights.load(key).float() for key in keys}
         first = next(iter(weights))
         scheme, stored = self._scheme(first), self._model.weights.info(first).dtype
@@ -248,8 +248,8 @@ class _Merging:
                     wanted.shape,
                 ):
                     raise SmeltError(
-                        f"{self._stored.directory}: {part} is stored in a way that Smelt reads but does not write;"
-                        " give the adapter to a recipe, which quantizes anew (adapter: in it)"
+                        f"{self._stored.directory}: {part} is in a format that Smelt reads but does not write;"
+                        " use a recipe with adapter:, which quantizes again"
                     )
             found |= tensors
         return found
@@ -270,7 +270,7 @@ def _with_one_global_scale(
 
 
 def _known(directory: ModelDirectory) -> dict[str, Any]:
-    """What the checkpoint's record says that is still true: of which model it was made, and by which recipe."""
+    """What remains true of the checkpoint's record: the model it was made from, and the recipe."""
     try:
         made = json.loads((directory.path / RECORD).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""``smelt bench``: how fast a checkpoint runs here."""
+"""``smelt bench``: a checkpoint's speed on this machine."""
 
 from __future__ import annotations
 
@@ -17,37 +17,36 @@ from .outcome import reporting_errors
 @reporting_errors
 def bench(
     checkpoint: Annotated[str, typer.Argument(help="A directory, a hub name or builtin:smelt-6m.")],
-    prompt: Annotated[int, typer.Option(help="Tokens of each prompt.", min=1)] = 128,
-    output: Annotated[int, typer.Option(help="Tokens to generate for each.", min=2)] = 32,
-    concurrency: Annotated[list[int] | None, typer.Option(help="Requests in flight; repeatable.", min=1)] = None,
-    requests: Annotated[
-        int, typer.Option(help="Requests of each load, at least its concurrency.", min=1, max=10**6)
-    ] = 16,
+    prompt: Annotated[int, typer.Option(help="Prompt tokens of each request.", min=1)] = 128,
+    output: Annotated[int, typer.Option(help="Tokens generated per request.", min=2)] = 32,
+    concurrency: Annotated[list[int] | None, typer.Option(help="Concurrent requests. Repeatable.", min=1)] = None,
+    requests: Annotated[int, typer.Option(help="Requests per load, at least its concurrency.", min=1, max=10**6)] = 16,
     trace: Annotated[Path | None, typer.Option(help="Replay a trace: Azure's CSV or Mooncake's JSONL.")] = None,
-    trace_requests: Annotated[int, typer.Option(help="How many of the trace's requests.", min=1)] = 32,
-    static: Annotated[bool, typer.Option("--static", help="Batch statically: the baseline.")] = False,
+    trace_requests: Annotated[int, typer.Option(help="Number of requests from the trace.", min=1)] = 32,
+    static: Annotated[bool, typer.Option("--static", help="Static batching, as a baseline.")] = False,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     kv_dtype: Annotated[str, typer.Option(help=kv_dtype_help())] = "auto",
     native: Annotated[bool, typer.Option(help="Use Smelt's compiled CPU kernels, or torch's operators.")] = True,
     exact_inputs: Annotated[
-        bool, typer.Option("--exact-inputs", help="Never round the inputs of weight-only formats to int8.")
+        bool, typer.Option("--exact-inputs", help="Never quantize the activations of weight-only formats to int8.")
     ] = False,
     reproducible: Annotated[
-        bool, typer.Option("--reproducible", help="Let a request's tokens depend on nothing beside it; see its price.")
+        bool,
+        typer.Option(
+            "--reproducible", help="Make a request's tokens independent of the rest of its batch, at some cost."
+        ),
     ] = False,
     device: Annotated[str, typer.Option(help="cpu, or cuda for a GPU with Triton kernels.")] = "cpu",
     compiled: Annotated[
-        bool, typer.Option("--compile", help="Let torch.compile lower the layers, instead of Smelt's own kernels.")
+        bool, typer.Option("--compile", help="Use torch.compile for the layers instead of Smelt's own kernels.")
     ] = False,
     ablate: Annotated[
         bool,
-        typer.Option(
-            "--ablate", help="What each fusion on a GPU buys: launches, bytes, and time where there is a GPU."
-        ),
+        typer.Option("--ablate", help="What each GPU fusion saves: launches, bytes, and time if there is a GPU."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> int:
-    """Measure how fast a checkpoint runs here, and how much of the machine that uses.
+    """Measure a checkpoint's speed on this machine, and how close it comes to the machine's limits.
 
     Examples:
 

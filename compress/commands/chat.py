@@ -17,17 +17,19 @@ from .outcome import reporting_errors
 @reporting_errors
 def chat(
     checkpoint: Annotated[str, typer.Argument(help="A directory, a hub name or builtin:smelt-6m.")],
-    temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.7,
-    top_p: Annotated[float, typer.Option(help="Sample among the tokens that together have this probability.")] = 0.95,
-    max_tokens: Annotated[int, typer.Option(help="The longest answer.", min=1)] = 512,
+    temperature: Annotated[float, typer.Option(help="0 decodes greedily.")] = 0.7,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the most likely tokens with this total probability.")
+    ] = 0.95,
+    max_tokens: Annotated[int, typer.Option(help="Maximum tokens of an answer.", min=1)] = 512,
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes answers reproducible.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="The longest conversation, in tokens.", min=2)] = None,
+    max_length: Annotated[int | None, typer.Option(help="Maximum context length, in tokens.", min=2)] = None,
     kv_dtype: Annotated[str, typer.Option(help=kv_dtype_help())] = "auto",
     native: Annotated[bool, typer.Option(help="Use Smelt's compiled CPU kernels, or torch's operators.")] = True,
     device: Annotated[str, typer.Option(help="cpu, or cuda, which has not been run on a GPU yet.")] = "cpu",
 ) -> int:
-    """Talk with a checkpoint. /reset forgets the conversation, /quit leaves.
+    """Chat with a checkpoint. /reset clears the conversation, /quit leaves.
 
     Example:
 
@@ -41,7 +43,7 @@ def chat(
 
     engine = Engine(find_checkpoint(checkpoint).path, config)
     limit = min(max_tokens, max(1, engine.max_length // 2))
-    if isinstance(sys.stdin, io.TextIOWrapper):  # what is typed or piped may be in any encoding
+    if isinstance(sys.stdin, io.TextIOWrapper):  # input may be in any encoding
         sys.stdin.reconfigure(errors="replace")
     converse(
         Chat(engine, replace(params, max_tokens=limit), system), input, lambda text: print(text, end="", flush=True)

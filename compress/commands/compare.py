@@ -23,7 +23,7 @@ def compare(
     allow_foreign_baseline: Annotated[
         bool, typer.Option("--allow-foreign-baseline", help="Compare speeds of different machines.")
     ] = False,
-    output: Annotated[Path | None, typer.Option(help="A directory to write the comparison's reports to.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Directory for the comparison's reports.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> int:
     """Compare two reports, model by model; nothing is measured.

@@ -1,4 +1,4 @@
-"""``smelt eval``: accuracy beside speed, of one checkpoint or several."""
+"""``smelt eval``: accuracy and speed of one or more checkpoints."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ from .outcome import passed, reporting_errors
 def eval_(
     checkpoints: Annotated[list[str], typer.Argument(help="Directories, hub names or builtin:smelt-6m.")],
     baseline: Annotated[
-        str | None, typer.Option(help="What to compare with: a checkpoint, measured in turns, or a report.json.")
+        str | None, typer.Option(help="Baseline: a checkpoint, measured in turns with the others, or a report.json.")
     ] = None,
     tasks: Annotated[
         str | None, typer.Option(help="lm-eval tasks, comma-separated: names, or paths of YAML files.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Most items of a task.", min=1)] = None,
-    fewshot: Annotated[int | None, typer.Option(help="Examples in each prompt of a task.", min=0)] = None,
+    limit: Annotated[int | None, typer.Option(help="Maximum items per task.", min=1)] = None,
+    fewshot: Annotated[int | None, typer.Option(help="Few-shot examples per prompt.", min=0)] = None,
     text: Annotated[str, typer.Option(help="builtin, a .txt or .jsonl file, or a Hugging Face dataset.")] = "builtin",
-    windows: Annotated[int, typer.Option(help="Most windows of the text.", min=1)] = 64,
+    windows: Annotated[int, typer.Option(help="Maximum windows of the text.", min=1)] = 64,
     length: Annotated[
-        int | None, typer.Option(help="Tokens a window; 256, or as many as the models have positions.", min=2)
+        int | None,
+        typer.Option(help="Tokens per window; 256 by default, or the models' context length if shorter.", min=2),
     ] = None,
-    samples: Annotated[int, typer.Option(help="Prompts whose continuations are shown.", min=0, max=1000)] = 4,
+    samples: Annotated[int, typer.Option(help="Number of sample continuations to show.", min=0, max=1000)] = 4,
     speed: Annotated[
-        str, typer.Option(metavar="KEY=VALUE,…", help="The load: prompt, generate, concurrency, repeats; or `none`.")
+        str,
+        typer.Option(metavar="KEY=VALUE,…", help="Load to time: prompt, generate, concurrency, repeats; or `none`."),
     ] = "prompt=128,generate=64,concurrency=1,8",
-    device: Annotated[str, typer.Option(help="What computes: cpu, or cuda for a GPU.")] = "cpu",
-    output: Annotated[Path, typer.Option(help="The directory for report.html, report.md and report.json.")] = Path(
+    device: Annotated[str, typer.Option(help="Device: cpu, or cuda for a GPU.")] = "cpu",
+    output: Annotated[Path, typer.Option(help="Directory for report.html, report.md and report.json.")] = Path(
         "runs/eval"
     ),
     fail_if: Annotated[
@@ -41,14 +43,14 @@ def eval_(
         typer.Option("--fail-if", metavar="GATE", help="E.g. `ppl>+2%` or `decode_speedup<1.5`. Repeatable."),
     ] = None,
     allow_foreign_baseline: Annotated[
-        bool, typer.Option("--allow-foreign-baseline", help="Take a baseline's report from another machine.")
+        bool, typer.Option("--allow-foreign-baseline", help="Accept a baseline report from another machine.")
     ] = False,
     trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that comes with a checkpoint.")] = False,
-    trust_task_code: Annotated[bool, typer.Option(help="Run Python that the YAML files of --tasks name.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what was measured before.")] = False,
+    trust_task_code: Annotated[bool, typer.Option(help="Run Python code named by the YAML files of --tasks.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Ignore earlier measurements and measure again.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print report.json.")] = False,
 ) -> int:
-    """Measure checkpoints beside each other: accuracy, speed and memory, on the runtime that ships.
+    """Measure and compare checkpoints: accuracy, speed and memory, on Smelt's runtime.
 
     Examples:
 

@@ -14,14 +14,14 @@ from .outcome import reporting_errors
 @reporting_errors
 def export(
     checkpoint: Annotated[str, typer.Argument(help="A quantized checkpoint, or a run's output directory.")],
-    to: Annotated[str, typer.Option(help="gptq, gptq-v2, awq, gguf, or dense for plain weights again.")],
-    output: Annotated[Path, typer.Option(help="The new directory; for gguf the file.")],
-    kind: Annotated[str | None, typer.Option("--type", help="Of gguf: its type, such as Q4_0.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Replace what an earlier export left there.")] = False,
+    to: Annotated[str, typer.Option(help="gptq, gptq-v2, awq, gguf, or dense for unquantized weights.")],
+    output: Annotated[Path, typer.Option(help="Output directory; for gguf, the file.")],
+    kind: Annotated[str | None, typer.Option("--type", help="For gguf: its type, such as Q4_0.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Overwrite an earlier export.")] = False,
     trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that comes with the checkpoint.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> int:
-    """Write a quantized checkpoint in a format that other programs read; its codes stay what they are, bit for bit.
+    """Write a quantized checkpoint in a format that other programs read; its codes stay bit-identical.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""``smelt inspect``: where a model's bytes are."""
+"""``smelt inspect``: how a model's tensors are stored."""
 
 from __future__ import annotations
 

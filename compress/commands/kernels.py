@@ -1,4 +1,4 @@
-"""``smelt kernels``: what the GPU kernels became for machines that are not here, and tiles for one that is."""
+"""``smelt kernels``: compile the GPU kernels without the GPU, and tune tiles on one."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ if TYPE_CHECKING:
     from ...runtime.kernels.tools.tune import Tunable
 
 
-app = typer.Typer(
-    no_args_is_help=True, help="The GPU kernels: compile them for machines that are not here, or tune them."
-)
+app = typer.Typer(no_args_is_help=True, help="GPU kernels: compile them without the GPU, or tune them on it.")
 
 
 @app.command()
 @reporting_errors
 def check(
     target: Annotated[
-        list[str] | None, typer.Option(help="sm_80, sm_90, sm_100 or gfx942; all if none. Repeatable.")
+        list[str] | None, typer.Option(help="sm_80, sm_90, sm_100 or gfx942; default all. Repeatable.")
     ] = None,
-    kernel: Annotated[list[str] | None, typer.Option(help="A kernel's name; all if none. Repeatable.")] = None,
+    kernel: Annotated[list[str] | None, typer.Option(help="A kernel's name; default all. Repeatable.")] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Each kernel, format, tile and option once, not in all combinations.")
     ] = False,
@@ -38,7 +36,7 @@ def check(
     """Compile every shipped kernel, without a GPU, and read its machine code.
 
     Prints registers, spills, shared memory, occupancy, 16-byte loads and tensor-core instructions; fails if
-    one spills, takes more shared memory than there is, reads weights narrowly or multiplies without tensor cores.
+    one spills, exceeds the shared memory, reads weights narrowly or multiplies without tensor cores.
 
     Examples:
 
@@ -59,13 +57,13 @@ def tune(
         ),
     ] = None,
     rows: Annotated[
-        list[int] | None, typer.Option(help="Rows of inputs; 1 to 2048 if none. Repeatable.", min=1)
+        list[int] | None, typer.Option(help="Rows of inputs; default 1 to 2048. Repeatable.", min=1)
     ] = None,
-    minutes: Annotated[float, typer.Option(help="Begin no shape after so long.", min=0)] = 8,
-    output: Annotated[Path | None, typer.Option(help="Where to, instead of this device's shipped file.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Begin shapes that are finished, too.")] = False,
+    minutes: Annotated[float, typer.Option(help="Start no shape after this many minutes.", min=0)] = 8,
+    output: Annotated[Path | None, typer.Option(help="Output file, instead of this device's shipped file.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Also tune finished shapes again.")] = False,
 ) -> int:
-    """Time tiles on this machine's GPU, and keep the fastest in its device's file, over those that it has.
+    """Time tiles on this machine's GPU, and keep the fastest in its device's file, replacing those in it.
 
     Examples:
 
@@ -77,10 +75,10 @@ def tune(
 
 
 def _check(targets: Sequence[str], kernels: Sequence[str], quick: bool, as_json: bool) -> int:
-    """Compile, print a table, and fail if anything shipped does not hold what it should.
+    """Compile, print a table, and fail if a shipped kernel breaks a requirement.
 
     Raises:
-        SmeltError: a name is not known, or Triton is not here.
+        SmeltError: a name is unknown, or Triton is missing.
     """
     _needs_triton()
     from ...runtime.kernels.base.targets import TARGETS
@@ -101,24 +99,24 @@ def _check(targets: Sequence[str], kernels: Sequence[str], quick: bool, as_json:
     if as_json:
         print(json.dumps([asdict(one) for one in found], indent=1))
     else:
-        print(f"\n{len(found)} kernels compiled, {len(faulty)} with faults; nothing of this ran on a GPU")
+        print(f"\n{len(found)} kernels compiled, {len(faulty)} with faults; none of this ran on a GPU")
     for one in faulty:
         print(f"smelt: {one.target}, {one.kernel}, {one.build}: {'; '.join(one.faults)}", file=sys.stderr)
     return 1 if faulty else 0
 
 
 def _tune(forms: Sequence[str], rows: Sequence[int], minutes: float, output: Path | None, again: bool = False) -> int:
-    """Time tiles on this machine's GPU and keep the fastest, after each round of a shape; shapes that are finished are not begun.
+    """Time tiles on this machine's GPU and keep the fastest, after each round of a shape; finished shapes are skipped.
 
     Args:
-        forms: of weights, or ``attention``; the usual ones if there is none.
-        rows: of inputs; all if there is none.
-        minutes: no shape is begun after so long.
-        output: where to, instead of this device's file.
-        again: begin finished shapes, too.
+        forms: of weights, or ``attention``; the usual ones if empty.
+        rows: of inputs; all if empty.
+        minutes: no shape is started after this time.
+        output: the file to write, instead of this device's.
+        again: tune finished shapes, too.
 
     Raises:
-        SmeltError: a name is not known, there is no GPU, or nothing can be written.
+        SmeltError: a name is unknown, there is no GPU, or the output cannot be written.
     """
     _needs_triton()
     from ...runtime.kernels.linear.packing import FORMATS
@@ -133,7 +131,7 @@ def _tune(forms: Sequence[str], rows: Sequence[int], minutes: float, output: Pat
         done = set() if again else tuning.finished(path)
         work = [one for one in _to_be_tuned(forms, rows) if one.name not in done]
         if done and not work:
-            print(f"{path}: all is finished; --again begins anew")
+            print(f"{path}: all shapes are finished; --again tunes them again")
             return 0
         best: dict[str, tuning.Found] = {}
         for one in tuning.tune(work, 60 * minutes, print):
@@ -144,7 +142,7 @@ def _tune(forms: Sequence[str], rows: Sequence[int], minutes: float, output: Pat
             tuning.write(found, restoring_pays_from(found, print), path)
     except tuning.NotHere as error:
         raise SmeltError(str(error)) from None
-    print(f"\n{path}: {len(found)} shapes" if found else "\nnothing was found in time")
+    print(f"\n{path}: {len(found)} shapes" if found else "\nno shape finished in time")
     return 0 if found else 1
 
 
@@ -194,4 +192,4 @@ def _needs_triton() -> None:
     try:
         import triton  # noqa: F401
     except ImportError:
-        raise SmeltError("the GPU kernels need triton, which is made for Linux alone; pip install triton") from None
+        raise SmeltError("the GPU kernels need triton, which is available only for Linux; pip install triton") from None

@@ -1,4 +1,4 @@
-"""``smelt merge``: an adapter's changes put into a compressed checkpoint."""
+"""``smelt merge``: merge an adapter into a compressed checkpoint."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .outcome import reporting_errors
 @reporting_errors
 def merge(
     checkpoint: Annotated[str, typer.Argument(help="A quantized checkpoint, or a run's output directory.")],
-    adapter: Annotated[Path, typer.Option(help="The directory of a LoRA adapter that peft saved.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The new directory.")],
-    fresh: Annotated[bool, typer.Option("--fresh", help="Replace what an earlier merge left there.")] = False,
+    adapter: Annotated[Path, typer.Option(help="Directory of a LoRA adapter saved by peft.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Output directory.")],
+    fresh: Annotated[bool, typer.Option("--fresh", help="Overwrite an earlier merge.")] = False,
     trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that comes with the checkpoint.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> int:
-    """Put a LoRA adapter into the compressed checkpoint that it was trained on; every layer keeps its number format.
+    """Merge a LoRA adapter into the compressed checkpoint it was trained on; every layer keeps its number format.
 
-    Codes are the nearest ones, and no text is needed. A recipe with `adapter:` rounds with calibration instead.
+    Weights are rounded to nearest, and no text is needed. A recipe with `adapter:` rounds with calibration instead.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""How commands end: an exit status, and a sentence on standard error where something is wrong."""
+"""How commands end: an exit status, and one sentence on standard error for an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ P = ParamSpec("P")
 
 
 def reporting_errors(command: Callable[P, int | None]) -> Callable[P, None]:
-    """Turn what can go wrong into one sentence on standard error and an exit status."""
+    """Turn exceptions into one sentence on standard error and an exit status."""
 
     @functools.wraps(command)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -31,16 +31,16 @@ def reporting_errors(command: Callable[P, int | None]) -> Callable[P, None]:
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "can't allocate memory" not in str(error):
                 raise
-            advice = "the same command continues where this one stopped; --dry-run says what it needs"
-            status = say(f"out of memory; lower calibrate.samples or free some: {advice}", 1)
+            advice = "rerun the same command to continue; --dry-run prints what it needs"
+            status = say(f"out of memory; lower calibrate.samples or free memory: {advice}", 1)
         raise typer.Exit(status)
 
     return guarded
 
 
 def say(text: str, status: int) -> int:
-    """Say what went wrong; returns the status."""
-    # Only one of several processes says it, and only where they have met by now does torch know which.
+    """Print an error; returns the status."""
+    # Only one of several processes prints it; torch knows which once they have connected.
     package = (__package__ or "").removesuffix(".compress.commands")
     processes = sys.modules.get(f"{package}.system.processes")
     if processes is None or processes.first_to_fail():
@@ -50,7 +50,7 @@ def say(text: str, status: int) -> int:
 
 
 def passed(report: Any, gates: list[Any]) -> int:
-    """Say which gates fell, and by how much."""
+    """Report which gates failed, and by how much."""
     fallen = [sentence for gate in gates for sentence in gate.fallen(report)]
     for sentence in fallen:
         say(sentence, 1)
@@ -58,12 +58,12 @@ def passed(report: Any, gates: list[Any]) -> int:
 
 
 def make_directory(path: Path) -> None:
-    """Make the directory that a user named for outputs.
+    """Create the output directory.
 
     Raises:
-        SmeltError: it cannot be made.
+        SmeltError: it cannot be created.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SmeltError(f"output: {path} cannot be made ({error.strerror}); choose another") from None
+        raise SmeltError(f"output: {path} cannot be created ({error.strerror}); choose another") from None

@@ -21,9 +21,9 @@ def run(
             "--set", metavar="KEY=VALUE", help="Change a field, e.g. `steps.0.quantize.scheme=W8A16`. Repeatable."
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Where the result goes, instead of the recipe's output.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Output directory, instead of the recipe's.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything and print the plan; change nothing.")
+        bool, typer.Option("--dry-run", help="Check the recipe and print the plan without running it.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of continuing an earlier run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result (or the plan) as JSON.")] = False,

@@ -31,7 +31,7 @@ def schema(
 def recipe_schema() -> dict[str, Any]:
     """The schema that editors use to complete and check a recipe file.
 
-    It differs from the Python model where a file may say things in another way: ``extends`` stands in
+    It differs from the Python model where a file has other ways to say the same: ``extends`` stands in
     for required fields, and a rounding method may be a bare name.
     """
     from ..recipe.recipe import Recipe
@@ -42,11 +42,11 @@ def recipe_schema() -> dict[str, Any]:
     schema["title"] = "Smelt recipe"
     schema["properties"]["extends"] = {
         "type": "string",
-        "description": "Another recipe, relative to this file, whose fields this one changes.",
+        "description": "Path of a base recipe, relative to this file, whose fields this one overrides.",
     }
     sweep = SweepSettings.model_json_schema()
     schema["$defs"] |= sweep.pop("$defs", {})
-    schema["properties"]["sweep"] = sweep | {"description": "What varies, in a file for `smelt sweep`."}
+    schema["properties"]["sweep"] = sweep | {"description": "The fields to vary, in a file for `smelt sweep`."}
     required = schema.pop("required")
     schema["anyOf"] = [{"required": ["extends"]}, {"required": required}]
     return schema

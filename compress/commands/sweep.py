@@ -19,7 +19,7 @@ def sweep(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a field of all trials. Repeatable.")
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Where the result goes, instead of the recipe's output.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Output directory, instead of the recipe's.")] = None,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Run the trials on a Ray cluster; `local` starts one here.")
     ] = None,
@@ -30,7 +30,7 @@ def sweep(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of continuing an earlier sweep.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> int:
-    """Run a grid or list of recipes, and draw one Pareto front of all.
+    """Run a grid or list of recipes, and plot all on one Pareto front.
 
     Examples:
 
@@ -45,9 +45,7 @@ def sweep(
     overrides = [*(set_ or []), *([f"output={json.dumps(str(output), ensure_ascii=False)}"] if output else [])]
     loaded = Sweep.load(file, overrides)
     if gates and not loaded.base.evaluate:
-        raise SmeltError(
-            "--fail-if needs something measured, and the recipe says evaluate: false; leave one of them out"
-        )
+        raise SmeltError("--fail-if needs measurements, but the recipe has evaluate: false; remove one of them")
     from ..sweep.run import run_sweep
 
     result = run_sweep(loaded, fresh=fresh, ray=ray)

@@ -1,4 +1,4 @@
-"""A model's measurements beside the baseline's: how much they differ, and whether by more than noise."""
+"""A model's measurements compared with the baseline's: how much they differ, and whether by more than noise."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ..results.statistics import Interval, excludes, exp, mean_interval, median_
 from .tasks import Aggregate, aggregation, is_right_or_wrong
 
 if TYPE_CHECKING:
-    from .text import Divergence  # which imports torch: two reports are compared without it
+    from .text import Divergence  # imports torch, which comparing two reports does not need
 
-# Texts of which two models read so nearly as much are the same text, cut by other tokens.
+# If two models read texts of sizes this close, it is the same text, tokenized differently.
 _AS_MUCH = 0.1
 
 
 def against(
     baseline: ModelResult, model: ModelResult, machine: Machine, divergence: Divergence | None = None
 ) -> Against:
-    """Compare what both have.
+    """Compare what both models have.
 
     Args:
-        baseline, model: what was measured.
+        baseline, model: their measurements.
         machine: where speed was measured.
-        divergence: of the next token's distributions, where both models were at hand.
+        divergence: of the next-token distributions, if both models were available.
     """
     fields: dict[str, Any] = divergence.as_fields() if divergence else {}
     if baseline.text and model.text:
@@ -48,11 +48,11 @@ def against(
 
 
 def incomparable(baseline: ModelResult, model: ModelResult, beside: Against) -> list[str]:
-    """Sentences on what both have and yet cannot be compared."""
+    """Sentences on what both have but cannot be compared."""
     found = []
     if baseline.text and model.text and beside.perplexity is None and beside.bits_per_byte is None:
         found.append(
-            f"{model.name} did not read what {baseline.name} read ({_read(model.text)}; {_read(baseline.text)}), so neither"
+            f"{model.name} and {baseline.name} read different text ({_read(model.text)}; {_read(baseline.text)}), so neither"
             " perplexity nor bits per byte is compared"
         )
     if baseline.speed and model.speed and beside.decode is None:

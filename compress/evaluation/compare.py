@@ -1,4 +1,4 @@
-"""Two reports beside each other, from their numbers alone."""
+"""Compare two reports, from their numbers alone."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .against import against, incomparable
 
 
 def compare(before: ReportData, after: ReportData, *, allow_foreign_baseline: bool = False) -> list[ReportData]:
-    """Each model of the second report beside its namesake in the first.
+    """Compare each model of the second report with the model of the same name in the first.
 
     Args:
-        before: what is compared with.
-        after: what is compared.
+        before: the report to compare with.
+        after: the report to compare.
         allow_foreign_baseline: compare speeds of different machines too.
 
     Raises:
@@ -30,13 +30,9 @@ def compare(before: ReportData, after: ReportData, *, allow_foreign_baseline: bo
     if apart and timed and not allow_foreign_baseline:
         raise SmeltError(
             f"the reports come from different machines ({'; '.join(apart)}), so their speeds cannot be compared;"
-            " pass --allow-foreign-baseline to compare them all the same"
+            " pass --allow-foreign-baseline to compare them anyway"
         )
-    warnings = (
-        ["speeds were measured in different runs, not in turns: small differences may be the machine's mood"]
-        if timed
-        else []
-    )
+    warnings = ["speeds were measured in different runs, not in turns: small differences may be noise"] if timed else []
     if apart and timed:
         warnings.append(f"the reports come from different machines: {'; '.join(apart)}")
     found = []
@@ -73,6 +69,6 @@ def _pairs(before: ReportData, after: ReportData) -> list[tuple[ModelResult, Mod
 
 
 def _as(model: ModelResult, role: Literal["baseline", "candidate"], name: str) -> ModelResult:
-    """Measured in a run of its own, so that its rounds are nobody's pairs."""
+    """The model as measured in a separate run, so that its rounds are not paired."""
     speed = None if model.speed is None else model.speed.model_copy(update={"interleaved": False})
     return model.model_copy(update={"role": role, "name": name, "against": None, "speed": speed})

@@ -1,4 +1,4 @@
-"""``smelt eval``: checkpoints measured beside each other, and the report of it."""
+"""``smelt eval``: measure and compare checkpoints, and write the report."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def evaluate(
 
     Args:
         checkpoints: directories, hub names or ``builtin:smelt-6m``.
-        baseline: what they are compared with, measured in the same run; or an earlier ``report.json``, whose baseline
-            (or only model) is taken as it was measured.
+        baseline: a checkpoint to compare with, measured in the same run; or an earlier ``report.json``, whose baseline
+            (or only model) is used without measuring again.
         settings: what to measure; by default the builtin text, samples and no tasks and no speed.
-        output: the directory for the reports. Finished measurements are kept in it and not done again.
+        output: the directory for the reports. Finished measurements are kept in it and reused.
         trust_remote_code: run the checkpoints' own Python.
-        allow_foreign_baseline: take a baseline's report even if it comes from another machine.
+        allow_foreign_baseline: accept a baseline report from another machine.
         fresh: measure everything again.
         progress: show progress on a terminal.
 
@@ -48,8 +48,8 @@ def evaluate(
         What ``report.json`` holds.
 
     Raises:
-        SmeltError: something is wrong with a checkpoint, a task or the output. What had been measured until then is
-            reported as partial.
+        SmeltError: something is wrong with a checkpoint, a task or the output. Measurements finished before are
+            reported as a partial report.
     """
     asked = settings or Evaluate()
     raise_problems(device_problems(asked.device, ""))
@@ -79,13 +79,13 @@ def evaluate(
 def measured(
     evaluation: Evaluation, directory: Path, before_saving: Callable[[ReportData], object] = lambda _: None
 ) -> ReportData:
-    """Measure, and save the report; if that is interrupted or fails, of what is known until then.
+    """Measure, and save the report; a partial one if that is interrupted or fails.
 
     Args:
         evaluation: what to measure.
-        directory: where the report goes. From the beginning it holds a partial one, so that whatever ends the process,
-            no earlier report is taken for this one's.
-        before_saving: what else is made of the finished report; the report is complete only when that is there too.
+        directory: where the report goes. It holds a partial report from the start, so that no earlier report is taken for
+            this one if the process dies.
+        before_saving: called with the finished report; the report is complete only when this has returned.
     """
     save(evaluation.report(), directory)
     try:
@@ -107,23 +107,21 @@ def _is_report(baseline: str | Path | None) -> bool:
 
 
 def _kept_baseline(path: Path, device: str, foreign: bool) -> ModelResult:
-    """The baseline of an earlier report; of another machine only if that is allowed."""
+    """The baseline of an earlier report; from another machine only if allowed."""
     report = load(path)
     model = report.baseline or (report.models[0] if len(report.models) == 1 else None)
     if model is None:
-        raise SmeltError(
-            f"baseline {path}: has several models and none of them is its baseline; name a checkpoint instead"
-        )
+        raise SmeltError(f"baseline {path}: has several models but no baseline; name a checkpoint instead")
     apart = differences(report.machine, this_machine(device))
     if apart and not foreign:
         raise SmeltError(
-            f"baseline {path}: was measured on another machine ({'; '.join(apart)}), so its speed says nothing here; name the"
+            f"baseline {path}: was measured on another machine ({'; '.join(apart)}), so its speed is not comparable; name the"
             " checkpoint to measure it now, or pass --allow-foreign-baseline"
         )
     kept = model.model_copy(update={"role": "baseline", "against": None, "warnings": list(model.warnings)})
     where = "on another machine" if apart else "in another run"
     kept.warnings.append(f"was measured {where}, not in turns with the others; its report: {path}")
-    # What was not measured in turns has no rounds to compare.
+    # Measurements that were not interleaved have no rounds to compare.
     speed = None if kept.speed is None else kept.speed.model_copy(update={"interleaved": False})
     return kept.model_copy(update={"speed": speed})
 

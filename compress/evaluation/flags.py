@@ -1,4 +1,4 @@
-"""From the command line's flags to the settings of an evaluation."""
+"""Command-line flags to evaluation settings."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def evaluation_settings(*, tasks: str | None, speed: str, **fields: Any) -> Eval
         fields: of :class:`Evaluate`.
 
     Raises:
-        SmeltError: one line a mistake.
+        SmeltError: one line per mistake.
     """
     named = [] if tasks is None else [name.strip() for name in tasks.split(",")]
     if not all(named):
         raise SmeltError(
-            f"--tasks {tasks!r}: names no task before or after a comma; give names, such as piqa,lambada_openai"
+            f"--tasks {tasks!r}: has an empty name before or after a comma; give names, such as piqa,lambada_openai"
         )
     try:
         return Evaluate(tasks=named, speed=speed_settings(speed), **fields)
@@ -54,7 +54,7 @@ def speed_settings(text: str) -> SpeedSettings | Literal[False]:
         if key not in SpeedSettings.model_fields:
             known = list(SpeedSettings.model_fields)
             raise SmeltError(
-                f"--speed {text}: there is no {key!r}; expected {', '.join(known)}{nearest_name(key, known)}"
+                f"--speed {text}: unknown key {key!r}; expected {', '.join(known)}{nearest_name(key, known)}"
             )
         if not all(value.isdecimal() and len(value) < 10 for value in values) or (
             len(values) > 1 and key != "concurrency"

@@ -11,7 +11,7 @@ from ...system.errors import SmeltError, nearest_name
 from ..results.report import ReportData
 from ..results.result import ModelResult
 
-# From a model beside its baseline to a number; a relative one is a ratio, of which gates name the change in percent.
+# From a model and its baseline to a number; a relative one is a ratio, whose change gates give in percent.
 _RATIOS: dict[str, Callable[[ModelResult], float | None]] = {
     "ppl": lambda m: m.against.perplexity.ratio if m.against and m.against.perplexity else None,
     "bits_per_byte": lambda m: m.against.bits_per_byte.ratio if m.against and m.against.bits_per_byte else None,
@@ -26,7 +26,7 @@ _VALUES: dict[str, Callable[[ModelResult], float | None]] = {
     "decode": lambda m: m.speed.decode_rate.median if m.speed else None,
     "prefill": lambda m: m.speed.prefill_rate.median if m.speed else None,
 }
-# What ratios are ratios of, for gates without a percentage.
+# The quantities behind the ratios, for gates without a percentage.
 _ABSOLUTES: dict[str, Callable[[ModelResult], float | None]] = {
     "ppl": lambda m: m.text.perplexity if m.text else None,
     "bits_per_byte": lambda m: m.text.bits_per_byte if m.text else None,
@@ -44,10 +44,10 @@ class Gate:
 
     Attributes:
         text: as it was written.
-        metric: what it is about; ``task:NAME`` is the metric that stands for a task.
-        above: whether more than the bound fails, or less.
+        metric: its metric; ``task:NAME`` is the primary metric of a task.
+        above: whether values above the bound fail, or those below.
         bound: the number.
-        percent: whether it is a change from the baseline, in percent (of a task's metric, in points).
+        percent: whether it is a change from the baseline, in percent (for a task's metric, in points).
     """
 
     text: str
@@ -61,7 +61,7 @@ class Gate:
         """Read ``ppl>+2%``, ``kl>0.05``, ``decode_speedup<1.5`` or ``task:piqa<-1%``.
 
         Raises:
-            SmeltError: it is none, or its metric is unknown.
+            SmeltError: it is not a gate, or its metric is unknown.
         """
         found = _FORM.match(text)
         if found is None:
@@ -70,37 +70,36 @@ class Gate:
             )
         metric, percent = found["metric"], bool(found["percent"])
         if metric == "task:":
-            raise SmeltError(f"--fail-if {text!r}: task: lacks the task's name, as in task:piqa<0.7")
+            raise SmeltError(f"--fail-if {text!r}: task: needs a task's name, as in task:piqa<0.7")
         if not metric.startswith("task:"):
             known = [*_RATIOS, *_VALUES]
             if metric not in known:
                 raise SmeltError(
-                    f"--fail-if {text!r}: there is no metric {metric!r}; expected {', '.join(known)} or task:NAME{nearest_name(metric, known)}"
+                    f"--fail-if {text!r}: unknown metric {metric!r}; expected {', '.join(known)} or task:NAME{nearest_name(metric, known)}"
                 )
             if percent and metric not in _RATIOS:
-                raise SmeltError(f"--fail-if {text!r}: {metric} is no change from the baseline; leave the % out")
+                raise SmeltError(f"--fail-if {text!r}: {metric} is not relative to the baseline; remove the %")
         bound = float(found["bound"])
         if not math.isfinite(bound):
             raise SmeltError(
-                f"--fail-if {text!r}: {found['bound']} is larger than any number here, so the gate could never fall; give"
-                " a smaller bound"
+                f"--fail-if {text!r}: {found['bound']} is too large, so the gate could never fail; give a smaller bound"
             )
         return cls(text, metric, found["sign"] == ">", bound, percent)
 
     def fallen(self, report: ReportData) -> list[str]:
-        """A sentence for each model that fails it. What was not measured fails too: a gate must not pass in silence."""
+        """A sentence for each model that fails it. An unmeasured metric fails too: a gate must not pass silently."""
         return [sentence for model in report.candidates or report.models if (sentence := self._fallen(model))]
 
     def _fallen(self, model: ModelResult) -> str | None:
         value = self._value(model)
         if value is None:
-            return f"gate {self.text} fell: {model.name} has no {self.metric}{' beside a baseline' if self._is_relative else ''}; it was not measured"
+            return f"gate {self.text} failed: {model.name} has no {self.metric}{' relative to a baseline' if self._is_relative else ''}; it was not measured"
         if math.isnan(value):
-            return f"gate {self.text} fell: {self.metric} of {model.name} is no number"
+            return f"gate {self.text} failed: {self.metric} of {model.name} is not a number"
         if value > self.bound if self.above else value < self.bound:
             by = self._said(abs(value - self.bound)).removeprefix("+")
             side = "above" if self.above else "below"
-            return f"gate {self.text} fell: {model.name} has {self.metric} {self._said(value)}, {by} {side} the bound"
+            return f"gate {self.text} failed: {model.name} has {self.metric} {self._said(value)}, {by} {side} the bound"
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""Finished measurements, kept on the disk so that an interrupted evaluation continues."""
+"""Finished measurements, kept on disk so that an interrupted evaluation continues."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Journal:
     """A directory of measurements, each under a digest of everything that decides it.
 
     Args:
-        directory: where; made when something is kept.
+        directory: where; created when something is kept.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def keep(self, key: dict[str, Any], measure: Callable[[], Any]) -> Any:
-        """What was measured under ``key`` before, or else is measured now; plain data."""
+        """The measurement kept under ``key``, or a new one; plain data."""
         path = self._directory / f"{digest(key)[:24]}.json"
         try:
             return json.loads(path.read_text(encoding="utf-8"))["found"]

@@ -1,4 +1,4 @@
-"""Measuring checkpoints beside each other: texts, tasks, samples, speed; what is finished is kept and not done again."""
+"""Measure and compare checkpoints: text, tasks, samples, speed; finished measurements are kept and reused."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _SEQUENCES = 32
 class Evaluation:
     """Checkpoints being measured.
 
-    :meth:`run` measures; :meth:`report` reports what has been measured so far, also after an interruption.
+    :meth:`run` measures; :meth:`report` reports the measurements so far, also after an interruption.
 
     Args:
         subjects: what to measure; at most one is the baseline.
         settings: how.
-        tasks: the settings' tasks, found.
+        tasks: the settings' tasks, loaded.
         directory: where finished measurements are kept.
-        progress: shows how far it is.
+        progress: shows progress.
         title: of the report.
         kept_baseline: a baseline's results from another report, instead of a subject.
-        wanted: False to measure nothing and report what is known without.
+        wanted: False to measure nothing and report only what needs no measurement.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Evaluation:
 
         Raises:
             SmeltError: a checkpoint gives NaN, or a measurement fails.
-            RuntimeProblem: a checkpoint is none that the runtime can serve.
+            RuntimeProblem: the runtime cannot serve a checkpoint.
         """
         if not self._missing:
             return
@@ -89,7 +89,7 @@ class Evaluation:
         self._time()
 
     def report(self, *, interrupted: bool = False) -> ReportData:
-        """What is known now.
+        """The report so far.
 
         Args:
             interrupted: call it partial even if nothing is missing.
@@ -122,7 +122,7 @@ class Evaluation:
         return known.model_copy(update={"verdict": verdict(known)})
 
     def _wanted(self) -> dict[tuple[str, ...], str]:
-        """Everything to be measured, by what and of whom, with what to call it."""
+        """Everything to be measured, by kind and model, with its name in messages."""
         wanted: dict[tuple[str, ...], str] = {}
         for subject in self._subjects:
             name = subject.name
@@ -167,7 +167,7 @@ class Evaluation:
                 self._read_alone(subject, own, readings)
                 if own.windows.fingerprint != excerpt.windows.fingerprint:
                     self.warn(
-                        f"{subject.name} cuts text into other tokens than {first.name}: their perplexities cannot be compared,"
+                        f"{subject.name} and {first.name} tokenize text differently: their perplexities cannot be compared,"
                         f" bits per byte can (over {sum(own.bytes)} and {sum(excerpt.bytes)} bytes of the same text)"
                     )
             if baseline is not None and ("text", baseline.name) in self._missing:
@@ -180,7 +180,7 @@ class Evaluation:
         largest = int(excerpt.windows.tokens.max())
         if isinstance(known, int) and largest >= known:
             raise SmeltError(
-                f"{subject.name}: its tokenizer makes token {largest}, but the model has only {known}; the tokenizer belongs to"
+                f"{subject.name}: its tokenizer produces token id {largest}, but the model has only {known} tokens; the tokenizer belongs to"
                 " another model"
             )
         return excerpt
@@ -260,8 +260,8 @@ class Evaluation:
             except Exception as error:  # tasks run code of many authors
                 first = " ".join(str(error).split())[:300]
                 raise SmeltError(
-                    f"{task} answered by {subject.name}: the task failed ({type(error).__name__}: {first}); leave it out or"
-                    " mend its definition"
+                    f"{task} answered by {subject.name}: the task failed ({type(error).__name__}: {first}); remove it or"
+                    " fix its definition"
                 ) from error
             return [result.model_dump(mode="json") for result in results]
 
@@ -311,10 +311,10 @@ class Evaluation:
         for subject, speed in zip(subjects, found["speeds"], strict=True):
             self._have(("speed", subject.name), speed=Speed.model_validate(speed))
         if len(subjects) > 1 and not all(r.speed.interleaved for r in self._results.values() if r.speed):
-            self.warn("speed was measured one model after another, because they do not fit into memory together")
+            self.warn("speed was measured one model after another, because they do not fit in memory together")
 
     def _key(self, what: str, subject: Subject, excerpt: Excerpt | None = None) -> dict[str, Any]:
-        """Everything that decides a measurement."""
+        """Everything that determines a measurement."""
         key: dict[str, Any] = {
             "what": what,
             "model": subject.fingerprint,
@@ -327,7 +327,7 @@ class Evaluation:
 
 
 class _Readings:
-    """What has been read of an excerpt, by subject, so that a baseline reads it once for all."""
+    """Readings of an excerpt, by subject, so that a baseline reads it once for all."""
 
     def __init__(self, directory: Path, device: str, progress: Progress) -> None:
         self._directory, self._device, self._progress = directory, device, progress
@@ -357,7 +357,7 @@ class _Readings:
 
 
 class _Served:
-    """An engine for a subject, loaded when something first asks for it."""
+    """An engine for a subject, loaded on first use."""
 
     def __init__(self, subject: Subject, device: str, progress: Progress) -> None:
         self._subject, self._device, self._progress = subject, device, progress

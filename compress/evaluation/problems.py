@@ -1,4 +1,4 @@
-"""What would make an evaluation fail, found before any work."""
+"""Problems that would make an evaluation fail, found before any work."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .tasks import Tasks
 
 
 def text_problems(settings: Evaluate, where: str = "evaluate.") -> list[Problem]:
-    """Problems with the text that show before it is read."""
+    """Problems with the text that can be found without reading it."""
     sentence = settings.source().problem()
     return [Problem(f"{where}text", sentence)] if sentence else []
 
 
 def device_problems(device: str, where: str = "evaluate.") -> list[Problem]:
-    """A device that is not here."""
+    """A device that is unavailable."""
     try:
         device_named(device)
     except RuntimeProblem as problem:
@@ -28,7 +28,7 @@ def device_problems(device: str, where: str = "evaluate.") -> list[Problem]:
 
 
 def task_problems(tasks: Tasks, models: Sequence[ModelDirectory], where: str = "evaluate.") -> list[Problem]:
-    """Tasks that leave a model no room for a prompt."""
+    """Tasks whose generation leaves no room for a prompt in the context length."""
     problems = []
     for name in tasks.loaded:
         most = tasks.longest_answer(name)
@@ -38,7 +38,7 @@ def task_problems(tasks: Tasks, models: Sequence[ModelDirectory], where: str = "
                 problems.append(
                     Problem(
                         f"{where}tasks",
-                        f"{name} generates up to {most} tokens, and {model.name} was made for {context}; set max_gen_toks in"
+                        f"{name} generates up to {most} tokens, but the context length of {model.name} is {context}; set max_gen_toks in"
                         " the task's generation_kwargs",
                     )
                 )
@@ -46,13 +46,13 @@ def task_problems(tasks: Tasks, models: Sequence[ModelDirectory], where: str = "
 
 
 def fewest_positions(models: Sequence[ModelDirectory]) -> int | None:
-    """The positions of the model that has fewest; None if none says."""
+    """The shortest context length of the models; None if no model states one."""
     found = (model.config_data().get("max_position_embeddings") for model in models)
     return min((positions for positions in found if isinstance(positions, int)), default=None)
 
 
 def length_problems(settings: Evaluate, models: Sequence[ModelDirectory], where: str = "evaluate.") -> list[Problem]:
-    """What is longer than a model was made for."""
+    """Settings that exceed a model's context length."""
     problems = []
     for model in models:
         context = model.config_data().get("max_position_embeddings")
@@ -62,7 +62,7 @@ def length_problems(settings: Evaluate, models: Sequence[ModelDirectory], where:
             problems.append(
                 Problem(
                     f"{where}length",
-                    f"{settings.length} tokens are more than the {context} that {model.name} was made for; use at most {context}",
+                    f"{settings.length} tokens exceed the context length of {model.name}; use at most {context}",
                 )
             )
         speed = settings.speed
@@ -70,8 +70,8 @@ def length_problems(settings: Evaluate, models: Sequence[ModelDirectory], where:
             problems.append(
                 Problem(
                     f"{where}speed",
-                    f"a prompt of {speed.prompt} and {speed.generate} generated are more than the {context} tokens that"
-                    f" {model.name} was made for; lower them",
+                    f"a prompt of {speed.prompt} and {speed.generate} generated tokens exceed the context length of"
+                    f" {model.name}, {context}; lower them",
                 )
             )
     return problems

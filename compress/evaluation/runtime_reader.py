@@ -1,4 +1,4 @@
-"""Reading text with a checkpoint as the runtime serves it, so that the accuracy reported is that of what runs."""
+"""Reading text with a checkpoint as the runtime serves it, so that reported accuracy is that of the served model."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _BLOCK = 16
 
 
 class RuntimeReader:
-    """A checkpoint in its own number type, on the runtime's own kernels.
+    """A checkpoint in its own dtype, on the runtime's kernels.
 
-    The layers are in memory only while they read, so two models are never held at once.
+    The layers are in memory only while reading, so two models are never held at once.
 
     Args:
         path: the checkpoint.
         trust_remote_code: run the checkpoint's own Python for its config.
-        directory: where what the last layer gives is kept.
+        directory: where the last layer's outputs are kept.
         device: where it is computed, as torch names it.
     """
 
@@ -35,7 +35,7 @@ class RuntimeReader:
         self._head: Head | None = None
 
     def final_hidden(self, tokens: Tensor, progress: Progress, description: str) -> ActivationStore:
-        """What the last layer gives for token ids ``[windows, length]``.
+        """The last layer's outputs for token ids ``[windows, length]``.
 
         Raises:
             RuntimeProblem: the runtime cannot run this checkpoint.
@@ -79,7 +79,7 @@ class _WindowHead:
 
 
 def _whole_windows(windows: list[list[int]]) -> Batch:
-    """Each window as a sequence of its own, from its beginning."""
+    """Each window as a separate sequence, from position 0."""
     each = -(-len(windows[0]) // _BLOCK)
     runs = [
         Run(window, 0, list(range(i * each, (i + 1) * each)), len(window), wants=0) for i, window in enumerate(windows)

@@ -1,4 +1,4 @@
-"""What models make of the beginnings of a text, side by side."""
+"""Continuations of prompts by several models, side by side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def prompts(source: TextSource, count: int) -> list[str]:
 
 
 def continuations(engine: Engine, beginnings: list[str], name: str) -> list[Sample]:
-    """Each beginning and how the model goes on, always taking its most likely token."""
+    """Each prompt and its greedy continuation."""
     params = SamplingParams(max_tokens=_TOKENS, temperature=0)
     try:
         outputs = engine.generate(beginnings, params) if beginnings else []

@@ -1,4 +1,4 @@
-"""How fast checkpoints run, measured in turns so that the machine's moods hit all alike."""
+"""Speed of checkpoints, measured in turns so that drift of the machine affects all alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..results.result import Load, Speed, Spread, TimePart
 from .settings import SpeedSettings
 from .workers import Worker
 
-# A process that serves needs its libraries, and weights may be kept wider than they are stored.
+# A serving process needs its libraries, and weights may be kept wider than they are stored.
 _LIBRARIES = 700_000_000
 _WIDER = 2.5
 _GRAPHS = 1.2  # on a GPU weights are kept as they are stored; graphs and contexts come on top
@@ -24,7 +24,7 @@ _SEED = 1000
 
 @dataclass(frozen=True)
 class Served:
-    """A checkpoint to be measured: what to call it, where it is, and how large its files are."""
+    """A checkpoint to be measured: its name, path, and size of its files."""
 
     name: str
     path: Path
@@ -33,7 +33,7 @@ class Served:
 
 @dataclass(frozen=True)
 class MachineRates:
-    """What the machine can do, measured beside the models."""
+    """The machine's rates, measured in the same run as the models."""
 
     read: float
     operations: float
@@ -42,7 +42,7 @@ class MachineRates:
 
 @dataclass
 class _Rounds:
-    """What the repeats of one model gave, by concurrency."""
+    """Results of one model's repeats, by concurrency."""
 
     loads: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
@@ -59,18 +59,18 @@ def measure_speed(
     device: str = "cpu",
     engine_options: dict[str, Any] | None = None,
 ) -> tuple[list[Speed], MachineRates]:
-    """Measure checkpoints beside each other.
+    """Measure the speed of checkpoints.
 
     Args:
-        served: which; measured in turns if all fit into memory at once, else one after another.
+        served: the checkpoints; measured in turns if all fit in memory at once, else one after another.
         settings: how.
-        progress: shows how far it is.
+        progress: shows progress.
         trust_remote_code: run the checkpoints' own Python.
         device: where they are served, as torch names it.
         engine_options: of :class:`Engine`.
 
     Returns:
-        Each one's speed, and what the machine can do.
+        Each one's speed, and the machine's rates.
 
     Raises:
         SmeltError: a checkpoint cannot be served.
@@ -111,7 +111,7 @@ def spread(values: list[float]) -> Spread:
 
 
 def _machine_rates(dtype: str, device: str, progress: Progress) -> MachineRates:
-    """In a process of its own, for it takes memory that is no model's."""
+    """Measured in a separate process, so that its memory counts for no model."""
     progress.say("measuring the machine")
     with Worker("the machine") as worker:
         machine = worker.ask("machine", dtype=dtype, device=device)
@@ -120,7 +120,7 @@ def _machine_rates(dtype: str, device: str, progress: Progress) -> MachineRates:
 
 def _take_turns(workers: list[Worker], settings: SpeedSettings, progress: Progress) -> list[_Rounds]:
     rounds = [_Rounds() for _ in workers]
-    # One request alone is always measured: it gives the rates that all else is compared with.
+    # A single request is always measured: the other rates are compared with its rates.
     asked = sorted({1, *settings.concurrency})
     turns = [
         (repeat, concurrency, (first + repeat) % len(workers))

@@ -1,7 +1,7 @@
 """A process that serves one checkpoint and measures it on request: one line of JSON in, one out.
 
-Models are measured in processes of their own so that each one's memory and loading are its own, and so that several
-can wait for their turns with their weights in memory.
+Each model is measured in its own process so that its memory and loading time are its own, and so that several
+can wait for their turn with their weights in memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WARM_UP_SECONDS = 0.25
 
 def main() -> None:
     """Answer commands until standard input ends."""
-    # Whatever a library prints must not come between the answers.
+    # Output of libraries must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     worker = _Worker()
@@ -61,8 +61,8 @@ class _Worker:
         from ...runtime.measure.bench import run_load
         from ...runtime.measure.workload import Arrival
 
-        # The turn before was another process's: this one's threads sleep, caches hold the other's weights, and a processor
-        # that was idle takes a while to be as fast as before.
+        # The previous turn was another process's: this one's threads sleep, caches hold the other's weights, and
+        # an idle processor takes a while to reach full speed.
         begun = time.perf_counter()
         while time.perf_counter() - begun < _WARM_UP_SECONDS:
             run_load(self._engine, "", [Arrival(0, min(prompt, 32), min(generate, 4))], 1, seed + 1)
@@ -73,7 +73,7 @@ class _Worker:
         from ...runtime.measure.profile import time_of_decoding, time_of_prompt
 
         if self._engine.model.device.type != "cpu":
-            return {"decode": {}, "prefill": {}}  # the host's clock does not see what a GPU does
+            return {"decode": {}, "prefill": {}}  # the host's clock does not see GPU time
         return {
             "decode": time_of_decoding(self._engine, prompt, generate),
             "prefill": time_of_prompt(self._engine, prompt),

@@ -1,4 +1,4 @@
-"""A checkpoint that is to be measured, and what is known of it without running it."""
+"""A checkpoint to be measured, and what is known of it without running it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .text import TextReader
 
 _COMPANIONS = (".json", ".model", ".txt", ".jinja", ".tiktoken", ".py")
 
-# From where the journal may keep activations to a reader of text and what to call it.
+# From the directory where activations may be kept to a text reader and its name.
 OpenReader = Callable[[Path], tuple[TextReader, str]]
 
 
@@ -32,12 +32,12 @@ class Subject:
     """One checkpoint.
 
     Attributes:
-        name: for people; no two of an evaluation are the same.
+        name: shown in reports; unique within an evaluation.
         directory: where it is.
         role: whether others are compared with it.
-        open_reader: how it reads text, if not on the runtime.
+        open_reader: opens a text reader, if not the runtime's.
         only_text: why it cannot be served, so that only text is read with it.
-        merged: a digest of what it is read with merged in, which its directory does not hold.
+        merged: a digest of what is merged into it when read, which its directory does not hold.
     """
 
     name: str
@@ -50,19 +50,19 @@ class Subject:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of its weights, every byte, and of what is merged in."""
+        """A digest of every byte of its weights, and of what is merged in."""
         stored = CheckpointWeights(self.directory.path).content_digest()
         return stored if self.merged is None else digest([stored, self.merged])
 
     @cached_property
     def companions(self) -> str:
-        """A digest of all small files that decide what it says: its config, tokenizer, template and where it ends."""
+        """A digest of all small files that affect its output: its config, tokenizer, template and generation config."""
         files = sorted(path for path in self.directory.path.iterdir() if path.suffix in _COMPANIONS and path.is_file())
         return digest([[path.name, file_digest(path)] for path in files if path.name != "smelt.json"])
 
     @cached_property
     def made(self) -> dict[str, Any]:
-        """What Smelt wrote beside a checkpoint that it made; empty for others."""
+        """Smelt's record in a checkpoint it made; empty for others."""
         path = self.directory.path / "smelt.json"
         if not path.exists():
             return {}
@@ -73,7 +73,7 @@ class Subject:
 
     @property
     def _layers(self) -> list[dict[str, Any]]:
-        """The linears as the last step that changed any of them left them."""
+        """The linears as left by the last step that changed any."""
         of_steps: list[list[dict[str, Any]]] = [step["layers"] for step in self.made.get("steps", [])]
         return next((layers for layers in reversed(of_steps) if layers), [])
 
@@ -88,7 +88,7 @@ class Subject:
         return self.directory.tokenizer()
 
     def described(self) -> ModelResult:
-        """What is known without running it."""
+        """Its part of the report that needs no run."""
         found = self._inspection
         quantized = [group for group in found.groups if " " in group.scheme]
         linear = sum(group.numel for group in quantized)
@@ -126,13 +126,13 @@ class Subject:
         )
 
     def _loaders(self) -> list[Loader]:
-        """Which other programs load it; of what is compared with others, it is known."""
+        """Which other programs load it; not asked of a baseline."""
         if self.role == "baseline":
             return []
         try:
             facts = facts_of_checkpoint(self.directory)
         except (SmeltError, RuntimeProblem, ValueError, KeyError):
-            return []  # another program's checkpoint, which can be measured all the same
+            return []  # another program's checkpoint, which can still be measured
         return [] if facts is None else loaders(facts)
 
     @cached_property
@@ -144,7 +144,7 @@ def subjects(checkpoints: list[str], baseline: str | None, *, trust_remote_code:
     """Checkpoints to be measured, the baseline first, named so that no two are called the same.
 
     Raises:
-        SmeltError: one is not there; one line each.
+        SmeltError: one is missing; one line each.
     """
     names = ([baseline] if baseline else []) + checkpoints
     found: list[ModelDirectory] = []
@@ -177,7 +177,7 @@ def file_digest(path: Path) -> str:
 
 
 def worst_first(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records by falling error; layers that no token reached come first, since nothing is known of them."""
+    """Records by falling error; layers that no token reached come first, as their error is unknown."""
     return sorted(layers, key=lambda r: (-(float("inf") if r["error"] is None else r["error"]), r["name"]))
 
 

@@ -1,4 +1,4 @@
-"""Python that a task's YAML would run: that of tasks that ship with lm-eval or Smelt, and no other unless it is trusted."""
+"""Python code run by a task's YAML: allowed for tasks that ship with lm-eval or Smelt, for others only if trusted."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class UntrustedCodeError(Exception):
 
 @contextmanager
 def only_shipped_code(*, scripts: bool) -> Iterator[None]:
-    """Within it, lm-eval imports no function that a task's YAML (or what it includes) names, unless the YAML is shipped.
+    """Within it, lm-eval imports no function named by a task's YAML (or its includes), unless the YAML is shipped.
 
-    lm-eval imports such functions as it reads the file, so this stands where it does so, which covers included files,
+    lm-eval imports such functions as it reads the file, so this hooks in there, which covers included files,
     groups and members of groups alike.
 
     Args:
         scripts: whether metrics may be scripts of the `evaluate` library, as those of some shipped tasks are.
 
     Raises:
-        UntrustedCodeError: a task names some.
+        UntrustedCodeError: a task names such a function.
     """
     from lm_eval.api import task
     from lm_eval.tasks import _yaml_loader as loader
@@ -58,7 +58,7 @@ def only_shipped_code(*, scripts: bool) -> Iterator[None]:
 
 
 def sandbox_templates() -> None:
-    """Let the templates of prompts reach nothing but the items that they are filled with."""
+    """Restrict prompt templates to the items they are filled with."""
     import lm_eval.utils
     from jinja2.sandbox import SandboxedEnvironment
 

@@ -25,13 +25,13 @@ Aggregate = Callable[[Sequence[Any]], float]
 
 @dataclass(frozen=True)
 class Tasks:
-    """Tasks that were found and whose data is there.
+    """Tasks that were found, with their data.
 
     Attributes:
         loaded: lm-eval's tasks by name.
         groups: lm-eval's groups that were asked for, by name; their tasks are among ``loaded``.
-        alone: tasks that were asked for by themselves.
-        digests: what identifies each task's definition and data, before anything is set in it.
+        alone: tasks that were asked for individually.
+        digests: identifies each task's definition and data, before any setting is applied.
     """
 
     loaded: dict[str, Any]
@@ -45,10 +45,10 @@ class Tasks:
 
         Args:
             names: lm-eval's names, groups and tags, ours, or paths of YAML files.
-            trust_code: run Python that the YAML files name; that of tasks which ship with lm-eval or Smelt runs anyway.
+            trust_code: run Python code named by the YAML files; that of tasks shipped with lm-eval or Smelt always runs.
 
         Raises:
-            SmeltError: one line for each name that is unknown, that would run Python, or whose data cannot be had.
+            SmeltError: one line for each name that is unknown, would run Python code, or has no data.
         """
         sandbox_templates()
         scripts = not any(map(_is_file, names))
@@ -69,10 +69,10 @@ class Tasks:
                     alone |= set() if found.get("groups") else set(found["tasks"])
                 except UntrustedCodeError as error:
                     problem = (
-                        f"{name}: runs Python, {error}, which is not run unless asked for; read it, then set"
+                        f"{name}: runs Python code, {error}, which is off by default; review it, then set"
                         " trust_task_code: true in evaluate, or pass --trust-task-code"
                     )
-                except Exception as error:  # tasks run code of many authors, and fetch data by many libraries
+                except Exception as error:  # tasks run third-party code and download data with many libraries
                     problem = _unusable(manager, name, error)
             if problem is not None:
                 problems.append(f"tasks: {problem}")
@@ -81,7 +81,7 @@ class Tasks:
         return cls(loaded, groups, frozenset(alone), {name: _digest(task) for name, task in loaded.items()})
 
     def group_of(self, name: str) -> str | None:
-        """The group that a task was asked for with, if it gives a value of its own that stands for the task's."""
+        """The group that a task was requested through, if the group has its own value."""
         if name in self.alone:
             return None
         for group_name, group in self.groups.items():
@@ -90,7 +90,7 @@ class Tasks:
         return None
 
     def longest_answer(self, name: str) -> int | None:
-        """The most tokens that a task has generated; None if it only scores."""
+        """The most tokens that a task generates; None if it only scores."""
         from lm_eval.models.utils import normalize_gen_kwargs
 
         task = self.loaded[name]
@@ -100,7 +100,7 @@ class Tasks:
         return int(settings["max_gen_toks"])
 
     def of_groups(self, results: list[TaskResult]) -> list[TaskResult]:
-        """The groups' own values, from those of their tasks.
+        """The groups' values, from those of their tasks.
 
         Args:
             results: of all tasks.
@@ -112,7 +112,7 @@ class Tasks:
                 of_metric = [r for r in results if r.task in members and r.metric == config.metric]
                 for used_filter in config.filter_list or dict.fromkeys(r.filter for r in of_metric):
                     parts = [r for r in of_metric if r.filter == used_filter]
-                    # Means only: what else groups may be given is no sum over items.
+                    # Means only: other aggregations are not sums over items.
                     if len(parts) == len(members) and all(part.aggregation == "mean" for part in parts):
                         found.append(_of_group(name, str(group.version), parts, bool(config.weight_by_size)))
         return found
@@ -123,7 +123,7 @@ class Tasks:
         Args:
             name: of the task, a key of :attr:`loaded`.
             model: lm-eval's model.
-            limit: most items.
+            limit: maximum number of items.
             fewshot: examples in each prompt, instead of the task's own number.
         """
         from lm_eval import evaluator
@@ -165,7 +165,7 @@ class Tasks:
                 )
             )
             if not all(map(math.isfinite, _numbers([value, by_item]))):
-                raise SmeltError(f"its metric {metric} is no number for some items; mend the task or leave it out")
+                raise SmeltError(f"its metric {metric} is not a number for some items; fix the task or remove it")
         if not results:
             raise SmeltError("none of its metrics gave a value; check its metric_list")
         return results
@@ -184,7 +184,7 @@ def aggregation(name: str) -> Aggregate | None:
 
 
 def mean(values: Sequence[Any]) -> float:
-    """By the name that lm-eval's own has."""
+    """Named as lm-eval's own."""
     return math.fsum(values) / len(values)
 
 
@@ -228,14 +228,14 @@ def _manager(names: list[str]) -> Any:
     included: list[str | Path] = [BUILTIN, *_group_folders(names)]
     with _quiet():
         ours = TaskManager(include_path=included, include_defaults=False)
-        # Finding lm-eval's own tasks takes ten seconds, which only those who ask for one should wait for.
+        # Indexing lm-eval's own tasks takes ten seconds, so it is done only if one is asked for.
         if all(name.endswith((".yaml", ".yml")) or name in ours.task_index for name in names):
             return ours
         return TaskManager(include_path=included)
 
 
 def _group_folders(names: list[str]) -> list[Path]:
-    """Where the files of groups are; a file that cannot be read is reported when it is loaded."""
+    """Folders of group files; an unreadable file is reported when it is loaded."""
     found = []
     for name in names:
         if _is_file(name):
@@ -248,10 +248,10 @@ def _unknown(manager: Any, name: str) -> str | None:
     if _is_file(name) or name in manager.task_index:
         return None
     if name.endswith((".yaml", ".yml")):
-        return f"{name}: there is no such file; check the path"
+        return f"{name}: file not found; check the path"
     close = get_close_matches(name, list(manager.task_index), n=3, cutoff=0.6)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
-    return f"{name!r} is no task of lm-eval, and no YAML file{hint or ';'} `lm_eval ls tasks` lists all"
+    return f"{name!r} is neither an lm-eval task nor a YAML file{hint or ';'} `lm_eval ls tasks` lists all"
 
 
 def _digest(task: Any) -> str:
@@ -263,16 +263,16 @@ def _digest(task: Any) -> str:
 
 
 def _empty(name: str, tasks: dict[str, Any]) -> str | None:
-    """A sentence if a task has no items; that its split is wrong shows here too."""
+    """A sentence if a task has no items; also catches a wrong split."""
     for task in tasks.values():
         if len(task.eval_docs) == 0:
-            return f"{name}: its data holds no items; check its split and its data"
+            return f"{name}: its data set is empty; check its split and its data"
     return None
 
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """The seeds that lm-eval's own command sets before tasks are loaded, which some shuffle with."""
+    """Sets the seeds that lm-eval's own command sets before loading tasks, as some shuffle."""
     import numpy
     import torch
 
@@ -289,7 +289,7 @@ def _seeded() -> Iterator[None]:
 
 
 def _numbers(value: Any) -> Iterator[float]:
-    """All of them, however deep."""
+    """All numbers in nested data."""
     if isinstance(value, list):
         for part in value:
             yield from _numbers(part)
@@ -298,14 +298,14 @@ def _numbers(value: Any) -> Iterator[float]:
 
 
 def _spec(name: str) -> str:
-    """As lm-eval takes it: a name, a path of a task; of a group, whose path it does not take, its name."""
+    """As lm-eval accepts it: a name or a task's path; for a group, whose path it rejects, the group's name."""
     if not _is_file(name):
         return name
     return _group_in(name) or str(Path(name).resolve())
 
 
 def _group_in(path: str) -> str | None:
-    """The name of the group that a file defines, if it does."""
+    """The name of the group that a file defines, if any."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
     config = load_yaml(path, resolve_func=False)
@@ -317,7 +317,7 @@ def _is_file(name: str) -> bool:
 
 
 def _unusable(manager: Any, name: str, error: Exception) -> str:
-    """One sentence: which data is missing and where it is to be had, or what else is wrong."""
+    """One sentence: which data is missing and where to get it, or what else is wrong."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
     first = " ".join(str(error).split())[:300] or type(error).__name__
@@ -336,7 +336,7 @@ def _unusable(manager: Any, name: str, error: Exception) -> str:
     if files is not None:
         lost = [path for path in _paths(files) if "://" not in path and not Path(path).exists()]
         if lost:
-            return f"{name}: its data file {lost[0]} is not there (seen from {Path.cwd()}); put it there or correct the path"
+            return f"{name}: its data file {lost[0]} was not found (from {Path.cwd()}); add it or correct the path"
     unknown = _unknown_metric(config)
     if unknown is not None:
         return f"{name}: {unknown}"
@@ -344,12 +344,12 @@ def _unusable(manager: Any, name: str, error: Exception) -> str:
         splits = [config.get(key) for key in ("test_split", "validation_split", "training_split") if config.get(key)]
         return f"{name}: cannot be loaded: there is no {error}; its splits are {', '.join(map(str, splits))}, which its data may lack"
     if isinstance(error, StopIteration):
-        return f"{name}: its data holds no items; check its split and its data"
+        return f"{name}: its data set is empty; check its split and its data"
     if isinstance(error, FileNotFoundError) and error.filename:
-        return f"{name}: its data file {error.filename} is not there; put it there or correct the path"
+        return f"{name}: its data file {error.filename} was not found; add it or correct the path"
     if source and source not in ("json", "csv", "text", "parquet") and not config.get("custom_dataset"):
         return (
-            f"{name}: its data, the dataset {source!r} of the Hugging Face hub, is not on this machine and cannot be fetched"
+            f"{name}: its data, the dataset {source!r} of the Hugging Face hub, is not on this machine and cannot be downloaded"
             f" ({first}); with a network, run `hf download --repo-type dataset {source}` or this command once, or name a"
             " task whose YAML reads local files"
         )
@@ -375,7 +375,7 @@ def _paths(files: Any) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON keeps it."""
+    """As JSON stores it."""
     if isinstance(value, (list, tuple)):
         return [_plain(part) for part in value]
     if isinstance(value, bool):
@@ -386,7 +386,7 @@ def _plain(value: Any) -> Any:
 
 
 class _quiet:  # noqa: N801, reads as a statement
-    """Silences lm-eval and datasets, which log much that is of no use to a user."""
+    """Silences the verbose logs of lm-eval and datasets."""
 
     def __enter__(self) -> None:
         import datasets

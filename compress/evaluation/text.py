@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class LogitsFunction(Protocol):
-    """From what a model's last layer gives, ``[windows, length, width]``, to logits."""
+    """From a model's last hidden states, ``[windows, length, width]``, to logits."""
 
     def __call__(self, hidden: Tensor) -> Tensor: ...
 
@@ -38,11 +38,11 @@ class TextReader(Protocol):
 
 @dataclass(frozen=True)
 class Excerpt:
-    """Windows of a text as one tokenizer cuts it.
+    """Windows of a text as tokenized by one tokenizer.
 
     Attributes:
-        source: where the text came from, for people.
-        windows: token ids, and a digest, the same for two models if they read the same.
+        source: where the text came from, as shown in reports.
+        windows: token ids, and a digest that is equal for two models if they read the same tokens.
         bytes: UTF-8 bytes that each window's predicted tokens stand for.
         source_sha256: of the beginning of the text itself.
     """
@@ -67,9 +67,9 @@ class Excerpt:
         Args:
             source: the text.
             tokenizer: of the model that will read.
-            most: windows, at the most.
-            length: tokens a window.
-            like: windows of another tokenizer; as much of the text is taken as they cover.
+            most: maximum number of windows.
+            length: tokens per window.
+            like: windows of another tokenizer, whose stretch of text is taken.
         """
         if like is None:
             windows = evaluation_windows(source, tokenizer, most, length)
@@ -87,7 +87,7 @@ class Excerpt:
 
 @dataclass
 class Reading:
-    """What a model's last layer gave for an excerpt, kept on the disk until it is closed."""
+    """A model's last hidden states for an excerpt, kept on disk until closed."""
 
     excerpt: Excerpt
     store: ActivationStore
@@ -105,14 +105,14 @@ class Divergence:
 
     Attributes:
         kl: mean over a window's positions of the divergence from the baseline's distribution, in nats.
-        agreement: share of its positions where both have the same first choice.
+        agreement: share of its positions where both have the same top-1 token.
     """
 
     kl: list[float]
     agreement: list[float]
 
     def as_fields(self) -> dict[str, Any]:
-        """As the report has it."""
+        """As fields of the report."""
         return {
             "kl": math.fsum(self.kl) / len(self.kl),
             "kl_interval": mean_interval(self.kl),
@@ -122,7 +122,7 @@ class Divergence:
 
 
 def read(reader: TextReader, excerpt: Excerpt, computed_by: str, name: str, progress: Progress) -> Reading:
-    """Read an excerpt up to the output head."""
+    """Read an excerpt up to the lm_head."""
     store = reader.final_hidden(excerpt.windows.tokens, progress, f"{name} reads")
     return Reading(excerpt, store, reader.head(), computed_by)
 
@@ -178,7 +178,7 @@ def _nll(logits: Tensor, tokens: Tensor) -> list[float]:
 
 
 def _mean_divergence(p: Tensor, q: Tensor) -> float:
-    """Of one window's positions; one after another, since a copy in float64 would be the largest thing in memory."""
+    """Over one window's positions, one at a time, since a float64 copy would dominate memory."""
     total = 0.0
     for a, b in zip(p.log_softmax(-1), q.log_softmax(-1), strict=True):
         total += (a.exp() * (a - b)).double().sum().item()

@@ -16,7 +16,7 @@ class Worker:
     """A process that measures; see :mod:`.speed_worker`. Use as a context manager.
 
     Args:
-        name: what to call in sentences what it measures.
+        name: of what it measures, for messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -27,14 +27,14 @@ class Worker:
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
-            process_group=0,  # Ctrl-C is not for it: the process that started it decides when it ends
+            process_group=0,  # not interrupted by Ctrl-C: its parent ends it
         )
 
     def ask(self, do: str, **command: Any) -> dict[str, Any]:
-        """Have something measured.
+        """Send a command and return its answer.
 
         Raises:
-            SmeltError: the process could not, or is gone.
+            SmeltError: the process failed or died.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -45,12 +45,10 @@ class Worker:
             line = ""
         if not line:
             status = self._process.wait()
-            reason = f"it ended with status {status}"
+            reason = f"exit status {status}"
             if status == -9:
-                reason = (
-                    "the system ended it, which it does when memory runs out; lower the speed's concurrency or prompt"
-                )
-            raise SmeltError(f"speed of {self._name}: the process that measures it is gone ({reason})")
+                reason = "the system killed it, probably for lack of memory; lower the speed's concurrency or prompt"
+            raise SmeltError(f"speed of {self._name}: the measuring process died ({reason})")
         answer = json.loads(line)
         if "error" in answer:
             raise SmeltError(f"speed of {self._name}: {answer['error']}")

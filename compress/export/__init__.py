@@ -1,4 +1,4 @@
-"""Carrying a quantized checkpoint over into formats that other programs read: GPTQ, AWQ, GGUF, or plain weights."""
+"""Export of a quantized checkpoint to formats that other programs read: GPTQ, AWQ, GGUF, or unquantized weights."""
 
 from __future__ import annotations
 

@@ -17,28 +17,28 @@ from ...system.tensor_files import TensorInfo
 from .dynamic import patterns
 from .quantized_checkpoint import Source, StoredLinear, for_each, in_block, scale_problems
 
-# The four bits from 4j on are those of this one of the eight.
+# Bits 4j to 4j+3 hold this one of the eight codes.
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _GROUPS = (-1, 32, 64, 128)
 
 
 def awq_problems(source: Source) -> list[Problem]:
-    """What of a checkpoint AWQ cannot say."""
+    """What in a checkpoint AWQ does not support."""
     found = [
         (linear.name, sentence) for linear in source.linears.values() if (sentence := _why_not(linear)) is not None
     ]
     problems = for_each(found) + scale_problems(source)
     sizes = sorted({linear.group for linear in source.linears.values()})
     if not problems and len(sizes) > 1:
-        shown = " and ".join("one for the row" if size == -1 else str(size) for size in sizes)
+        shown = " and ".join("one per row" if size == -1 else str(size) for size in sizes)
         problems.append(
-            Problem("group_size", f"layers have groups of {shown}, and AWQ has one size for all; use --to gptq")
+            Problem("group_size", f"layers have groups of {shown}, but AWQ has one size for all layers; use --to gptq")
         )
     return problems
 
 
 def awq_entries(source: Source, linear: StoredLinear) -> list[Entry]:
-    """The tensors that stand for one linear."""
+    """The tensors that store one linear."""
     groups = 1 if linear.group == -1 else linear.columns // linear.group
     return [
         (
@@ -52,7 +52,7 @@ def awq_entries(source: Source, linear: StoredLinear) -> list[Entry]:
 
 
 def awq_config(source: Source) -> dict[str, Any]:
-    """What config.json's ``quantization_config`` says."""
+    """The ``quantization_config`` of config.json."""
     (group,) = {linear.group for linear in source.linears.values()}
     plain = source.plain_matrices()
     kinds = dict.fromkeys(source.linears, "") | dict.fromkeys(filter(in_block, plain), "plain")
@@ -71,19 +71,19 @@ def awq_config(source: Source) -> dict[str, Any]:
 
 def _why_not(linear: StoredLinear) -> str | None:
     if linear.rounds_inputs or not linear.coded:
-        inputs = " with rounded inputs" if linear.rounds_inputs else ""
-        return f"is stored as {linear.label}{inputs}, and AWQ holds only 4-bit codes with 16-bit inputs; use --to dense"
+        inputs = " with quantized activations" if linear.rounds_inputs else ""
+        return f"is stored as {linear.label}{inputs}, but AWQ supports only 4-bit codes with 16-bit activations; use --to dense"
     if linear.bits != 4:
-        return f"has codes of {linear.bits} bits, and AWQ has only 4; use --to gptq"
+        return f"has codes of {linear.bits} bits, but AWQ has only 4; use --to gptq"
     if linear.group not in _GROUPS:
         sizes = ", ".join(map(str, _GROUPS[1:]))
-        return f"has groups of {linear.group} columns, and AWQ's kernels know {sizes} or one for the row; use --to gptq"
+        return f"has groups of {linear.group} columns, but AWQ kernels support {sizes} or one per row; use --to gptq"
     if linear.reordered:
-        return "has its columns in activation order, which AWQ cannot say; use --to gptq"
+        return "has its columns in activation order, which AWQ does not support; use --to gptq"
     if linear.rows % 8:
-        return f"has {linear.rows} rows, and AWQ packs them by eight; use --to dense"
+        return f"has {linear.rows} rows, but AWQ packs them by eight; use --to dense"
     if not in_block(linear.name):
-        return "is quantized, and AWQ's readers know quantized layers only in blocks; use --to gptq, or quantize again with it in ignore"
+        return "is quantized, but AWQ loaders support quantized layers only in blocks; use --to gptq, or quantize again with it in ignore"
     return None
 
 
@@ -102,6 +102,6 @@ def _scales(source: Source, linear: StoredLinear) -> Tensor:
 def _words(codes: Tensor) -> Tensor:
     """Codes ``[rows, n]`` between -8 and 7 as words ``[n, rows / 8]``."""
     eight = (codes.T.int() + 8).unflatten(1, (-1, 8))[..., list(_ORDER)]
-    # The highest four bits reach a word's sign; int64 has room for them until the bits are taken as they are.
+    # The highest four bits reach the sign bit, so words are built in int64 and then reinterpreted.
     words = (eight.long() << (4 * torch.arange(8))).sum(-1)
     return torch.where(words >= 2**31, words - 2**32, words).int()

@@ -1,4 +1,4 @@
-"""Plain weights again, in the type that the model computes in."""
+"""Unquantized weights, in the model's compute dtype."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from .quantized_checkpoint import Source, StoredLinear
 
 
 def dense_entries(source: Source, linear: StoredLinear) -> list[Entry]:
-    """The one tensor that stands for a linear: the values which its codes mean."""
+    """The one tensor that stores a linear: its dequantized values."""
     info = TensorInfo(source.dtype, (linear.rows, linear.columns))
     return [(f"{linear.name}.weight", info, lambda: source.matrix(linear.name).dense(source.dtype))]
 
 
 def dense_notes(source: Source) -> list[str]:
-    """What plain weights do not keep."""
+    """What unquantized weights do not keep."""
     rounded = sum(linear.rounds_inputs for linear in source.linears.values())
-    return [f"the inputs of {rounded} linears were rounded as they computed, and no longer are"] if rounded else []
+    return [f"the activations of {rounded} linears were quantized and no longer are"] if rounded else []

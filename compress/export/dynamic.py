@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 
-# vLLM loads these together and asks for the settings of the whole.
+# vLLM fuses these and looks up the settings of the fused layer.
 _FUSED = {("q_proj", "k_proj", "v_proj"): "qkv_proj", ("gate_proj", "up_proj"): "gate_up_proj"}
 
 
 def patterns(kinds: dict[str, str]) -> list[tuple[str, str]]:
-    """A regular expression for every kind of layer that is not the usual one, and a layer that it matches.
+    """A regular expression for every kind of layer but the most common, and a layer that it matches.
 
-    A name stands for all blocks where they agree, and for its own where they do not.
+    A name matches all blocks where they agree, and only its own block where they do not.
     """
     alike: dict[str, set[str]] = {}
     for name, kind in kinds.items():
@@ -26,7 +26,7 @@ def patterns(kinds: dict[str, str]) -> list[tuple[str, str]]:
 
 
 def _spellings(name: str, kinds: dict[str, str]) -> list[str]:
-    """A layer's name, and that of the fused layer which it is a part of if all parts are of one kind."""
+    """A layer's name, and its fused layer's if all parts of that are of one kind."""
     parent, _, leaf = name.rpartition(".")
     for parts, whole in _FUSED.items():
         if leaf == parts[0] and all(kinds.get(f"{parent}.{part}") == kinds[name] for part in parts):

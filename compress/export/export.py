@@ -1,4 +1,4 @@
-"""``smelt export``: a checked, complete directory (or GGUF file), or one sentence for each reason why not."""
+"""``smelt export``: a checked, complete directory (or GGUF file), or one sentence for each reason it cannot be made."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GGUF = "gguf"
 
 
 class ExportResult(Protocol):
-    """The result of an export: where it is, and sentences that a user should read."""
+    """The result of an export: its path, and notes for the user."""
 
     @property
     def path(self) -> str: ...
@@ -44,9 +44,9 @@ class Exported:
     Attributes:
         path: the directory.
         format: the name given to ``--to``.
-        layers: how many quantized linears it has.
+        layers: number of quantized linears.
         bytes: of its tensors.
-        notes: what a user should know of it, one sentence each.
+        notes: notes for the user, one sentence each.
     """
 
     path: str
@@ -60,7 +60,7 @@ class Exported:
         return asdict(self)
 
     def summary(self) -> str:
-        """For people."""
+        """As text for the terminal."""
         size = f"{self.layers} quantized layers, {human_bytes(self.bytes)}"
         return "\n".join([f"{self.path}: {self.format}, {size}", *(f"note: {note}" for note in self.notes)])
 
@@ -75,14 +75,14 @@ def export(
     trust_remote_code: bool = False,
     progress: bool = True,
 ) -> ExportResult:
-    """Carry a quantized checkpoint over into another format, its codes bit for bit.
+    """Convert a quantized checkpoint to another format, keeping its codes bit for bit.
 
     Args:
         checkpoint: a directory, a run's output directory or a hub name.
         to: a name of :data:`TARGETS`, or ``gguf``.
         output: the new directory, or GGUF file.
-        kind: which of GGUF's types.
-        fresh: replace what an earlier export left there.
+        kind: the GGUF type.
+        fresh: overwrite an earlier export.
         trust_remote_code: run Python code that comes with the checkpoint.
         progress: show progress bars when standard error is a terminal.
 
@@ -92,14 +92,14 @@ def export(
     output = named_path(output)
     known = [*TARGETS, _GGUF]
     if to not in known:
-        raise SmeltError(f"--to: there is no format {to!r}; there are {', '.join(known)}{nearest_name(to, known)}")
+        raise SmeltError(f"--to: unknown format {to!r}; known: {', '.join(known)}{nearest_name(to, known)}")
     if kind is not None and to != _GGUF:
         raise SmeltError(f"--type: only gguf has types, and the format is {to}; remove it")
     source = find_checkpoint(checkpoint, trust_remote_code=trust_remote_code)
     check_output(output, source.path, "export", fresh=fresh, made_file=_is_our_gguf if to == _GGUF else None)
     if to != "dense" and LAYER_SIZES in source.config_data():
         raise SmeltError(
-            f"{source.path}: its blocks differ in size ({LAYER_SIZES} in config.json), which no tool that reads {to} can load;"
+            f"{source.path}: its blocks differ in size ({LAYER_SIZES} in config.json), which no {to} loader supports;"
             " prune them evenly, or use --to dense"
         )
     show = Progress(progress)
@@ -107,7 +107,7 @@ def export(
         return _export_gguf(source, output, kind, show)
     if not source.config_data().get("quantization_config"):
         raise SmeltError(
-            f"{source.path}: its weights are plain, and export carries quantized ones over; quantize it first, with `smelt run`"
+            f"{source.path}: its weights are not quantized, and export converts quantized ones; quantize it first, with `smelt run`"
         )
     opened = Source(source.path, trust_remote_code=trust_remote_code, progress=show)
     return _export_directory(opened, source, to, output, show)
@@ -117,7 +117,7 @@ def _export_directory(source: Source, original: ModelDirectory, to: str, output:
     target = TARGETS[to]
     if not source.linears:
         raise SmeltError(
-            f"{source.path}: its config.json speaks of quantized layers and its files hold none; fetch it again"
+            f"{source.path}: its config.json describes quantized layers but its files have none; download it again"
         )
     raise_problems(target.problems(source))
     entries = _entries(source, target)
@@ -151,7 +151,7 @@ def _export_gguf(source: ModelDirectory, output: Path, kind: str | None, show: P
 
 
 def _entries(source: Source, target: ExportTarget) -> list[Entry]:
-    """Every tensor, those of a layer together and in the checkpoint's order as far as there is one."""
+    """Every tensor, grouped by layer, in the checkpoint's order where it has one."""
     entries: list[Entry] = [
         (name, source.weights.info(name), lambda name=name: source.weights.load(name))
         for name in source.carried
@@ -165,24 +165,26 @@ def _entries(source: Source, target: ExportTarget) -> list[Entry]:
 
 
 def _notes(source: Source, original: ModelDirectory, target: ExportTarget) -> list[str]:
-    restored = [] if source.table is None else [f"{source.table.name} was restored, as no reader wants codes there"]
+    restored = (
+        [] if source.table is None else [f"{source.table.name} was dequantized, as no loader supports codes there"]
+    )
     return [*target.notes(source), *restored, *_cache_notes(original)]
 
 
 def _cache_notes(original: ModelDirectory) -> list[str]:
-    """What is lost of a checkpoint whose keys and values are to be cached in few bits."""
+    """What is lost of a checkpoint with a quantized KV cache."""
     scheme = (original.config_data().get("quantization_config") or {}).get("kv_cache_scheme")
     if not scheme:
         return []
     numbers = f"{'fp' if scheme.get('type') == 'float' else 'int'}{scheme.get('num_bits')}"
     return [
-        f"the checkpoint has its keys and values cached in {numbers}, which the format cannot say: that and its scales are"
-        " left out, and they are cached as they are computed"
+        f"the checkpoint's KV cache is quantized to {numbers}, which the format cannot express: this and its scales are"
+        " dropped, and the cache is not quantized"
     ]
 
 
 def _record(original: ModelDirectory, result: Exported) -> dict[str, Any]:
-    """What is known of the weights' making, for ``smelt inspect`` and ``smelt eval``, and of this export."""
+    """How the weights were made, for ``smelt inspect`` and ``smelt eval``, and this export."""
     try:
         made = json.loads((original.path / RECORD).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -191,7 +193,7 @@ def _record(original: ModelDirectory, result: Exported) -> dict[str, Any]:
         raise SmeltError(
             f"{original.path / RECORD}: cannot be understood; the checkpoint was changed after it was made"
         ) from None
-    made.pop("reload", None)  # it was said of other files
+    made.pop("reload", None)  # it described other files
     facts = {key: value for key, value in result.as_data().items() if key != "path"}
     made.pop("export", None)  # the last command comes last
     return {**made, "export": {**facts, "of": original.name}}

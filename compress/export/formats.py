@@ -1,4 +1,4 @@
-"""The formats that a checkpoint can be carried over into, as a table."""
+"""The table of export formats."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ExportTarget:
     """A format that is a model directory.
 
     Attributes:
-        summary: what it is, for people.
-        problems: all of a checkpoint that it cannot say.
-        entries: the tensors that stand for one quantized linear.
-        config: its ``quantization_config``; None for plain weights.
-        notes: what a user should know of the result, one sentence each.
+        summary: its name in messages.
+        problems: all that it does not support of a checkpoint.
+        entries: the tensors that store one quantized linear.
+        config: its ``quantization_config``; None for unquantized weights.
+        notes: notes for the user, one sentence each.
         own_file: where the config is written besides ``config.json``.
     """
 

@@ -1,4 +1,4 @@
-"""A checkpoint as one GGUF file, which llama.cpp and what is built on it run."""
+"""A checkpoint as one GGUF file, for llama.cpp and programs built on it."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Carried:
     """The tensors that a file stores in one type.
 
     Attributes:
-        exact: how many are what they were: the same codes and scales, or the same values.
-        rescaled: how many have the same codes, with scales rounded to float16.
-        requantized: how many were rounded anew.
-        worst_error: the largest relative error of the latter two, by the root of the mean square.
+        exact: number that are unchanged: the same codes and scales, or the same values.
+        rescaled: number with the same codes, with scales rounded to float16.
+        requantized: number that were quantized again.
+        worst_error: the largest relative RMS error of the latter two.
     """
 
     exact: int = 0
@@ -56,9 +56,9 @@ class GgufRecord:
 
     Attributes:
         path: the file.
-        bytes: how large it is.
-        tensors: by GGUF's types.
-        notes: what a user should know, one sentence each.
+        bytes: its size.
+        tensors: by GGUF type.
+        notes: notes for the user, one sentence each.
     """
 
     path: str
@@ -71,7 +71,7 @@ class GgufRecord:
         return asdict(self)
 
     def summary(self) -> str:
-        """For people."""
+        """As text for the terminal."""
         lines = [f"{self.path}: {human_bytes(self.bytes)}"]
         for name, carried in sorted(self.tensors.items()):
             lines.append(f"{name}: {', '.join(_counts(carried))}")
@@ -84,11 +84,11 @@ def gguf_problems(checkpoint: Path, target: Path, kind: str | None) -> list[Prob
     Args:
         checkpoint: a directory that the runtime reads.
         target: the file to write.
-        kind: a name of :data:`~.gguf_storage.KINDS`, or None for what holds each weight exactly.
+        kind: a name of :data:`~.gguf_storage.KINDS`, or None for types that hold each weight exactly.
     """
     found = _target_problems(target)
     if kind is not None and kind.upper() not in KINDS:
-        found.append(Problem("--type", f"there is no type {kind!r}; there are {', '.join(KINDS)}"))
+        found.append(Problem("--type", f"unknown type {kind!r}; known: {', '.join(KINDS)}"))
     try:
         found += _Opened(checkpoint).problems()
     except SmeltError as error:
@@ -97,11 +97,11 @@ def gguf_problems(checkpoint: Path, target: Path, kind: str | None) -> list[Prob
 
 
 def gguf_limits(model: Path, config: Any | None = None) -> list[str]:
-    """Why a checkpoint cannot be exported, one sentence each; the file's place is left aside.
+    """Why a checkpoint cannot be exported, one sentence each, whatever the output path.
 
     Args:
-        model: its directory, or that of the model that it would be made of.
-        config: its configuration, if it is another than the directory's.
+        model: its directory, or that of the model it would be made from.
+        config: its configuration, if not the directory's.
     """
     try:
         opened = _Opened(model)
@@ -120,10 +120,10 @@ def export_gguf(checkpoint: Path, target: Path, *, kind: str | None = None, prog
         checkpoint: a directory that the runtime reads.
         target: the file; it appears when it is complete.
         kind: the type of linears; None keeps each one's codes, in the smallest type that holds them.
-        progress: shows how far it is.
+        progress: shows progress.
 
     Raises:
-        SmeltError: it cannot be done, or not be written.
+        SmeltError: it cannot be exported or written.
     """
     raise_problems(gguf_problems(checkpoint, target, kind))
     return _write(_Opened(checkpoint), target, AUTO if kind is None else KINDS[kind.upper()], progress)
@@ -149,11 +149,11 @@ class _Opened:
         )
 
     def problems(self) -> list[Problem]:
-        """What the architecture cannot do."""
+        """What llama.cpp does not support of the architecture."""
         return [Problem(str(self.checkpoint.path), what) for what in self.limits(self.checkpoint.config)]
 
     def limits(self, config: Any) -> list[str]:
-        """The same as sentences, of a model that is made of this one and has a configuration of its own."""
+        """The same as sentences, for a model made from this one with another configuration."""
         spec = spec_of(config)
         positions = positions_of(config, spec, self.architecture)
         return [*shortcomings(self.architecture, spec, config.model_type), *positions.problems]
@@ -208,7 +208,7 @@ def _write(opened: _Opened, target: Path, kind: GGUFType, progress: Progress) ->
 
 
 def _model_name(opened: _Opened) -> str:
-    """The directory's name. By this name llama.cpp knows Phi-3, and then looks for that model's tokens, or fails."""
+    """The directory's name. llama.cpp recognizes Phi-3 by it, then looks for that model's tokens, or fails."""
     name = opened.checkpoint.path.resolve().name
     if {"</s>", "<unk>", "<s>", "<|endoftext|>"} <= set(opened.tokenizer.fields["tokenizer.ggml.tokens"]):
         return name
@@ -264,7 +264,7 @@ def _target_problems(target: Path) -> list[Problem]:
     if target.is_dir():
         return [Problem("--output", f"{target} is a directory; choose another name")]
     if not parent.is_dir():
-        return [Problem("--output", f"{parent} is no directory; make it first")]
+        return [Problem("--output", f"{parent} is not a directory; create it first")]
     if not os.access(parent, os.W_OK):
         return [Problem("--output", f"{parent} is not writable; choose another")]
     return []
@@ -277,7 +277,7 @@ def _counts(carried: Carried) -> list[str]:
     if carried.rescaled:
         said.append(f"{carried.rescaled} with the same codes and rounded scales")
     if carried.requantized:
-        said.append(f"{carried.requantized} rounded anew")
+        said.append(f"{carried.requantized} re-quantized")
     if carried.worst_error:
         said.append(f"relative error up to {carried.worst_error:.2g}")
     return said
@@ -288,7 +288,7 @@ def _notes(record: GgufRecord, kind: GGUFType, larger: int) -> list[str]:
     for name, carried in sorted(record.tensors.items()):
         if kind is AUTO and carried.requantized:
             notes.append(
-                f"{carried.requantized} weights are stored in a way that no type of GGUF holds; they were rounded to {name}, "
+                f"{carried.requantized} weights are in a format that no GGUF type supports; they were re-quantized to {name}, "
                 f"with a relative error up to {carried.worst_error:.2g}"
             )
         if carried.rescaled:
@@ -297,7 +297,7 @@ def _notes(record: GgufRecord, kind: GGUFType, larger: int) -> list[str]:
             )
     if larger:
         notes.append(
-            f"{larger} weights are stored in another type than the one asked for, since their rows are no whole blocks of it "
-            "or float16, which its scales are, lacks their size"
+            f"{larger} weights have another type than the one asked for, since their rows are not whole blocks of it "
+            "or their scales are out of float16's range"
         )
     return notes

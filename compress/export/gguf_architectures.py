@@ -1,4 +1,4 @@
-"""What llama.cpp makes of each architecture, as data: its name there, and where it computes less than the config may ask."""
+"""llama.cpp's support of each architecture, as data: its name there, and which config settings it does not compute."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class Architecture:
 
     Attributes:
         arch: its name there.
-        neighbours: whether neighbouring numbers of a head are rotated together, for which rows of queries and keys are
-            put in another order; transformers rotates the first half with the second.
-        activations: those that llama.cpp computes; the first is meant.
-        windows: by default, every so-many-th layer sees all and the others a sliding window; 0 if it has none.
-        head: ``optional``: without one the embedding is the head; ``always``: it wants one; ``tied``: it takes none.
+        neighbours: whether RoPE pairs neighbouring channels of a head, for which rows of queries and keys are permuted;
+            transformers pairs the first half with the second.
+        activations: those that llama.cpp accepts; it computes the first.
+        windows: period of full-attention layers by default, the others having a sliding window; 0 for no windows.
+        head: of lm_head: ``optional``: tied to the embedding if missing; ``always``: required; ``tied``: not accepted.
         all_biases: whether linears other than queries, keys and values may have biases.
-        rope_factors: whether it reads factors of single frequencies.
-        writes_parallel: whether a field says that attention and feed-forward read the same input.
-        limits: what it cannot do, each a sentence's end if a checkpoint asks for it.
+        rope_factors: whether it reads per-frequency RoPE factors.
+        writes_parallel: whether a field states that attention and feed-forward read the same input.
+        limits: unsupported settings, each returning the end of a sentence if a checkpoint uses it.
     """
 
     arch: MODEL_ARCH
@@ -44,26 +44,26 @@ def _usual_scale(spec: DecoderSpec) -> str | None:
     usual = spec.head_size**-0.5
     if all(abs(layer.scale / usual - 1) < 1e-6 for layer in spec.layers):
         return None
-    return "scales attention scores by another number than the root of the head size"
+    return "scales attention scores by a factor other than the root of the head size"
 
 
 def _gemma_scale(spec: DecoderSpec) -> str | None:
-    # llama.cpp knows the 27B models by their number of layers.
+    # llama.cpp recognizes the 27B models by their number of layers.
     large = len(spec.layers) in (46, 62)
     usual = (spec.hidden / spec.heads) ** -0.5 if large else spec.head_size**-0.5
     if all(abs(layer.scale / usual - 1) < 1e-6 for layer in spec.layers):
         return None
-    return "scales attention scores by another number than its published models do"
+    return "scales attention scores by a factor other than that of its published models"
 
 
 def _heads_fill_hidden(spec: DecoderSpec) -> str | None:
     fill = spec.heads * spec.head_size == spec.hidden
-    return None if fill else "has heads that are together wider or narrower than the hidden state"
+    return None if fill else "has heads whose total width differs from the hidden size"
 
 
 def _every_fourth_unrotated(spec: DecoderSpec) -> str | None:
     usual = all((layer.rope is None) == ((i + 1) % 4 == 0) for i, layer in enumerate(spec.layers))
-    return None if usual else "rotates positions in other layers than three of four"
+    return None if usual else "applies RoPE in a pattern other than three of four layers"
 
 
 def _all_sparse(spec: DecoderSpec) -> str | None:
@@ -71,7 +71,7 @@ def _all_sparse(spec: DecoderSpec) -> str | None:
 
 
 def _normalized_experts(spec: DecoderSpec) -> str | None:
-    return None if spec.normalized_experts else "does not make the chosen experts' shares sum to one"
+    return None if spec.normalized_experts else "does not normalize the weights of the chosen experts"
 
 
 _LLAMA = Architecture(MODEL_ARCH.LLAMA, neighbours=True, all_biases=True, rope_factors=True, limits=(_usual_scale,))
@@ -103,7 +103,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 def shortcomings(architecture: Architecture, spec: DecoderSpec, model_type: str) -> list[str]:
-    """Why llama.cpp would compute something else than the checkpoint, one sentence each."""
+    """Why llama.cpp would compute something other than the checkpoint, one sentence each."""
     name = architecture.arch.name
     found = [
         f"this {model_type} {limit}, which llama.cpp's {name} cannot do"
@@ -115,15 +115,15 @@ def shortcomings(architecture: Architecture, spec: DecoderSpec, model_type: str)
             f"its activation is {spec.activation!r}; llama.cpp's {name} computes {architecture.activations[0]}"
         )
     if architecture.head == "tied" and not spec.tied:
-        found.append(f"its head is not tied to the embedding, which llama.cpp's {name} takes for granted")
+        found.append(f"its lm_head is not tied to the embedding, which llama.cpp's {name} assumes")
     return found
 
 
 def differences(architecture: Architecture, spec: DecoderSpec) -> list[str]:
-    """What llama.cpp computes in another way, which a user may live with."""
+    """What llama.cpp computes differently, but acceptably."""
     windows = sorted({layer.window for layer in spec.layers if layer.window is not None})
     if windows and not architecture.windows:
         return [
-            f"llama.cpp does not keep to this architecture's sliding window: beyond {windows[0]} tokens it also sees what is earlier"
+            f"llama.cpp ignores this architecture's sliding window: beyond {windows[0]} tokens it also attends to earlier ones"
         ]
     return []

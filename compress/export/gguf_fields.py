@@ -9,7 +9,7 @@ from .gguf_architectures import Architecture
 
 
 def fields_of(config: Any, spec: DecoderSpec, architecture: Architecture) -> dict[str, Any]:
-    """The fields, without the architecture before them; those of positions come from gguf_positions."""
+    """The fields, without the architecture prefix; those of positions come from gguf_positions."""
     eps = "rms_epsilon" if spec.norm.startswith("rms") else "epsilon"
     found: dict[str, Any] = {
         "vocab_size": spec.vocabulary,

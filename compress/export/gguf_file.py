@@ -1,4 +1,4 @@
-"""Writing a GGUF file one tensor after another, without knowing their types beforehand."""
+"""Writing a GGUF file tensor by tensor, without knowing their types beforehand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gguf import GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType, GG
 
 from ...system.files import disk_error
 
-# The first field after the architecture: what says whose file it is, and that --fresh may replace it.
+# The first field after the architecture: it marks the file as ours, so that --fresh may replace it.
 WRITTEN_BY = {"general.quantized_by": "Smelt"}
 _BEGINNING = 4096
 
@@ -34,8 +34,8 @@ def written_by_smelt(path: Path) -> bool:
 class GgufFile:
     """A file that appears when it is complete.
 
-    A header names every tensor's type, which is known once the tensor was read. Its length depends only on names,
-    dimensions and fields; so a header with other types holds its place until the end.
+    The header holds every tensor's type, which is known only once the tensor is read. Its length depends only on names,
+    dimensions and fields, so a placeholder header is written first and replaced at the end.
 
     Args:
         target: the file.

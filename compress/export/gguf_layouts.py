@@ -1,4 +1,4 @@
-"""How GGUF's number formats lay out a block: one row a format, and the function that packs its codes into bytes."""
+"""Block layouts of GGUF's number formats: one row per format, with the function that packs its codes into bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Blocks:
     Attributes:
         codes: int16 ``[blocks, size]``.
         scale: float16 ``[blocks]``.
-        minimum: float16 ``[blocks]``, in layouts that have it; None if blocks lie around zero.
+        minimum: float16 ``[blocks]``, in layouts that have it; None for symmetric blocks.
         part_scale, part_minimum: integers ``[blocks, parts]``; None for layouts without parts.
     """
 
@@ -28,7 +28,7 @@ class Blocks:
     part_minimum: Tensor | None = None
 
     def values(self) -> Tensor:
-        """What the blocks mean, float32 ``[blocks, size]``."""
+        """The dequantized values, float32 ``[blocks, size]``."""
         parts = 1 if self.part_scale is None else self.part_scale.shape[1]
         codes = self.codes.float().unflatten(1, (parts, -1))
         scale = self.scale.float()[:, None]
@@ -46,11 +46,11 @@ class BlockLayout:
 
     Attributes:
         type: GGUF's name and number of it.
-        size: numbers in a block; rows must be whole blocks.
+        size: elements in a block; rows must be whole blocks.
         low, high: the least and the greatest code.
         pack: blocks to bytes, uint8 ``[blocks, bytes]``.
         affine: whether a minimum is added.
-        part: numbers that share a part's scale, in blocks that have parts; 0 without.
+        part: elements that share a part's scale, in blocks that have parts; 0 without.
         part_low, part_high: the least and the greatest scale of a part.
     """
 

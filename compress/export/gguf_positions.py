@@ -1,4 +1,4 @@
-"""Rotary positions for llama.cpp: the fields and the tensors that say how far queries and keys are rotated."""
+"""RoPE for llama.cpp: the fields and tensors that define how queries and keys are rotated."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 @dataclass
 class Positions:
-    """What a file says of positions.
+    """A file's description of positions.
 
     Attributes:
-        fields: its fields, without the architecture before them.
-        tensors: factors of single frequencies, by name.
-        problems: why llama.cpp would rotate them differently, one sentence each.
-        notes: what a user may live with.
+        fields: its fields, without the architecture prefix.
+        tensors: per-frequency factors, by name.
+        problems: why llama.cpp would rotate differently, one sentence each.
+        notes: acceptable differences.
     """
 
     fields: dict[str, Any] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Positions:
 
 
 def positions_of(config: Any, spec: DecoderSpec, architecture: Architecture) -> Positions:
-    """The rotary positions of a model; nothing for one that learned its positions."""
+    """The rotary positions of a model; empty for one with learned positions."""
     found = Positions()
     if not spec.ropes:
         return found
@@ -47,14 +47,14 @@ def positions_of(config: Any, spec: DecoderSpec, architecture: Architecture) -> 
     found.fields["rope.dimension_count"] = rotated
     scaling = _SCALINGS.get(main.kind)
     if scaling is None:
-        found.problems.append(f"its positions are scaled by {main.kind!r}, which llama.cpp cannot do")
+        found.problems.append(f"its RoPE scaling is {main.kind!r}, which llama.cpp does not support")
     else:
         scaling(found, main, parameters, spec, architecture)
     sliding = spec.ropes.get(_SLIDING)
     if sliding is not None and _FULL in spec.ropes:
         found.fields["rope.freq_base_swa"] = float(rope[_SLIDING]["rope_theta"])
         if sliding.kind != "default":
-            found.problems.append("positions are scaled in layers with a sliding window, which llama.cpp cannot do")
+            found.problems.append("it scales RoPE in layers with a sliding window, which llama.cpp does not support")
     return found
 
 
@@ -68,7 +68,7 @@ def _linear(found: Positions, rope: Rope, parameters: dict[str, Any], *_: Any) -
 
 def _dynamic(found: Positions, rope: Rope, parameters: dict[str, Any], spec: DecoderSpec, _: Architecture) -> None:
     found.notes.append(
-        f"llama.cpp does not scale positions by the length: beyond {spec.max_length} tokens its answers differ"
+        f"llama.cpp does not scale RoPE by the prompt's length: beyond {spec.max_length} tokens its outputs differ"
     )
 
 
@@ -83,14 +83,14 @@ def _yarn(found: Positions, rope: Rope, parameters: dict[str, Any], spec: Decode
     }
     # llama.cpp has its own factor for attention, which is transformers' where the config gives none.
     if abs(rope.frequencies(0)[1] - (0.1 * math.log(factor) + 1)) > 1e-6:
-        found.problems.append("its yarn scaling has an attention factor of its own, for which llama.cpp has no field")
+        found.problems.append("its yarn scaling sets an attention factor, for which llama.cpp has no field")
     if parameters.get("truncate") is False:
-        found.problems.append("its yarn scaling does not round its range to whole frequencies, as llama.cpp does")
+        found.problems.append("its yarn scaling does not round its range to whole dimensions, as llama.cpp does")
 
 
 def _llama3(found: Positions, rope: Rope, parameters: dict[str, Any], _: DecoderSpec, to: Architecture) -> None:
     if not to.rope_factors:
-        found.problems.append(f"its positions are scaled by 'llama3', which llama.cpp's {to.arch.name} cannot do")
+        found.problems.append(f"its RoPE scaling is 'llama3', which llama.cpp's {to.arch.name} does not support")
         return
     plain = _unscaled(parameters, found.fields["rope.dimension_count"])
     found.tensors[_weight(MODEL_TENSOR.ROPE_FREQS)] = plain / rope.frequencies(0)[0]
@@ -98,7 +98,7 @@ def _llama3(found: Positions, rope: Rope, parameters: dict[str, Any], _: Decoder
 
 def _longrope(found: Positions, rope: Rope, parameters: dict[str, Any], _: DecoderSpec, to: Architecture) -> None:
     if MODEL_TENSOR.ROPE_FACTORS_LONG not in MODEL_TENSORS[to.arch]:
-        found.problems.append(f"its positions are scaled by 'longrope', which llama.cpp's {to.arch.name} cannot do")
+        found.problems.append(f"its RoPE scaling is 'longrope', which llama.cpp's {to.arch.name} does not support")
         return
     found.fields |= {
         "rope.scaling.type": "longrope",
@@ -111,7 +111,7 @@ def _longrope(found: Positions, rope: Rope, parameters: dict[str, Any], _: Decod
     ):
         found.tensors[_weight(kind)] = torch.tensor(parameters[name], dtype=torch.float32)
     found.notes.append(
-        f"llama.cpp takes the factors for long texts if its context is set above {rope.original_length} tokens, whatever the text's length"
+        f"llama.cpp uses the long factors if its context is set above {rope.original_length} tokens, regardless of the prompt's length"
     )
 
 

@@ -1,4 +1,4 @@
-"""Which of llama.cpp's ways to cut text into words is a tokenizer's own, found by what it does and not by its name."""
+"""Which of llama.cpp's pre-tokenizers matches a tokenizer, found by what it does and not by its name."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _REST_WITH_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 @dataclass(frozen=True)
 class Known:
-    """One of llama.cpp's ways.
+    """One of llama.cpp's pre-tokenizers.
 
     Attributes:
         name: its name there.
-        cuts: the expressions that cut text, one after another.
+        cuts: the regular expressions that split text, in order.
         whole_words: whether a word that is a token is taken without merging (``ignore_merges``).
-        differs: where llama.cpp cuts otherwise all the same.
+        differs: where llama.cpp still splits differently.
     """
 
     name: str
@@ -32,9 +32,7 @@ class Known:
     differs: str | None = None
 
 
-_ASCII = (
-    "llama.cpp distinguishes upper and lower case only in English letters, so words in others may be cut differently"
-)
+_ASCII = "llama.cpp distinguishes upper and lower case only in English letters, so words in others may be tokenized differently"
 
 KNOWN = (
     Known("gpt-2", (_GPT2,)),
@@ -52,7 +50,7 @@ KNOWN = (
 
 
 def pre_tokenizer_of(tokenizer: dict[str, Any]) -> Known | None:
-    """llama.cpp's way that is what a ``tokenizer.json`` does before it merges bytes; None if it has none."""
+    """llama.cpp's equivalent of a ``tokenizer.json``'s pre-tokenizer; None if it has none."""
     cuts = _cuts(tokenizer.get("pre_tokenizer"))
     whole_words = bool(tokenizer["model"].get("ignore_merges"))
     for known in KNOWN:
@@ -62,7 +60,7 @@ def pre_tokenizer_of(tokenizer: dict[str, Any]) -> Known | None:
 
 
 def _cuts(step: dict[str, Any] | None) -> tuple[str, ...] | None:
-    """The expressions of a pre-tokenizer; None if it does something that is no such cut."""
+    """The regular expressions of a pre-tokenizer; None if it does anything else."""
     if step is None:
         return ()
     kind = step["type"]

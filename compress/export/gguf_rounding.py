@@ -1,4 +1,4 @@
-"""Rounding plain weights to GGUF's blocks: a search for the scales that leave the least squared error."""
+"""Quantizing weights to GGUF's blocks: a search for the scales of least squared error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .gguf_layouts import BlockLayout, Blocks
 
-# How far, in codes, a block's outermost number may be moved from the outermost code.
+# How far, in codes, a block's largest value may be moved from the outermost code.
 _MOVES = [0.1 * step for step in range(-9, 10)]
 _REFITS = 2
 _TINY = 1e-30
@@ -27,13 +27,13 @@ def rounded(values: Tensor, layout: BlockLayout) -> Blocks:
 
 
 def _in_parts(values: Tensor, layout: BlockLayout) -> Blocks:
-    """Parts are fitted by themselves; then their scales share a block's, and codes and scales are fitted in turn."""
+    """Fit each part by itself, then quantize part scales by the block's, and refit codes and scales in turn."""
     parts = values.unflatten(1, (-1, layout.part))
     count, each = parts.shape[0], parts.shape[1]
     flat = parts.flatten(0, 1)
     if not layout.affine:
         wanted = _symmetric(flat, layout).view(count, each)
-        # The outermost part takes the outermost scale, of which there is one more below zero.
+        # The largest part takes the outermost scale; the range has one more below zero.
         scale = (_outermost(wanted) / layout.part_low).squeeze(1)
         part_scale = _shares(wanted, scale, layout.part_low, layout.part_high)
         for _ in range(_REFITS):
@@ -58,7 +58,7 @@ def _in_parts(values: Tensor, layout: BlockLayout) -> Blocks:
 
 
 def _symmetric(values: Tensor, layout: BlockLayout) -> Tensor:
-    """The best scale of each row: its outermost number becomes about the outermost code."""
+    """The best scale of each row, which maps its largest value to about the outermost code."""
     outermost = _outermost(values)
     best, scale = torch.full_like(outermost, -1.0), torch.zeros_like(outermost)
     for move in _MOVES:
@@ -90,7 +90,7 @@ def _affine(values: Tensor, high: int, *, below_zero: bool = False) -> tuple[Ten
         offset = (total - factor * sum_) / size
         if below_zero:
             factor, offset = torch.where(offset > 0, _ratio(product, square), factor), offset.clamp_max(0.0)
-        # What the squared error is less than that of all zeros.
+        # The reduction of squared error relative to all zeros.
         gain = factor * (2 * product - factor * square - 2 * offset * sum_) + offset * (2 * total - offset * size)
         better = (gain > best) & (factor >= 0)
         best = torch.where(better, gain, best)
@@ -99,7 +99,7 @@ def _affine(values: Tensor, high: int, *, below_zero: bool = False) -> tuple[Ten
 
 
 def _two_factors(values: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """``a`` and ``b`` for each row, so that ``a * first + b * second`` is nearest to ``values [rows, parts, numbers]``."""
+    """``a`` and ``b`` for each row, so that ``a * first + b * second`` is closest to ``values [rows, parts, numbers]``."""
     second = second.expand_as(values)
     aa, ab, bb = ((x * y).sum((1, 2)) for x, y in ((first, first), (first, second), (second, second)))
     av, bv = (first * values).sum((1, 2)), (second * values).sum((1, 2))
@@ -111,7 +111,7 @@ def _two_factors(values: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor,
 
 
 def _codes(values: Tensor, scale: Tensor, layout: BlockLayout) -> Tensor:
-    """The nearest codes, as floats would be rounded by whoever reads them."""
+    """The nearest codes."""
     return _rounded(values * _ratio(1.0, scale).unsqueeze(-1), layout.low, layout.high)
 
 
@@ -124,11 +124,11 @@ def _shares(wanted: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
 
 
 def _outermost(values: Tensor) -> Tensor:
-    """The number of each row that is farthest from zero, ``[rows, 1]``."""
+    """The value of each row with the largest magnitude, ``[rows, 1]``."""
     return values.gather(1, values.abs().argmax(1, True))
 
 
 def _ratio(above: Tensor | float, below: Tensor) -> Tensor:
-    """A quotient, and zero where it would divide by (nearly) nothing."""
+    """A quotient, and zero where the divisor is (nearly) zero."""
     nothing = below.abs() < _TINY
     return torch.where(nothing, torch.zeros_like(below), above / torch.where(nothing, torch.ones_like(below), below))

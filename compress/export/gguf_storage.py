@@ -1,4 +1,4 @@
-"""How each weight is stored in a GGUF file: in the type that holds its codes as they are, or rounded anew."""
+"""How each weight is stored in a GGUF file: in the type that holds its codes unchanged, or quantized again."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _FLOATS = {
     torch.bfloat16: GGMLQuantizationType.BF16,
 }
 _TORCH = {kind.name: dtype for dtype, kind in _FLOATS.items()}
-# What holds rows that are no whole blocks of a type, smallest first.
+# Fallbacks for rows that are not whole blocks of a type, smallest first.
 _NARROWER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q6_K": "Q8_0"}
-# The relative error of weights that are nothing or infinite in float16, of which blocks' scales are.
+# The relative error of weights that are zero or infinite in float16, the dtype of block scales.
 _LOST = 0.9
-_AT_ONCE = 1 << 20  # numbers that are encoded together
+_AT_ONCE = 1 << 20  # elements encoded at a time
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class GGUFType:
 
     Attributes:
         linear: the type of linears; None for the one that holds each exactly.
-        table: the type of the embedding and the head; None for their own.
+        table: the type of the embedding and lm_head; None for their own.
         file_type: GGUF's number for it.
     """
 
@@ -67,10 +67,10 @@ class StoredTensor:
     Attributes:
         type: which of GGUF's types.
         data: uint8 ``[rows, bytes of a row]``.
-        how: ``exact``: its codes and scales, or its values, are what they were; ``rescaled``: the codes are, scales were
+        how: ``exact``: its codes and scales, or its values, are unchanged; ``rescaled``: the codes are, scales were
             rounded to float16; ``requantized``.
-        error: the relative error that this added, by the root of the mean square.
-        factor: float32 ``[rows]``, multiplied besides; None for ones.
+        error: the relative RMS error that this added.
+        factor: float32 ``[rows]``, an additional multiplier; None for ones.
     """
 
     type: GGMLQuantizationType
@@ -99,18 +99,18 @@ def stored(matrix: Matrix, wanted: str | None) -> StoredTensor:
             found = _carried(matrix, layout, tolerant)
             if found is not None:
                 return found
-    # Of codes that no type holds, a type with some more bits loses little.
+    # Codes that no type holds lose little in a type with some more bits.
     name = candidates[0] if wanted else _fitting("Q6_K" if _bits(matrix) <= 4 else "Q8_0", matrix.shape[1])
     found = _plain(matrix, name) if name in _TORCH else _requantized(matrix, BY_NAME[name])
     return found if found.error < _LOST else _plain(matrix, "BF16")
 
 
 def holding(matrix: Matrix, layout: BlockLayout, tolerant: bool = False) -> Blocks | None:
-    """A quantized weight's own codes in a layout; None if it cannot hold them.
+    """A quantized weight's codes in a layout; None if it cannot hold them.
 
     Args:
         matrix: the weight.
-        layout: where to.
+        layout: the target layout.
         tolerant: scales and minima may be rounded to float16.
     """
     if matrix.scale is None or matrix.order is not None or matrix.group % layout.size:
@@ -128,7 +128,7 @@ def holding(matrix: Matrix, layout: BlockLayout, tolerant: bool = False) -> Bloc
     codes = codes.reshape(-1, layout.size)
     each = matrix.group // layout.size
     wide = matrix.scale.float()
-    # The scale of a group without any number does not matter.
+    # The scale of an all-zero group does not matter.
     wide = torch.where(_is_zero(codes, zero, layout, wide.shape), torch.zeros_like(wide), wide)
     scale = _half(wide, tolerant)
     if scale is None:
@@ -159,7 +159,7 @@ def _is_zero(codes: Tensor, zero: Tensor, layout: BlockLayout, shape: torch.Size
 
 
 def _half(values: Tensor, tolerant: bool) -> Tensor | None:
-    """Values in float16; None if they are others there."""
+    """Values in float16; None if they are not exact."""
     half = values.half()
     lost = (half == 0) & (values != 0) if tolerant else half.float() != values
     return None if bool(lost.any()) or not bool(half.isfinite().all()) else half
@@ -213,7 +213,7 @@ def _small_floats(matrix: Matrix) -> StoredTensor | None:
     if each.scale.dtype == torch.uint8 and scale.shape[1] * 32 == columns and each.factor is None:
         data = torch.cat([scale.reshape(-1, 1), joined(codes.view(-1, 32), 4, 1, 2, 16)], 1)
         return StoredTensor(GGMLQuantizationType.MXFP4, data.view(rows, -1).numpy(), EXACT, 0.0)
-    # Of scales of eight bits GGUF reads seven, and the last of them as zero.
+    # GGUF reads seven bits of an 8-bit scale, and its largest value as zero.
     nvfp4 = each.scale.dtype == torch.float8_e4m3fn and scale.shape[1] * 16 == columns and columns % 64 == 0
     if not nvfp4 or int(scale.max()) >= 0x7F:
         return None
@@ -222,7 +222,7 @@ def _small_floats(matrix: Matrix) -> StoredTensor | None:
 
 
 def together(experts: Sequence[Matrix], wanted: str | None) -> StoredTensor:
-    """The same of several experts' weights, which must have one type."""
+    """The same for several experts' weights, which must have one type."""
     each = [stored(matrix, wanted) for matrix in experts]
     kinds = {found.type for found in each}
     if len(kinds) > 1:
@@ -235,7 +235,7 @@ def together(experts: Sequence[Matrix], wanted: str | None) -> StoredTensor:
 
 
 def _fitting(name: str, columns: int) -> str:
-    """The type, or the next one that rows of this length are whole blocks of."""
+    """The type, or the next one whose blocks divide rows of this length."""
     while name not in _TORCH and columns % BY_NAME[name].size:
         name = _NARROWER.get(name, "F16")
     return name
@@ -249,7 +249,7 @@ def _bits(matrix: Matrix) -> int:
 
 
 def _parts(matrix: Matrix) -> Iterator[Matrix]:
-    """Some rows at a time; codes times scales are not rounded, whatever type scales are of."""
+    """Some rows at a time; codes times scales are not rounded, whatever the scales' dtype."""
     rows = max(1, _AT_ONCE // matrix.shape[1])
     plain = replace(matrix, floats=None, scale=None if matrix.scale is None else matrix.scale.float())
     for start in range(0, matrix.shape[0], rows):

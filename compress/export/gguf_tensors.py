@@ -1,4 +1,4 @@
-"""Which tensors a GGUF file has, under which names, and where each comes from in a checkpoint."""
+"""The tensors of a GGUF file, their names, and where each comes from in a checkpoint."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Large:
         name: in the file.
         load: one matrix, or one for each expert.
         stacked: whether it is all experts'.
-        table: whether it is the embedding or the head.
-        factored: whether a factor is stored besides (NVFP4).
+        table: whether it is the embedding or lm_head.
+        factored: whether a factor is stored with it (NVFP4).
     """
 
     name: str
@@ -53,10 +53,10 @@ class Large:
 
 
 def tensors_of(checkpoint: Checkpoint, spec: DecoderSpec, architecture: Architecture) -> list[Small | Large]:
-    """Everything that goes into the file; nothing is read yet.
+    """All tensors of the file; nothing is read yet.
 
     Raises:
-        RuntimeProblem: the checkpoint lacks something, or holds what llama.cpp has no place for.
+        RuntimeProblem: the checkpoint lacks a tensor, or has one that llama.cpp does not support.
     """
     return list(_Walk(checkpoint, spec, architecture))
 
@@ -186,7 +186,7 @@ class _Walk:
         if self._checkpoint.has(f"{name}.bias"):
             arch = self._architecture.arch.name
             raise RuntimeProblem(
-                f"{self._checkpoint.path}: {name} has a bias, for which llama.cpp's {arch} has no place"
+                f"{self._checkpoint.path}: {name} has a bias, which llama.cpp's {arch} does not support"
             )
 
 

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-# Tokens that no merge makes are the last that llama.cpp puts together.
+# Tokens that no merge makes are the last that llama.cpp assembles.
 _LAST = -1e6
 
 
 @dataclass
 class Tokenizer:
-    """What a file says of the tokenizer.
+    """A file's description of the tokenizer.
 
     Attributes:
         fields: by their full names.
-        notes: where llama.cpp may cut text in another way, one sentence each.
+        notes: where llama.cpp may tokenize text differently, one sentence each.
     """
 
     fields: dict[str, Any] = field(default_factory=dict)
@@ -35,27 +35,27 @@ class Tokenizer:
 
 
 def tokenizer_of(tokenizer: PreTrainedTokenizerBase, rows: int, ends: list[int]) -> Tokenizer:
-    """The fields that let llama.cpp cut text as a tokenizer does.
+    """The fields that make llama.cpp tokenize text as a tokenizer does.
 
     Args:
         tokenizer: as transformers opens it.
-        rows: of the embedding, which needs as many tokens.
-        ends: the model's own end tokens, for a tokenizer that names none and for those besides the first.
+        rows: of the embedding; the file needs that many tokens.
+        ends: the model's EOS tokens, for a tokenizer that names none and for those after the first.
 
     Raises:
         SmeltError: llama.cpp has no tokenizer of this kind.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise SmeltError("its tokenizer has no tokenizer.json, from which the GGUF file's is made; save it as one")
+        raise SmeltError("its tokenizer has no tokenizer.json, which the export needs; save it as one")
     data = json.loads(backend.to_str())
     kind = data["model"]["type"]
     if kind != "BPE":
-        raise SmeltError(f"its tokenizer is of the kind {kind}; only BPE tokenizers can be carried over")
+        raise SmeltError(f"its tokenizer is of the kind {kind}; only BPE tokenizers can be exported")
     highest = max(tokenizer.get_vocab().values())
     if highest >= rows:
         raise SmeltError(
-            f"its tokenizer has the token {highest} and the embedding only {rows} rows; llama.cpp refuses that"
+            f"its tokenizer has token id {highest}, but the embedding has only {rows} rows; llama.cpp rejects that"
         )
     found = Tokenizer()
     if _is_sentencepiece(data):
@@ -67,7 +67,7 @@ def tokenizer_of(tokenizer: PreTrainedTokenizerBase, rows: int, ends: list[int])
 
 
 def _is_sentencepiece(data: dict[str, Any]) -> bool:
-    """Whether spaces are visible signs and unknown characters become bytes."""
+    """Whether spaces are visible characters and unknown characters become bytes."""
     return bool(data["model"].get("byte_fallback"))
 
 
@@ -75,13 +75,15 @@ def _byte_level(found: Tokenizer, data: dict[str, Any], rows: int) -> None:
     known = pre_tokenizer_of(data)
     if known is None:
         found.notes.append(
-            "llama.cpp has no name for how this tokenizer cuts text into words; it takes its default and may cut text differently"
+            "llama.cpp does not know this tokenizer's pre-tokenizer; it uses its default and may tokenize text differently"
         )
     elif known.differs:
         found.notes.append(known.differs)
     if data.get("normalizer") is not None:
         kind = data["normalizer"]["type"]
-        found.notes.append(f"llama.cpp does not normalize text ({kind}), so text that this changes is cut differently")
+        found.notes.append(
+            f"llama.cpp does not normalize text ({kind}), so text that this changes is tokenized differently"
+        )
     tokens, types = _tokens(data, rows)
     found.fields |= {
         "tokenizer.ggml.model": "gpt2",
@@ -118,12 +120,12 @@ def _sentencepiece(found: Tokenizer, data: dict[str, Any], rows: int) -> None:
     unlisted = _unlisted_merges(made, {(left, right) for left, right in merges}, set(data["model"]["vocab"]))
     if unlisted:
         found.notes.append(
-            f"llama.cpp merges any two tokens that make a third; this tokenizer leaves out {unlisted} such pairs, so text may be cut differently"
+            f"llama.cpp merges any two tokens that make a third; this tokenizer lacks {unlisted} such merges, so text may be tokenized differently"
         )
 
 
 def _tokens(data: dict[str, Any], rows: int) -> tuple[list[str], list[int]]:
-    """The text and the type of each token; rows of the embedding without one get a name that is never used."""
+    """The text and type of each token; embedding rows without a token get a name that is never used."""
     tokens = [f"[PAD{i}]" for i in range(rows)]
     types = [int(TokenType.UNUSED)] * rows
     for token, i in data["model"]["vocab"].items():
@@ -141,7 +143,7 @@ def _merges(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _prefixes_space(data: dict[str, Any]) -> bool:
-    """Whether text begins with a space that nobody wrote."""
+    """Whether a space is prepended to text."""
     steps = [step for step in (data.get("normalizer"), data.get("pre_tokenizer")) if step is not None]
     while steps:
         step = steps.pop()
@@ -152,7 +154,7 @@ def _prefixes_space(data: dict[str, Any]) -> bool:
 
 
 def _unlisted_merges(made: dict[str, int], pairs: set[tuple[str, str]], vocabulary: set[str]) -> int:
-    """How many pairs of tokens make a third without a merge that says so."""
+    """How many pairs of tokens make a third without a listed merge."""
     return sum(
         (token[:cut], token[cut:]) not in pairs
         for token in made
@@ -167,7 +169,7 @@ def _special(found: Tokenizer, tokenizer: PreTrainedTokenizerBase, ends: list[in
         end = ends[0]
     if end is None:
         found.notes.append(
-            "neither the tokenizer nor the model names an end token, so llama.cpp does not stop by itself"
+            "neither the tokenizer nor the model has an end-of-sequence token, so llama.cpp does not stop by itself"
         )
     ids = {"bos": begin, "eos": end, "padding": fill, "unknown": unknown}
     others = [i for i in ends if i != end]

@@ -2,7 +2,7 @@
 
 A linear of ``bits`` bits with groups of ``g`` columns has ``qweight`` int32 ``[columns * bits / 32, rows]``,
 ``qzeros`` int32 ``[groups, rows * bits / 32]``, ``scales`` float16 ``[groups, rows]`` and ``g_idx`` int32 ``[columns]``,
-the group of each column. Codes are unsigned, dense and little-endian. Version 1 stores each zero-point less one.
+the group of each column. Codes are unsigned, dense and little-endian. Version 1 stores each zero-point minus one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GROUPS = (-1, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def gptq_problems(source: Source, version: int) -> list[Problem]:
-    """What of a checkpoint GPTQ cannot say."""
+    """What in a checkpoint GPTQ does not support."""
     found = [
         (linear.name, sentence)
         for linear in source.linears.values()
@@ -37,7 +37,7 @@ def gptq_problems(source: Source, version: int) -> list[Problem]:
 
 
 def gptq_entries(source: Source, linear: StoredLinear, version: int) -> list[Entry]:
-    """The tensors that stand for one linear."""
+    """The tensors that store one linear."""
     groups = 1 if linear.group == -1 else linear.columns // linear.group
     words = linear.bits * linear.columns // 32, linear.bits * linear.rows // 32
     return [
@@ -57,9 +57,9 @@ def gptq_entries(source: Source, linear: StoredLinear, version: int) -> list[Ent
 
 
 def gptq_config(source: Source, version: int) -> dict[str, Any]:
-    """What ``quantize_config.json`` and config.json's ``quantization_config`` say.
+    """``quantize_config.json``, also the ``quantization_config`` of config.json.
 
-    Layers that differ from most, or are plain, are named in GPTQModel's ``dynamic``, which vLLM reads too.
+    Layers that differ from most, or are unquantized, are listed in GPTQModel's ``dynamic``, which vLLM reads too.
     """
     settings = {name: _settings(linear) for name, linear in source.linears.items()}
     usual = Counter(tuple(each.items()) for each in settings.values()).most_common(1)[0][0]
@@ -88,12 +88,12 @@ def gptq_config(source: Source, version: int) -> dict[str, Any]:
 
 
 def gptq_notes(source: Source, version: int) -> list[str]:
-    """What readers of the format do with it that a user should know."""
+    """Notes for the user on how other programs load it."""
     settings = {tuple(_settings(linear).items()) for linear in source.linears.values()}
     plain = [name for name in source.plain_matrices() if in_block(name)]
     notes = []
     if len(settings) > 1 or (plain and _alike_in_all_blocks(source, plain) is None):
-        notes.append("layers differ, which GPTQModel and vLLM read in the field `dynamic`, and transformers does not")
+        notes.append("layers differ, which the field `dynamic` says; GPTQModel and vLLM read it, transformers does not")
     if version == 1 and not all(linear.symmetric for linear in source.linears.values()):
         notes.append("GPTQModel loads zero-points of its own version 1 only; for that program use --to gptq-v2")
     return notes
@@ -101,25 +101,21 @@ def gptq_notes(source: Source, version: int) -> list[str]:
 
 def _why_not(linear: StoredLinear, version: int) -> str | None:
     if linear.rounds_inputs or not linear.coded:
-        inputs = " with rounded inputs" if linear.rounds_inputs else ""
-        return (
-            f"is stored as {linear.label}{inputs}, and GPTQ holds only integer codes with 16-bit inputs; use --to dense"
-        )
+        inputs = " with quantized activations" if linear.rounds_inputs else ""
+        return f"is stored as {linear.label}{inputs}, but GPTQ supports only integer codes with 16-bit activations; use --to dense"
     if linear.bits not in _BITS:
-        return f"has codes of {linear.bits} bits, and GPTQ has 2, 3, 4 and 8; use --to dense"
+        return f"has codes of {linear.bits} bits, but GPTQ has 2, 3, 4 and 8; use --to dense"
     if linear.group not in _GROUPS:
         sizes = ", ".join(map(str, _GROUPS[1:]))
-        return (
-            f"has groups of {linear.group} columns, and GPTQ's readers know {sizes} or one for the row; quantize again"
-        )
+        return f"has groups of {linear.group} columns, but GPTQ loaders support {sizes} or one per row; quantize again"
     if linear.columns * linear.bits % 32 or linear.rows * linear.bits % 32:
         return (
             f"is {linear.rows} x {linear.columns}, which does not fill whole words of 32 bits in GPTQ; use --to dense"
         )
     if version == 1 and linear.lowest_zero:
-        return "has a zero-point at the lowest code, which version 1 cannot hold as it stores zero-points less one; use --to gptq-v2"
+        return "has a zero-point at the lowest code, which version 1 cannot store, as it stores zero-points minus one; use --to gptq-v2"
     if not in_block(linear.name) and linear.name != "lm_head":
-        return "is quantized, and GPTQ knows quantized layers only in blocks and as lm_head; quantize again with it in ignore"
+        return "is quantized, but GPTQ supports quantized layers only in blocks and as lm_head; quantize again with it in ignore"
     return None
 
 
@@ -128,7 +124,7 @@ def _settings(linear: StoredLinear) -> dict[str, Any]:
 
 
 def _alike_in_all_blocks(source: Source, plain: list[str]) -> list[str] | None:
-    """What transformers needs to know where not all of a block is quantized; None where it need not or cannot."""
+    """Linears that transformers must be given if not all of a block is quantized; None if unneeded or inexpressible."""
     if not plain or any(re.search(r"\.experts\.", name) for name in source.linears):
         return None
     quantized = {any_number(name) for name in source.linears if in_block(name)}

@@ -1,4 +1,4 @@
-"""A quantized checkpoint as its exporters see it: every linear's codes and scales, and what is stored plain."""
+"""A quantized checkpoint as exporters see it: every linear's codes and scales, and the unquantized tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...runtime.weights.matrix import Matrix
 from ...system.errors import Problem, RuntimeProblem
 from ...system.progress import Progress
 
-# What stands for a quantized linear's weight, by local name; all else, such as its bias, is carried over as it is.
+# Local names of the tensors that store a quantized weight; all others, such as its bias, are copied unchanged.
 _PARTS = {
     "weight",
     "weight_packed",
@@ -41,17 +41,17 @@ class StoredLinear:
     Attributes:
         name: the linear's name in the checkpoint.
         rows, columns: its shape.
-        label: the number format, for people.
+        label: the number format, for messages.
         bits: of each code.
-        coded: whether it is integer codes with scales; otherwise only its values are known.
+        coded: whether it is stored as integer codes with scales; otherwise only its values are known.
         group: columns that share a scale; -1 if a row has one scale.
-        symmetric: whether all zero-points stand in the middle of the codes.
-        lowest_zero: whether a zero-point is the lowest code.
-        reordered: whether its groups are not of neighbouring columns.
-        rounds_inputs: whether its inputs are rounded as it computes.
-        scales: how many it has.
-        odd_scales: how many of them float16 does not hold exactly.
-        largest_move: the most that one of those moves in float16, relative to the largest scale.
+        symmetric: whether all zero-points are in the middle of the code range.
+        lowest_zero: whether any zero-point is the lowest code.
+        reordered: whether its groups are not contiguous columns.
+        rounds_inputs: whether its activations are quantized.
+        scales: number of scales.
+        odd_scales: how many of them are not exact in float16.
+        largest_move: the largest change of one in float16, relative to the largest scale.
     """
 
     name: str
@@ -94,7 +94,7 @@ class StoredLinear:
 
 
 class Source:
-    """A quantized checkpoint, opened. Every quantized weight is read once to know how it is stored.
+    """An opened quantized checkpoint. Every quantized weight is read once to determine how it is stored.
 
     Args:
         path: the model's directory.
@@ -103,7 +103,7 @@ class Source:
     Attributes:
         matrix: reads a quantized weight by its module's name.
         linears: how each quantized linear is stored.
-        table: how the input embedding is stored; None if it is plain.
+        table: how the input embedding is stored; None if unquantized.
         carried: the names of all other tensors.
 
     Raises:
@@ -132,7 +132,7 @@ class Source:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the model computes in."""
+        """The model's compute dtype."""
         return self.checkpoint.dtype
 
     def plain_matrices(self) -> list[str]:
@@ -142,12 +142,12 @@ class Source:
 
 
 def in_block(name: str) -> bool:
-    """Whether a module is one of the model's numbered blocks' own."""
+    """Whether a module is inside one of the model's numbered blocks."""
     return any(part.isdigit() for part in name.split("."))
 
 
 def for_each(found: list[tuple[str, str]]) -> list[Problem]:
-    """Pairs of a linear's name and what is wrong with it, as one problem for each different sentence."""
+    """Pairs of a linear's name and its problem, as one problem per distinct sentence."""
     by_sentence: dict[str, list[str]] = {}
     for name, sentence in found:
         by_sentence.setdefault(sentence, []).append(name)
@@ -158,23 +158,23 @@ def for_each(found: list[tuple[str, str]]) -> list[Problem]:
 
 
 def scales_in_float16(source: Source) -> list[str]:
-    """What storing scales in float16 changes, as a sentence; nothing where all of them are kept exactly."""
+    """What storing scales in float16 changes, as a sentence; empty if all are exact."""
     odd = sum(linear.odd_scales for linear in source.linears.values())
     if not odd:
         return []
     total = sum(linear.scales for linear in source.linears.values())
     move = max(linear.largest_move for linear in source.linears.values())
     return [
-        f"{odd:,} of {total:,} scales are no float16 numbers, which the format holds; each was rounded to the nearest,"
+        f"{odd:,} of {total:,} scales are not exact in float16, which the format uses; each was rounded to the nearest,"
         f" by at most {move:.1e} of its layer's largest"
     ]
 
 
 def scale_problems(source: Source) -> list[Problem]:
-    """Scales that float16 cannot hold at all."""
+    """Scales outside float16's range."""
     return for_each(
         [
-            (linear.name, "has scales beyond float16's largest number, 65504, which the format holds; use --to dense")
+            (linear.name, "has scales above 65504, the maximum of float16, which the format uses; use --to dense")
             for linear in source.linears.values()
             if math.isinf(linear.largest_move)
         ]
@@ -182,7 +182,7 @@ def scale_problems(source: Source) -> list[Problem]:
 
 
 def _embedding(checkpoint: Checkpoint) -> str:
-    """The input embedding's name, if the runtime knows the architecture; nothing else distinguishes it from other linears."""
+    """The input embedding's name, if the runtime knows the architecture; nothing else tells it from linears."""
     try:
         return spec_of(checkpoint.config).names.embedding
     except RuntimeProblem:

@@ -33,14 +33,14 @@ class SmeltLM(TemplateLM):
     """Scores and continues text with Smelt's engine.
 
     Requests are batched continuously, and a context that several requests share (a question and its answers, few-shot
-    examples) is computed once. Text is cut into tokens as lm-eval's own ``hf`` model does it.
+    examples) is computed once. Text is tokenized as by lm-eval's own ``hf`` model.
 
     Args:
         pretrained: a directory, a hub name or ``builtin:smelt-6m``.
         engine: an engine to use, instead of loading ``pretrained``.
-        add_bos_token: whether texts begin with the beginning token; by default as the tokenizer has it.
-        prefix_token_id: what an empty context is replaced by; by default the beginning token, or else the end token.
-        max_gen_toks: the most tokens to generate, where a task does not say.
+        add_bos_token: whether texts begin with the BOS token; by default as the tokenizer does.
+        prefix_token_id: replaces an empty context; by default the BOS token, or else the EOS token.
+        max_gen_toks: the most tokens to generate, if a task sets no limit.
         trust_remote_code: run the checkpoint's own Python.
         disable_tqdm: show no progress.
         batch_size, max_batch_size, device: lm-eval passes them; the engine batches by itself.
@@ -73,7 +73,7 @@ class SmeltLM(TemplateLM):
         self.engine = engine
         self.tokenizer = engine.tokenizer
         if add_bos_token is not None:
-            # Only as it is loaded can a tokenizer be asked to add a BOS token that its file does not add.
+            # A BOS token that the tokenizer's file does not add can only be requested on loading.
             self.tokenizer = AutoTokenizer.from_pretrained(
                 engine.tokenizer.name_or_path, add_bos_token=add_bos_token, trust_remote_code=trust_remote_code
             )
@@ -90,7 +90,7 @@ class SmeltLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands for an empty context."""
+        """The token that replaces an empty context."""
         for token in (self._prefix_token_id, self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
             if token is not None:
                 return token
@@ -107,7 +107,7 @@ class SmeltLM(TemplateLM):
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A conversation as the model's template writes it."""
+        """A conversation in the model's chat template."""
         return conversation_text(self.tokenizer, chat_history, continue_last=not add_generation_prompt)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
@@ -148,7 +148,7 @@ class SmeltLM(TemplateLM):
         **kwargs: Any,
     ) -> list[tuple[float, bool]]:
         pairs = [self._fitting(context, continuation) for _, context, continuation in requests]
-        # Sorted, so that those with the same beginning meet in the engine.
+        # Sorted, so that requests with a common prefix meet in the engine.
         order = sorted(range(len(pairs)), key=lambda i: pairs[i])
         answers: dict[int, tuple[float, bool]] = {}
         with self._bar(len(pairs), "loglikelihood", disable_tqdm) as bar:
@@ -162,10 +162,10 @@ class SmeltLM(TemplateLM):
         return [answers[i] for i in range(len(pairs))]
 
     def _fitting(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
-        """What of a context the model's length leaves; the continuation's last token is not part of the input."""
+        """A context truncated to the model's length; the continuation's last token is not part of the input."""
         if len(continuation) > self.max_length:
             raise RuntimeProblem(
-                f"an answer has {len(continuation)} tokens, more than the model's {self.max_length}; leave the task out"
+                f"an answer has {len(continuation)} tokens, more than the model's {self.max_length}; remove the task"
             )
         return context[-(self.max_length + 1 - len(continuation)) :], continuation
 
@@ -183,7 +183,7 @@ class SmeltLM(TemplateLM):
             room = self.max_length - params.max_tokens
             if room < 1:
                 raise RuntimeProblem(
-                    f"the task generates {params.max_tokens} tokens, and the model's length is {self.max_length};"
+                    f"the task generates {params.max_tokens} tokens, but the model's context length is {self.max_length};"
                     " set max_gen_toks in the task's generation_kwargs"
                 )
             tokens = (self.tok_encode(text) if text else []) or [self.prefix_token_id]
@@ -201,7 +201,7 @@ class SmeltLM(TemplateLM):
                         if output.error is not None:
                             raise RuntimeProblem(output.error)
                         i = waiting.pop(output.id)
-                        # Decoded alone, as ``hf`` does: some tokenizers then leave out the first word's space.
+                        # Decoded alone, as ``hf`` does: some tokenizers then drop the first word's space.
                         text = self.tokenizer.decode(output.completions[0].tokens, skip_special_tokens=True)
                         found[i] = postprocess_generated_text(text, stops[i], None)
                         self.cache_hook.add_partial("generate_until", requests[i].args, found[i])
@@ -220,10 +220,10 @@ class SmeltLM(TemplateLM):
         strange = [name for name, value in kwargs.items() if value is not None]
         if strange:
             raise RuntimeProblem(
-                f"the task's generation_kwargs ask for {', '.join(strange)}, which the engine does not know; it knows"
+                f"the task's generation_kwargs ask for {', '.join(strange)}, which the engine does not support; it supports"
                 f" until, max_gen_toks, do_sample, temperature, {', '.join(_SAMPLING)}"
             )
-        # Special tokens are not in the text that stop strings are looked for in.
+        # Stop strings are searched in text without special tokens.
         special = set(self.tokenizer.all_special_tokens)
         return SamplingParams(
             max_tokens=most,
@@ -235,5 +235,5 @@ class SmeltLM(TemplateLM):
 
     def _bar(self, total: int, description: str, disable: bool) -> tqdm:
         # None is tqdm's own choice: shown on terminals only.
-        # Not the present standard error: who runs lm-eval quietly catches what it writes there.
+        # Not the current sys.stderr, which callers may redirect to silence lm-eval.
         return tqdm(total=total, desc=description, disable=True if disable else self._disable_tqdm, file=sys.__stderr__)

@@ -6,7 +6,7 @@ import sys
 
 
 def register() -> None:
-    """Tell lm-eval's registry of models where ours is; importing it waits until it is asked for."""
+    """Add our model to lm-eval's registry; it is imported only when used."""
     # lm-eval adds its own models only while the registry is empty, so they go first.
     import lm_eval.models  # noqa: F401
     from lm_eval.api.registry import model_registry
@@ -18,7 +18,7 @@ def register() -> None:
 def register_when_lm_eval_starts() -> None:
     """Called by torch as it is imported; lm-eval imports torch, and no release of it asks for models by entry point.
 
-    Nothing happens in a process that has not imported lm-eval, and nothing that goes wrong here may stop torch.
+    It does nothing in a process that has not imported lm-eval, and no error here may stop torch.
     """
     if "lm_eval" in sys.modules:
         try:

@@ -1,4 +1,4 @@
-"""A compressed checkpoint as a transformers model beside which adapters can be trained."""
+"""A compressed checkpoint as a transformers model on which adapters can be trained."""
 
 from __future__ import annotations
 
@@ -29,22 +29,21 @@ def for_training(
 ) -> PreTrainedModel:
     """Load a compressed checkpoint so that adapters can be trained on it, such as ``peft``'s LoRA.
 
-    Its parameters are frozen. Quantized weights stay packed in memory and are restored for each pass, forwards and
-    backwards. Where the checkpoint rounds the inputs of linears, they are rounded, and gradients pass straight through.
-    Two things are not as they will be served: what adapters read is not rounded, and neither are keys and values
-    that the checkpoint caches in few bits.
+    Its parameters are frozen. Quantized weights stay packed in memory and are dequantized for each pass, forwards and
+    backwards. If the checkpoint quantizes activations, they are rounded, with straight-through gradients.
+    Two things differ from serving: the adapters' inputs are not rounded, and neither is a quantized KV cache.
 
-    Experts are held apart, one linear for each projection. peft (0.21) looks for them fused and passes them over, so
+    Experts are separate, one linear for each projection. peft (0.21) expects them fused and skips them, so
     adapters can be trained on everything but experts.
 
     Args:
         checkpoint: a directory, a run's output directory or a hub name.
-        dtype: what is computed in; by default what the checkpoint's weights were.
-        round_inputs: whether inputs are rounded as the checkpoint says.
+        dtype: the compute dtype; by default that of the checkpoint's original weights.
+        round_inputs: whether activations are rounded as the checkpoint specifies.
         trust_remote_code: run Python code that comes with it.
 
     Raises:
-        SmeltError: the checkpoint is not quantized, or in a way that Smelt does not read.
+        SmeltError: the checkpoint is not quantized, or in a format that Smelt does not read.
 
     Example:
         >>> model = peft.get_peft_model(for_training("runs/w4"), LoraConfig(target_modules="all-linear"))
@@ -53,7 +52,7 @@ def for_training(
     """
     directory = find_checkpoint(str(checkpoint), trust_remote_code=trust_remote_code)
     if not directory.config_data().get("quantization_config"):
-        raise SmeltError(f"{directory.path}: its weights are plain; load it with transformers")
+        raise SmeltError(f"{directory.path}: its weights are not quantized; load it with transformers")
     compressed = CompressedModel(open_dense(directory), directory)
     opened, weights = compressed.model, compressed.weights
     assert isinstance(weights, DenseWeights)
@@ -73,7 +72,7 @@ def for_training(
     model.tie_weights()
     lost = [name for name, tensor in model.state_dict().items() if tensor.is_meta]
     if lost:
-        raise SmeltError(f"{directory.path}: {lost[0]} has no weight in the checkpoint; get another copy")
+        raise SmeltError(f"{directory.path}: {lost[0]} has no weight in the checkpoint; download it again")
     if round_inputs:
         for name, rounding in compressed.input_roundings().items():
             quantize_inputs(model.get_submodule(name), rounding)
@@ -82,7 +81,7 @@ def for_training(
 
 
 def _as_if_loaded(model: PreTrainedModel, path: Path, dtype: torch.dtype) -> None:
-    """What ``from_pretrained`` sets beside weights."""
+    """What ``from_pretrained`` sets besides weights."""
     said = json.loads((path / "config.json").read_text(encoding="utf-8"))
     model.config.use_cache = said.get("use_cache", True)
     model.config.dtype = dtype

@@ -1,14 +1,14 @@
-"""transformers, taught to load every checkpoint that Smelt's runtime reads, with the runtime's own reader.
+"""A transformers plug-in that loads every checkpoint that Smelt's runtime reads, with the runtime's reader.
 
-transformers loads most checkpoints of Smelt by itself. Some it does not (mixtures of experts with zero-points, blocks that
-differ in size), or only with other packages (GPTQ, AWQ), or without rounding a linear's inputs. With this module it restores
+transformers loads most Smelt checkpoints by itself, but some not (mixtures of experts with zero-points, blocks that
+differ in size), or only with other packages (GPTQ, AWQ), or without quantizing activations. With this module it loads
 all of them:
 
     from smelt.compress.transformers_plugin import config_for
     model = AutoModelForCausalLM.from_pretrained(path, config=config_for(path))
 
-Weights become plain ones in the model's type, and what is saved of the model is plain. Inputs are rounded as the
-checkpoint says, except those of experts, which transformers holds fused; it warns of that.
+Weights are dequantized to the model's dtype, and a saved model is unquantized. Activations are quantized as the
+checkpoint says, except those of experts, which transformers keeps fused; a warning says so.
 """
 
 from __future__ import annotations
@@ -43,32 +43,32 @@ _logger = logging.get_logger(__name__)
 
 
 def config_for(checkpoint: str | Path, *, trust_remote_code: bool = False) -> PretrainedConfig:
-    """A checkpoint's config, changed so that transformers restores its weights with Smelt's reader.
+    """A checkpoint's config, changed so that transformers loads its weights with Smelt's reader.
 
     Args:
         checkpoint: a directory, a run's output directory or a hub name.
         trust_remote_code: run Python code that comes with it.
 
     Raises:
-        SmeltError: transformers needs no help with the checkpoint, or it is quantized in a way that Smelt does not read.
+        SmeltError: the checkpoint is not quantized and needs no plug-in, or is in a format that Smelt does not read.
     """
     directory = find_checkpoint(str(checkpoint), trust_remote_code=trust_remote_code)
     path, config = directory.path, directory.config()
     stored = getattr(config, "quantization_config", None)
     if not stored and getattr(config, LAYER_SIZES, None) is None:
-        raise SmeltError(f"{path}: its weights are plain; transformers loads them as they are, without a config")
+        raise SmeltError(f"{path}: its weights are not quantized; transformers loads them without a config")
     settings = SmeltConfig(stored=stored, path=str(path))
-    SmeltQuantizer(settings)  # says whether its reader knows the method
+    SmeltQuantizer(settings)  # raises if its reader does not support the method
     directory.check_weights(config, CheckpointWeights(path))
     config.quantization_config = settings.to_dict()
     return config
 
 
 class SmeltConfig(QuantizationConfigMixin):
-    """How :class:`SmeltQuantizer` restores a checkpoint.
+    """Settings of :class:`SmeltQuantizer` for a checkpoint.
 
     Args:
-        stored: the checkpoint's own ``quantization_config``; None of plain weights.
+        stored: the checkpoint's own ``quantization_config``; None for unquantized weights.
         path: where the checkpoint is.
     """
 
@@ -80,7 +80,7 @@ class SmeltConfig(QuantizationConfigMixin):
 
 
 class SmeltQuantizer(HfQuantizer):
-    """Restores plain weights while transformers loads them."""
+    """Dequantizes weights while transformers loads them."""
 
     # What each format stores for a weight, as transformers asks for it.
     serialized_names = {  # noqa: RUF012 - transformers' own attribute
@@ -123,7 +123,7 @@ class SmeltQuantizer(HfQuantizer):
         return True
 
     def restored(self, name: str, parts: dict[str, Tensor], kind: str = "Linear") -> Tensor:
-        """The values of the linear, or other kind of module, that the model calls ``name``, from its stored tensors by local name."""
+        """The dequantized weight of the module that the model calls ``name``, from its stored tensors by local name."""
         stored = self._stored_name(name)
         self._parts.hold(stored, parts)
         matrix = self._reader.matrix(stored, kind)
@@ -146,16 +146,16 @@ class SmeltQuantizer(HfQuantizer):
                 quantize_inputs(linears[name], rounding)
         if self._inputs.keys() - linears.keys():
             _logger.warning(
-                "The inputs of experts are not rounded, though the checkpoint says so; Smelt's runtime does it."
+                "The activations of experts are not quantized here, though the checkpoint says so; Smelt's runtime does it."
             )
         return model
 
 
 def _round_keys_values(model: nn.Module, scheme: dict[str, Any]) -> None:
-    """Let compressed-tensors round keys and values, as when transformers loads the checkpoint without Smelt.
+    """Let compressed-tensors quantize the KV cache, as when transformers loads the checkpoint without Smelt.
 
-    Where scales are computed from each row Smelt rounds, because by compressed-tensors' arithmetic the last bit of a key
-    decides between two codes.
+    With dynamic scales Smelt rounds instead, because in compressed-tensors' arithmetic the last bit of a key decides
+    between two codes.
     """
     only = QuantizationConfig.model_validate({"config_groups": {}, "kv_cache_scheme": scheme})
     only.quantization_status = QuantizationStatus.COMPRESSED
@@ -175,10 +175,10 @@ register_quantizer(METHOD)(SmeltQuantizer)
 
 
 class _Restore(ConversionOps):
-    """The stored tensors of a linear, or of a block's experts, as plain weights."""
+    """Dequantizes the stored tensors of a linear, or of a block's experts."""
 
     def __init__(self, hf_quantizer: SmeltQuantizer) -> None:
-        # By this name transformers knows to leave the stored types alone.
+        # This name makes transformers keep the stored dtypes.
         self.hf_quantizer: SmeltQuantizer = hf_quantizer
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Restore:
@@ -224,17 +224,17 @@ class _Restore(ConversionOps):
 
 
 class _Parts:
-    """One linear's stored tensors, as the runtime's reader asks for them."""
+    """One linear's stored tensors, in the interface of the runtime's reader."""
 
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
 
     def hold(self, name: str, parts: dict[str, Tensor]) -> None:
-        """Be the tensors of linear ``name``, and of no other."""
+        """Hold the tensors of linear ``name`` only."""
         self._held = {f"{name}.{kind}": tensor for kind, tensor in parts.items()}
 
     def has(self, name: str) -> bool:
-        """Whether a tensor is there."""
+        """Whether a tensor exists."""
         return name in self._held
 
     def tensor(self, name: str) -> Tensor:

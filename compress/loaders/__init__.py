@@ -1,1 +1,1 @@
-"""Which other programs load a checkpoint: `facts` is what they look at, `rules` what each of them takes."""
+"""Which other programs load a checkpoint: `facts` is what they check, `rules` what each of them supports."""

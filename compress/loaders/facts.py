@@ -1,4 +1,4 @@
-"""What decides whether a program loads a checkpoint: its configuration, and how each of its weights is stored."""
+"""The facts that decide whether a program loads a checkpoint: its configuration, and how each weight is stored."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Facts:
 
     Attributes:
         config: its Hugging Face configuration.
-        linears: its quantized linears; one that ``scheme: auto`` decides on is there once for each candidate.
+        linears: its quantized linears; one that ``scheme: auto`` decides on is listed once per candidate.
         embedding: whether its input embedding is stored in codes.
-        keys_values: what its keys and values are cached in; None for as they are computed.
+        keys_values: the scheme of its KV cache; None if unquantized.
         not_in_gguf: why ``smelt export --to gguf`` would refuse it, one sentence each.
     """
 
@@ -58,7 +58,7 @@ class Facts:
 
 
 def facts_of_checkpoint(directory: ModelDirectory) -> Facts | None:
-    """Those of a model directory; None for one that is quantized in another format than compressed-tensors.
+    """Facts of a model directory; None for one quantized in another format than compressed-tensors.
 
     Raises:
         SmeltError: it cannot be read.
@@ -80,10 +80,10 @@ def facts_of_checkpoint(directory: ModelDirectory) -> Facts | None:
 
 
 def facts_of_plan(original: Path, last: PreparedStep) -> Facts:
-    """Those of what a recipe's last step would leave, as far as they are known before any work.
+    """Facts of the checkpoint that a recipe's last step would leave, as far as known before any work.
 
     Args:
-        original: the model that the recipe begins with.
+        original: the model that the recipe starts from.
         last: the last step.
     """
     stored = last.stored
@@ -104,7 +104,7 @@ def _not_in_gguf(model: Path, config: Any = None) -> tuple[str, ...]:
     except ModuleNotFoundError as error:
         if error.name != "gguf":
             raise
-        return ("the package gguf, which writes such files, is not installed",)
+        return ("the package gguf, which the export needs, is not installed",)
     return tuple(gguf_limits(model, config))
 
 

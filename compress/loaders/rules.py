@@ -1,7 +1,7 @@
-"""What transformers, vLLM and llama.cpp take, as tables, and what to change where one refuses.
+"""What transformers, vLLM and llama.cpp support, as tables, and what to change if one refuses.
 
-What is said of vLLM was tried with 0.32.0 on a CPU with AVX-512 and without AMX (tests/compress/loaders/test_loaders.py asks it
-again); on GPUs it has further kernels, which were not tried.
+The vLLM rules were tested with 0.32.0 on a CPU with AVX-512, without AMX (tests/compress/loaders/test_loaders.py repeats
+that); on GPUs it has further kernels, which were not tested.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .facts import Facts, QuantizedLinear
 
 TRANSFORMERS, VLLM, LLAMA_CPP = "transformers", "vLLM 0.32 on a CPU", "llama.cpp"
 
-# Of the architectures that Smelt names, those that vLLM computes as transformers does.
+# Of the architectures that Smelt names, those for which vLLM matches transformers.
 _VLLM_ARCHITECTURES = {
     "llama",
     "mistral",
@@ -36,7 +36,7 @@ _VLLM_ARCHITECTURES = {
 }
 _VLLM_HEAD_SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 _FP8_CACHE = 32
-# What vLLM multiplies as one matrix, whose rows then count together.
+# Linears that vLLM fuses into one matrix, whose rows then count together.
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _MULTIPLE = 32  # of rows and columns, in its kernel for packed weights
 
@@ -64,10 +64,10 @@ def _transformers(facts: Facts) -> Loader:
     schemes = [linear.scheme for linear in facts.linears]
     wanted = needs(schemes, experts=any(linear.is_expert for linear in facts.linears), cached=_is_cached(facts))
     if wanted == "plug-in":
-        return _refused(TRANSFORMERS, [Refusal("it has no place for packed zero-points", f"{_PLUG_IN}, or use W4A16")])
+        return _refused(TRANSFORMERS, [Refusal("it does not support packed zero-points", f"{_PLUG_IN}, or use W4A16")])
     if wanted == "dequantizing":
         argument = "quantization_config=CompressedTensorsConfig(dequantize=True)"
-        return Loader(name=TRANSFORMERS, loads=True, why=f"with {argument}, as plain weights")
+        return Loader(name=TRANSFORMERS, loads=True, why=f"with {argument}, dequantized")
     return Loader(name=TRANSFORMERS, loads=True)
 
 
@@ -83,7 +83,7 @@ def _llama_cpp(facts: Facts) -> Loader:
         dropped.append("inputs")
     if _is_cached(facts):
         dropped.append("keys and values")
-    without = f"; {' and '.join(dropped)} are not rounded there" if dropped else ""
+    without = f"; {' and '.join(dropped)} are not quantized there" if dropped else ""
     return Loader(name=LLAMA_CPP, loads=True, why=f"after smelt export --to gguf{without}")
 
 
@@ -93,17 +93,19 @@ def _vllm(facts: Facts) -> Loader:
         refused = _refused(VLLM, found)
         is_open = len({linear.name for linear in facts.linears}) < len(facts.linears)
         return (
-            refused.model_copy(update={"why": f"what it chooses may not load: {refused.why}"}) if is_open else refused
+            refused.model_copy(update={"why": f"the schemes it chooses may not load: {refused.why}"})
+            if is_open
+            else refused
         )
     unrounded = {s.name for s in _schemes(facts) if _is_packed(s) and s.activations is not None}
-    why = f"it computes {' and '.join(sorted(unrounded))} as W4A16, inputs not rounded" if unrounded else ""
+    why = f"it computes {' and '.join(sorted(unrounded))} as W4A16, activations not quantized" if unrounded else ""
     return Loader(name=VLLM, loads=True, why=why)
 
 
 def _known_architecture(facts: Facts) -> Iterable[Refusal]:
     kind = facts.config.model_type
     if kind not in _VLLM_ARCHITECTURES:
-        yield Refusal(f"the architecture {kind!r} was not tried", "")
+        yield Refusal(f"the architecture {kind!r} was not tested", "")
 
 
 def _even_blocks(facts: Facts) -> Iterable[Refusal]:
@@ -115,14 +117,14 @@ def _head_size(facts: Facts) -> Iterable[Refusal]:
     size = _channels(facts)
     if size not in _VLLM_HEAD_SIZES:
         sizes = ", ".join(map(str, _VLLM_HEAD_SIZES))
-        yield Refusal(f"its attention takes heads of {sizes} channels, and these have {size}", "")
+        yield Refusal(f"its attention supports heads of {sizes} channels, but these have {size}", "")
 
 
 def _kernels(facts: Facts) -> Iterable[Refusal]:
     if any(linear.is_expert for linear in facts.linears):
         yield Refusal(
             "it has no kernel for quantized experts where the processor lacks AMX",
-            "serve the plain model, or use a processor with AMX or a GPU, which were not tried",
+            "serve the unquantized model, or use a processor with AMX or a GPU, which were not tested",
         )
         return
     for scheme in _schemes(facts):
@@ -134,7 +136,7 @@ def _why_no_kernel(scheme: Scheme) -> Refusal | None:
     args, inputs = scheme.args, scheme.activations
     if args.type == "int" and _is_packed(scheme):
         if args.num_bits != 4:
-            return Refusal(f"it has no kernel for packed weights of {args.num_bits} bits, but of 4", _W4A16)
+            return Refusal(f"it has no kernel for packed weights of {args.num_bits} bits, only of 4", _W4A16)
         if inputs is not None and (inputs.type != "int" or not inputs.dynamic):
             what = "static" if inputs.type == "int" else "fp8"
             return Refusal(f"it has no kernel for packed weights with {what} inputs", "use W4A16, W8A8 or W4A8")
@@ -155,7 +157,7 @@ def _multiples(facts: Facts) -> Iterable[Refusal]:
     if odd:
         more = f" and {len(odd) - 1} more" if len(odd) > 1 else ""
         yield Refusal(
-            f"packed weights' rows and columns must divide by {_MULTIPLE}, and those of {odd[0]}{more} do not",
+            f"packed weights' rows and columns must be multiples of {_MULTIPLE}, and those of {odd[0]}{more} are not",
             "use W8A8, add them to ignore, or prune by a multiple",
         )
 
@@ -176,15 +178,13 @@ def _fused_alike(facts: Facts) -> Iterable[Refusal]:
         left = [part for part in parts if f"{parent}.{part}" not in names]
         if left:
             joined = ", ".join(parts)
-            yield Refusal(
-                f"it multiplies {joined} as one, and {parent}.{left[0]} is not quantized", "ignore all or none"
-            )
+            yield Refusal(f"it fuses {joined}, and {parent}.{left[0]} is not quantized", "ignore all or none")
             return
 
 
 def _embedding(facts: Facts) -> Iterable[Refusal]:
     if facts.embedding:
-        yield Refusal("it takes no embedding in 8-bit codes", "remove embeddings")
+        yield Refusal("it does not support an 8-bit embedding", "remove embeddings")
 
 
 def _cache(facts: Facts) -> Iterable[Refusal]:
@@ -192,9 +192,9 @@ def _cache(facts: Facts) -> Iterable[Refusal]:
     if args is None:
         return
     if args.type != "float" or args.strategy not in ("tensor", "attn_head"):
-        yield Refusal("it caches keys and values in fp8 with fixed scales only", "use kv_cache: fp8")
+        yield Refusal("it supports only an fp8 KV cache with static scales", "use kv_cache: fp8")
     elif _channels(facts) % _FP8_CACHE:
-        yield Refusal(f"its fp8 cache takes heads of multiples of {_FP8_CACHE} channels", "remove kv_cache")
+        yield Refusal(f"its fp8 KV cache needs a head size that is a multiple of {_FP8_CACHE}", "remove kv_cache")
 
 
 _VLLM_RULES: tuple[Rule, ...] = (

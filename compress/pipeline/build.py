@@ -8,7 +8,7 @@ from ...prune.steps.table import step_of
 from ..recipe.recipe import StepEntry
 from ..steps.quantize import QuantizeStep
 
-# By a step's name in the recipe: from its section, and the name of that in messages, to the step.
+# By a step's name in the recipe: from its section and that section's name in messages to the step.
 STEPS = {"quantize": QuantizeStep, "prune": step_of, "distill": DistillStep}
 
 

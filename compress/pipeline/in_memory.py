@@ -1,4 +1,4 @@
-"""Quantizing a model that is in memory already."""
+"""Quantizing a model already in memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def quantize(
     """Quantize a transformers model that is in memory, and write its checkpoint.
 
     Afterwards ``model`` computes with the quantized weights (restored to its own dtype), so it can be
-    evaluated at once. Schemes that also round activations do so only in the checkpoint:
+    evaluated at once. Schemes that also quantize activations do so only in the checkpoint:
     load ``result.checkpoint`` to see their full effect.
 
     Args:

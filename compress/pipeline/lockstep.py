@@ -1,4 +1,4 @@
-"""A checkpoint in transformers beside the same in ours, compared block by block as both are run."""
+"""A checkpoint loaded by transformers and by Smelt, compared block by block as both run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ...system.resources import release_freed_memory
 
 
 class Lockstep:
-    """transformers' model and ours, which share the tokens they read.
+    """transformers' model and ours, run on the same tokens.
 
-    compressed-tensors restores what transformers keeps packed, as it would for anyone, but only while a block
-    runs and not all at once: so the dense model need not fit in memory.
+    compressed-tensors dequantizes what transformers keeps packed, but only while a block runs and not all at once, so
+    the dense model need not fit in memory.
 
     Args:
-        checkpoint: what both were loaded from.
+        checkpoint: the checkpoint that both were loaded from.
         loaded: transformers' model.
         ours: our view of the checkpoint.
         view: the same, to be run.
@@ -50,14 +50,14 @@ class Lockstep:
         """Logits of transformers' model and of ours.
 
         Raises:
-            SmeltError: the embedding, or a linear that transformers kept as one, does not hold bit for bit what ours does.
+            SmeltError: the embedding, or a linear that transformers did not fuse, differs from ours in any bit.
         """
         model, loaded = self._ours.model, self._loaded
         blocks = loaded.get_submodule(model.skeleton.blocks_name)
         assert isinstance(blocks, nn.ModuleList)
         inside = set(blocks.modules())
         _restore(module for module in loaded.modules() if module not in inside)
-        # compressed-tensors would restore everything at the first call.
+        # compressed-tensors would dequantize everything at the first call.
         everything_at_once = getattr(loaded, "ct_decompress_hook", None)
         if everything_at_once is not None:
             everything_at_once.remove()
@@ -101,10 +101,10 @@ class Lockstep:
         hooks.callback(block.register_forward_hook(after).remove)
 
     def _is_restored_alike(self, name: str) -> bool:
-        """Whether transformers holds, bit for bit, what the file holds for a linear, and restores it as we do.
+        """Whether transformers holds a linear's stored tensors bit for bit, and dequantizes them as we do.
 
-        Then restoring it a second time could only give the same. The first of each shape and format is restored by
-        both in any case.
+        Then dequantizing a second time could only give the same. The first of each shape and format is always
+        dequantized by both.
         """
         if name not in self._packed:
             return False
@@ -138,7 +138,7 @@ class Lockstep:
 
 
 def _restore(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Restore the weights of those modules that hold them packed."""
+    """Dequantize the weights of modules that hold them packed."""
     packed = [m for m in modules if getattr(m, "quantization_status", None) == QuantizationStatus.COMPRESSED]
     for module in packed:
         decompress_module(module)

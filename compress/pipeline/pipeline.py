@@ -43,7 +43,7 @@ from .verify import Reload, random_windows, reload, whole_model_bytes
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run leaves.
+    """The result of a run.
 
     Attributes:
         checkpoint: a Hugging Face directory that ``AutoModelForCausalLM.from_pretrained`` loads.
@@ -69,9 +69,9 @@ def run(
         recipe: what to do; see :class:`Recipe`.
         fresh: start over even if the output holds an earlier run.
         progress: show progress bars when standard error is a terminal.
-        name: what to call the model in the report, instead of what the recipe calls it.
-        alone: stay by itself, though a launcher has started several processes.
-        calibration_cache: a directory in which runs share the text that the model writes for them.
+        name: the model's name in the report, instead of the recipe's.
+        alone: run in this process only, even if a launcher has started several.
+        calibration_cache: a directory in which runs share self-generated calibration text.
 
     Several processes that a launcher has started (docs/recipes.md) share the calibration; all get the same result.
 
@@ -80,7 +80,7 @@ def run(
 
     Raises:
         SmeltError: something is wrong with the recipe, model, data or output; nothing half-written is
-            left under ``checkpoint``, and the same command continues after the cause is mended.
+            left under ``checkpoint``, and the same command continues after the cause is fixed.
     """
     device = recipe.calibrate.device
     processes = Processes(torch.device(device)) if alone else Processes.launched(device)
@@ -89,7 +89,7 @@ def run(
     raise_problems([*plan.problems, *_sharing_problems(recipe, plan.model, processes.count)])
     assert plan.model is not None
     recipe = plan.recipe
-    # From here on the first process changes what the others' plans have looked at.
+    # From here on the first process changes files that the others' plans have checked.
     identity = run_identity(recipe, plan.model, plan.adapter)
     processes.agree("a recipe, model or version", digest(identity))
     show = Progress(progress and processes.is_main)
@@ -101,7 +101,7 @@ def run(
         has_work = not output.is_complete and not output.has_checkpoint
         processes.broadcast(lambda: ({}, has_work))
         if output.is_complete:
-            show.say(f"{output.path} is complete already; pass --fresh to run it again")
+            show.say(f"{output.path} is already complete; pass --fresh to run it again")
             result = RunResult(output.checkpoint, load(output.report))
             processes.wait()
             return result
@@ -114,7 +114,7 @@ def run(
 
 
 def _trainings(recipe: Recipe) -> dict[str, Training]:
-    """What a recipe trains, by where it says so."""
+    """A recipe's trainings, by their place in it."""
     found: dict[str, Training] = {}
     for number, step in enumerate(recipe.steps):
         if step.distill is not None:
@@ -133,8 +133,8 @@ def _sharing_problems(recipe: Recipe, model: OpenModel | None, count: int) -> li
 
 
 def _help(plan: Plan, processes: Processes, show: Progress) -> RunResult:
-    """What a process does that is not the first: its share of the steps."""
-    output = Output(Path(plan.recipe.output), {})  # not entered: it is the first one's
+    """The work of a process other than the first: its share of the steps."""
+    output = Output(Path(plan.recipe.output), {})  # not entered: it belongs to the first process
     _, has_work = processes.broadcast(lambda: ({}, None))
     if has_work:
         tokens = processes.broadcast(lambda: ({}, None))[0]["tokens"].cpu()
@@ -198,11 +198,11 @@ def _make_checkpoint(
 def _run_steps(
     plan: Plan, output: Output, tokens: torch.Tensor, show: Progress, processes: Processes
 ) -> tuple[list[StepRecord], OpenModel, torch.Tensor]:
-    """Do all steps, in every process; the last one's model lies in the staging directory.
+    """Run all steps, in every process; the last one's model is in the staging directory.
 
     Returns:
-        What was done, of which processes that write nothing lack the last step's; what the last step worked on; and the
-        calibration windows as it read them.
+        The records of steps, without the last one's in processes that write nothing; the model that the last step
+        worked on; and the calibration windows as it read them.
     """
     assert plan.model is not None
     model, records = plan.model, []
@@ -218,7 +218,7 @@ def _run_steps(
 
 
 def _ready(plan: Plan, number: int, model: OpenModel) -> PreparedStep:
-    """A step, prepared for what it is really given: the plan knew only shapes of what the steps before it leave."""
+    """A step, prepared for its actual model: the plan knew only shapes of what earlier steps leave."""
     assert plan.model is not None
     if number == 0:
         return plan.prepared[0]
@@ -226,13 +226,13 @@ def _ready(plan: Plan, number: int, model: OpenModel) -> PreparedStep:
 
 
 def _data(recipe: Recipe, tokens: torch.Tensor) -> dict[str, Any]:
-    """What is kept of the calibration text."""
+    """The record of the calibration text."""
     c = recipe.calibrate
     return {"source": c.source, "samples": c.samples, "length": c.length, "sha256": fingerprint(tokens)}
 
 
 def _intermediate(plan: Plan, number: int, model: OpenModel, context: RunContext) -> StepRecord:
-    """Do a step that others follow, unless an earlier run has: its model stands in the journal."""
+    """Run a step that others follow, unless an earlier run has: its model is kept in the journal."""
     record = context.journal / "record.json"
     _, finished = context.processes.broadcast(lambda: ({}, record.exists()))
     if not finished:
@@ -247,7 +247,7 @@ def _intermediate(plan: Plan, number: int, model: OpenModel, context: RunContext
 
 
 def _place(journal: Path) -> Path:
-    """Where the model that a step leaves for the next one is kept."""
+    """Where a step's model is kept for the next step."""
     return journal / "model"
 
 
@@ -257,12 +257,12 @@ def _left_by(number: int, output: Output, before: OpenModel) -> OpenModel:
 
 
 def _as_read(tokens: torch.Tensor, done: StepRecord, before: ModelDirectory, after: ModelDirectory) -> torch.Tensor:
-    """The calibration windows as the model that a step left reads them."""
+    """The calibration windows as read by a step's resulting model."""
     return recut(tokens, before.tokenizer(), after.tokenizer()) if done.retokenized else tokens
 
 
 def _evaluate_and_report(plan: Plan, output: Output, name: str, show: Progress) -> RunResult:
-    """Measure the checkpoint beside the original; what is interrupted leaves a partial report and continues."""
+    """Measure the checkpoint and the original; an interrupted run leaves a partial report and can continue."""
     assert plan.model is not None
     subjects = _subjects(plan, output, name, why_not_served(plan))
     settings = plan.recipe.evaluate or Evaluate(samples=0, speed=False)
@@ -279,14 +279,14 @@ def _evaluate_and_report(plan: Plan, output: Output, name: str, show: Progress) 
 
     try:
         report = measured(evaluation(subjects), output.path, card)
-    except RuntimeProblem as problem:  # an architecture that the runtime does not know
+    except RuntimeProblem as problem:  # an architecture unknown to the runtime
         report = measured(evaluation(_subjects(plan, output, name, str(problem))), output.path, card)
     output.forget_intermediate()
     return RunResult(output.checkpoint, report)
 
 
 def why_not_served(plan: Plan) -> str | None:
-    """Why the models cannot be run whole here; None if they can."""
+    """Why the runtime cannot serve the models here; None if it can."""
     assert plan.model is not None
     if plan.adapter is not None:
         return "the adapter is not in the original's files"
@@ -295,7 +295,7 @@ def why_not_served(plan: Plan) -> str | None:
 
 
 def _subjects(plan: Plan, output: Output, name: str, reason: str | None) -> list[Subject]:
-    """The original and what was made of it: served by the runtime, or, for a reason, read block by block."""
+    """The original and the result: served by the runtime, or, for a given reason, read block by block."""
     model = plan.model
     assert model is not None
     trust = model.directory.trust_remote_code
@@ -305,7 +305,7 @@ def _subjects(plan: Plan, output: Output, name: str, reason: str | None) -> list
     original = Subject(called, model.directory, "baseline", only_text=reason)
     if plan.adapter is not None:
         original.merged = plan.adapter.fingerprint()
-        original.warnings.append(f"its size and layers are those of {name}; the adapter's own weights are not counted")
+        original.warnings.append(f"its size and layers are those of {name}; the adapter's weights are not counted")
     compressed = Subject(
         ", ".join(step.label for step in plan.steps),
         directory,
@@ -328,9 +328,9 @@ def _subjects(plan: Plan, output: Output, name: str, reason: str | None) -> list
 
 
 def _calibration(plan: Plan, journal: Path, shared: Path | None, show: Progress) -> torch.Tensor:
-    """The calibration windows; they are kept, so that an interrupted run continues with the same ones.
+    """The calibration windows, kept so that an interrupted run continues with the same ones.
 
-    Where no step reads text they are a few random ones, for the checks of what was made.
+    If no step reads text they are a few random ones, for checking the result.
     """
     assert plan.model is not None
     if not plan.text:

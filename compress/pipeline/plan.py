@@ -1,4 +1,4 @@
-"""Everything that can be known of a run before any work: the checks, and the cost in memory, disk and time."""
+"""What can be known of a run before any work: checks, and the cost in memory, disk and time."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from ..results.result import Loader
 from .build import build
 from .verify import reload_bytes
 
-# Work that no operation count shows, measured on two cores (benchmarks/memory_limit.py compares).
+# Work not covered by operation counts, measured on two cores (benchmarks/memory_limit.py compares).
 _SECONDS_PER_LINEAR = 0.02
 _SECONDS_PER_SEQUENTIAL_COLUMN = 1.2e-4
-# What torch's threads and lazily imported modules add once work begins, whatever the model.
+# Memory of torch's threads and lazily imported modules, for any model.
 _WARM_UP_BYTES = 200_000_000
 
 
@@ -47,17 +47,17 @@ class Plan:
     """A recipe checked against its model and this machine.
 
     Attributes:
-        recipe: what was asked for, with lengths that were not chosen fitted to the model.
+        recipe: the recipe, with unset lengths fitted to the model.
         model: the opened model; None if it could not be opened.
         steps: its steps.
         problems: everything that would make the run fail; empty if it may start.
-        cost: the largest memory, all disk and all operations.
-        adapter: what is merged into the model, if anything.
-        calibration: the calibration windows, where a text gives them.
+        cost: peak memory, total disk and total operations.
+        adapter: the adapter that is merged into the model, if any.
+        calibration: the calibration windows, if they come from a text.
         tasks: lm-eval's tasks to evaluate on, if any.
-        prepared: the steps, prepared for what they will work on as far as its shapes are known before any work; of a recipe
-            with problems, those before the first that has one.
-        text: what asks for the calibration text, by step; nothing is read if it is empty.
+        prepared: the steps, prepared for the shapes they will work on; for a recipe with problems, those before the
+            first that has one.
+        text: the settings that need calibration text, by step; none is read if empty.
     """
 
     recipe: Recipe
@@ -78,8 +78,8 @@ class Plan:
         Args:
             recipe: what to do.
             fresh: whether an earlier run in the output may be replaced.
-            processes: how many will do it together on this machine.
-            shards: over how many processes weights that are trained are spread.
+            processes: number of processes on this machine.
+            shards: number of processes over which trained weights are sharded.
         """
         steps = [build(entry, i) for i, entry in enumerate(recipe.steps)]
         problems = _text_problems(recipe)
@@ -147,12 +147,12 @@ class Plan:
         return data
 
     def loaders(self) -> list[Loader]:
-        """Which other programs will load what the run leaves; of a recipe without problems."""
+        """Which other programs will load the result; for a recipe without problems."""
         assert self.model is not None
         return loaders(facts_of_plan(self.model.directory.path, self.prepared[-1]))
 
     def seconds(self) -> float:
-        """A rough prediction of the time, from a matrix product measured now."""
+        """A rough estimate of the time, from a matrix product timed now."""
         linears = len(self.model.linears) if self.model else 0
         fixed = linears * _SECONDS_PER_LINEAR + self.cost.sequential * _SECONDS_PER_SEQUENTIAL_COLUMN + 2.0
         return self.cost.operations / matmul_rate() + fixed
@@ -181,13 +181,13 @@ class Plan:
             lines += ["", f"{len(self.problems)} problem{'s' if len(self.problems) > 1 else ''}:"]
             lines += [f"  {problem}" for problem in self.problems]
         else:
-            lines += ["", "nothing stands in the way"]
+            lines += ["", "no problems found"]
         return "\n".join(lines)
 
     def _text(self) -> str:
-        """Whether calibration text is read, and why, as a sentence."""
+        """Whether and why calibration text is read, as a sentence."""
         if not self.text:
-            return "no calibration text is read; the weights are enough"
+            return "no calibration text is needed"
         several = len(self.steps) > 1
         why = [
             f"step {number}: {', '.join(reasons)}" if several else ", ".join(reasons)
@@ -198,7 +198,7 @@ class Plan:
 
 
 def run_identity(recipe: Recipe, model: OpenModel, adapter: Adapter | None) -> dict[str, Any]:
-    """Everything that decides a run's bytes: versions, the recipe, the model and what is merged into it."""
+    """Everything that determines a run's bytes: versions, the recipe, the model and the adapter."""
     return {
         **_named_teachers(recipe),
         **({} if adapter is None else {"adapter": adapter.fingerprint()}),
@@ -211,7 +211,7 @@ def run_identity(recipe: Recipe, model: OpenModel, adapter: Adapter | None) -> d
 
 
 def _named_teachers(recipe: Recipe) -> dict[str, Any]:
-    """What distinguishes teachers that are not the run's own model; missing ones are reported elsewhere."""
+    """Identities of teachers other than the run's own model; missing ones are reported elsewhere."""
     found: dict[str, str] = {}
     for entry in recipe.steps:
         training = entry.distill or (entry.quantize and entry.quantize.train)
@@ -250,7 +250,7 @@ def _opened(recipe: Recipe) -> tuple[OpenModel, Adapter | None]:
 def _total_cost(
     recipe: Recipe, model: OpenModel, prepared: list[PreparedStep], processes: int, shards: int, *, writes_text: bool
 ) -> Cost:
-    """What all steps take, and what follows them, which the first process does alone."""
+    """Cost of all steps and of what follows them, which only the first process does."""
     cost, shared = Cost(0, 0, 0.0), 0
     for step in prepared:
         alone = step.cost(recipe.calibrate.samples, recipe.calibrate.length)
@@ -270,26 +270,26 @@ def _total_cost(
 
 
 def _order_problems(steps: list[Step]) -> list[Problem]:
-    """What a step cannot follow."""
+    """Steps in an impossible order."""
     for number, (before, step) in enumerate(itertools.pairwise(steps), 1):
         if before.quantizes and step.quantizes:
             what = "a model that is quantized already cannot be quantized again; keep one quantize step"
             return [Problem(f"steps.{number}", what)]
         if before.quantizes:
-            what = "what is quantized cannot be changed any more without rounding it again; put quantize last"
+            what = "quantized weights cannot be changed without quantizing them again; put quantize last"
             return [Problem(f"steps.{number}", what)]
     zeros = next((number for number, step in enumerate(steps) if step.leaves_zeros), len(steps))
     for number, step in enumerate(steps[zeros + 1 :], zeros + 1):
         if not step.keeps_zeros:
-            what = f"changes all weights, so that the zeros of steps.{zeros} would be lost (transforms: rotate, update: merge"
-            return [
-                Problem(f"steps.{number}", f"{what} or student: random); leave it away, or put it before the pruning")
-            ]
+            what = (
+                f"changes all weights, so the zeros of steps.{zeros} would be lost (transforms: rotate, update: merge"
+            )
+            return [Problem(f"steps.{number}", f"{what} or student: random); remove it, or put it before the pruning")]
     return []
 
 
 def _prepared(steps: list[Step], model: OpenModel, on_gpu: bool) -> tuple[list[PreparedStep], list[Problem]]:
-    """Each step prepared for what those before it leave, and what stands in the way of the first that cannot work on it."""
+    """Each step prepared for the result of those before it, and the problems of the first that cannot be."""
     found: list[PreparedStep] = []
     given = model
     for number, step in enumerate(steps):
@@ -302,7 +302,7 @@ def _prepared(steps: list[Step], model: OpenModel, on_gpu: bool) -> tuple[list[P
 
 
 def _teacher_problems(steps: list[PreparedStep], original: OpenModel) -> list[Problem]:
-    """Whose tokens are no longer those of the original that it is to learn from."""
+    """Trainings whose tokens no longer match those of the original that teaches."""
     return [
         Problem(f"steps.{number}", other_tokens("the original"))
         for number, step in enumerate(steps)
@@ -320,11 +320,11 @@ def _text_problems(recipe: Recipe) -> list[Problem]:
 
 
 def _read_windows(recipe: Recipe, model: OpenModel, *, calibrate: bool) -> Windows | None:
-    """The calibration windows (None if none are wanted, or the model writes them); the evaluation's are tried too."""
+    """The calibration windows (None if unused, or self-generated); the evaluation's are checked too."""
     read: dict[str, Windows] = {}
     calibrate = calibrate and recipe.calibrate.source != "self"
     if not calibrate and not recipe.evaluate:
-        model.directory.check_tokenizer_files()  # they go into the checkpoint, where damage would be found late
+        model.directory.check_tokenizer_files()  # they are copied to the checkpoint, where damage would show late
         return None
     tokenizer = model.directory.tokenizer()
     if calibrate:
@@ -338,8 +338,8 @@ def _read_windows(recipe: Recipe, model: OpenModel, *, calibrate: bool) -> Windo
     for windows in read.values():
         if windows.tokens.max().item() >= model.vocabulary():
             raise SmeltError(
-                f"{model.directory.path}: its tokenizer makes token {windows.tokens.max().item()}, but the model has only"
-                f" {model.vocabulary()}; the tokenizer belongs to another model"
+                f"{model.directory.path}: its tokenizer produces token id {windows.tokens.max().item()}, but the model has only"
+                f" {model.vocabulary()} tokens; the tokenizer belongs to another model"
             )
     return read.get("calibration")
 
@@ -350,7 +350,7 @@ def _length_problems(recipe: Recipe, model: OpenModel) -> list[Problem]:
     if recipe.evaluate:
         problems += device_problems(recipe.evaluate.device) + length_problems(recipe.evaluate, [model.directory])
     if context and length > context:
-        sentence = f"{length} tokens are more than the {context} that the model was made for; use at most {context}"
+        sentence = f"{length} tokens exceed the model's context length; use at most {context}"
         problems.append(Problem("calibrate.length", sentence))
     return problems
 
@@ -378,7 +378,9 @@ def _resource_problems(recipe: Recipe, model: OpenModel, cost: Cost, *, reads_te
     memory, disk = available_memory(), free_disk(Path(recipe.output))
     written = reads_text and recipe.calibrate.source == "self"
     if written and recipe.adapter is not None:
-        problems.append(Problem("calibrate.source", "self would be written without the adapter; give a text instead"))
+        problems.append(
+            Problem("calibrate.source", "self would generate text without the adapter; give a text instead")
+        )
     if written and 2 * model.weights.nbytes > memory:
         problems.append(
             Problem(
@@ -391,7 +393,7 @@ def _resource_problems(recipe: Recipe, model: OpenModel, cost: Cost, *, reads_te
         problems.append(
             Problem(
                 "memory",
-                f"the run needs about {human_bytes(cost.memory)} more and {human_bytes(memory)} are available;"
+                f"the run needs about {human_bytes(cost.memory)} more memory and {human_bytes(memory)} is available;"
                 f" {'lower calibrate.samples or ' if reads_text else ''}use a larger machine",
             )
         )
@@ -399,7 +401,7 @@ def _resource_problems(recipe: Recipe, model: OpenModel, cost: Cost, *, reads_te
         problems.append(
             Problem(
                 "output",
-                f"the run writes about {human_bytes(cost.disk)} and {human_bytes(disk)} are free; make room or choose another output",
+                f"the run writes about {human_bytes(cost.disk)} and {human_bytes(disk)} is free; free some or choose another output",
             )
         )
     return problems

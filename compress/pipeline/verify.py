@@ -1,4 +1,4 @@
-"""Does the checkpoint that was written say what was meant? transformers is asked, not ourselves."""
+"""Checks that the written checkpoint is right, by loading it with transformers rather than our own code."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from .lockstep import Lockstep
 
 _WINDOWS = 2
 _LENGTH = 64
-# Seen so far: exactly zero, in every architecture and scheme. This leaves room for another choice of CPU kernel.
+# So far exactly zero, in every architecture and scheme. This leaves room for other CPU kernels.
 _ALLOWED = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
 
 @dataclass(frozen=True)
 class Reload:
-    """How the reload check went.
+    """The result of the reload check.
 
     Attributes:
         through: ``transformers``, or ``streamed`` when the dense model would not fit in memory.
         largest_difference: between transformers' logits and those of our dequantized model, relative
             to the largest logit; None when streamed.
-        allowed: the most that it may be.
+        allowed: the largest difference allowed.
         sentence: what was done.
     """
 
@@ -51,26 +51,26 @@ class Reload:
 
 
 def whole_model_bytes(model: OpenModel) -> int:
-    """Memory that transformers takes to load a checkpoint of this model and restore all of it."""
+    """Memory that transformers needs to load a checkpoint of this model and dequantize all of it."""
     return int(2.2 * model.weights.nbytes)
 
 
 def reload_bytes(model: OpenModel, stored: int | None) -> int:
-    """Memory that the check of a checkpoint takes.
+    """Memory needed to check a checkpoint.
 
     Args:
-        model: what it was made of.
-        stored: the checkpoint's bytes, if transformers keeps it packed; None if it restores what it loads.
+        model: the model it was made from.
+        stored: the checkpoint's bytes, if transformers keeps it packed; None if it dequantizes on loading.
     """
     if stored is None:
         return whole_model_bytes(model)
-    # Theirs and ours of one block, and as much again while they are restored; the embedding, twice if the head has another.
+    # Theirs and ours of one block, twice while dequantizing; the embedding, and an untied lm_head.
     block = 4 * model.largest_block() * model.dtype.itemsize
     return stored + block + (1 if model.is_tied else 2) * model.embedding_bytes()
 
 
 def random_windows(model: OpenModel) -> Tensor:
-    """Windows to check a checkpoint on where no text is at hand: random tokens, always the same."""
+    """Windows for checking a checkpoint without text: random tokens, always the same."""
     shape = (_WINDOWS, min(_LENGTH, model.context() or _LENGTH))
     return torch.randint(model.vocabulary(), shape, generator=torch.Generator().manual_seed(0))
 
@@ -78,11 +78,11 @@ def random_windows(model: OpenModel) -> Tensor:
 def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> Reload:
     """Load ``checkpoint`` with transformers and compare its logits with those of our dequantized model.
 
-    Both compute in the checkpoint's own type. Where transformers runs the same operations on the same
-    numbers the difference is zero; it may run experts in another order, so rounding is allowed for.
+    Both compute in the checkpoint's dtype. If transformers runs the same operations on the same
+    values the difference is zero; it may sum experts in another order, so rounding is allowed for.
 
     Raises:
-        SmeltError: the checkpoint does not load, or computes something else.
+        SmeltError: the checkpoint does not load, or its logits differ.
     """
     dtype = model.dtype
     tokens = tokens[:_WINDOWS, :_LENGTH]
@@ -93,7 +93,7 @@ def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> R
     arguments, how, packed = _what_loading_needs(compressed, checkpoint)
     needed = reload_bytes(model, packed)
     if needed > available_memory():
-        # Every tensor is still read back, restored and run; only transformers' own loading is not tried.
+        # Every tensor is still read back, dequantized and run; only loading with transformers is skipped.
         store = ours.final_hidden(tokens, Progress(False), "")
         finite = torch.isfinite(store.read(slice(None))).all()
         store.close()
@@ -101,7 +101,9 @@ def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> R
             raise SmeltError(
                 f"{checkpoint}: the written checkpoint computes NaN; this is a bug in Smelt, please report it"
             )
-        sentence = f"read back block by block; not loaded whole in transformers, which needs about {human_bytes(needed)} of memory"
+        sentence = (
+            f"read back block by block, not loaded with transformers, which needs about {human_bytes(needed)} of memory"
+        )
         return Reload("streamed", None, allowed, sentence)
     release_freed_memory()
     found, expected = _both(checkpoint, compressed, ours, tokens, arguments, trust=model.directory.trust_remote_code)
@@ -115,29 +117,29 @@ def reload(model: OpenModel, checkpoint: Path, tokens: Tensor, spill: Path) -> R
     logits = (
         "are too" if difference == 0 else f"differ by at most {difference:.1e} of the largest (allowed {allowed:.0e})"
     )
-    sentence = f"reloaded with transformers{how}; its weights are exactly ours, and its logits {logits}"
+    sentence = f"reloaded with transformers{how}; its weights are identical, and its logits {logits}"
     return Reload("transformers", difference, allowed, sentence)
 
 
 def _what_loading_needs(compressed: CompressedModel, checkpoint: Path) -> tuple[dict[str, Any], str, int | None]:
-    """Arguments of ``from_pretrained`` for this checkpoint, how a report names them, and the bytes of what stays packed."""
+    """Arguments of ``from_pretrained`` for this checkpoint, their text in a report, and the bytes that stay packed."""
     if getattr(compressed.model.config, LAYER_SIZES, None) is not None:
-        return _with_plug_in(compressed, checkpoint, "which blocks of different sizes need there")
+        return _with_plug_in(compressed, checkpoint, "which blocks of different sizes need")
     experts = any(facts.is_expert for facts in compressed.model.linears.values())
     if compressed.schemes is None:
         return {}, "", compressed.stored_bytes
     kept = compressed.schemes.keys_values
     if kept is not None and kept.dynamic is True:
-        return _with_plug_in(compressed, checkpoint, "where a row's extreme gets one code whatever its last bit")
+        return _with_plug_in(compressed, checkpoint, "which quantizes the KV cache as Smelt does")
     needs = compressed.schemes.needs(experts=experts)
     if needs == "nothing":
-        return {}, "", None if experts else compressed.stored_bytes  # experts are restored to be put together
+        return {}, "", None if experts else compressed.stored_bytes  # experts are dequantized to be fused
     if needs == "plug-in":
-        return _with_plug_in(compressed, checkpoint, "which its zero-points need there")
+        return _with_plug_in(compressed, checkpoint, "which its zero-points need")
     from transformers import CompressedTensorsConfig
 
     dequantized = CompressedTensorsConfig(dequantize=True)
-    how = " and quantization_config=CompressedTensorsConfig(dequantize=True), which zero-points need there"
+    how = " and quantization_config=CompressedTensorsConfig(dequantize=True), which zero-points need"
     return {"quantization_config": dequantized}, how, None
 
 
@@ -161,21 +163,21 @@ def _both(
     from transformers import AutoModelForCausalLM
 
     try:
-        with redirect_stderr(io.StringIO()):  # bars that libraries draw in any case
+        with redirect_stderr(io.StringIO()):  # progress bars that libraries always draw
             loaded: nn.Module = AutoModelForCausalLM.from_pretrained(
                 checkpoint,
                 dtype=ours.dtype,
                 trust_remote_code=trust,
                 local_files_only=True,
                 **arguments,
-                experts_implementation="eager",  # sums experts in our order, so that no token changes its route
+                experts_implementation="eager",  # sums experts in our order, so that no token's routing changes
             ).eval()
             both = Lockstep(checkpoint, loaded, compressed, ours).logits(tokens)
-            nn.Module.to(loaded, "meta")  # it refers to itself, so that its weights would stay for a while
+            nn.Module.to(loaded, "meta")  # it has reference cycles, so its weights would linger
             return both
     except SmeltError:
         raise
-    except Exception as error:  # whatever transformers raises, the checkpoint is not fit to be published
+    except Exception as error:  # on any error of transformers, the checkpoint must not be published
         first = str(error).strip().split("\n")[0] or type(error).__name__
         raise SmeltError(
             f"{checkpoint}: transformers does not load what was written ({first}); nothing was published"

@@ -1,1 +1,1 @@
-"""Reports for people, made from a report's data: one self-contained HTML page."""
+"""Human-readable reports, made from a report's data: Markdown and one self-contained HTML page."""

@@ -1,4 +1,4 @@
-"""The model card: ``README.md`` of a checkpoint, as the Hugging Face hub shows it, made of the report's numbers."""
+"""The model card: a checkpoint's ``README.md`` for the Hugging Face hub, made from the report's numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .markdown import plain, table
 
 
 def write_card(report: ReportData, checkpoint: Path, original: ModelDirectory) -> None:
-    """Put a card into a checkpoint.
+    """Write a checkpoint's model card.
 
     Args:
         report: with the original as its baseline and the checkpoint as the only other.
@@ -33,7 +33,7 @@ def write_card(report: ReportData, checkpoint: Path, original: ModelDirectory) -
 
 
 def card(report: ReportData, checkpoint: Path, original: ModelDirectory) -> str:
-    """The card's text. Links and paths of this machine stay out of it."""
+    """The card's text, without links or paths of this machine."""
     (model,) = report.candidates
     baseline = report.baseline
     base = original.path.name if _is_path(original.name) else original.name
@@ -69,7 +69,7 @@ def _metadata(report: ReportData, checkpoint: Path, model: ModelResult, original
     if "license_link" in found:
         found |= _licence(found.pop("license_link"), checkpoint)
     found |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    # The hub makes a link of whatever it finds here, so only names of its own belong here, never one of this machine.
+    # The hub links this value, so it must be a name on the hub, never a local path.
     if not original.name.startswith("builtin:") and original.name.count("/") == 1 and not Path(original.name).exists():
         found |= {"base_model": original.name}
         if is_quantized:  # the hub has no word for pruning
@@ -84,7 +84,7 @@ def _metadata(report: ReportData, checkpoint: Path, model: ModelResult, original
 
 
 def _licence(link: Any, checkpoint: Path) -> dict[str, Any]:
-    """The link to the licence: to the copy in the checkpoint; without one to where the original's card says it is."""
+    """The link to the licence: the copy in the checkpoint, or else the one in the original's card."""
     copied = next((name for name in ("LICENSE", "LICENSE.txt") if (checkpoint / name).is_file()), None)
     if copied is not None:
         return {"license_link": copied}
@@ -204,7 +204,7 @@ def _use(checkpoint: Path, model: ModelResult) -> list[str]:
 
 
 def _serving(model: ModelResult) -> list[str]:
-    """The command where vLLM loads it; otherwise why it does not, so that nobody tries."""
+    """The vLLM command if vLLM loads it; otherwise why it does not."""
     vllm = next((loader for loader in model.loaders if loader.name == VLLM), None)
     if vllm is None:
         return []
@@ -212,7 +212,7 @@ def _serving(model: ModelResult) -> list[str]:
 
 
 def _quantization(checkpoint: Path) -> dict[str, Any] | None:
-    """The checkpoint's ``quantization_config``; None of one that was pruned only."""
+    """The checkpoint's ``quantization_config``; None if it was only pruned."""
     return _config(checkpoint).get("quantization_config")
 
 
@@ -250,7 +250,7 @@ def _loading(checkpoint: Path) -> list[str]:
 
 
 def _portable(data: Any) -> Any:
-    """Plain data with paths of this machine cut down to their names."""
+    """Plain data with local paths reduced to their names."""
     if isinstance(data, dict):
         return {key: _portable(value) for key, value in data.items()}
     if isinstance(data, list):
@@ -270,7 +270,7 @@ def _joined(*parts: str) -> str:
 
 
 def _front_matter(path: Path) -> dict[str, Any]:
-    """The YAML at the beginning of a card; nothing if there is none that can be read."""
+    """The YAML front matter of a card; empty if missing or unreadable."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -281,7 +281,7 @@ def _front_matter(path: Path) -> dict[str, Any]:
         found = yaml.safe_load(text[4:].partition("\n---")[0])
     except (yaml.YAMLError, ValueError, RecursionError):
         return {}
-    # Somebody else wrote it: what is neither a name nor a list of names is none of the fields that are taken over.
+    # Untrusted input: only fields that are a name or a list of names are copied.
     return {key: value for key, value in found.items() if _is_names(value)} if isinstance(found, dict) else {}
 
 

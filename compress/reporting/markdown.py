@@ -25,9 +25,9 @@ from ..results.wording import (
 
 _SHOWN_LAYERS = 20
 _MEANS = {
-    "outputs": "The error of outputs is |X(W - Q)| / |XW| over a sample of the calibration inputs X that the quantized blocks"
+    "outputs": "The output error is |X(W - Q)| / |XW| over a sample of the calibration inputs X that the quantized blocks"
     " before the layer produce.",
-    "weights": "The error of weights is |W - Q| / |W|: no calibration text was read, so nothing is known of outputs.",
+    "weights": "The weight error is |W - Q| / |W|: no calibration text was read, so the output error is unknown.",
 }
 
 
@@ -36,7 +36,7 @@ def markdown(report: ReportData, plot: str | None = None) -> str:
 
     Args:
         report: what to write.
-        plot: the file of the plot, beside this one.
+        plot: the file of the plot, in the same directory.
     """
     out = [f"# {plain(report.title)}", "", f"**{plain(report.verdict)}**", ""]
     if report.status == "partial":
@@ -59,10 +59,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1
 
 
 def plain(text: str) -> str:
-    """Names and texts are not ours: nothing of them may become Markdown or HTML."""
+    """External text, escaped so that none of it becomes Markdown or HTML."""
     for mark in "\\`*_[]<>|#~&":
         text = text.replace(mark, "\\" + mark)
-    text = re.sub(r"(?i)\b(www)\.", r"\1\\.", text.replace("://", "\\://"))  # what the hub makes links of by itself
+    text = re.sub(r"(?i)\b(www)\.", r"\1\\.", text.replace("://", "\\://"))  # the hub links these automatically
     return " ".join(text.split())
 
 
@@ -71,7 +71,7 @@ def _name(model: ModelResult) -> str:
 
 
 def _overview(report: ReportData) -> list[str]:
-    """Only columns of which something was measured."""
+    """Only columns with measurements."""
     columns: list[tuple[str, list[str]]] = [
         ("model", [_name(m) for m in report.models]),
         ("stored as", [m.scheme for m in report.models]),
@@ -116,7 +116,7 @@ def _text(report: ReportData) -> list[str]:
         )
     first = read[0].text
     assert first is not None
-    header = ["model", "perplexity", "95%", "bits per byte", "beside the baseline", "KL, nats", "same first choice"]
+    header = ["model", "perplexity", "95%", "bits per byte", "vs. baseline", "KL, nats", "top-1 agreement"]
     return [
         "## Text",
         "",
@@ -150,7 +150,7 @@ def _tasks(report: ReportData) -> list[str]:
                     flips,
                 ]
             )
-    header = ["task", "metric", "model", "value", "95%", "items", "beside the baseline", "answers flipped"]
+    header = ["task", "metric", "model", "value", "95%", "items", "vs. baseline", "answers flipped"]
     found = table(header, sorted(rows, key=lambda row: (row[0], row[1])), left=3)
     return ["## Tasks", "", *found] if found else []
 
@@ -186,7 +186,7 @@ def _speed(report: ReportData) -> list[str]:
                 "tokens/s",
                 "first token p50 / p99",
                 "between tokens p50 / p99",
-                "beside the baseline",
+                "vs. baseline",
             ],
             _rows_of_loads(measured),
         ),
@@ -248,7 +248,7 @@ def _reasons(report: ReportData) -> list[str]:
         if model.against
         for sentence in model.against.reasons
     ]
-    return ["### Beside the prediction", "", *lines, ""] if lines else []
+    return ["### Predicted and measured speed", "", *lines, ""] if lines else []
 
 
 def _training(report: ReportData) -> list[str]:
@@ -264,7 +264,7 @@ def _training(report: ReportData) -> list[str]:
                 for point in measured
             ]
             out += [f"## Training of {plain(model.name)}, step {each.step}", ""]
-            out += table(["tokens", *(f"{part}, text kept aside" for part in parts)], rows, left=0)
+            out += table(["tokens", *(f"{part}, held-out text" for part in parts)], rows, left=0)
     return out
 
 
@@ -300,7 +300,7 @@ def _samples(report: ReportData) -> list[str]:
     sampled = [m for m in report.models if m.samples]
     if not sampled:
         return []
-    out = ["## What they write", ""]
+    out = ["## Samples", ""]
     for i, sample in enumerate(sampled[0].samples):
         out += [f"> {plain(sample.prompt)} …", ""]
         out += [f"- {plain(_name(m))}: {plain(m.samples[i].text)}" for m in sampled if i < len(m.samples)]
@@ -310,7 +310,7 @@ def _samples(report: ReportData) -> list[str]:
 
 def _loaders(report: ReportData) -> list[str]:
     lines = [f"- {plain(model.name)}: {plain(each.sentence)}" for model in report.models for each in model.loaders]
-    return ["## Who loads it", "", *lines, ""] if lines else []
+    return ["## Programs that load it", "", *lines, ""] if lines else []
 
 
 def _notes(report: ReportData) -> list[str]:

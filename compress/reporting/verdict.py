@@ -1,4 +1,4 @@
-"""Whether compressing paid, in one sentence."""
+"""Whether compression paid off, in one sentence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMED = 3
 
 
 def verdict(report: ReportData) -> str:
-    """The sentence at the top of a report, made of the rest of it."""
+    """The sentence at the top of a report, derived from the rest of it."""
     models, candidates = report.models, report.candidates
     compared = [(model, model.against) for model in candidates if model.against is not None]
     if not compared:
@@ -30,7 +30,7 @@ def verdict(report: ReportData) -> str:
         return _fewest(compared)
     speeds = cost(report)
     fastest = max(named, key=lambda pair: speeds.goodness(report.models.index(pair[0])))
-    on_front = f"{len(named)} of {len(compared)} lie on the Pareto front; the {'fastest' if fastest[0].speed else 'smallest'} is"
+    on_front = f"{len(named)} of {len(compared)} are on the Pareto front; the {'fastest' if fastest[0].speed else 'smallest'} is"
     return f"{on_front} {fastest[0].name}: {_beside(*fastest)}"
 
 

@@ -1,15 +1,15 @@
-"""Why a model is as fast as it is: what the roofline predicts beside what was measured."""
+"""Why a model is as fast as it is: the roofline's prediction compared with the measurement."""
 
 from __future__ import annotations
 
 from ...system.machine import human_bytes
 from .result import Machine, Speed
 
-# What a processor's caches may hold of weights.
+# Weights that may fit in a processor's caches.
 _CACHED = 32_000_000
-# Within so much of the prediction there is nothing to explain.
+# This close to the prediction there is nothing to explain.
 _CLOSE = 0.07
-# Models whose products differ by less have the same number.
+# Models whose products differ by less count as equal.
 _SAME = 0.005
 
 
@@ -17,7 +17,7 @@ def reasons(baseline: Speed, model: Speed, machine: Machine) -> list[str]:
     """Sentences about decoding and about prompts.
 
     Args:
-        baseline, model: measured under the same load.
+        baseline, model: speeds under the same load.
         machine: whose bandwidth and products the limits come from.
     """
     found = [_decoding(baseline, model)]
@@ -46,8 +46,8 @@ def _decoding(baseline: Speed, model: Speed) -> str:
     if measured < predicted:
         why = (
             f"of {mine:.2f} ms a token only {floor:.2f} ms is reading weights at full bandwidth; the other"
-            f" {mine - floor:.2f} ms (attention, norms, choosing tokens, Python) do not shrink with them, and the baseline"
-            f" spends {max(0.0, theirs - their_floor):.2f} ms so"
+            f" {mine - floor:.2f} ms (attention, norms, sampling, Python) do not shrink with the weights, and the baseline"
+            f" spends {max(0.0, theirs - their_floor):.2f} ms on them"
         )
     else:
         why = (
@@ -66,10 +66,10 @@ def _prompts(baseline: Speed, model: Speed, machine: Machine) -> str:
     saved = (
         f"of which this model has {fewer:.0%} fewer"
         if fewer > _SAME
-        else "of which storing weights in fewer bits saves none"
+        else "which storing weights in fewer bits does not reduce"
     )
     return (
-        f"Prompts are a matter of products, {saved}: the baseline reaches"
+        f"Prefill is bound by matrix products, {saved}: the baseline reaches"
         f" {baseline.prefill_of_limit:.0%} and this model {model.prefill_of_limit:.0%} of the rate of this machine's"
-        f" {machine.operations_dtype} products (integer products may exceed it), so prompts run at {measured:.2f}×."
+        f" {machine.operations_dtype} products (integer products may exceed it), so prefill runs at {measured:.2f}×."
     )

@@ -1,4 +1,4 @@
-"""A whole report, as ``report.json`` holds it. Version 1 of the schema: fields may be added, none will change its meaning or go."""
+"""A whole report, as ``report.json`` holds it. Version 1 of the schema: fields may be added, but none changed or removed."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class ReportData(Part):
     schema_: str = Field(default=SCHEMA, alias="schema")
     title: str
     status: Literal["complete", "partial"]
-    missing: list[str] = Field(default=[], description="What a partial report lacks.")
+    missing: list[str] = Field(default=[], description="Measurements missing from a partial report.")
     verdict: str
     machine: Machine
     versions: dict[str, str]
-    settings: dict[str, Any] = Field(description="What was asked to be measured.")
+    settings: dict[str, Any] = Field(description="The evaluation settings.")
     models: list[ModelResult] = Field(description="The baseline first, if there is one.")
     warnings: list[str] = Field(default=[])
 
     @property
     def baseline(self) -> ModelResult | None:
-        """What the others are compared with."""
+        """The model that the others are compared with."""
         return next((model for model in self.models if model.role == "baseline"), None)
 
     @property
@@ -38,7 +38,7 @@ class ReportData(Part):
         return [model for model in self.models if model.role == "candidate"]
 
     def summary(self, *, colour: bool = False) -> str:
-        """The verdict, then for each model what was measured; a slowdown in red with its reason."""
+        """The verdict, then each model's measurements; a slowdown in red with its reason."""
         lines = [self.verdict]
         if self.status == "partial":
             lines.append(f"partial; not measured: {', '.join(self.missing)}")
@@ -55,8 +55,8 @@ class ReportData(Part):
         return "\n".join(lines)
 
     def as_data(self) -> dict[str, Any]:
-        """As plain data for JSON; what was not measured is left out."""
-        # JSON knows no NaN and no infinity; pydantic's own writer leaves such numbers empty.
+        """As plain data for JSON, without missing measurements."""
+        # JSON has no NaN or infinity; pydantic's own writer leaves such numbers empty.
         return json.loads(self.model_dump_json(by_alias=True, exclude_none=True))
 
 

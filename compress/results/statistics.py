@@ -1,4 +1,4 @@
-"""How sure a number is: 95% intervals of means, shares and differences of the same items.
+"""Uncertainty of numbers: 95% intervals of means, shares and paired differences.
 
 scipy is imported where it is used: it takes most of a second, and not every command needs an interval.
 """
@@ -39,8 +39,8 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
 def median_interval(values: Sequence[float]) -> Interval | None:
     """Of the median of independent values, whatever their distribution, by their ranks; None for fewer than six.
 
-    The k-th smallest and largest hold the median unless fewer than k values fall on one side of it, which is as likely as
-    so few heads among as many coins.
+    The k-th smallest and largest enclose the median unless fewer than k values fall on one side of it, which has the
+    probability of so few heads in that many coin tosses.
     """
     from scipy import stats
 
@@ -60,7 +60,7 @@ def share_interval(hits: float, count: int) -> Interval | None:
 
 
 def sign_test(gained: int, lost: int) -> float:
-    """How likely so uneven a split of flipped answers is by chance (McNemar's exact test)."""
+    """The probability of a split of flipped answers this uneven by chance (McNemar's exact test)."""
     from scipy import stats
 
     flipped = gained + lost
@@ -68,11 +68,11 @@ def sign_test(gained: int, lost: int) -> float:
 
 
 def resampled_interval(items: Sequence[Any], statistic: Callable[[Sequence[Any]], float]) -> Interval | None:
-    """Of any statistic of independent items, by the bootstrap's percentiles.
+    """Of any statistic of independent items, by the percentile bootstrap.
 
     None for fewer than two items, and where the statistic overflows or would take minutes.
 
-    The resamples are the same at every call with as many items.
+    The resamples are the same at every call with the same number of items.
     """
     import numpy as np
     from scipy import stats
@@ -110,7 +110,7 @@ def resampled_interval(items: Sequence[Any], statistic: Callable[[Sequence[Any]]
 
 
 def excludes(interval: Interval | None, nothing: float) -> bool | None:
-    """Whether an interval leaves no room for ``nothing`` having changed; None if there is no interval."""
+    """Whether an interval excludes ``nothing``, the value of no change; None if there is no interval."""
     return None if interval is None else not interval[0] <= nothing <= interval[1]
 
 
@@ -120,4 +120,4 @@ def exp(value: float) -> float:
 
 
 class _NoIntervalError(Exception):
-    """A statistic that is too slow, or no number for some resample."""
+    """A statistic that is too slow, or not a number for some resample."""

@@ -6,9 +6,9 @@ from .result import ModelResult, TaskChange, TaskResult
 
 
 def primary_tasks(model: ModelResult, *, with_members: bool = False) -> list[tuple[TaskResult, TaskChange | None]]:
-    """Of each task the metric by which it is usually known, and how it changed.
+    """The primary metric of each task, and how it changed.
 
-    That is the first of which more is better; where there is none, the first. Tasks of a group are left to the group,
+    That is the first for which more is better, or else the first. Tasks of a group are represented by the group,
     unless ``with_members``.
     """
     chosen: dict[str, TaskResult] = {}

@@ -22,7 +22,7 @@ _RED, _PLAIN = "\x1b[31m", "\x1b[0m"
 
 
 def alone(model: ModelResult) -> list[str]:
-    """What was measured of a model that is compared with nothing."""
+    """Measurements of a model without a baseline."""
     lines = [f"size:     {bytes_(model.size.bytes)}, {model.size.bits_per_weight:.2f} bits per weight"]
     if model.text is not None:
         lines.append(
@@ -40,7 +40,7 @@ def alone(model: ModelResult) -> list[str]:
 
 
 def beside(baseline: ModelResult, model: ModelResult, colour: bool) -> list[str]:
-    """What was measured of a model, beside the baseline."""
+    """Measurements of a model, compared with the baseline."""
     return [
         *_size_lines(baseline, model),
         *_text_lines(baseline, model),
@@ -72,7 +72,7 @@ def _text_lines(baseline: ModelResult, model: ModelResult) -> list[str]:
         change = against.perplexity
         bounds = f", 95% {interval(change.interval, percent_change)}" if change.interval else ""
         kl = (
-            f"; KL {against.kl:.4f}, same first choice {share(against.top1_agreement or 0)}"
+            f"; KL {against.kl:.4f}, top-1 agreement {share(against.top1_agreement or 0)}"
             if against.kl is not None
             else ""
         )

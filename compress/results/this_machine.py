@@ -1,4 +1,4 @@
-"""What machine this is, and whether two reports come from the same."""
+"""Facts of this machine, and whether two reports come from the same machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def this_machine(device: str = "cpu") -> Machine:
     """This machine, before its rates are measured.
 
     Args:
-        device: what computes, as torch names it; if it is not here, it is called that.
+        device: as torch names it; an unavailable one keeps that name.
     """
     import torch
 

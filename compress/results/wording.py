@@ -1,4 +1,4 @@
-"""How numbers are said: the same words on the page, in Markdown and on the terminal."""
+"""How numbers are formatted: the same on the page, in Markdown and on the terminal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def number(value: float) -> str:
 
 
 def fixed(value: float, decimals: int) -> str:
-    """With so many decimals."""
+    """With a fixed number of decimals."""
     return f"{value:,.{decimals}f}" if math.isfinite(value) else number(value)
 
 
@@ -126,7 +126,7 @@ def interval(bounds: Interval | None, say: Callable[[float], str]) -> str:
     if bounds is None:
         return ""
     low, high = say(bounds[0]), say(bounds[1])
-    # A unit is said once: "33.1 to 35.0 ms".
+    # A unit is written once: "33.1 to 35.0 ms".
     tail = high.partition(" ")[1] + high.partition(" ")[2]
     return f"{low.removesuffix(tail) if tail else low} to {high}"
 

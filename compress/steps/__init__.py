@@ -1,1 +1,1 @@
-"""Steps that join several rooms, and the step that a recipe entry describes."""
+"""Steps that use several of the top-level packages."""

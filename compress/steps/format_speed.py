@@ -1,4 +1,4 @@
-"""How long a decoding step takes here with every choice, from the runtime's own kernels."""
+"""Decode-step time on this machine with every choice of format, using the runtime's kernels."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ...system.progress import Progress
 from ...system.versions import versions
 from ..results.this_machine import this_machine
 
-# Weights may be kept wider than they are stored, and a cache and libraries come on top.
+# Weights may be kept wider than they are stored; a cache and libraries add to it.
 _IN_MEMORY = 2.5
 _NOISE = 0.05
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of one request's decoding step.
+    """Seconds of a decode step at batch size 1.
 
     Attributes:
         whole: of the original.
         around: of everything but the units.
         units: by unit and option.
-        estimated: whether ``around`` leaves attention and norms out, because the original does not fit in memory.
+        estimated: whether ``around`` omits attention and norms, because the original does not fit in memory.
     """
 
     whole: float
@@ -48,14 +48,14 @@ def step_times(
     apart: list[tuple[Unit, Scheme]],
     progress: Progress,
 ) -> StepTimes:
-    """Time every unit with every option; what was timed on this machine before is not timed again.
+    """Time every unit with every option; earlier timings on this machine are reused.
 
     Args:
-        model: the model as it is stored.
-        units: what is chosen for.
-        options: by unit, what it may be stored as.
-        apart: units whose scheme is fixed.
-        progress: shows how far it is.
+        model: the stored model.
+        units: the units that get a choice.
+        options: by unit, its possible formats.
+        apart: units with a fixed scheme.
+        progress: shows progress.
 
     Raises:
         SmeltError: the runtime does not serve the model.
@@ -118,9 +118,9 @@ def _linear_times(
 
 
 def beyond_noise(seconds: list[float], stored: list[int]) -> list[float]:
-    """Times in which a smaller format is faster than a larger one only by more than clocks err.
+    """Times in which a smaller format is faster than a larger one only if by more than timing noise.
 
-    Kernels may keep two formats alike, such as 3 bits in 4: what is lost for the smaller one buys no time then.
+    Kernels may store two formats alike, such as 3 bits in 4: the smaller one then loses accuracy for no speedup.
 
     Args:
         seconds: by option.
@@ -146,7 +146,7 @@ def _once(model: OpenModel, kind: str, about: dict[str, Any], measure: Callable[
 
 
 def _shape(model: OpenModel, stack: tuple[str, ...]) -> tuple[int, int]:
-    """Of a stack's linears as one."""
+    """The shape of a stack's linears as one."""
     return sum(model.linears[name].rows for name in stack), model.linears[stack[0]].columns
 
 

@@ -1,4 +1,4 @@
-"""A quantize step whose schemes are chosen: measured, weighed against a target, and handed on as treatments."""
+"""Mixed precision: a quantize step's schemes, chosen by measurement to meet a target."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from ...system.versions import versions
 from .format_speed import StepTimes, step_times
 
 AS_IT_IS = "as it is"
-# Scales of cached keys and values, a block: four tensors of a number a head, and their names.
+# KV cache scales, per block: four tensors of one value per head, and their names.
 _CACHE_BYTES = 2000
-# What a file's header says of the embedding's scales.
+# Bytes of the embedding's scales in a file's header.
 _TABLE_BYTES = 160
 
 
 @dataclass(frozen=True)
 class SchemeChoices:
-    """What can be chosen in a model.
+    """The choices in a model.
 
     Attributes:
-        units: what is chosen for.
-        options: by unit, the schemes that it may get; None leaves it as it is.
-        apart: the linears whose scheme an override fixes.
+        units: the units that get a choice.
+        options: by unit, the schemes that it may get; None leaves it unquantized.
+        apart: the linears with a scheme fixed by an override.
     """
 
     units: list[Unit]
@@ -57,11 +57,11 @@ class Budget:
     """A target in whole bytes of the units' tensors.
 
     Attributes:
-        costs: by unit and option.
-        most: what they may add up to.
-        numbers: how many weights the units and what overrides fix hold together.
-        fixed: bytes of what overrides fix.
-        around: bytes of the checkpoint beside the units.
+        costs: bytes by unit and option.
+        most: their maximum sum.
+        numbers: number of weights in the units and the linears fixed by overrides.
+        fixed: bytes of the linears fixed by overrides.
+        around: bytes of the rest of the checkpoint.
     """
 
     costs: list[list[int]]
@@ -76,7 +76,7 @@ class Budget:
         return sum(min(unit) for unit in self.costs)
 
     def bits(self, spent: int) -> float:
-        """Bits a weight, if the units take so many bytes."""
+        """Bits per weight, given the units' bytes."""
         return 8 * (spent + self.fixed) / self.numbers
 
 
@@ -95,7 +95,7 @@ class MixedPrecision:
         self._assignments = [Assignment(settings.with_only(each), where) for each in chosen]
 
     def problems(self, model: OpenModel) -> list[Problem]:
-        """Everything that stands between these settings and this model, that can be known before any work."""
+        """Problems of these settings with this model that can be found before any work."""
         found = list(dict.fromkeys(problem for each in self._assignments for problem in each.problems(model)))
         if found:
             return found
@@ -119,7 +119,7 @@ class MixedPrecision:
         return []
 
     def of(self, model: OpenModel) -> dict[str, Treatment]:
-        """The treatment of each linear that takes the most bytes: what nothing that is chosen exceeds."""
+        """Each linear's treatment with the most bytes: an upper bound of any choice."""
         each = [assignment.of(model) for assignment in self._assignments]
         return {
             name: max((by_name[name] for by_name in each), key=lambda t: bytes_of(model.linears[name], t.scheme))
@@ -127,7 +127,7 @@ class MixedPrecision:
         }
 
     def plan(self, model: OpenModel) -> dict[str, Any]:
-        """What is known before anything is measured."""
+        """The plan, known before anything is measured."""
         choices = self._choices(model)
         budget = self._budget(model, choices)
         most = min(budget.most, sum(max(unit) for unit in budget.costs))
@@ -143,7 +143,7 @@ class MixedPrecision:
         }
 
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
-        """What measuring takes."""
+        """The cost of measuring."""
         choices, tokens, count = self._choices(model), windows * length, len(self.candidates)
         itemsize = self._dtype(model).itemsize
         hidden = tokens * model.skeleton.hidden_size * itemsize
@@ -159,7 +159,7 @@ class MixedPrecision:
         all_numel = sum(blocks) + head.numel
         if self._settings.loss != "kl":
             return Cost(int(memory), (len(blocks) + 2) * hidden, 2 * all_numel * tokens * (3 + count))
-        variants = 4 * count  # about four units begin in a block
+        variants = 4 * count  # about four units per block
         return Cost(
             int(memory), (len(blocks) + 1 + variants) * hidden, variants * all_numel * tokens * (len(blocks) + 1)
         )
@@ -167,11 +167,11 @@ class MixedPrecision:
     def chosen(
         self, model: OpenModel, ranges: list[TransformChoice], context: RunContext
     ) -> tuple[dict[str, Treatment], dict[str, Any]]:
-        """Measure and choose, or recall what an interrupted run chose.
+        """Measure and choose, or reuse the choice of an interrupted run.
 
         Args:
-            model: the model, its residual stream already changed where a transform does that.
-            ranges: choices of grids' ranges that the step applies.
+            model: the model, with transforms of the residual stream already applied.
+            ranges: the step's choices of grid ranges.
             context: the run around it.
 
         Returns:
@@ -181,7 +181,7 @@ class MixedPrecision:
             SmeltError: the target cannot be reached.
         """
         choices = self._choices(model)
-        # Measuring draws tokens and times kernels, so the first of several processes does it alone.
+        # Measuring samples tokens and times kernels, so only the first of several processes does it.
         _, record = context.processes.broadcast(lambda: ({}, self._record(model, choices, ranges, context)))
         self._report(record, context)
         by_label = {scheme.label: i for i, scheme in enumerate(self.candidates)}
@@ -256,7 +256,7 @@ class MixedPrecision:
         return f"{self._target.speedup:g} cannot be reached on this machine: the most is {most}, with the fastest candidates"
 
     def _predicted(self, times: StepTimes, places: list[int]) -> dict[str, Any]:
-        """What the choice is expected to gain, for the record."""
+        """The expected gain of the choice, for the record."""
         step = times.around + sum(unit[place] for unit, place in zip(times.units, places, strict=True))
         return {
             "predicted_speedup": times.whole / step,
@@ -352,7 +352,7 @@ class MixedPrecision:
         return f"{asked} cannot be reached: the least is {least} with {' and '.join(sorted(cheapest))} everywhere"
 
     def _dtype(self, model: OpenModel) -> torch.dtype:
-        """Gradients tolerate what calibration is computed in; differences between logits do not."""
+        """Gradients tolerate the dtype of calibration; differences between logits do not."""
         return torch.float32 if self._settings.loss == "kl" else compute_dtype(model.dtype)
 
     def _report(self, record: dict[str, Any], context: RunContext) -> None:

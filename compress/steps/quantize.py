@@ -1,4 +1,4 @@
-"""The quantize step: weights, and what the model computes with, in fewer bits."""
+"""The quantize step: weights, and optionally activations and KV cache, in fewer bits."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ class PreparedQuantize(PreparedStep):
     Args:
         settings: the recipe's section.
         where: how messages name the step.
-        given: the model, and the one that the run began with, which may teach it.
+        given: the model, and the one that the run started from, which may teach it.
 
     Raises:
-        ProblemsError: it cannot be quantized so.
+        ProblemsError: it cannot be quantized this way.
     """
 
     def __init__(self, settings: Quantize | QuantizeAuto, where: str, given: Given) -> None:
@@ -101,16 +101,16 @@ class PreparedQuantize(PreparedStep):
         )
         self.reads_text = self._text_readers()
         self.learns_from_original = settings.train is not None and settings.train.learns_from_original
-        self.output = self.model  # of the same shapes; that nothing can follow is checked before
+        self.output = self.model  # of the same shapes; no step may follow, which was checked before
         self.stored = StoragePlan(self._working, self._may_store(), settings.embeddings is not None, self._cache)
 
     def _changed(self, seed: int = 0, context: RunContext | None = None) -> OpenModel:
-        """The same function, with the weights that are quantized: transforms change some, and a head needs its own."""
+        """The model with the weights to quantize, computing the same: transforms change some, and lm_head is untied."""
         changed = self.transforms.opened(self.model, seed, context)
         return with_untied_head(changed) if changed.anatomy.head in self._assignment.of(changed) else changed
 
     def _may_store(self) -> dict[str, list[Scheme]]:
-        """What each linear will be stored as: one scheme, or those that measuring chooses from."""
+        """Each linear's possible schemes: one, or the candidates of the measurement."""
         guard = self.settings.guard
         further = [resolve(guard.fallback)] if guard is not None and guard.otherwise == "fallback" else []
         if self._mixed is not None:
@@ -167,7 +167,7 @@ class PreparedQuantize(PreparedStep):
         unknown = list(self.model.anatomy.unknown)
         if outcome is None:
             return StepRecord("quantize", settings, layers, unknown, record)
-        done = [outcome.sentence, "the errors of layers are those before training"]
+        done = [outcome.sentence, "layer errors are from before training"]
         return StepRecord("quantize", settings, layers, unknown, record, done, training=outcome.training)
 
     def plan(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class PreparedQuantize(PreparedStep):
         stored = sum(treatment.scheme.stored_bytes(f.rows, f.columns, f.dtype.itemsize) for f, treatment in chosen)
         before = sum(facts.numel * facts.dtype.itemsize for facts, _ in chosen)
         numbers = sum(facts.numel for facts, _ in chosen)
-        # What auto chooses from are linears; the rest of its checkpoint it counts itself.
+        # auto chooses for linears only; it counts the rest of the checkpoint itself.
         if self.settings.embeddings is not None and self._mixed is None:
             table = working.weights.info(embedding_key(working))
             stored += EMBEDDING.stored_bytes(table.shape[0], table.shape[1], table.dtype.itemsize)
@@ -202,7 +202,7 @@ class PreparedQuantize(PreparedStep):
         return plan | {"sentence": _sentence(plan)}
 
     def _stays_packed(self) -> bool:
-        """Whether transformers restores the checkpoint's weights when they are used, and not as it loads them."""
+        """Whether transformers dequantizes the checkpoint's weights on use, not on loading."""
         chosen = [treatment.scheme for treatment in self._chosen.values()]
         schemes = chosen if self._mixed is None else self._mixed.candidates
         experts = any(facts.is_expert for facts in self._working.linears.values())
@@ -213,7 +213,7 @@ class PreparedQuantize(PreparedStep):
     ) -> QuantizedTraining | None:
         if self.settings.train is None:
             return None
-        context.processes.wait()  # for what the first has rounded last
+        context.processes.wait()  # for the last results of the first process
         known, original = not self.transforms.links, self._given.original
         return QuantizedTraining(
             self.settings.train, working, chosen, parts, self._cache, original=original, latent_known=known
@@ -253,16 +253,14 @@ class PreparedQuantize(PreparedStep):
             return [Problem(where, f"{error}; remove the field")]
         if not takes_cache(block_calls(model.skeleton, 1, 4, torch.float32)[0]):
             kind = type(model.skeleton.blocks[0]).__name__
-            return [
-                Problem(where, f"{kind} is not called with a cache, so Smelt cannot see its keys; remove the field")
-            ]
+            return [Problem(where, f"{kind} is called without a cache, so Smelt cannot see its keys; remove the field")]
         return []
 
     def _embedding_problems(self) -> list[Problem]:
         if self.settings.embeddings is None or not self._working.is_tied:
             return []
-        head = f"{self.model.anatomy.head} shares the input embedding's weight and cannot be left as it is"
-        return [Problem(f"{self._where}.embeddings", f"{head}; quantize it, too (remove lm_head from ignore)")]
+        head = f"{self.model.anatomy.head} is tied to the input embedding and cannot stay unquantized"
+        return [Problem(f"{self._where}.embeddings", f"{head}; quantize it too (remove lm_head from ignore)")]
 
 
 def _sentence(plan: dict[str, Any]) -> str:

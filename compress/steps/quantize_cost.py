@@ -1,4 +1,4 @@
-"""What rounding the weights of a model takes: memory, disk and operations."""
+"""The cost of rounding a model's weights: memory, disk and operations."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ...system.resources import Cost, compute_dtype
 
 
 class RoundingCost:
-    """The rounding of a model's weights, to be priced.
+    """Estimates the cost of rounding a model's weights.
 
     Args:
         model: with the weights that are rounded.
-        chosen: what each linear is given.
-        transforms: what is done to weights before.
-        embedding: whether the input embedding is rounded.
+        chosen: each linear's treatment.
+        transforms: transforms applied before.
+        embedding: whether the input embedding is quantized.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class RoundingCost:
         self._model, self._chosen, self._transforms, self._embedding = model, chosen, transforms, embedding
 
     def of_weights(self) -> Cost:
-        """Of rounding that reads no text: a portion that is rounded, the next one, and a block's results."""
+        """Cost of rounding without text: a portion being rounded, the next one, and a block's results."""
         model, chosen = self._model, self._chosen
         itemsize = 4 if model.is_edited else model.dtype.itemsize
         memory, operations = 0, 0.0
@@ -46,7 +46,7 @@ class RoundingCost:
             else:
                 groups = ([f"{anatomy.name}.{name}" for name in group.linears] for group in anatomy.groups)
                 portion = max((sum(model.linears[n].numel for n in group) for group in groups), default=0) * itemsize
-            # A weight that is rounded whole is there in float32 as itself, its values, their errors and what is fitted.
+            # A weight rounded whole has float32 copies of itself, its values, their errors and the fit.
             whole = max((f.numel for f in facts if not chosen[f.name].method.by_row), default=0) * 4 * 8
             memory = max(memory, 2 * portion + 2 * stored + whole)
             operations += sum(f.numel for f in facts) * 100.0
@@ -55,7 +55,7 @@ class RoundingCost:
         return Cost(int(max(memory, model.embedding_bytes(), self._embedding_bytes())), 0, operations)
 
     def of_text(self, windows: int, length: int) -> Cost:
-        """Of rounding that goes block by block over so many windows of calibration text."""
+        """Cost of rounding block by block over windows of calibration text."""
         model, chosen = self._model, self._chosen
         tokens, itemsize = windows * length, compute_dtype(model.dtype).itemsize
         memory, operations, kept, sequential = 0, 0.0, 0, 0
@@ -66,7 +66,7 @@ class RoundingCost:
             memory = max(memory, self._block_memory(index, anatomy, rounding, length))
             passes = 1.5 + sum(c.method != "equalize" for c in self._transforms.links)
             if self._compares(anatomy):
-                # The unrounded block runs, too, and again if transforms change what its linears read.
+                # The unrounded block runs too, and again if transforms change its linears' inputs.
                 passes += 1 + bool(beside and self._transforms.links)
                 beside += 2 * model.skeleton.hidden_size
             tails = [model.linears[f"{anatomy.name}.{tail.linear}"].columns for tail in anatomy.tails]
@@ -85,25 +85,25 @@ class RoundingCost:
         return Cost(int(memory), int(tokens * kept * itemsize), operations, sequential, collected)
 
     def _group(self, anatomy: BlockAnatomy, linears: Sequence[str], tokens: int) -> _Group:
-        """Of linears that read the same input."""
+        """Cost of linears that read the same input."""
         chosen = self._chosen
         names = [f"{anatomy.name}.{name}" for name in linears]
         mine = [self._model.linears[name] for name in names if name in chosen]
         size, columns = sum(f.numel for f in mine), self._model.linears[names[0]].columns
         if not any(chosen[f.name].method.needs_hessian for f in mine):
             return _Group(size * (4 + 4 + 4 + 2))
-        # The weight as it shrinks, its result and a copy in the stored type; the Hessian and its factor, or it
-        # and the half in float64 that it is made of.
+        # The weight being rounded, its result and a copy in the stored dtype; the Hessian and its factor, or it
+        # and the half in float64 that it is made from.
         memory = size * (4 + 4 + 2) + 2 * columns * columns * 4
         operations = tokens * columns * columns + size * columns + columns**3
         if not any(chosen[f.name].options.reads_unrounded and not f.is_expert for f in mine):
             return _Group(memory, operations, columns)
-        # The differences' matrix and its permutation, and the weight's own change.
+        # The matrix of differences and its permutation, and the weight's change.
         memory = max(memory, size * (4 + 4 + 4 + 2) + 5 * columns * columns * 4)
         return _Group(memory, operations + 2 * tokens * columns * columns + 4 * size * columns, columns, columns)
 
     def _block_memory(self, index: int, anatomy: BlockAnatomy, rounding: int, length: int) -> int:
-        """The block, then whichever is more: rounding one group, or one batch's activations inside the block."""
+        """The block, plus the larger of rounding one group and one batch's activations inside the block."""
         model, itemsize = self._model, compute_dtype(self._model.dtype).itemsize
         facts, numel = [model.linears[name] for name in anatomy.linears], model.block_numel(index)
         wide = model.is_edited or self._transforms.change_weights
@@ -116,12 +116,12 @@ class RoundingCost:
         return memory
 
     def _compares(self, anatomy: BlockAnatomy) -> bool:
-        """Whether something in a block is rounded with an eye on the unrounded block."""
+        """Whether any rounding in a block compares with the unrounded block."""
         treatments = [self._chosen[name] for name in anatomy.linears if name in self._chosen]
         return any(t.method.by_block or t.options.reads_unrounded for t in treatments)
 
     def _embedding_bytes(self) -> int:
-        """What rounding the embedding takes: the codes in pieces and in one, and a slice in float64."""
+        """Memory of rounding the embedding: the codes in pieces and whole, and a slice in float64."""
         if not self._embedding:
             return 0
         table = self._model.weights.info(embedding_key(self._model))
@@ -130,7 +130,7 @@ class RoundingCost:
 
 @dataclass(frozen=True)
 class _Group:
-    """What rounding linears that read the same input takes; ``beside`` is how wide what is kept of unrounded inputs is."""
+    """Cost of rounding linears that read the same input; ``beside`` is the width of the unrounded inputs kept."""
 
     memory: int
     operations: float = 0.0

@@ -1,4 +1,4 @@
-"""The checkpoint that a quantize step leaves: stored parts, what stays as it is, and the configuration that describes both."""
+"""The checkpoint that a quantize step writes: quantized parts, unchanged tensors, and the configuration of both."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ...quant.stored.config import quantization_config
 from ...quant.stored.dense_weights import CACHE_SCALES
 from ...system.tensor_files import SafetensorsFile
 
-# Where there are several schemes, transformers takes that for the experts' whose targets have a pattern that names them.
+# Of several schemes, transformers applies to experts the one whose targets have a pattern that names them.
 _EXPERTS = r"re:.*\.experts\.\d+\..*"
 
 
 def embedding_tables(model: OpenModel) -> dict[str, Scheme]:
-    """What a quantized input embedding is stored as, by every name of it."""
+    """The scheme of a quantized input embedding, by each of its names."""
     return dict.fromkeys((embedding_key(model).removesuffix(".weight"), model.skeleton.embedding_name), EMBEDDING)
 
 
@@ -39,12 +39,12 @@ def write_quantized(
     """Write a quantized checkpoint.
 
     Args:
-        model: the model with the weights that were rounded.
-        chosen: what each quantized linear was given.
-        parts: the files of what was stored for them; what comes later counts.
-        target: the directory to make.
-        cache: what keys and values are cached in; None for as they are computed.
-        tables: what the input embedding is stored as, by its names; empty if it is not quantized.
+        model: the model with the rounded weights.
+        chosen: each quantized linear's treatment.
+        parts: the files of their stored tensors; later files take precedence.
+        target: the directory to create.
+        cache: the scheme of the KV cache; None if unquantized.
+        tables: the scheme of the input embedding, by its names; empty if it is not quantized.
     """
     quantized = {model.linears[name].key for name in chosen} | ({embedding_key(model)} if tables else set())
     files = [SafetensorsFile(part) for part in parts]
@@ -71,14 +71,14 @@ def write_quantized(
 
 
 def _entries(model: OpenModel, quantized: set[str], home: Mapping[str, SafetensorsFile]) -> list[Entry]:
-    """The model's tensors in their order, each quantized one replaced by what was stored for it."""
+    """The model's tensors in order, each quantized one replaced by its stored tensors."""
     of_module: dict[str, list[str]] = {}
     for name in sorted(home):
         of_module.setdefault(name.rpartition(".")[0], []).append(name)
     entries: list[Entry] = []
     for key in model.weights.names():
         names = of_module[key.removesuffix(".weight")] if key in quantized else [key]
-        if key in quantized:  # a bias beside it has a name of its own
+        if key in quantized:  # its bias is a separate key
             names = [name for name in names if name.rpartition(".")[2] != "bias"]
         for name in names:
             if name in home:
@@ -90,9 +90,9 @@ def _entries(model: OpenModel, quantized: set[str], home: Mapping[str, Safetenso
 
 
 def _ignored(model: OpenModel, chosen: Mapping[str, Treatment]) -> list[str]:
-    """Matrices that stay as they are, by the names that loaders will match: checkpoint names, and the head's own.
+    """Unquantized matrices, by the names that loaders match: checkpoint names, and lm_head's module name.
 
-    Routers are listed too: transformers has its own class for them, but vLLM makes them linears.
+    Routers are listed too: transformers has a separate class for them, but vLLM makes them linears.
     """
     quantized = {model.linears[name].key for name in chosen}
     inside = model.skeleton.blocks_name + "."

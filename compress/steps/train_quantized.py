@@ -1,4 +1,4 @@
-"""Quantization-aware training: what a quantize step has rounded is trained on, while it stays rounded."""
+"""Quantization-aware training of a model that a quantize step has rounded."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class QuantizedTraining:
 
     Args:
         settings: the recipe's section.
-        model: the model as it was rounded: rotated, if a transform does that.
-        chosen: what each linear was given.
-        parts: what was stored for them.
-        cache: what keys and values are cached in, if not as they are computed.
-        original: the model that the run began with, which may teach it.
-        latent_known: whether the model's weights are those that were rounded; transforms of blocks change them before.
+        model: the model that was rounded, after any rotation.
+        chosen: each linear's treatment.
+        parts: the files of their stored tensors.
+        cache: the scheme of the KV cache, if quantized.
+        original: the model that the run started from, which may teach it.
+        latent_known: whether the model's weights are those that were rounded; transforms of blocks change them first.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class QuantizedTraining:
         self._stays: dict[str, Tensor | None] = {}
 
     def part(self, context: RunContext) -> Path:
-        """The file that takes the place of what it was made of."""
+        """The file that replaces the parts it was trained from."""
         return context.journal / "trained.safetensors"
 
     def run(self, context: RunContext) -> Outcome:
-        """Train, in every process; the main one leaves the part. What an earlier run has trained is found again."""
+        """Train, in every process; the main one writes the part. An earlier run's result is reused."""
         outcome, trained = self._train(context)
         if context.processes.is_main:
             save_part(self.part(context), self._result(outcome.weights, trained, context.processes.device), [])
@@ -136,14 +136,14 @@ class QuantizedTraining:
             if linear.clip is not None:
                 found[f"{name}.clip"] = Trained(linear.clip, rate=self._settings.scales, decays=False)
             if linear.bias is not None:
-                # A linear that closes a part which was taken away is all zeros, and its bias with it.
+                # The output linear of a removed part is all zeros, and so is its bias.
                 stays = self._stays[name]
                 gone = None if stays is None or stays.any() else torch.zeros_like(linear.bias, dtype=torch.bool)
                 found[f"{name}.bias"] = Trained(linear.bias, decays=False, stays=gone)
         return found
 
     def _round_the_rest(self, student: WholeModel, hooks: ExitStack) -> None:
-        """Round what linears read, and keys and values, as the checkpoint will say."""
+        """Quantize activations and the KV cache as the checkpoint will specify."""
         device = student.split.head.weight.device
         for name, treatment in self._chosen.items():
             inputs = treatment.scheme.activations
@@ -166,13 +166,13 @@ class QuantizedTraining:
     def _result(
         self, weights: Mapping[str, Tensor], trained: Mapping[str, Trained], device: torch.device
     ) -> dict[str, Tensor]:
-        """What the checkpoint holds instead: codes and scales, and everything else that was trained."""
+        """The trained tensors for the checkpoint: codes and scales, and all others that were trained."""
         found: dict[str, Tensor] = {}
         for name, linear in self._linears.items():
             facts = self._model.linears[name]
             prefix = facts.key.removesuffix("weight")
             kept = {n: t for n, t in self._stored.beside(facts).items() if not n.startswith("weight")}
-            # Of several processes, the first is left the whole weights in main memory.
+            # With several processes, the first has the whole weights in main memory.
             rounded = linear.to(device).rounded()
             for local, tensor in (kept | rounded.stored(self._chosen[name].scheme)).items():
                 found[prefix + local] = tensor.cpu()
@@ -186,7 +186,7 @@ class QuantizedTraining:
 
 
 class _Stored:
-    """What a quantize step has stored, by names in the checkpoint."""
+    """A quantize step's stored tensors, by names in the checkpoint."""
 
     def __init__(self, parts: list[Path]) -> None:
         self._home = {name: file for part in parts for file in [SafetensorsFile(part)] for name in file.tensors}
@@ -206,12 +206,12 @@ class _Stored:
         return {local: self.load(prefix + local).to(device) for local in self._within.get(prefix, [])}
 
     def beside(self, facts: LinearFacts, device: torch.device | None = None) -> dict[str, Tensor]:
-        """What was stored for a linear, by local name."""
+        """A linear's stored tensors, by local name."""
         return self.after(facts.key.removesuffix("weight"), device)
 
 
 class _Overlaid:
-    """A model's weights, but for what a quantize step has changed without rounding it, and for a rounded embedding."""
+    """A model's weights, except those that a quantize step changed without rounding, and a quantized embedding."""
 
     def __init__(self, model: OpenModel, stored: _Stored) -> None:
         self._base: Weights = model.weights
@@ -233,5 +233,5 @@ class _Overlaid:
         if f"{prefix}weight_scale" in self._stored.names():
             if name == self._embedding:
                 return restored_embedding(self._stored.after(prefix))
-            return self._base.load(name)  # its place is taken
+            return self._base.load(name)  # it is replaced
         return self._stored.load(name) if name in self._stored.names() else self._base.load(name)

@@ -1,4 +1,4 @@
-"""Where a student's tokens look, beside where its teacher's do: the divergence of attention's probabilities."""
+"""Attention matching: the divergence of a student's attention probabilities from its teacher's."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-# The score of what a token may not see: not infinite, for a difference of infinities is no number.
+# The score of masked positions: not infinite, since a difference of infinities is NaN.
 _UNSEEN = -1e30
-# What is added to a score to forbid it is less than this.
+# Additive masks are below this.
 _FORBIDDEN = -1e4
 
 
 class _Seen(NamedTuple):
-    """What a block's attention was computed of, positions included; a causal one has no mask."""
+    """Inputs of a block's attention, after RoPE; causal attention has no mask."""
 
     query: Tensor
     key: Tensor
@@ -27,24 +27,24 @@ class _Seen(NamedTuple):
 
 
 class NotSeenError(ValueError):
-    """A block computes attention in a way that cannot be seen, or not at all."""
+    """A block computes attention in a way that cannot be observed, or not at all."""
 
 
 class AttentionMatching(nn.Module):
     """KL divergence of blocks' attention from the teacher's, head by head (after MiniLM, arXiv:2002.10957, in all blocks).
 
-    Attention is seen where it is computed, so any model of transformers that computes it by torch's
-    ``scaled_dot_product_attention`` can take part.
+    Attention is observed in the call itself, so any transformers model that uses torch's
+    ``scaled_dot_product_attention`` is supported.
 
     Args:
         student: its blocks.
         teacher: its blocks.
         pairs: which of the student's is compared with which of the teacher's.
-        heads: of each pair, how many heads the student's has, and the teacher's.
+        heads: of each pair, the number of heads of the student's and of the teacher's.
 
     Attributes:
-        mixtures: where a student has other heads than its teacher: how much of each of its heads goes into what is
-            compared with each of the teacher's. They are trained with the student, and then thrown away.
+        mixtures: if student and teacher differ in heads: the weight of each student head in the mixture compared with
+            each teacher head. They are trained with the student, then discarded.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class AttentionMatching(nn.Module):
 
     @contextmanager
     def watching(self, who: str) -> Iterator[None]:
-        """Within it, remember what attention of ``student`` or ``teacher`` is computed of."""
+        """Within it, record the attention inputs of ``student`` or ``teacher``."""
         watch = _Watch()
         with ExitStack() as hooks:
             for block in dict.fromkeys(self._blocks[who]):
@@ -72,7 +72,7 @@ class AttentionMatching(nn.Module):
                 yield
         missing = [block for block in self._blocks[who] if block not in watch.seen]
         if missing:
-            raise NotSeenError(f"{type(missing[0]).__name__} does not compute attention by torch's own function")
+            raise NotSeenError(f"{type(missing[0]).__name__} does not use torch's scaled_dot_product_attention")
         self._seen[who] = [watch.seen[block] for block in self._blocks[who]]
 
     def forward(self, counted: Tensor | None) -> Tensor:
@@ -89,7 +89,7 @@ class AttentionMatching(nn.Module):
 
 
 class _Watch(TorchFunctionMode):
-    """Sees what attention is computed of in the blocks that are entered."""
+    """Records the attention inputs of the blocks being run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class _ByWindow(torch.autograd.Function):
                 for leaf in leaves:
                     leaf.requires_grad_(sloped)
                 ours = _scores(leaves[0], leaves[1], mine, window)
-                # Of what both may see: one may have a sliding window, and the other none.
+                # Over positions visible to both: one may have a sliding window, and the other none.
                 both = (ours[0] > _UNSEEN / 2) & (theirs[0] > _UNSEEN / 2)
                 ours, theirs = (torch.log_softmax(each.masked_fill(~both, _UNSEEN), -1) for each in (ours, theirs))
                 if mixture is not None:
@@ -159,7 +159,7 @@ class _ByWindow(torch.autograd.Function):
 
 
 def _scores(query: Tensor, key: Tensor, seen: _Seen, window: int) -> Tensor:
-    """Of one window, ``[heads, length, length]``."""
+    """Scores of one window, ``[heads, length, length]``."""
     heads, length = query.shape[0], query.shape[1]
     if key.shape[0] != heads:
         key = key.repeat_interleave(heads // key.shape[0], dim=0)

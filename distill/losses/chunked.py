@@ -1,4 +1,4 @@
-"""A loss over logits that are never all in memory: a few positions at a time, with their gradients at once."""
+"""A loss over logits computed a few positions at a time, with their gradients, so that they are never all in memory."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from torch import Tensor
 
 from .loss_and_gradient import LossAndGradient
 
-# Numbers of one chunk of logits.
+# Elements of one chunk of logits.
 _CHUNK = 1 << 22
 _FEWEST = 32
 
 # From hidden states ``[1, positions, width]``, a weight and a bias to logits.
 Head = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-# From logits ``[positions, vocabulary]`` and which positions they are of to several losses.
+# From logits ``[positions, vocabulary]`` and their positions to several losses.
 Losses = Callable[[Tensor, slice], list[tuple[float, LossAndGradient]]]
 
 
 def chunked_loss(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, head: Head, losses: Losses, counted: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The weighted mean of losses over positions, and of each by itself.
+    """The weighted mean of losses over positions, and each loss's own mean.
 
     Args:
-        hidden: what the head reads, ``[positions, width]``.
-        weight: the head's, ``[vocabulary, width]``.
-        bias: the head's, if it has one.
-        head: how logits are made of them.
-        losses: gives for some positions each loss with its share, its values and its gradients.
-        counted: how much each position counts, float32 ``[positions]``.
+        hidden: the inputs of lm_head, ``[positions, width]``.
+        weight: of lm_head, ``[vocabulary, width]``.
+        bias: of lm_head, if it has one.
+        head: computes logits from them.
+        losses: returns each loss with its share, values and gradients for some positions.
+        counted: the weight of each position, float32 ``[positions]``.
 
     Returns:
-        A number through which gradients flow to ``hidden``, ``weight`` and ``bias``, and each loss's own mean.
+        A scalar through which gradients flow to ``hidden``, ``weight`` and ``bias``, and each loss's own mean.
     """
     return _ChunkedLoss.apply(hidden, weight, bias, head, losses, counted)  # type: ignore[no-any-return]
 
 
 def rows_at_once(vocabulary: int) -> int:
-    """How many positions' logits are worked on together."""
+    """The number of positions per chunk of logits."""
     return max(_FEWEST, _CHUNK // vocabulary)
 
 

@@ -10,7 +10,7 @@ from .probabilities import log_probabilities
 
 
 def cross_entropy(student: Tensor, targets: Tensor) -> LossAndGradient:
-    """The next token's negative log-likelihood; none where ``targets [positions]`` is negative."""
+    """The next token's negative log-likelihood; zero where ``targets [positions]`` is negative."""
     ours = log_probabilities(student, 1.0)
     known = targets >= 0
     places = targets.clamp_min(0).unsqueeze(-1)

@@ -12,7 +12,7 @@ from .probabilities import log_probabilities
 def forward_kl(student: Tensor, teacher: Tensor, temperature: float, _options: LossOptions) -> Tensor:
     """KL(teacher || student), times the temperature squared (Hinton et al., arXiv:1503.02531).
 
-    Covers all that the teacher finds likely.
+    Mode-covering: the student covers all that the teacher finds likely.
     """
     ours, theirs = log_probabilities(student, temperature), log_probabilities(teacher, temperature)
     return (theirs.exp() * (theirs - ours)).sum(-1) * temperature**2

@@ -1,7 +1,7 @@
-"""What computes the losses on a device: torch's operators, or kernels that do the same.
+"""Loss functions of a device: torch operators, or equivalent kernels.
 
-Each function gets logits of some positions and gives the loss and its gradient with respect to the student's logits
-together: so a few positions are worked on at a time, and nothing as large as all logits is ever kept.
+Each function takes logits of some positions and returns the loss and its gradient with respect to the student's logits
+together, so that positions can be processed in chunks and nothing as large as all logits is kept.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .top_kl import top_kl
 
 @dataclass(frozen=True)
 class LossFunctions:
-    """What computes the losses.
+    """Functions that compute the losses.
 
     Attributes:
-        divergence: from a name of :data:`LOSSES`, both logits, the temperature and the loss's options.
+        divergence: takes a name of :data:`LOSSES`, both logits, the temperature and the loss's options.
         cross_entropy: as :func:`smelt.distill.losses.cross_entropy.cross_entropy`.
         top_kl: as :func:`smelt.distill.losses.top_kl.top_kl`.
     """
@@ -48,5 +48,5 @@ FUSED = LossFunctions(_on_gpu, fused.cross_entropy, fused.top_kl)
 
 
 def functions_for(device: torch.device) -> LossFunctions:
-    """What computes the losses on a device."""
+    """The loss functions of a device."""
     return FUSED if device.type == "cuda" else TORCH

@@ -1,4 +1,4 @@
-"""Losses and their gradients by the runtime's kernels, where training is on a GPU."""
+"""Losses and their gradients by the runtime's kernels, for training on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hidden states of a student beside its teacher's, where both have them; a projection is learned where widths differ."""
+"""Hidden-state matching of student and teacher; a projection is learned if widths differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class HiddenMatching(nn.Module):
-    """The relative squared distance between what blocks of both models leave behind.
+    """The relative squared distance between the hidden states after blocks of both models.
 
     Args:
         student: its blocks.
@@ -20,7 +20,7 @@ class HiddenMatching(nn.Module):
 
     Attributes:
         projections: from the student's width to the teacher's, one for each pair; none if they are equal. They are
-            trained with the student, and then thrown away.
+            trained with the student, then discarded.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class HiddenMatching(nn.Module):
 
     @contextmanager
     def watching(self, who: str) -> Iterator[None]:
-        """Within it, remember what the blocks of ``student`` or ``teacher`` leave."""
+        """Within it, record the outputs of the blocks of ``student`` or ``teacher``."""
         seen: dict[nn.Module, Tensor] = {}
 
         def note(block: nn.Module, _args: object, output: object) -> None:
@@ -68,7 +68,7 @@ class HiddenMatching(nn.Module):
 
 
 def paired(student: int, teacher: int) -> list[tuple[int, int]]:
-    """Blocks of both: each of a shallower student's stands for as many of the teacher's, and is paired with the last."""
+    """Pairs of blocks: each block of a shallower student spans several of the teacher's, and is paired with the last."""
     return [(i, max(0, (i + 1) * teacher // student - 1)) for i in range(student)]
 
 

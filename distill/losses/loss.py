@@ -1,4 +1,4 @@
-"""What a loss is, for the table that names them."""
+"""The type of the losses in the table."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss by which a student is compared with its teacher, a few positions at a time.
+    """A loss between a student and its teacher, computed a few positions at a time.
 
     Its functions take the student's and the teacher's logits ``[positions, vocabulary]``, the temperature and the options.
 
     Attributes:
-        values: gives values ``[positions]``, by operations that torch can differentiate.
-        options: what can be chosen.
-        gradient: gives values and gradients together, written by hand, in less memory and time than autograd takes.
+        values: returns values ``[positions]``, by operations that torch can differentiate.
+        options: its options.
+        gradient: returns values and gradients together, hand-written, in less memory and time than autograd.
         kernel: the same on a GPU, in one kernel.
     """
 
@@ -33,7 +33,7 @@ class Loss:
     kernel: Callable[..., LossAndGradient] | None = None
 
     def by_torch(self, student: Tensor, teacher: Tensor, temperature: float, options: Any) -> LossAndGradient:
-        """Values and gradients by torch's operators: written by hand, or by autograd."""
+        """Values and gradients by torch operators: hand-written, or by autograd."""
         if self.gradient is not None:
             return self.gradient(student, teacher, temperature, options)
         from .loss_and_gradient import by_autograd

@@ -1,4 +1,4 @@
-"""A loss and its gradient, which are found together; by autograd where none is written by hand."""
+"""A loss and its gradient, computed together; by autograd if there is no hand-written gradient."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from .probabilities import log_probabilities
 def reverse_kl(student: Tensor, teacher: Tensor, temperature: float, _options: LossOptions) -> Tensor:
     """KL(student || teacher), times the temperature squared (MiniLLM, arXiv:2306.08543).
 
-    Avoids all that the teacher finds unlikely.
+    Mode-seeking: the student avoids all that the teacher finds unlikely.
     """
     ours, theirs = log_probabilities(student, temperature), log_probabilities(teacher, temperature)
     return (ours.exp() * (ours - theirs)).sum(-1) * temperature**2

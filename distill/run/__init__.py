@@ -1,1 +1,1 @@
-"""One training of a recipe: student, text, teacher, snapshots, log and the step that puts them together."""
+"""One training of a recipe: student, text, teacher, snapshots, log and the step that combines them."""

@@ -1,6 +1,6 @@
-"""How several processes hold what they train together, as accelerate's launcher sets it.
+"""How trained weights are distributed over processes, as set by accelerate's launcher.
 
-The launcher's environment is read by accelerate itself, which is imported only where there are several processes.
+The launcher's environment is read by accelerate itself, which is imported only for several processes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from ...system.errors import SmeltError
 
 _FULLY_SHARDED = "ACCELERATE_USE_FSDP"
 _PARALLELISM = "ACCELERATE_USE_PARALLELISM_CONFIG"
-# What accelerate can be asked for and nothing here does: silence would be a lie.
+# accelerate settings that are not supported here, and must not be ignored silently.
 _REFUSED = {
-    "FSDP_OFFLOAD_PARAMS": "keeping weights in main memory",
+    "FSDP_OFFLOAD_PARAMS": "offloading weights to main memory",
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
 }
@@ -23,11 +23,11 @@ _REFUSED = {
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How weights that are trained lie in several processes.
+    """How trained weights are distributed over processes.
 
     Attributes:
-        replicas: how many copies there are; each is spread over as many of the processes as all the others.
-        reshard: give a block's weights up after each pass, and gather them again for its gradients.
+        replicas: number of copies; each is sharded over the same number of processes.
+        reshard: free a block's weights after each pass, and gather them again for its gradients.
     """
 
     replicas: int
@@ -35,13 +35,13 @@ class Arrangement:
 
     @classmethod
     def of_launcher(cls, count: int) -> Arrangement:
-        """What ``accelerate launch`` has put into the environment; a copy for each process where it has put nothing.
+        """The settings of ``accelerate launch`` in the environment; by default a copy for each process.
 
         Args:
-            count: how many processes there are.
+            count: number of processes.
 
         Raises:
-            SmeltError: it asks for what is not offered, or for another number of processes.
+            SmeltError: it asks for something unsupported, or for another number of processes.
         """
         from accelerate.utils import parse_flag_from_env
 
@@ -53,7 +53,7 @@ class Arrangement:
         mixed = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
         if mixed != "no":
             raise SmeltError(
-                f"accelerate's configuration has mixed_precision: {mixed}; Smelt trains in the model's own dtype, so set it to no"
+                f"accelerate's configuration has mixed_precision: {mixed}; Smelt trains in the model's dtype; set it to no"
             )
         if parse_flag_from_env("FSDP_ACTIVATION_CHECKPOINTING"):
             raise SmeltError(
@@ -85,7 +85,7 @@ def _replicas(count: int) -> int:
     replicas, shards = asked.dp_replicate_size, asked.dp_shard_size
     if asked.total_size != count:
         raise SmeltError(
-            f"accelerate's configuration asks for {replicas} copies over {shards} processes each, but {count} processes were started; make"
+            f"accelerate's configuration asks for {replicas} copies sharded over {shards} processes each, but {count} processes were started; make"
             " the product of dp_replicate_size and dp_shard_size their number"
         )
     return replicas

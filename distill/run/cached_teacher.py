@@ -1,4 +1,4 @@
-"""What a teacher finds most likely after every position of a text: asked once, kept in files, and read as it is needed."""
+"""A teacher's top tokens at every position of a text: computed once, kept in files, and read when needed."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from .student import WholeModel
 from .training_text import WindowsFile
 
 _TOGETHER = 8
-# That float16 holds.
+# Lowest log-probability that is stored as float16.
 _LEAST = -6e4
 
 
 class CachedTeacherLogits:
     """Ids and log-probabilities of a teacher's most likely tokens, ``[windows, length, k]`` each.
 
-    They take four bytes a token for vocabularies of up to 65,536 and six for larger ones: ids as 16 or 32 bits,
+    They take four bytes per token for vocabularies of up to 65,536 and six for larger ones: ids as 16 or 32 bits,
     log-probabilities as float16.
 
     Args:
         directory: of the two files.
         windows: the text.
-        count: how many tokens are kept for a position.
-        vocabulary: how many there are that student and teacher have both.
+        count: tokens kept per position.
+        vocabulary: number of tokens that student and teacher share.
     """
 
     def __init__(self, directory: Path, windows: WindowsFile, count: int, vocabulary: int) -> None:
@@ -44,15 +44,15 @@ class CachedTeacherLogits:
         self._ids = np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.int32)
         self._directory = directory
         self._paths = directory / "teacher-ids.bin", directory / "teacher-logs.bin"
-        self._each = windows.length * self._count  # numbers a window
+        self._each = windows.length * self._count  # elements per window
 
     def compute(self, teacher: Callable[[], WholeModel], temperature: float, progress: Progress) -> None:
-        """Let a teacher read all windows whose logits no earlier run has stored.
+        """Run a teacher on all windows whose logits no earlier run has stored.
 
         Args:
-            teacher: makes it, if anything is left to read.
+            teacher: loads it, if any windows are left.
             temperature: of its distributions.
-            progress: shows how far it is.
+            progress: shows progress.
         """
         place = self._directory / "teacher.lock"
         try:
@@ -61,8 +61,8 @@ class CachedTeacherLogits:
         except OSError as error:
             raise disk_error(error, place, 0) from None
         with lock:
-            with suppress(OSError):  # where files cannot be locked
-                fcntl.flock(lock, fcntl.LOCK_EX)  # other runs may share the directory; they wait, and find it done
+            with suppress(OSError):  # if files cannot be locked
+                fcntl.flock(lock, fcntl.LOCK_EX)  # other runs that share the directory wait, and find it done
             self._compute(teacher, temperature, progress)
 
     def _compute(self, teacher: Callable[[], WholeModel], temperature: float, progress: Progress) -> None:
@@ -72,7 +72,7 @@ class CachedTeacherLogits:
         ]
         done, total = min(there), self._windows.count + self._windows.kept
         if done < total:
-            done -= done % _TOGETHER  # in the same groups as without an interruption, for the same last bits
+            done -= done % _TOGETHER  # the same groups as without an interruption, for bit-identical results
         if done == total:
             return
         reader = teacher()
@@ -80,7 +80,7 @@ class CachedTeacherLogits:
             with self._paths[0].open("ab") as ids, self._paths[1].open("ab") as logs:
                 for file, size in ((ids, sizes[0]), (logs, sizes[1])):
                     file.truncate(done * size)
-                for start in progress.track(range(done, total, _TOGETHER), "asking the teacher"):
+                for start in progress.track(range(done, total, _TOGETHER), "running the teacher"):
                     numbers = torch.arange(start, min(start + _TOGETHER, total))
                     places, kept = self._logits_of(reader, self._windows.read(numbers), temperature)
                     places.numpy().astype(self._ids).tofile(ids)
@@ -108,5 +108,5 @@ class CachedTeacherLogits:
             found.append(most_likely(logits[:, : self._vocabulary], self._count, temperature))
         places, kept = (torch.cat(each).cpu() for each in zip(*found, strict=True))
         if not kept.isfinite().all():
-            raise SmeltError("the teacher's predictions are no finite numbers; get another copy of it")
+            raise SmeltError("the teacher's predictions are not finite; download it again")
         return places, kept.clamp_min(_LEAST)

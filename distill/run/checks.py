@@ -1,4 +1,4 @@
-"""What a recipe's training needs, and whether it is there: text, a context long enough, and a teacher of the same tokens."""
+"""Checks of a recipe's training: enough text, a long enough context, and a teacher with the same tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .training_text import shortage
 
 
 def training_problems(settings: Training, model: OpenModel, where: str) -> list[Problem]:
-    """All that can be known to be wrong before any work, reading no more text than one batch.
+    """Problems that can be found before any work, reading no more text than one batch.
 
     Args:
         settings: the recipe's section.
@@ -27,7 +27,7 @@ def training_problems(settings: Training, model: OpenModel, where: str) -> list[
     problems: list[Problem] = []
     tokenizer, text, context = model.directory.tokenizer(), settings.data.text(), model.context()
     if context and settings.length > context:
-        what = f"{settings.length} tokens are more than the {context} that the model was made for; use at most that"
+        what = f"{settings.length} tokens exceed the model's context length; use at most {context}"
         problems.append(Problem(f"{where}.length", what))
     try:
         short = text.problem() or shortage(text, tokenizer, settings.length, settings.batch)
@@ -42,9 +42,7 @@ def training_problems(settings: Training, model: OpenModel, where: str) -> list[
             path for path in (Path(settings.stored_at), *Path(settings.stored_at).absolute().parents) if path.exists()
         )
         if not place.is_dir() or not os.access(place, os.W_OK):
-            problems.append(
-                Problem(f"{where}.stored_at", f"{place} is no directory that can be written to; choose another")
-            )
+            problems.append(Problem(f"{where}.stored_at", f"{place} is not a writable directory; choose another"))
     if settings.has_teacher and not settings.learns_from_original:
         try:
             teacher = named_teacher(settings, model)
@@ -52,7 +50,7 @@ def training_problems(settings: Training, model: OpenModel, where: str) -> list[
                 problems += _attention_problems(teacher, "the teacher", where)
             reach = teacher.context()
             if reach and settings.length > reach:
-                what = f"{settings.length} tokens are more than the {reach} that the teacher was made for"
+                what = f"{settings.length} tokens exceed the teacher's context length of {reach}"
                 problems.append(Problem(f"{where}.length", f"{what}; use at most that"))
             if teacher.directory.tokenizer().get_vocab() != tokenizer.get_vocab():
                 problems.append(Problem(f"{where}.teacher", other_tokens(settings.teacher)))
@@ -65,51 +63,51 @@ def _attention_problems(model: OpenModel, who: str, where: str) -> list[Problem]
     config: Any = model.skeleton.model.config
     if config._attn_implementation == "sdpa":
         return []
-    what = f"{who} does not compute attention by torch's own function, where it would be compared; remove it"
+    what = f"{who} does not use torch's scaled_dot_product_attention, where attention would be compared; remove it"
     return [Problem(f"{where}.attention", what)]
 
 
 def sharing_problems(settings: Training, model: OpenModel | None, count: int, where: str) -> list[Problem]:
-    """What is wrong with a training that so many processes share.
+    """Problems of a training that is split over several processes.
 
     Args:
         settings: the recipe's section.
-        model: what the run begins with, if it can be opened.
-        count: of processes.
+        model: the model that the run starts from, if it can be opened.
+        count: number of processes.
         where: how messages name the section.
     """
     problems: list[Problem] = []
     if count > 1 and settings.batch // count < settings.accumulate:
         passes = "" if settings.accumulate == 1 else f" in {settings.accumulate} passes each"
-        what = f"a batch of {settings.batch} windows cannot be shared by {count} processes{passes}"
+        what = f"a batch of {settings.batch} windows cannot be split over {count} processes{passes}"
         problems.append(Problem(f"{where}.batch", f"{what}; raise batch, lower accumulate or start fewer"))
     mixes = model is not None and any(".experts." in name for name in model.linears)
     if count > 1 and mixes and not adds_up_unused():
-        what = f"torch {torch.__version__} adds up wrong gradients where processes use other experts"
-        problems.append(Problem(where, f"{what}; take torch 2.13 or newer, or one process"))
+        what = f"torch {torch.__version__} sums gradients wrongly if processes use different experts"
+        problems.append(Problem(where, f"{what}; use torch 2.13 or newer, or one process"))
     return problems
 
 
 def other_tokens(teacher: str) -> str:
     """Why a teacher with another tokenizer cannot teach."""
     return (
-        f"{teacher} has another tokenizer than the student, and a prediction of one's tokens is none of the other's;"
-        " choose a teacher with the student's tokenizer, or train before the vocabulary is pruned"
+        f"{teacher} and the student have different tokenizers, so their predictions cannot be compared;"
+        " choose a teacher with the student's tokenizer, or train before pruning the vocabulary"
     )
 
 
 def named_teacher(settings: Training, model: OpenModel) -> OpenModel:
-    """A teacher that is not the run's own original."""
+    """A teacher other than the run's original."""
     return OpenModel(find_model(settings.teacher, trust_remote_code=model.directory.trust_remote_code))
 
 
 def teacher_of(settings: Training, model: OpenModel, original: OpenModel | None) -> OpenModel | None:
-    """Whom a model learns from; None for the text alone.
+    """The teacher of a model; None for the text alone.
 
     Args:
         settings: the recipe's section.
         model: what is trained.
-        original: what the run began with; ``model`` itself if it is not known.
+        original: the model that the run started from; ``model`` itself if unknown.
     """
     if not settings.has_teacher:
         return None

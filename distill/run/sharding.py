@@ -1,4 +1,4 @@
-"""How the processes that a launcher has started share a training."""
+"""How the processes started by a launcher share a training."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .arrangement import Arrangement
 
 
 def shards(processes: Processes) -> int:
-    """Over how many processes the weights that they train together are sharded."""
+    """The number of processes over which trained weights are sharded."""
     return 1 if processes.count == 1 else processes.count // Arrangement.of_launcher(processes.count).replicas
 
 
 @contextmanager
 def sharded(processes: Processes) -> Iterator[Sharding]:
-    """How a training that begins now is sharded over the processes; its collectives work within."""
+    """The sharding of a training that starts now; its collectives work within this context."""
     if processes.count == 1:
         yield Sharding()
         return

@@ -1,4 +1,4 @@
-"""The distill step: train the model, as it is now, to predict what a teacher predicts."""
+"""The distill step: train the current model on a teacher's predictions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PreparedDistill(PreparedStep):
 
     Args:
         settings: the recipe's section.
-        given: the model, and the one that the run began with, which may teach it.
+        given: the model, and the one that the run started from, which may teach it.
     """
 
     reads_text = ("distill",)

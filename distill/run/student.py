@@ -1,4 +1,4 @@
-"""A whole model in memory, to be trained or to teach, made of what a model directory holds."""
+"""A whole model in memory, as student or teacher, loaded from a model directory."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ..training.split_model import SplitModel
 
 
 class WholeModel:
-    """A model with all its weights, computing in one type.
+    """A model with all its weights, computing in one dtype.
 
     Args:
-        model: what it is made of. Its skeleton is filled, so nothing else may use it meanwhile.
-        dtype: what it computes in.
+        model: the model to load. Its skeleton is filled, so nothing else may use it meanwhile.
+        dtype: the compute dtype.
         device: where.
 
     Attributes:
@@ -43,8 +43,8 @@ class WholeModel:
             tensors[name] = tensor.to(device, dtype if tensor.is_floating_point() else None)
         self.module.load_state_dict(tensors, strict=False, assign=True)
         self.module.tie_weights()
-        self.module.to(device)  # what is computed and not stored
-        self.module.eval().requires_grad_(False)  # no dropout: a teacher's logits must not be noise
+        self.module.to(device)  # buffers that are computed and not stored
+        self.module.eval().requires_grad_(False)  # no dropout: a teacher's logits must not be noisy
         try:
             self.split = SplitModel(self.module)
         except ValueError as error:
@@ -66,9 +66,9 @@ class WholeModel:
         return found
 
     def checkpoint_activations(self) -> None:
-        """Keep only what enters blocks for the backward pass, which computes the rest again."""
+        """Keep only the inputs of blocks for the backward pass, which recomputes the rest."""
         for block in self.blocks:
-            # Computed again outside of what the first pass stood in, and it must be the same.
+            # Recomputation runs outside the contexts of the first pass, but must compute attention alike.
             striped = functools.partial(_with_striped_attention, block.forward)
             block.forward = functools.partial(checkpoint, striped, use_reentrant=False)
 
@@ -79,13 +79,13 @@ class WholeModel:
 
     @property
     def in_order(self) -> list[nn.Module]:
-        """Modules that are computed one after another: its blocks, and the embedding where it is not the head as well."""
+        """Modules that run one after another: its blocks, and the embedding if it is not tied to lm_head."""
         embedding = self.module.get_submodule(self._model.skeleton.embedding_name)
         return [*self.blocks, *([] if embedding.weight is self.split.head.weight else [embedding])]
 
     @property
     def hidden_size(self) -> int:
-        """The width of what goes from block to block."""
+        """The width of the hidden states between blocks."""
         return self._model.skeleton.hidden_size
 
     @property
@@ -101,21 +101,21 @@ class WholeModel:
 
     @property
     def context(self) -> int | None:
-        """The longest sequence it was made for, if it says."""
+        """The context length, if known."""
         return self._model.context()
 
     @property
     def directory(self) -> ModelDirectory:
-        """What it was made of."""
+        """The model directory it was loaded from."""
         return self._model.directory
 
     @property
     def tensor_names(self) -> list[str]:
-        """What a checkpoint calls its tensors."""
+        """Names of its tensors in a checkpoint."""
         return list(self._model.names.values())
 
     def tensor(self, key: str) -> Tensor:
-        """A tensor as it is now, by its name in a checkpoint; of a linear that rounds its weight, the rounded one."""
+        """A current tensor, by its name in a checkpoint; for a linear that rounds its weight, the rounded one."""
         path, _, leaf = self._names[key].rpartition(".")
         return getattr(self.module.get_submodule(path), leaf)
 
@@ -125,20 +125,20 @@ class WholeModel:
 
 
 def _with_striped_attention(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    # Twice would hide from what stands between what attention is computed of.
+    # Entered twice, it would hide attention inputs from modes between the two.
     with nullcontext() if StripedAttention.entered() else StripedAttention():
         return forward(*args, **kwargs)
 
 
 def _closes_nothing(module: nn.Module) -> bool:
-    """Whether a linear was made zero, because the part of a block that it closes was taken away."""
+    """Whether a linear is zero, because the part of a block whose output it computes was removed."""
     weight = module._parameters.get("weight")
     return weight is not None and weight.dim() >= 2 and not weight.count_nonzero()
 
 
 @torch.no_grad()
 def begin_anew(model: WholeModel, seed: int) -> None:
-    """Give a model random weights, as transformers begins to train one of its kind."""
+    """Give a model random weights, by transformers' initialization of its architecture."""
     module = model.module
     gone = [part for part in module.modules() if _closes_nothing(part)]
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""Text that a model writes for training: continuations of prompts, by the engine."""
+"""Text generated for training: continuations of prompts, by the engine."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MOST_TOGETHER = 64
 
 
 class Writer:
-    """Continues prompts on the engine, with the weights that it was given last.
+    """Continues prompts on the engine, with the weights last loaded.
 
     Args:
-        directory: a model directory of the same shapes; its weights are used until others are taken.
-        dtype: what is computed in.
+        directory: a model directory of the same shapes; its weights are used until others are loaded.
+        dtype: the compute dtype.
         device: where.
-        length: tokens of a window, the prompt included.
-        together: windows that are written at once.
+        length: tokens per window, including the prompt.
+        together: windows that are generated at once.
         trust_remote_code: run the model's own Python.
     """
 
@@ -56,21 +56,21 @@ class Writer:
             self._engine = Engine(directory, config)
         except RuntimeProblem as problem:
             raise SmeltError(
-                f"{directory}: the runtime cannot write text with it ({problem}); train on a text"
+                f"{directory}: the runtime cannot generate text with it ({problem}); train on a text"
             ) from None
 
     def take_weights(self, config: Any, names: Iterable[str], load: Callable[[str], Tensor]) -> None:
-        """Write with other weights from here on; see :meth:`Engine.take_weights`."""
+        """Use other weights from here on; see :meth:`Engine.take_weights`."""
         self._engine.take_weights(config, names, load)
 
     def continued(self, prompts: Tensor, temperature: float, seed: int, first: int = 0) -> Tensor:
-        """Prompts ``[windows, tokens]`` and what follows them, ``[windows, length]``; the end of a text does not end it.
+        """Prompts ``[windows, tokens]`` with their continuations, ``[windows, length]``; EOS does not stop generation.
 
         Args:
             prompts: token ids.
-            temperature: of sampling; 0 for the most likely tokens.
-            seed: each window's samples depend on it and on the window's place alone.
-            first: the place of the first window.
+            temperature: of sampling; 0 for greedy decoding.
+            seed: each window's samples depend only on it and on the window's index.
+            first: the index of the first window.
         """
         count = self._length - prompts.shape[1]
         params = [
@@ -80,6 +80,6 @@ class Writer:
         outputs = self._engine.generate(prompts.tolist(), params)
         failed = next((output.error for output in outputs if output.error is not None), None)
         if failed is not None:
-            raise SmeltError(f"writing text for training failed: {failed}")
+            raise SmeltError(f"generating text for training failed: {failed}")
         written = torch.tensor([output.completions[0].tokens for output in outputs])
         return torch.cat((prompts, written), dim=1)

@@ -1,4 +1,4 @@
-"""What the steps that train have in common: where it happens, and what it takes in memory, disk and operations."""
+"""Common to all steps that train: where training runs, and its cost in memory, disk and operations."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..losses.chunked import rows_at_once
 from ..settings import Training
 from .training_run import TrainingPlace
 
-# Copies of what passes through a block that autograd keeps, as a factor of its linears' inputs and outputs.
+# Activations of a block kept by autograd, as a factor of its linears' inputs and outputs.
 _KEPT = 1.5
 # Buffers of a chunk of logits: both models', probabilities and gradients, in float32.
 _LOGITS = 6
 
 
 def training_place(context: RunContext) -> TrainingPlace:
-    """Where a step trains: beside its other parts, and what a person may want to look at in the output."""
+    """Where a step trains: its files next to the step's other parts, its logs in the output."""
     return TrainingPlace(
         context.journal,
         context.journal.parent.parent,
@@ -33,14 +33,14 @@ def training_place(context: RunContext) -> TrainingPlace:
 def training_cost(
     settings: Training, student: OpenModel, teacher: OpenModel | None, rounded: int = 0, *, on_gpu: bool = False
 ) -> Cost:
-    """Memory above what the process held, disk for text and snapshots, and operations.
+    """Memory above the process's start, disk for text and snapshots, and operations.
 
     Args:
         settings: the recipe's section.
-        student: what is trained.
-        teacher: what reads along, if anything does.
+        student: the model that is trained.
+        teacher: the model that runs alongside, if any.
         rounded: how many of its linears are rounded at every step.
-        on_gpu: whether it is trained in a GPU's memory, which is not planned; here are snapshots and the result then.
+        on_gpu: whether it is trained in GPU memory, which is not planned; snapshots and the result then use main memory.
     """
     itemsize = compute_dtype(student.dtype).itemsize
     numel = _numel(student)
@@ -69,7 +69,7 @@ def training_cost(
     if on_gpu:
         snapshot = numel * (4 + moments + average)
         return Cost(4 * numel + snapshot, int(disk), operations, sharded=snapshot)
-    # Each process has both models whole before they are sharded.
+    # Each process holds both models whole before they are sharded.
     loaded = itemsize * (numel + (0 if teacher is None or settings.stored is not None else _numel(teacher)))
     memory = int(held + tokens * kept * itemsize + logits)
     return Cost(memory, int(disk), operations, sharded=max(0, int(held) - loaded))

@@ -39,7 +39,7 @@ from .written_text import OnPolicy, written_by
 
 T = TypeVar("T")
 
-# How often held-out text is read, and prompts are continued.
+# How often held-out loss is measured, and prompts are continued.
 _MEASURES, _SAMPLED = 11, (0.0, 0.5, 1.0)
 _PROMPTS, _PROMPT_TOKENS, _CONTINUED_TOKENS = 2, 16, 32
 _KEPT_WINDOWS = 4
@@ -47,16 +47,16 @@ _KEPT_WINDOWS = 4
 
 @dataclass(frozen=True)
 class TrainingPlace:
-    """Where a training works, and what it may use of the run around it.
+    """Where a training runs, and what it uses of the run around it.
 
     Attributes:
-        journal: for text, snapshots and what is stored of the teacher.
-        log: the directory of what a person may want to look at.
+        journal: directory for text, snapshots and stored teacher logits.
+        log: directory of logs for the user.
         name: of the training, in the log.
-        dtype: what is computed in.
-        seed: decides the order of the text.
-        progress: shows how far it is.
-        processes: that train together.
+        dtype: the compute dtype.
+        seed: determines the order of the text.
+        progress: shows progress.
+        processes: the processes that train together.
     """
 
     journal: Path
@@ -75,12 +75,12 @@ class TrainingPlace:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a training leaves.
+    """The result of a training.
 
     Attributes:
-        weights: in float32, by name; the first process alone has them.
+        weights: in float32, by name; only in the first process.
         training: the curve and samples, as plain data for the report.
-        sentence: the same in a sentence.
+        sentence: the same as a sentence.
     """
 
     weights: dict[str, Tensor]
@@ -96,18 +96,18 @@ def train(
     tokenizer: PreTrainedTokenizerBase,
     place: TrainingPlace,
 ) -> Outcome:
-    """Train a student, or go on where an interrupted training of it stopped.
+    """Train a student, or continue an interrupted training.
 
     Args:
         settings: the recipe's section.
-        student: what is trained; it has the result's weights afterwards, where several processes train in the first one.
+        student: the model to train; it has the resulting weights afterwards, with several processes only in the first.
         trained: its parameters, by name.
-        teacher: whom it learns from; None to learn from the text alone.
-        tokenizer: of both.
-        place: where.
+        teacher: the teacher; None to learn from the text alone.
+        tokenizer: of both models.
+        place: where it runs.
 
     Raises:
-        SmeltError: the text is too short, or training cannot go on.
+        SmeltError: the text is too short, or training cannot continue.
     """
     with sharded(place.processes) as spread:
         return _train(settings, student, trained, teacher, tokenizer, place, spread)
@@ -177,7 +177,7 @@ def _windows(
     tokenizer: PreTrainedTokenizerBase,
     place: TrainingPlace,
 ) -> WindowsFile:
-    """The windows that are trained on: of the text, or as a teacher continues it."""
+    """The training windows: of the text, or as continued by a teacher."""
     text = settings.data.text()
 
     def cut() -> WindowsFile:
@@ -187,12 +187,12 @@ def _windows(
     windows = _by_the_first(place, cut)
     if windows.count < settings.batch:
         raise SmeltError(
-            f"{text.label}: too short: it has {windows.count} windows of {settings.length} tokens to train on, less than one"
+            f"{text.label}: too short: it has {windows.count} training windows of {settings.length} tokens, less than one"
             f" batch of {settings.batch}; give more text, or lower batch or length"
         )
     if windows.largest >= student.vocabulary:
         raise SmeltError(
-            f"{text.label}: the tokenizer makes token {windows.largest} of it, but the model has only {student.vocabulary};"
+            f"{text.label}: the tokenizer produces token id {windows.largest}, but the model has only {student.vocabulary} tokens;"
             " the tokenizer belongs to another model"
         )
     return _by_the_first(place, lambda: _as_written(settings, windows, teacher, place))
@@ -201,7 +201,7 @@ def _windows(
 def _cached(
     settings: Training, windows: WindowsFile, teacher: OpenModel, student: WholeModel, place: TrainingPlace
 ) -> CachedTeacherLogits:
-    """The teacher's top logits for all windows; those that no earlier run has stored are computed now."""
+    """The teacher's top logits for all windows; those not stored by an earlier run are computed now."""
     assert settings.stored is not None
     vocabulary = min(teacher.vocabulary(), student.vocabulary)
     home = _home_of_cache(settings, windows, teacher, vocabulary, place)
@@ -248,7 +248,7 @@ def _batches(
 
 
 def _watch(settings: Training, place: TrainingPlace, log: TrainingLog | None, samples: _Samples) -> Watch:
-    """Shows and logs how training goes."""
+    """Shows and logs the training's progress."""
     latest: list[StepMetrics] = []
 
     def on_step(metrics: list[StepMetrics]) -> None:
@@ -279,13 +279,13 @@ def _failed(error: TrainingError, place: TrainingPlace, spread: Sharding) -> Sme
     kept_at = place.log / f"failed-batch-{place.name}{whose}.safetensors"
     save_tensors(kept_at, {"tokens": error.batch.tokens.cpu().contiguous()})
     return SmeltError(
-        f"training failed at {error}; what it read then is in {kept_at}; start over with --fresh and a lower"
+        f"training failed at {error}; its batch is saved in {kept_at}; start over with --fresh and a lower"
         " learning_rate, with clip or with skip_spikes"
     )
 
 
 def _by_the_first(place: TrainingPlace, make: Callable[[], T]) -> T:
-    """What leaves files and then finds them: the first process does it, and then the others."""
+    """Run ``make``, which reuses files it wrote before, in the first process and then in the others."""
     made: list[T] = []
 
     def once() -> tuple[dict[str, Tensor], None]:
@@ -297,7 +297,7 @@ def _by_the_first(place: TrainingPlace, make: Callable[[], T]) -> T:
 
 
 def _kept(windows: WindowsFile, device: torch.device, spread: Sharding) -> list[TrainingBatch]:
-    """The windows that are measured on: this process's, in as many batches as every other has; all, if they are too few."""
+    """This process's held-out windows, in as many batches as other processes have; all windows if too few."""
     numbers = windows.held_out()
     if len(numbers) >= spread.count:
         largest = -(-len(numbers) // spread.count)
@@ -334,7 +334,7 @@ def _teacher(
 def _home_of_cache(
     settings: Training, windows: WindowsFile, teacher: OpenModel, vocabulary: int, place: TrainingPlace
 ) -> Path:
-    """Where what is stored of a teacher lies: beside all else of this run, or where other runs find it."""
+    """Where a teacher's stored logits are kept: in this run's files, or where other runs find them."""
     if settings.stored_at is None or teacher.weights is not teacher.stored:  # an adapter, which its name does not show
         return place.journal
     known_by = {
@@ -352,7 +352,7 @@ def _home_of_cache(
 def _as_written(
     settings: Training, windows: WindowsFile, teacher: OpenModel | None, place: TrainingPlace
 ) -> WindowsFile:
-    """The windows with the teacher's text, if it is to be the writer."""
+    """The windows with the teacher's text, if the teacher generates it."""
     if settings.data.writer != "teacher" or teacher is None:
         return windows
     directory = teacher.directory
@@ -360,7 +360,7 @@ def _as_written(
     def writer() -> Writer:
         trust = directory.trust_remote_code
         made = Writer(directory.path, place.dtype, place.device, settings.length, 32, trust_remote_code=trust)
-        if teacher.weights is not teacher.stored:  # an adapter is merged as they are read
+        if teacher.weights is not teacher.stored:  # an adapter is merged on reading
             whole = WholeModel(_again(teacher), place.dtype, place.device)
             made.take_weights(whole.module.config, whole.tensor_names, whole.tensor)
         return made
@@ -385,7 +385,7 @@ def _settings(settings: Training) -> TrainerSettings:
 def _matched(
     settings: Training, student: WholeModel, teacher: WholeModel, device: torch.device
 ) -> dict[str, tuple[HiddenMatching | AttentionMatching, float]]:
-    """What is compared inside of both models, and how much it counts."""
+    """The internal comparisons of both models, and their weights."""
     blocks = [list(each.blocks) for each in (student, teacher)]
     pairs = paired(len(blocks[0]), len(blocks[1]))
     found: dict[str, tuple[HiddenMatching | AttentionMatching, float]] = {}
@@ -406,18 +406,18 @@ def _sentence(settings: Training, windows: WindowsFile, trainer: Trainer) -> str
     before, after = trainer.started or {}, last.held_out or {}
     if DIVERGENCE in before and DIVERGENCE in after:
         sentence += (
-            f"; on text kept aside, {settings.loss.method} from the teacher went from {before[DIVERGENCE]:.3f} to"
+            f"; on held-out text, {settings.loss.method} from the teacher went from {before[DIVERGENCE]:.3f} to"
             f" {after[DIVERGENCE]:.3f}"
         )
     if TEXT in before and TEXT in after:
-        sentence += f"{',' if DIVERGENCE in before else '; on text kept aside,'} perplexity from"
+        sentence += f"{',' if DIVERGENCE in before else '; on held-out text,'} perplexity from"
         sentence += f" {math.exp(before[TEXT]):.4g} to {math.exp(after[TEXT]):.4g}"
     skipped = sum(each.skipped for each in trainer.metrics)
-    return sentence + (f"; {skipped} steps were passed over as spikes" if skipped else "")
+    return sentence + (f"; {skipped} steps were skipped as gradient spikes" if skipped else "")
 
 
 class _Samples:
-    """What the student makes of a few prompts at the beginning, half way and at the end."""
+    """The student's continuations of a few prompts at the start, half way and at the end."""
 
     def __init__(
         self,
@@ -439,7 +439,7 @@ class _Samples:
 
     @torch.no_grad()
     def after(self, step: int) -> None:
-        """Let it write, if it is time."""
+        """Generate samples, if due."""
         if step not in self._at or not len(self._prompts) or any(each["step"] == step for each in self.written):
             return
         split = self._student.split
@@ -458,7 +458,7 @@ class _Samples:
 
 
 def _again(model: OpenModel) -> OpenModel:
-    """The same model with modules of its own."""
+    """The same model with separate modules."""
     return OpenModel(model.directory, model.weights, untied_head=not model.is_tied, is_edited=model.is_edited)
 
 

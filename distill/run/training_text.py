@@ -1,4 +1,4 @@
-"""Text for training, cut into windows that stay on the disk."""
+"""Training text, tokenized and cut into windows on disk."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from ...models.text.windows import beginning, token_pieces
 from ...system.files import disk_error
 from ...system.progress import Progress
 
-# Of a corpus, one window in so many is kept to measure on, at most.
+# At most one window in this many is held out.
 _KEPT_SHARE, _MOST_KEPT = 20, 16
 
 
 class WindowsFile:
-    """Windows of token ids in a file, read as they are asked for.
+    """Windows of token ids in a file, read on demand.
 
     Args:
         path: the file: int32, ``[windows, length]``.
-        length: tokens a window.
-        begin: what every window begins with; it is not in the file.
+        length: tokens per window.
+        begin: tokens that every window starts with; they are not in the file.
     """
 
     def __init__(self, path: Path, length: int, begin: list[int]) -> None:
         own = length - len(begin)
         self.length, self._begin_length = length, len(begin)
-        self.nbytes = 4 * own  # of a window
+        self.nbytes = 4 * own  # per window
         self._all = np.memmap(path, dtype=np.int32, mode="r").reshape(-1, own)
         self._begin = torch.tensor(begin, dtype=torch.int64)
-        # Those that are kept are the last ones: what comes before them is what a longer text would begin with, too.
+        # The last windows are held out, so that a longer text would have the same training windows first.
         self.kept = min(_MOST_KEPT, len(self._all) // _KEPT_SHARE)
         self.count = len(self._all) - self.kept
 
@@ -44,19 +44,19 @@ class WindowsFile:
         return torch.cat((self._begin.expand(len(own), -1), own), dim=1)
 
     def held_out(self) -> Tensor:
-        """Numbers of the windows that are not trained on."""
+        """Numbers of the held-out windows."""
         return torch.arange(self.count, self.count + self.kept)
 
     def own(self, tokens: Tensor) -> Tensor:
-        """What a file holds of windows ``[n, length]``."""
+        """The part of windows ``[n, length]`` that is stored in the file."""
         return tokens[:, self._begin_length :]
 
     def beside(self, path: Path) -> WindowsFile:
-        """Another file of windows like these."""
+        """Another file for windows of the same form."""
         return WindowsFile(path, self.length, self._begin.tolist())
 
     def fingerprint(self) -> str:
-        """What the windows are known by."""
+        """A digest that identifies the windows."""
         digest = hashlib.sha256(f"{self._all.shape} {self._begin.tolist()}".encode())
         for part in np.array_split(self._all, max(1, self._all.nbytes >> 24)):
             digest.update(np.ascontiguousarray(part).tobytes())
@@ -64,7 +64,7 @@ class WindowsFile:
 
     @property
     def largest(self) -> int:
-        """The largest token."""
+        """The largest token id."""
         return int(self._all.max())
 
 
@@ -76,15 +76,15 @@ def training_windows(
     path: Path,
     progress: Progress,
 ) -> WindowsFile:
-    """A source's first windows, cut once and kept in a file.
+    """A source's first windows, tokenized once and kept in a file.
 
     Args:
         source: where the text comes from.
         tokenizer: the model's.
-        length: tokens a window.
-        most: how many windows are wanted for training; some more are kept to measure on.
+        length: tokens per window.
+        most: number of windows wanted for training; some more are held out.
         path: the file.
-        progress: shows how far it is.
+        progress: shows progress.
     """
     begin = beginning(tokenizer)
     own = length - len(begin)
@@ -95,7 +95,7 @@ def training_windows(
         left = enough
         try:
             with partial.open("wb") as file:
-                for ids in progress.track(token_pieces(source, tokenizer), f"cutting {source.label} into tokens"):
+                for ids in progress.track(token_pieces(source, tokenizer), f"tokenizing {source.label}"):
                     np.asarray(ids[:left], dtype=np.int32).tofile(file)
                     left -= len(ids)
                     if left <= 0:
@@ -116,6 +116,6 @@ def shortage(source: TextSource, tokenizer: PreTrainedTokenizerBase, length: int
         if found >= needed:
             return None
     return (
-        f"{source.label}: too short: a batch of {batch} windows of {length} tokens, and some to measure on, need {needed}"
-        f" tokens, it has {found}; give more text, or lower batch or length"
+        f"{source.label}: too short: a batch of {batch} windows of {length} tokens, and some held out, need {needed}"
+        f" tokens, but it has {found}; give more text, or lower batch or length"
     )

@@ -1,4 +1,4 @@
-"""Windows whose text is not the corpus's: what a teacher wrote before training, and what the student writes in it."""
+"""Windows of generated text: by a teacher before training, or by the student during training."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def written_by(
     seed: int,
     progress: Progress,
 ) -> WindowsFile:
-    """The windows to train on as a teacher continues their beginnings; those that are kept aside stay the text's.
+    """The training windows with the teacher's continuations of their prompts; held-out windows keep the text.
 
     Args:
-        writer: makes the teacher's, if anything is left to write.
+        writer: loads the teacher's writer, if any windows are left.
         settings: the recipe's section.
         windows: of the text.
         path: the file that gets the result; an interrupted run's is continued.
         seed: of sampling.
-        progress: shows how far it is.
+        progress: shows progress.
     """
     begun = path.with_name(path.name + ".partial")
     if not path.exists():
@@ -47,7 +47,7 @@ def written_by(
             with begun.open("ab") as file:
                 file.truncate(done * windows.nbytes)
                 teacher = writer() if done < windows.count else None
-                for start in progress.track(range(done, windows.count, _TOGETHER), "the teacher writes"):
+                for start in progress.track(range(done, windows.count, _TOGETHER), "the teacher generates text"):
                     assert teacher is not None
                     numbers = torch.arange(start, min(start + _TOGETHER, windows.count))
                     prompts = windows.read(numbers)[:, : settings.prompt]
@@ -61,14 +61,14 @@ def written_by(
 
 
 class OnPolicy:
-    """Lets the student write what it reads, as it is at each step.
+    """On-policy text: the current student generates its training text.
 
     Args:
-        student: who is trained.
+        student: the model that is trained.
         writer: on an engine for the student's shape.
         settings: the recipe's section.
-        seed: decides which steps read the student's text, and the samples.
-        whole: within it, the student's weights are whole.
+        seed: determines which steps read the student's text, and the samples.
+        whole: a context in which the student's weights are unsharded.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class OnPolicy:
         self._whole = whole
 
     def instead(self, batch: TrainingBatch, step: int, first: int = 0) -> TrainingBatch:
-        """A batch of the same beginnings that the student goes on from; only what it wrote counts.
+        """A batch of the same prompts continued by the student; only generated tokens count.
 
         Args:
             batch: from the text.
             step: its number.
-            first: the place of its first window among all processes'.
+            first: the index of its first window among all processes'.
         """
         settings = self._settings
         seed = self._seed * 1_000_003 + step
@@ -103,7 +103,7 @@ class OnPolicy:
 
 
 def _counted(tokens: Tensor, prompt: int) -> Tensor:
-    """The positions that predict what was written: from the prompt's last token on."""
+    """The positions that predict generated tokens: from the prompt's last token on."""
     counted = torch.zeros(tokens.shape)
     counted[:, prompt - 1 :] = 1
     return counted

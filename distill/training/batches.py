@@ -1,4 +1,4 @@
-"""Which windows of text each step reads: decided by a seed and the step's number alone, so a rerun reads the same."""
+"""The windows of text that each step reads: determined only by a seed and the step, so a rerun reads the same."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """What one step reads.
+    """The batch of one step.
 
     Attributes:
         tokens: ids ``[windows, length]``.
-        counted: how much each position's prediction counts, float32 ``[windows, length]``; None for all alike.
-        windows: their numbers in the corpus, ``[windows]``; None if they are no part of one.
+        counted: the weight of each position's prediction, float32 ``[windows, length]``; None for equal weights.
+        windows: their numbers in the corpus, ``[windows]``; None if they are not from one.
     """
 
     tokens: Tensor
@@ -24,7 +24,7 @@ class TrainingBatch:
     windows: Tensor | None = None
 
     def parts(self, count: int) -> list[TrainingBatch]:
-        """The same in so many batches, of as many windows or nearly so."""
+        """The same split into ``count`` batches of about equal size."""
         pieces = [
             None if each is None else each.tensor_split(count) for each in (self.tokens, self.counted, self.windows)
         ]
@@ -32,13 +32,13 @@ class TrainingBatch:
 
 
 class ShuffledWindows:
-    """Windows of a corpus, every one once an epoch, in an order of the epoch's own.
+    """Windows of a corpus, each once per epoch, in a new order every epoch.
 
     Args:
-        read: gives the tokens ``[n, length]`` of windows by their numbers.
-        count: how many windows there are.
-        batch: windows a step.
-        seed: decides the orders.
+        read: returns the tokens ``[n, length]`` of windows by their numbers.
+        count: number of windows.
+        batch: windows per step.
+        seed: determines the orders.
     """
 
     def __init__(self, read: Callable[[Tensor], Tensor], count: int, batch: int, seed: int) -> None:
@@ -48,7 +48,7 @@ class ShuffledWindows:
         self._epoch: tuple[int, Tensor] | None = None
 
     def at(self, step: int) -> TrainingBatch:
-        """The batch of a step. Where an epoch ends within it, the next one begins."""
+        """The batch of a step, which may span two epochs."""
         first = step * self._batch
         numbers = torch.stack([self._number(place) for place in range(first, first + self._batch)])
         return TrainingBatch(self._read(numbers), windows=numbers)

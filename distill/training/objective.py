@@ -1,4 +1,4 @@
-"""What a student minimises: the distance from its teacher, mixed with the text's own next tokens."""
+"""The training objective: the distance from a teacher, mixed with the text's cross-entropy."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ DIVERGENCE, TEXT, HIDDEN, ATTENTION = "teacher", "text", "hidden", "attention"
 
 
 class Matching(Protocol):
-    """A comparison of what is inside of both models as they read."""
+    """A comparison of the internals of both models as they read."""
 
     def watching(self, who: str) -> AbstractContextManager[None]:
-        """Within it, remember what is inside of ``student`` or ``teacher``."""
+        """Within it, record the internals of ``student`` or ``teacher``."""
         ...
 
     def __call__(self, counted: Tensor | None) -> Tensor:
-        """How far both are apart; ``counted [windows, length]`` weighs positions."""
+        """The distance of both; ``counted [windows, length]`` weighs positions."""
         ...
 
 
 class Distilling:
-    """A student and what it is compared with.
+    """A student and its training objective.
 
     Args:
         student: the model that is trained.
-        teacher: what it is compared with; None to learn from the text alone.
-        text_share: the share of the text's own next tokens (cross-entropy); the teacher has the rest.
-        matched: by name what else is compared, and how much it counts beside the rest; needs a teacher that reads along.
-        kept: batches that are not trained on, for :meth:`held_out`; those of this process.
-        stage: the student, and what else is trained, as one module.
-        spread: how training is spread over processes.
-        functions: what computes the loss of the text.
+        teacher: the teacher; None to learn from the text alone.
+        text_share: the share of the text's cross-entropy; the teacher has the rest.
+        matched: further comparisons by name, with their weights; needs a teacher that runs alongside.
+        kept: this process's held-out batches, for :meth:`held_out`.
+        stage: the student, and all else that is trained, as one module.
+        spread: how training is distributed over processes.
+        functions: compute the loss of the text.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Distilling:
         self._kept = kept
 
     def loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, float]]:
-        """What to minimise on a batch, and its parts."""
+        """The loss on a batch, and its parts."""
         return self._stage(lambda: self._loss(batch))
 
     def _loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, float]]:
@@ -109,7 +109,7 @@ class Distilling:
 
     @torch.no_grad()
     def held_out(self) -> dict[str, float]:
-        """The mean of each part over the batches that are not trained on."""
+        """The mean of each part over the held-out batches."""
         if not self._kept:
             return {}
         sums, windows = dict[str, float](), 0
@@ -127,7 +127,7 @@ class Distilling:
 
 
 def _counted(batch: TrainingBatch) -> Tensor:
-    """How much each position counts; the last of a window has no next token, and does not."""
+    """Weights of positions; zero for the last of a window, which has no next token."""
     counted = torch.ones(batch.tokens.shape) if batch.counted is None else batch.counted.clone()
     counted[:, -1] = 0
     return counted

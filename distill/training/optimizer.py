@@ -1,4 +1,4 @@
-"""AdamW on float32 masters of parameters that the model may hold in fewer bits."""
+"""AdamW on float32 master weights of parameters that the model may hold in fewer bits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BETAS, _EPSILON = (0.9, 0.95), 1e-8
 
 
 class Rows(NamedTuple):
-    """Which rows of a tensor a process keeps: those from ``start`` to ``stop`` of ``total``."""
+    """The rows of a tensor that a process keeps: those from ``start`` to ``stop`` of ``total``."""
 
     start: int
     stop: int
@@ -28,12 +28,12 @@ class Trained:
     """A parameter that is trained.
 
     Attributes:
-        parameter: as the model computes with it.
-        rate: its learning rate, as a factor of the run's.
-        decays: whether weight decay acts on it.
-        stays: which of its numbers may change; None for all. The others are zero and stay so.
-        rows: which of its rows this process keeps; None for all.
-        copies: how many processes keep the same of it.
+        parameter: the model's own.
+        rate: its learning rate, relative to the run's.
+        decays: whether weight decay applies to it.
+        stays: mask of its elements that may change; None for all. The others stay zero.
+        rows: the rows that this process keeps; None for all.
+        copies: number of processes that keep the same part of it.
     """
 
     parameter: nn.Parameter
@@ -48,7 +48,7 @@ class GradientGroup(Protocol):
     """The processes that an optimizer shares its gradients with."""
 
     def sums(self, numbers: Iterable[float]) -> list[float]:
-        """Numbers added up over all of them."""
+        """Numbers summed over all of them."""
         ...
 
     def mean_(self, tensors: list[Tensor]) -> None:
@@ -56,21 +56,21 @@ class GradientGroup(Protocol):
         ...
 
 
-# Reads a tensor of a snapshot, or some of its rows; None if there is none of the name.
+# Reads a tensor of a snapshot, or some of its rows; None if it does not exist.
 Saved = Callable[[str, Rows | None], Tensor | None]
 
 
 class MasterAdamW:
-    """AdamW whose moments and weights are float32, whatever the model computes in.
+    """AdamW whose moments and weights are float32, whatever the model's dtype.
 
-    A bfloat16 weight of 1 cannot move by less than 1/256: steps are summed up in a master, and the model is given it
-    rounded. Gradients of several passes are summed up in float32, too.
+    A bfloat16 weight of 1 cannot change by less than 1/256: steps accumulate in a master weight, and the model gets it
+    rounded. Gradients of several passes are accumulated in float32, too.
 
     Args:
         trained: by name.
         decay: weight decay, for those that decay.
-        small_states: keep moments in eight bits.
-        others: processes that train the same parameters; None if there are none.
+        small_states: use 8-bit moments.
+        others: processes that train the same parameters; None if alone.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class MasterAdamW:
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Add the parameters' gradients to those of the masters, and drop them."""
+        """Move the parameters' gradients to those of the master weights, adding up."""
         for name, each in self._trained.items():
             gradient, master = each.parameter.grad, self.masters[name]
             if gradient is None or master is each.parameter:
@@ -110,12 +110,12 @@ class MasterAdamW:
 
     @torch.no_grad()
     def clip(self, limit: float | None) -> float:
-        """Scale gradients down to a norm of at most ``limit``; gives the norm that they had.
+        """Clip gradients to a norm of at most ``limit``; returns the norm before.
 
-        Those of weights that stay zero are zero, and do not count.
+        Gradients of weights that stay zero are zero, and do not count.
         """
         for master in self.masters.values():
-            if master.grad is None:  # of an expert that nothing was sent to: as where other processes' tokens reach it
+            if master.grad is None:  # an expert without tokens gets zeros, as in processes whose tokens reach it
                 master.grad = torch.zeros_like(master)
         self._share()
         for name, each in self._trained.items():
@@ -132,7 +132,7 @@ class MasterAdamW:
         return norm
 
     def _share(self) -> None:
-        """Let all processes have the same gradients of what all keep whole."""
+        """Average the gradients of unsharded parameters over all processes."""
         if self._others is None:
             return
         whole = [self.masters[name] for name, each in self._trained.items() if each.rows is None]
@@ -149,7 +149,7 @@ class MasterAdamW:
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Change the parameters by their gradients, which are dropped."""
+        """Update the parameters and clear their gradients."""
         for group in self._adam.param_groups:
             group["lr"] = rate * group["factor"]
         self._adam.step()
@@ -157,11 +157,11 @@ class MasterAdamW:
         self._hand_down()
 
     def forget(self) -> None:
-        """Drop the gradients."""
+        """Clear the gradients."""
         self._adam.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Masters and moments, as tensors by name: all that a rerun needs. Pieces, of what is kept in pieces."""
+        """Master weights and moments, as tensors by name: all that a rerun needs. Shards, if sharded."""
         found = {f"master.{name}": master.detach() for name, master in self.masters.items()}
         for name, master in self.masters.items():
             in_pieces = self._trained[name].rows is not None
@@ -169,13 +169,13 @@ class MasterAdamW:
         return found
 
     def rows(self, key: str) -> Rows | None:
-        """Which rows of one of :meth:`state`'s tensors this process has; None for all."""
+        """The rows of one of :meth:`state`'s tensors that this process has; None for all."""
         kind, _, name = key.partition(".")
         return None if kind == "step" else self._trained[name].rows
 
     @torch.no_grad()
     def load(self, saved: Saved) -> None:
-        """Go on from what :meth:`state` gave, here or in other processes."""
+        """Continue from a saved :meth:`state`, of this or other processes."""
         for name, master in self.masters.items():
             rows = self._trained[name].rows
             wanted = saved(f"master.{name}", rows)
@@ -190,7 +190,7 @@ class MasterAdamW:
 
     @torch.no_grad()
     def adopt(self, weights: Mapping[str, Tensor]) -> None:
-        """Give masters and parameters other weights."""
+        """Replace master weights and parameters."""
         for name, master in self.masters.items():
             master.copy_(weights[name])
         self._hand_down()
@@ -208,11 +208,11 @@ class _FusedAdamW(torch.optim.AdamW):
         super().__init__(groups, lr=lr, betas=betas, eps=eps, fused=True)
 
     def moments(self, parameter: Tensor, *, plain: bool) -> dict[str, Tensor]:
-        """What is remembered of a parameter."""
+        """The moments of a parameter."""
         return dict(self.state.get(parameter, {}))
 
     def go_on(self, parameter: Tensor, read: Saved, rows: Rows | None) -> None:
-        """Remember what was saved."""
+        """Restore saved moments."""
         found = {key: read(key, None if key == "step" else rows) for key in ("step", "exp_avg", "exp_avg_sq")}
         kept = {key: value.to(parameter.device, copy=True) for key, value in found.items() if value is not None}
         if kept:
@@ -220,7 +220,7 @@ class _FusedAdamW(torch.optim.AdamW):
 
 
 def own(tensor: Tensor) -> Tensor:
-    """What this process has of a tensor that processes keep in pieces; any other is itself."""
+    """This process's shard of a sharded tensor; any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -1,8 +1,8 @@
-"""A training that several processes share: each reads its part of a batch and keeps its part of the weights.
+"""Training over several processes: each reads its part of a batch and keeps its shard of the weights.
 
-The processes are torch's: FSDP2 (``fully_shard``) gathers a block's weights when it is time for it and adds its gradients up.
-Weights are in ``replicas`` copies, each spread over ``count / replicas`` processes: as many copies as processes are what
-DistributedDataParallel does, one copy is what is called fully sharded, and between lies hybrid sharding.
+It uses torch's FSDP2 (``fully_shard``), which gathers a block's weights when they are needed and reduces its gradients.
+Weights have ``replicas`` copies, each sharded over ``count / replicas`` processes: one copy per process is
+DistributedDataParallel, a single copy is fully sharded, and anything between is hybrid sharding.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 class ShardedModule(nn.Module):
-    """What is trained, or teaches, as one module: within a call of it, weights are whole wherever they are kept.
+    """Student or teacher as one module; within a call of it, sharded weights are gathered.
 
     Args:
-        parts: models and what is trained beside them.
+        parts: models and other trained modules.
     """
 
     def __init__(self, *parts: nn.Module) -> None:
@@ -36,24 +36,24 @@ class ShardedModule(nn.Module):
         self.parts = nn.ModuleList(parts)
 
     def forward(self, work: Callable[[], T]) -> T:
-        """Do something with the weights."""
+        """Run ``work`` with the weights."""
         return work()
 
 
 class Sharding:
-    """How a training is spread over processes; by itself, over this one alone.
+    """How a training is distributed over processes; this base class runs in one process.
 
     Attributes:
-        rank: this process's number.
-        count: of processes.
-        shards: over how many of them each copy of the weights is spread.
+        rank: this process's rank.
+        count: number of processes.
+        shards: number of processes over which each copy of the weights is sharded.
     """
 
     rank, count, shards = 0, 1, 1
 
     @property
     def keeps(self) -> str | None:
-        """What this process's part of a snapshot is called; None if another has the same."""
+        """The name of this process's part of a snapshot; None if another process has the same."""
         return "0"
 
     def share(self, batch: TrainingBatch) -> TrainingBatch:
@@ -61,11 +61,11 @@ class Sharding:
         return batch
 
     def first_window(self, windows: int) -> int:
-        """The place in a batch of so many windows at which this process's share begins."""
+        """The index in a batch of ``windows`` at which this process's share starts."""
         return 0
 
     def sums(self, numbers: Iterable[float]) -> list[float]:
-        """Numbers added up over all processes."""
+        """Numbers summed over all processes."""
         return list(numbers)
 
     def mean_(self, tensors: list[Tensor]) -> None:
@@ -74,38 +74,38 @@ class Sharding:
     def over(
         self, stage: ShardedModule, blocks: Iterable[nn.Module], trained: Mapping[str, Trained]
     ) -> dict[str, Trained]:
-        """Spread a stage's weights.
+        """Shard a stage's weights.
 
         Args:
-            stage: what is spread.
-            blocks: its parts that are computed one after another.
+            stage: the module to shard.
+            blocks: its parts that run one after another.
             trained: its parameters that are trained, by name; none for a teacher.
 
         Returns:
-            The same parameters as this process has them from here on.
+            This process's part of the same parameters.
         """
         return dict(trained)
 
     @contextmanager
     def whole(self, stage: ShardedModule) -> Iterator[None]:
-        """Within it, all weights are whole at once, to be read."""
+        """Within it, all weights are unsharded, for reading."""
         yield
 
     def gathered(self, pieces: Mapping[str, Tensor], trained: Mapping[str, Trained]) -> dict[str, Tensor]:
-        """Whole tensors of what processes keep in pieces, for the first; the others get none."""
+        """Unsharded tensors, in the first process; the others get none."""
         return {name: each.detach() for name, each in pieces.items()}
 
     def undone(self, stage: ShardedModule) -> None:
-        """Give the first process the stage's whole weights, in its main memory; it cannot be run any more."""
+        """Give the first process the stage's unsharded weights, in main memory; the stage cannot run afterwards."""
 
 
 class SpreadOver(Sharding):
-    """A training spread over the processes of torch's default group.
+    """A training distributed over the processes of torch's default group.
 
     Args:
-        device: where this process computes.
-        replicas: how many copies of the weights there are; it divides the number of processes.
-        reshard: give weights of blocks up after each pass and gather them again for gradients: less memory, more talk.
+        device: of this process.
+        replicas: number of copies of the weights; it divides the number of processes.
+        reshard: free weights of blocks after each pass and gather them again for gradients: saves memory, costs time.
     """
 
     def __init__(self, device: torch.device, replicas: int, *, reshard: bool = True) -> None:
@@ -147,12 +147,12 @@ class SpreadOver(Sharding):
         for block in blocks:
             self._spread(block, self._reshard)
         root = self._spread(stage, False)
-        if adds_up_unused():  # of experts that nothing was sent to
+        if adds_up_unused():  # of experts without tokens
             root.set_reduce_scatter_unused_params(True)
         if trained:  # a teacher's never change
             stage.register_forward_hook(_give_up_if_read_only)
         with torch.no_grad():
-            stage(lambda: None)  # the first module that is called counts as the outermost
+            stage(lambda: None)  # FSDP takes the first module called as its root
         return {name: self._here(each, *homes[name]) for name, each in trained.items()}
 
     @contextmanager
@@ -193,7 +193,7 @@ class SpreadOver(Sharding):
                     module._parameters[leaf] = nn.Parameter(whole, requires_grad=False) if self.rank == 0 else None
 
     def _spread(self, module: nn.Module, reshard: bool) -> Any:
-        """Spread what is not spread yet. Parameters of another type than most, such as norms beside float32 weights, all have."""
+        """Shard what is not sharded yet. Parameters of another dtype than most, such as some norms, stay whole."""
         left = [p for p in module.parameters() if not isinstance(p, DTensor) and p not in self._in_all]
         sizes: dict[torch.dtype, int] = {}
         for each in left:
@@ -204,7 +204,7 @@ class SpreadOver(Sharding):
         for each in apart:
             each.data = each.data.to(self._device)
         self._in_all |= apart
-        # Gradients are added up in float32, whatever they are computed in.
+        # Gradients are reduced in float32, whatever their dtype.
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
         return fully_shard(
             module, mesh=self._mesh, reshard_after_forward=reshard, mp_policy=policy, ignored_params=self._in_all
@@ -223,12 +223,12 @@ class SpreadOver(Sharding):
 
 
 def adds_up_unused() -> bool:
-    """Whether torch adds up gradients of what only some processes have used (since 2.13)."""
+    """Whether torch reduces gradients of parameters used by only some processes (since 2.13)."""
     return hasattr(FSDPModule, "set_reduce_scatter_unused_params")
 
 
 def _give_up_if_read_only(stage: nn.Module, _args: object, _output: object) -> None:
-    # Only a backward pass gives the outermost weights up, and they would be out of date after the next step.
+    # Only a backward pass reshards the root's weights, which would be stale after the next step.
     if not torch.is_grad_enabled():
         assert isinstance(stage, FSDPModule)
         stage.reshard()

@@ -1,4 +1,4 @@
-"""AdamW whose moments take a byte a number each, in blocks with a scale of their own (after arXiv:2110.02861)."""
+"""AdamW with 8-bit moments, in blocks that each have a scale (after arXiv:2110.02861)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Numbers that share a scale.
+# Elements that share a scale.
 _BLOCK = 256
 # Second moments are stored as sixteenths of powers of two below the block's largest.
 _PER_OCTAVE = 8.0
 
 
 class SmallStatesAdamW(torch.optim.Optimizer):
-    """AdamW with eight-bit moments: a quarter of the memory, for models whose moments would not fit.
+    """AdamW with 8-bit moments: a quarter of the memory, for models whose moments would not fit.
 
-    First moments are rounded to 255 even steps of each block; second moments to powers of two and eighths between them, for
-    they span many magnitudes, and one that is rounded to zero would let its weight leap.
+    First moments are rounded to 255 even steps of each block; second moments to powers of two and eighths between them,
+    since they span many magnitudes, and one rounded to zero would make its weight jump.
     """
 
     def __init__(self, groups: Any, lr: float, betas: tuple[float, float], eps: float) -> None:
@@ -48,7 +48,7 @@ class SmallStatesAdamW(torch.optim.Optimizer):
                 state |= _small(average, square)
 
     def moments(self, parameter: Tensor, *, plain: bool) -> dict[str, Tensor]:
-        """What is remembered of a parameter; ``plain`` in float32, so that it can be cut elsewhere than at blocks."""
+        """The moments of a parameter; ``plain`` in float32, so that they can be split anywhere, not only at blocks."""
         state = self.state.get(parameter, {})
         if not plain or not state:
             return dict(state)
@@ -56,7 +56,7 @@ class SmallStatesAdamW(torch.optim.Optimizer):
         return {"step": state["step"], "exp_avg": average, "exp_avg_sq": square}
 
     def go_on(self, parameter: Tensor, read: Callable[[str, Any], Tensor | None], rows: Any) -> None:
-        """Remember what was saved, in either form."""
+        """Restore saved moments, in either form."""
         step = read("step", None)
         if step is None:
             return
@@ -106,8 +106,8 @@ def _even(codes: Tensor, scale: Tensor, shape: torch.Size) -> Tensor:
 def _to_uneven(numbers: Tensor) -> tuple[Tensor, Tensor]:
     blocks = _blocks(numbers)
     scale = blocks.amax(1, keepdim=True).clamp_min(torch.finfo(blocks.dtype).tiny)
-    # Rounded up, so that no step becomes larger than it was; 255 stands for zero.
-    # A little beyond, so that what was rounded before is itself again.
+    # Rounded up, so that no step becomes larger; 255 means zero.
+    # Slightly larger, so that values that were rounded before are unchanged.
     octaves = (-(blocks / scale).log2_() * _PER_OCTAVE + 1e-3).floor_().clamp_(0, 254)
     return torch.where(blocks == 0, 255.0, octaves).to(torch.uint8), scale
 

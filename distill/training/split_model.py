@@ -1,4 +1,4 @@
-"""A causal LM in two halves: what makes hidden states, and what makes logits of them a few positions at a time."""
+"""A causal LM in two halves: one computes hidden states, the other logits for a few positions at a time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 class SplitModel:
     """Runs a transformers model's own code in two halves.
 
-    Nothing is copied or changed: the second half is the model's forward function with its decoder and its head exchanged
-    for the call, so whatever it does to logits (soft caps, factors) is done.
+    Nothing is copied or changed: the second half is the model's forward function with its decoder and lm_head replaced
+    during the call, so its changes to logits (soft caps, factors) are applied.
 
     Args:
         model: any causal LM of transformers.
@@ -28,7 +28,7 @@ class SplitModel:
         self.model = model
         self._body_name = str(getattr(model, "base_model_prefix", ""))
         if not self._body_name or self._body_name not in model._modules:
-            raise ValueError(f"{type(model).__name__} has no decoder apart from its head")
+            raise ValueError(f"{type(model).__name__} has no decoder separate from its lm_head")
         self.body: Any = model._modules[self._body_name]
         head = model.get_output_embeddings()  # type: ignore[operator]
         path = next(name for name, module in model.named_modules() if module is head)
@@ -36,19 +36,19 @@ class SplitModel:
 
     @property
     def head(self) -> Any:
-        """The output head: a linear."""
+        """The lm_head, a linear."""
         return self._head_home._modules[self._head_name]
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """What the head reads, ``[windows, length, width]``, for token ids ``[windows, length]``."""
+        """The inputs of lm_head, ``[windows, length, width]``, for token ids ``[windows, length]``."""
         hidden = self.body(input_ids=tokens, use_cache=False).last_hidden_state
-        for hook in self.head._forward_pre_hooks.values():  # such as rounding what the head reads
+        for hook in self.head._forward_pre_hooks.values():  # such as rounding lm_head's inputs
             changed = hook(self.head, (hidden,))
             hidden = hidden if changed is None else changed[0] if isinstance(changed, tuple) else changed
         return hidden
 
     def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Logits of ``hidden [windows, length, width]`` by a head of this weight, whatever the model's own is."""
+        """Logits of ``hidden [windows, length, width]`` with this lm_head weight instead of the model's."""
         with self._exchanged(_Given(hidden, self.body), _Head(weight, bias)):
             return self.model(inputs_embeds=hidden, use_cache=False).logits
 
@@ -65,7 +65,7 @@ class SplitModel:
 
 
 class _Given(nn.Module):
-    """Stands in for a decoder that has run already."""
+    """Stands in for a decoder that has already run."""
 
     def __init__(self, hidden: Tensor, body: nn.Module) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class _Given(nn.Module):
         self.__dict__["_body"] = body
 
     def __getattr__(self, name: str) -> Any:
-        # OPT's forward asks its decoder's decoder.
+        # OPT's forward calls its decoder's decoder.
         body = self.__dict__["_body"]
         return self if name in body._modules else getattr(body, name)
 
@@ -82,7 +82,7 @@ class _Given(nn.Module):
 
 
 class _Output(BaseModelOutputWithPast):
-    """What decoders return, without what some return beside (routers' logits, cross attentions)."""
+    """The output of a decoder, without extras of some (router logits, cross attentions)."""
 
     def __getattr__(self, _name: str) -> None:
         return None

@@ -1,4 +1,4 @@
-"""Where the teacher's logits come from: a model that reads along, or a cache of its top logits."""
+"""Where the teacher's logits come from: a model that runs alongside, or a cache of its top logits."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .batches import TrainingBatch
 from .sharded import ShardedModule
 from .split_model import SplitModel
 
-# From the student's logits ``[positions, vocabulary]``, and which of a batch's positions they are of, to the loss.
+# From the student's logits ``[positions, vocabulary]`` and their positions in the batch to the loss.
 Compared = Callable[[Tensor, slice], LossAndGradient]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """By what student and teacher are compared.
+    """How student and teacher are compared.
 
     Attributes:
         loss: a name of ``losses.table.LOSSES``.
         options: the loss's.
         temperature: of both distributions.
-        functions: what computes it.
+        functions: compute it.
     """
 
     loss: str
@@ -40,7 +40,7 @@ class Comparison:
     def __call__(self, student: Tensor, teacher: Tensor) -> LossAndGradient:
         """Values and gradients for logits ``[positions, vocabulary]`` of both.
 
-        Models of one family pad their vocabularies differently; what only one of them has is left out.
+        Models of one family pad their vocabularies differently; tokens that only one has are ignored.
         """
         shared = min(student.shape[-1], teacher.shape[-1])
         function, beyond = self.functions.divergence, student.shape[-1] - shared
@@ -49,20 +49,20 @@ class Comparison:
 
 
 class Teacher(Protocol):
-    """What a student is compared with."""
+    """A teacher's logits."""
 
     def read(self, batch: TrainingBatch) -> Compared:
-        """Read a batch; what is given compares the student's logits with it."""
+        """Read a batch; returns a function that compares the student's logits with the teacher's."""
         ...
 
 
 class ReadingTeacher:
-    """A model that reads every batch beside the student. Its logits, too, are made a few positions at a time.
+    """A model that reads every batch alongside the student. Its logits, too, are computed a few positions at a time.
 
     Args:
-        model: the teacher's.
-        comparison: by what the student is compared with it.
-        stage: the teacher, as it is spread over processes.
+        model: the teacher.
+        comparison: how the student is compared with it.
+        stage: the teacher, as distributed over processes.
     """
 
     def __init__(self, model: SplitModel, comparison: Comparison, stage: ShardedModule | None = None) -> None:
@@ -84,12 +84,12 @@ class ReadingTeacher:
 
 
 class StoredTeacher:
-    """What was stored of a teacher: its most likely tokens after every position of the corpus.
+    """A teacher's stored top tokens at every position of the corpus.
 
     Args:
-        find: gives ids and log-probabilities ``[windows, length, k]`` for windows by their numbers.
-        temperature: that they were stored at.
-        functions: what compares the student with them.
+        find: returns ids and log-probabilities ``[windows, length, k]`` for windows by their numbers.
+        temperature: at which they were stored.
+        functions: compare the student with them.
     """
 
     def __init__(

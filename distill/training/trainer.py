@@ -1,4 +1,4 @@
-"""The training loop: batches, gradients, steps, snapshots, and the curve that they leave."""
+"""The training loop: batches, gradients, steps, snapshots, and the resulting curve."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .optimizer import MasterAdamW, Rows, Saved
 from .schedule import rate_at
 from .sharded import Sharding
 
-# Snapshots take at most this share of the time, and are at least so many seconds apart.
+# Snapshots take at most this share of the time, and are at least this many seconds apart.
 _SNAPSHOT_SHARE, _SNAPSHOT_SECONDS = 0.05, 20.0
 # A step is a spike if its gradient is so many times the median of those before it.
 _REMEMBERED, _FEWEST_REMEMBERED = 64, 8
@@ -25,10 +25,10 @@ _SKIPPED_IN_A_ROW = 20
 
 
 class TrainingError(Exception):
-    """Training cannot go on; the text says why and what to do.
+    """Training cannot continue; the text says why and what to do.
 
     Attributes:
-        batch: what was read when it failed.
+        batch: the batch on which it failed.
     """
 
     def __init__(self, text: str, batch: TrainingBatch) -> None:
@@ -38,18 +38,18 @@ class TrainingError(Exception):
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """What is noted of one step.
+    """Metrics of one step.
 
     Attributes:
         step: its number, from 1.
-        tokens: read so far.
-        loss: what was minimised, averaged over the step's tokens.
-        parts: each loss by itself.
+        tokens: tokens read so far.
+        loss: the training loss, averaged over the step's tokens.
+        parts: each loss separately.
         rate: the learning rate.
-        norm: the gradient's, before it was clipped.
-        seconds: since the start, over all runs of this training.
-        skipped: whether the step was passed over as a spike.
-        held_out: losses on text that is not trained on, where they were measured after the step.
+        norm: of the gradient, before clipping.
+        seconds: time since the start, over all runs of this training.
+        skipped: whether the step was skipped as a gradient spike.
+        held_out: losses on held-out text, if measured after the step.
     """
 
     step: int
@@ -65,18 +65,18 @@ class StepMetrics:
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """How long, how fast and how carefully.
+    """Settings of the training loop.
 
     Attributes:
-        steps: how many.
+        steps: number of steps.
         rate: the peak learning rate.
         schedule: a name of ``schedule.SCHEDULES``.
         warmup: steps until the peak.
         parts: passes that a step's gradient is summed over.
-        clip: the largest norm of a gradient; None for any.
-        average: the decay of an exponential average of the weights, which then is the result; None for the last weights.
-        spike: a gradient so many times the usual one is passed over; None for never.
-        measures: how often the held-out loss is measured, the start and the end included.
+        clip: the maximum gradient norm; None for no clipping.
+        average: the decay of an exponential moving average of the weights, the result; None for the last weights.
+        spike: a step whose gradient is this many times the usual one is skipped; None for never.
+        measures: how often the held-out loss is measured, including the start and the end.
     """
 
     steps: int
@@ -91,36 +91,36 @@ class TrainerSettings:
 
 
 class Learner(Protocol):
-    """What is trained."""
+    """A model with its objective."""
 
     def loss(self, batch: TrainingBatch) -> tuple[Tensor, dict[str, float]]:
-        """What to minimise, through which gradients flow, and its parts by name."""
+        """The differentiable loss, and its parts by name."""
         ...
 
     def held_out(self) -> dict[str, float]:
-        """Losses on text that is not trained on."""
+        """Losses on held-out text."""
         ...
 
 
 class Store(Protocol):
-    """Where snapshots are kept: each replaces the one before, at once, in all processes."""
+    """Where snapshots are kept: each replaces the one before atomically, in all processes."""
 
     def load(self) -> tuple[Saved, dict[str, Any]] | None:
-        """The last snapshot, if there is one: a function that reads its tensors, and its data."""
+        """The last snapshot, if any: a function that reads its tensors, and its data."""
         ...
 
     def save(self, tensors: dict[str, Tensor], rows: Mapping[str, Rows], data: dict[str, Any]) -> None:
-        """Keep a snapshot: tensors, which rows of them these are where it is not all, and plain data."""
+        """Save a snapshot: tensors, the rows they hold if not all, and plain data."""
         ...
 
 
 @dataclass
 class Watch:
-    """Called as training goes on.
+    """Callbacks of a training.
 
     Attributes:
-        track: passes step numbers on, and shows how far they are.
-        on_step: is called after every step, with the metrics of all steps so far.
+        track: passes step numbers through, and shows progress.
+        on_step: called after every step, with the metrics of all steps so far.
     """
 
     track: Callable[[Iterable[int]], Iterator[int]] = field(default=iter)
@@ -128,19 +128,19 @@ class Watch:
 
 
 class Trainer:
-    """Trains, and goes on where it stopped: a rerun reads the same batches and ends with the same weights.
+    """Trains, and resumes where it stopped: a rerun reads the same batches and ends with the same weights.
 
     Args:
-        learner: what is trained.
+        learner: the model with its objective.
         optimizer: of its parameters.
-        batch_at: what each step reads, in this process.
-        settings: how.
+        batch_at: returns the batch of a step in this process.
+        settings: of the loop.
         store: where snapshots are kept.
-        watch: called as training goes on.
-        spread: how training is spread over processes.
+        watch: callbacks.
+        spread: how training is distributed over processes.
 
     Attributes:
-        metrics: one for each step that is done.
+        metrics: one for each finished step.
     """
 
     def __init__(
@@ -163,16 +163,16 @@ class Trainer:
         measures = max(0, settings.measures - 1)
         self._measured = {settings.steps * i // measures for i in range(measures + 1)} if measures else set()
         self.started: dict[str, float] | None = None  # held-out losses before the first step
-        self._between_steps = True  # whether weights and moments are of the same step
+        self._between_steps = True  # whether weights and moments belong to the same step
 
     def run(self) -> dict[str, Tensor]:
-        """Train to the end. The model has the resulting weights then: the last ones, or their average.
+        """Train to the end. The model then has the resulting weights: the last ones, or their average.
 
         Returns:
-            The same by name, in float32; the pieces that this process has of them.
+            The same by name, in float32; this process's shards of them.
 
         Raises:
-            TrainingError: the loss is no number any more, or nothing but spikes comes.
+            TrainingError: the loss is not finite, or there are only gradient spikes.
         """
         found = self._store.load()
         if found is not None:
@@ -181,7 +181,7 @@ class Trainer:
             self.started = self._learner.held_out()
         done = len(self.metrics)
         begun, saved, taken = time.monotonic(), time.monotonic(), 0.0
-        # A snapshot needs all processes, which an interrupt finds in different places.
+        # A snapshot needs all processes, which an interrupt may find at different points.
         alone = self._spread.count == 1
         earlier = self.metrics[-1].seconds if self.metrics else 0.0
         try:
@@ -192,7 +192,7 @@ class Trainer:
                 self._between_steps = True
                 now = time.monotonic()
                 due = self._spread.rank == 0 and now - saved > max(_SNAPSHOT_SECONDS, taken / _SNAPSHOT_SHARE)
-                if self._spread.sums([due])[0]:  # the first one's clock is everyone's
+                if self._spread.sums([due])[0]:  # the first process's clock decides
                     self._snapshot()
                     saved = time.monotonic()
                     taken = saved - now
@@ -217,7 +217,7 @@ class Trainer:
         for part in batch.parts(settings.parts):
             share = float(part.tokens.numel() if part.counted is None else part.counted.sum()) / count
             value, named = self._learner.loss(part)
-            (value * (share * self._spread.count)).backward()  # processes' gradients are averaged
+            (value * (share * self._spread.count)).backward()  # gradients are averaged over processes
             self._optimizer.collect()
             loss += float(value.detach()) * share
             for name, each in named.items():
@@ -232,7 +232,7 @@ class Trainer:
         if skipped:
             self._optimizer.forget()
             if all(each.skipped for each in self.metrics[-_SKIPPED_IN_A_ROW:]) and step >= _SKIPPED_IN_A_ROW:
-                text = f"step {step + 1}: {_SKIPPED_IN_A_ROW} steps in a row were spikes of the gradient"
+                text = f"step {step + 1}: {_SKIPPED_IN_A_ROW} steps in a row were gradient spikes"
                 raise TrainingError(text, batch)
         else:
             self._optimizer.step(rate)
@@ -255,7 +255,7 @@ class Trainer:
         decay = self._settings.average
         if decay is None:
             return
-        # Early on an average of few steps, so that the start is soon forgotten.
+        # At first an average of few steps, so that the initial weights are soon forgotten.
         done = len(self.metrics) + 1
         decay = min(decay, done / (done + 10))
         for name, kept in self._average.items():

@@ -1,1 +1,1 @@
-"""How much to remove from which layer."""
+"""Allocation: how much to remove from each layer."""

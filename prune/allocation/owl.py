@@ -1,4 +1,4 @@
-"""How a sparsity is shared out over layers by their outliers (Yin et al., 2024, OWL, arXiv:2310.05175)."""
+"""Allocation of sparsity to layers by their outliers (Yin et al., 2024, OWL, arXiv:2310.05175)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-# The paper's: what is so many times the mean is an outlier, and layers differ by at most so much from the average.
+# The paper's: outliers are scores above this multiple of the mean; layers differ by at most this from the average.
 MULTIPLE, REACH = 5.0, 0.08
 
 
 def outlier_share(scores: Iterable[Tensor], multiple: float = MULTIPLE) -> float:
-    """Which share of all scores of a layer is larger than some times their mean."""
+    """The share of a layer's scores above a multiple of their mean."""
     each = [score.float().flatten() for score in scores]
     count = sum(score.numel() for score in each)
     mean = sum(score.sum(dtype=torch.float64).item() for score in each) / count
@@ -20,12 +20,12 @@ def outlier_share(scores: Iterable[Tensor], multiple: float = MULTIPLE) -> float
 
 
 def by_outliers(shares: Sequence[float], sparsity: float, reach: float = REACH) -> list[float]:
-    """The sparsity of each layer: less where there are more outliers, and on average over layers what is asked for.
+    """The sparsity of each layer: lower with more outliers, with the requested average over layers.
 
     Args:
-        shares: each layer's outliers.
+        shares: each layer's share of outliers.
         sparsity: the average.
-        reach: the densest and the sparsest layer are twice this apart.
+        reach: half the difference between the densest and the sparsest layer.
     """
     ratios = torch.tensor(shares, dtype=torch.float64)
     apart = ratios.max() - ratios.min()

@@ -1,4 +1,4 @@
-"""How the sparsity of a prune step is shared out over linears."""
+"""Allocation of a prune step's sparsity to linears."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ...system.processes import Processes
 from ..score.weights import wanda
 from .owl import by_outliers, outlier_share
 
-# Sparsities that a linear may get by its sensitivity: so many, this far apart, around the average.
+# Sparsities that a linear may get by its sensitivity: their number and spacing, around the average.
 LEVELS, _APART = 9, 0.05
 _MOST = 0.95
 
@@ -33,14 +33,14 @@ _MOST = 0.95
 def shared_out(
     allocation: str, sparsity: float, facts: list[LinearFacts], model: OpenModel, context: RunContext
 ) -> dict[str, float]:
-    """The sparsity of each linear, by name; what an interrupted run has found is not measured again.
+    """The sparsity of each linear, by name; measurements of an interrupted run are reused.
 
     Args:
         allocation: ``owl`` or ``sensitivity``.
-        sparsity: of all together; for ``owl``, on average over blocks.
+        sparsity: overall; for ``owl``, on average over blocks.
         facts: the linears.
-        model: whose they are.
-        context: the run. The first process measures alone.
+        model: their model.
+        context: the run. Only the first process measures.
     """
     file = context.journal / "sparsities.json"
 
@@ -97,7 +97,7 @@ def _by_sensitivity(
     losses = fisher_losses(measured)
     kept = [[round(each.numel * (1 - level)) for level in levels] for each in facts]
     for unit in losses:
-        if not any(unit):  # nothing is known of an expert without tokens: it gets the average
+        if not any(unit):  # an expert without tokens has no scores and gets the average
             unit[:] = [0.0 if level == sparsity else 1e9 for level in levels]
     chosen = best_choice(losses, kept, sum(round(each.numel * (1 - sparsity)) for each in facts))
     assert chosen is not None  # all at the average fit
@@ -105,7 +105,7 @@ def _by_sensitivity(
 
 
 class _Sparsities:
-    """Candidates that prune a linear by Wanda's score, with nothing to make up for it."""
+    """Candidates that prune a linear by Wanda's score, without compensation."""
 
     needs_hessian = False
 

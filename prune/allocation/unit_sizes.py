@@ -1,4 +1,4 @@
-"""How many units each block keeps, where a prune step shares them out over blocks."""
+"""Allocation of units to blocks: how many each block keeps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..score.units import refitted
 from ..structure import axes
 from ..structure.axes import Axis
 
-# Numbers that a block may get: so many steps of about this share of them, around the average, and all of them.
+# Numbers of units that a block may keep: this many steps of about this share, around the average, and all.
 _STEPS, _STEP = 3, 1 / 16
 MOST_LEVELS = 2 * _STEPS + 2
 
@@ -31,17 +31,17 @@ def levels_of(model: OpenModel, axis: Axis, average: int) -> list[int]:
     Args:
         model: the model.
         axis: the units.
-        average: how many blocks keep on average; it is among them.
+        average: the average number that blocks keep; it is one of the numbers.
     """
     step = max(1, round(axis.units * _STEP / axis.multiple)) * axis.multiple
     around = {average + step * place for place in range(-_STEPS, _STEPS + 1)}
     found = sorted({n for n in around if 0 < n < axis.units} | {axis.units})
-    # Widths are all alike to a configuration, but not every number of heads suits it.
+    # A configuration accepts any width, but not every number of heads.
     return [n for n in found if axis.multiple > 1 or n in (average, axis.units) or axes.is_possible(model, axis, n)]
 
 
 def worst_case_units(model: OpenModel, axis: Axis, average: int) -> list[int]:
-    """Units by block that may come of sharing out, such that what does not suit any of these numbers is found before any work."""
+    """The worst case of units by block, so that problems with any possible allocation are found before any work."""
     units = [average] * len(model.anatomy.blocks)
     places = [index for index, block in enumerate(model.anatomy.blocks) if axis.of_block(block.name)]
     levels = levels_of(model, axis, average)
@@ -61,20 +61,19 @@ def shared_out_units(
     *,
     refits: bool,
 ) -> list[int]:
-    """How many units each block keeps, so that the predicted divergence is least; the first process measures alone.
+    """How many units each block keeps for the least predicted divergence; only the first process measures.
 
-    The cost of removing a block's units, after the columns that read the rest have made up for it, is estimated from the
-    gradients of the model's own predictions (:mod:`..mixed.sensitivity`). What an interrupted run has measured is not
-    measured again.
+    The cost of removing a block's units, after the remaining columns are refitted, is estimated from the gradients of
+    the model's own predictions (:mod:`..mixed.sensitivity`). Measurements of an interrupted run are reused.
 
     Args:
         model: the model.
         axis: the units.
-        average: how many blocks keep on average.
-        among: the blocks over which they are shared out; others keep the average.
-        scores: how much the units of a reader matter, given its name, its weight and what it reads.
+        average: the average number that blocks keep.
+        among: the blocks that units are allocated to; others keep the average.
+        scores: the importance of a reader's units, given its name, its weight and its inputs.
         context: the run.
-        refits: whether columns make up for what goes.
+        refits: whether the remaining columns are refitted.
     """
 
     def found() -> tuple[dict[str, Tensor], list[int]]:
@@ -106,7 +105,7 @@ def shared_out_units(
 
 
 class _Widths:
-    """Candidates that keep so many units of what a linear reads."""
+    """Candidates that keep a number of a linear's input units."""
 
     def __init__(self, axis: Axis, levels: Sequence[int], scores: Scores, dtype: torch.dtype, *, refits: bool) -> None:
         self._axis, self._levels, self._scores, self._dtype = axis, levels, scores, dtype

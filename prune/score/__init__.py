@@ -1,1 +1,1 @@
-"""How much a weight, a unit, a direction or a block matters."""
+"""Importance scores of weights, units, directions and blocks."""

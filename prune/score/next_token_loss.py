@@ -1,4 +1,4 @@
-"""How well a model predicts the calibration text."""
+"""The next-token loss on the calibration text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ...system.activation_store import ActivationStore
 
 
 def next_token_loss(head: HeadFunction, store: ActivationStore, tokens: Tensor) -> tuple[float, int]:
-    """The sum of the losses of the next tokens, and how many they are.
+    """The sum of next-token losses, and their count.
 
     Args:
         head: the part after the blocks.
-        store: what leaves the last block.
+        store: the last block's outputs.
         tokens: the windows, ``[windows, length]``.
     """
     lost, count = 0.0, 0

@@ -1,4 +1,4 @@
-"""The directions of a residual stream that matter most (Ashkboos et al., 2024, SliceGPT, arXiv:2401.15024)."""
+"""Principal directions of the residual stream (Ashkboos et al., 2024, SliceGPT, arXiv:2401.15024)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 class Directions:
-    """Sums up vectors of hidden states, each scaled to length one.
+    """Accumulates the covariance of hidden states, each scaled to length one.
 
-    Norms scale what they read anyway, so that long vectors matter no more than short ones.
+    Norms rescale their inputs, so long vectors matter no more than short ones.
 
     Args:
         width: the hidden size.
@@ -22,14 +22,14 @@ class Directions:
         self.sums = torch.zeros(width, width, dtype=torch.float64)
 
     def add(self, hidden: Tensor) -> None:
-        """Take in ``[..., width]``."""
+        """Add ``[..., width]``."""
         rows = hidden.flatten(0, -2).float()
         rows = rows / rows.norm(dim=-1, keepdim=True).clamp_min(1e-30)
         self.sums += (rows.T @ rows).to(self.sums.device)
 
     def rotation(self) -> tuple[Tensor, Tensor]:
         """An orthogonal matrix whose first columns are the directions of most variance, and each one's share of it."""
-        # In float32, so that it does not matter in which order processes added up.
+        # In float32, so that the summation order of processes does not matter.
         values, vectors = torch.linalg.eigh(self.sums.float().double())
         return vectors.flip(1).contiguous(), shares_of(values.clamp_min(0).flip(0))
 

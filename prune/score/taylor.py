@@ -1,4 +1,4 @@
-"""What the loss would gain or lose without a unit, to first order (Molchanov et al., 2017, arXiv:1611.06440)."""
+"""The change of the loss without a unit, to first order (Molchanov et al., 2017, arXiv:1611.06440)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ from ..structure.axes import Axis
 def first_order(model: OpenModel, axis: Axis, streamed: StreamedModel, context: RunContext) -> dict[str, Tensor]:
     """For each reader of an axis and each of its units: the sum over tokens of ``|activation x gradient|``.
 
-    The gradient is that of the loss of the calibration text's next tokens. What an interrupted run has measured is not
-    measured again.
+    The gradient is that of the next-token loss on the calibration text. Measurements of an interrupted run are reused.
 
     Args:
-        model: whose units they are.
+        model: the model.
         axis: the units.
         streamed: the same model, to compute with.
         context: the run.
@@ -43,7 +42,7 @@ def first_order(model: OpenModel, axis: Axis, streamed: StreamedModel, context: 
 
 
 def first_order_of_hidden(streamed: StreamedModel, context: RunContext) -> Tensor:
-    """For each channel of the residual stream: the sum of ``|activation x gradient|`` over tokens and all that leaves a block."""
+    """For each channel of the residual stream: the sum of ``|activation x gradient|`` over tokens and blocks."""
     job = _OfHidden(streamed, context)
     run_backward(job, streamed, job.tokens, context.progress)
     context.processes.sum_(job.sums)
@@ -51,7 +50,7 @@ def first_order_of_hidden(streamed: StreamedModel, context: RunContext) -> Tenso
 
 
 class _Gradients(BackwardJob):
-    """Follows the gradient of the loss of the next tokens through all blocks; nothing is kept in files."""
+    """Backpropagates the next-token loss through all blocks; nothing is kept in files."""
 
     description = "following gradients"
     files = ()
@@ -70,10 +69,10 @@ class _Gradients(BackwardJob):
             kept.block_backward(index, block, flow)
 
     def left(self, hidden: ActivationStore, flow: ActivationStore) -> None:
-        """See what left a block, and its gradient."""
+        """Receive a block's outputs and their gradient."""
 
     def watch(self, index: int, block: nn.Module, hooks: ExitStack) -> None:
-        """Hang hooks on a block before gradients go through it."""
+        """Register hooks on a block before its backward pass."""
 
     def _descent(self, logits: Tensor, batch: slice) -> Tensor:
         chances = logits.float().softmax(-1)

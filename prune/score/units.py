@@ -1,6 +1,6 @@
-"""How much units of a layer matter, and what the rest do to make up for those that go.
+"""Scores of a layer's units, and the least-squares refit of those that remain.
 
-A unit is a channel, or all channels of some attention heads: neighbouring columns of the matrix that reads it.
+A unit is a channel, or all channels of some attention heads: contiguous columns of the matrix that reads it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class UnitFacts:
-    """What a score may read of a layer's units.
+    """Inputs of a score of a layer's units.
 
     Attributes:
         reader: the weight that reads the units, ``[rows, units x columns]``.
-        columns: how many a unit has.
+        columns: columns per unit.
         energy: each channel's mean square on the calibration text.
-        first_order: what removing each unit would change by first-order Taylor expansion, where gradients were taken.
-        matrices: of each matrix that writes or reads the units, what belongs to them, ``[units, …]``; read when asked for.
+        first_order: the first-order Taylor change from removing each unit, if gradients were computed.
+        matrices: the units' part of each matrix that writes or reads them, ``[units, …]``; loaded on demand.
     """
 
     reader: Tensor
@@ -33,10 +33,10 @@ class UnitFacts:
 
 @dataclass(frozen=True)
 class UnitScore:
-    """A way to say how much units matter.
+    """An importance score of units.
 
     Attributes:
-        compute: one number for each unit.
+        compute: returns one value per unit.
         needs_gradients: whether it reads ``first_order``.
     """
 
@@ -50,17 +50,17 @@ def activation(facts: UnitFacts) -> Tensor:
 
 
 def wanda(facts: UnitFacts) -> Tensor:
-    """Each channel's norm times that of the column that reads it, so the unit's share of the outputs."""
+    """Each channel's norm times that of the column that reads it, so the unit's contribution to the outputs."""
     return _norms(facts, _column_squares(facts) * _energy(facts))
 
 
 def weight(facts: UnitFacts) -> Tensor:
-    """The norm of the columns that read the unit, without looking at any text."""
+    """The norm of the columns that read the unit; reads no text."""
     return _norms(facts, _column_squares(facts))
 
 
 def taylor(facts: UnitFacts) -> Tensor:
-    """What removing the unit changes the loss by, to first order; see :mod:`.taylor`."""
+    """The change of the loss from removing the unit, to first order; see :mod:`.taylor`."""
     assert facts.first_order is not None
     return facts.first_order
 
@@ -81,12 +81,12 @@ UNIT_SCORES: dict[str, UnitScore] = {
 
 
 def path_scores(matrices: Iterable[Tensor]) -> Tensor:
-    """One number for each unit: the product of the norms of all that writes and reads it, without looking at any text.
+    """One value per unit: the product of the norms of the weights that write and read it; reads no text.
 
-    Where inputs are random, that is the size of what the unit adds, up to a factor that all units share.
+    For random inputs, that is the size of the unit's contribution, up to a factor common to all units.
 
     Args:
-        matrices: of each matrix, what belongs to the units, ``[units, …]``.
+        matrices: the units' part of each matrix, ``[units, …]``.
     """
     total: Tensor | None = None
     for each in matrices:
@@ -110,23 +110,23 @@ def _energy(facts: UnitFacts) -> Tensor:
 
 
 def refitted(reader: Tensor, hessian: Tensor, kept: Tensor, damping: float = 0.01) -> tuple[Tensor, list[str]]:
-    """The columns that are left, so that outputs on the calibration inputs come closest to what they were.
+    """The remaining columns, refitted so that outputs on the calibration inputs change least.
 
-    The least-squares solution ``W H[:, S] H[S, S]^-1`` for the columns ``S`` that stay.
+    The least-squares solution ``W H[:, S] H[S, S]^-1`` for the kept columns ``S``.
 
     Args:
         reader: ``[rows, columns]``.
         hessian: mean of x xT over calibration inputs, ``[columns, columns]``.
-        kept: the columns that stay.
-        damping: share of the mean diagonal that is added to it; it grows tenfold, twice at most, while it must.
+        kept: the kept columns.
+        damping: share of the mean diagonal that is added to it; raised tenfold, at most twice, if needed.
 
     Returns:
-        The columns in float32, and notes on what did not go as planned.
+        The columns in float32, and notes on deviations.
     """
     inner, wanted = hessian[kept[:, None], kept].double(), reader.double() @ hessian[:, kept].double()
     mean = inner.diagonal().mean()
     for _ in range(3):
-        # Damped towards the columns as they are, not towards zero.
+        # Damped towards the original columns, not towards zero.
         shift = damping * mean
         damped = inner.clone()
         damped.diagonal().add_(shift)
@@ -137,4 +137,4 @@ def refitted(reader: Tensor, hessian: Tensor, kept: Tensor, damping: float = 0.0
             found = torch.cholesky_solve((wanted + shift * reader[:, kept].double()).T, factor).T
             return found.float(), []
         damping *= 10
-    return reader[:, kept].float(), ["nothing makes up for what went: its Hessian cannot be factored"]
+    return reader[:, kept].float(), ["the removed columns are not compensated: the Hessian cannot be factored"]

@@ -1,4 +1,4 @@
-"""How much single weights matter."""
+"""Importance scores of single weights."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class WeightScore:
-    """A way to say how much single weights matter.
+    """An importance score of single weights.
 
     Attributes:
-        compute: from a weight ``[rows, columns]`` and the mean square of each input column, a number for each weight.
+        compute: from a weight ``[rows, columns]`` and the mean square of each input column, a score for each element.
         reads_inputs: whether it needs that mean square, which takes a calibration text.
-        by_row: whether weights compete within their row, and not within the whole matrix.
+        by_row: whether weights are compared within their row, not within the whole matrix.
     """
 
     compute: Callable[[Tensor, Tensor | None], Tensor]
@@ -24,16 +24,16 @@ class WeightScore:
 
 
 def magnitude(weight: Tensor, energy: Tensor | None = None) -> Tensor:
-    """Their size."""
+    """The magnitude."""
     return weight.float().abs()
 
 
 def wanda(weight: Tensor, energy: Tensor | None) -> Tensor:
-    """Their size times the norm of what they read (Sun et al., 2023, arXiv:2306.11695, equation 1).
+    """The magnitude times the norm of the input (Sun et al., 2023, arXiv:2306.11695, equation 1).
 
     Args:
         weight: ``[rows, columns]``.
-        energy: mean square of each input column; that it is the mean and not the sum changes no order.
+        energy: mean square of each input column; using the mean instead of the sum does not change the order.
     """
     assert energy is not None
     return weight.float().abs() * energy.float().sqrt()

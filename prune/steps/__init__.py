@@ -1,1 +1,1 @@
-"""The prune steps of a recipe, one file a structure."""
+"""The prune steps of a recipe, one file per structure."""

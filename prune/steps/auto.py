@@ -1,4 +1,4 @@
-"""The prune step that chooses depth against widths: the shape that loses least among those that keep to a target."""
+"""The prune step that searches depth and widths: the shape with the least loss among those that meet a target."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from ..structure.shapes import DIMENSIONS, Costs, SizeGrid, Sizes, parameters_of
 from .hidden import check_rotates
 from .table import STRUCTURES, step_of
 
-# Shapes that are made and judged on text, best first by what their dimensions cost one by one.
+# Shapes that are built and evaluated on text, best first by the summed loss of their dimensions.
 _TRIED = 3
-# Of the calibration windows, this share is kept to judge what the rest has calibrated.
+# The share of calibration windows held out for evaluation.
 _JUDGING = 4
 _SLACK = 1.02
 
 
 class PruneAutoStep:
-    """Take blocks and widths away until a target is met.
+    """Prune blocks and widths until a target is met.
 
     Args:
         settings: the recipe's section.
@@ -73,10 +73,10 @@ class PreparedAuto(PreparedStep):
 
     Args:
         step: the step.
-        model: whose shape it is.
+        model: the model.
 
     Raises:
-        ProblemsError: no shape that is searched keeps to the target.
+        ProblemsError: no shape in the search meets the target.
     """
 
     def __init__(self, step: PruneAutoStep, model: OpenModel) -> None:
@@ -85,16 +85,16 @@ class PreparedAuto(PreparedStep):
         self._check_latency()
         if set(layer_parts(model)) != {"all"}:
             what = (
-                f"{type(model.skeleton.model).__name__}: parts of some of its blocks were removed; search first, or give"
+                f"{type(model.skeleton.model).__name__}: parts of some of its blocks were already removed; search first, or give"
                 " structures and shares"
             )
             raise self._wrong("structure", what)
         self._grid, self._rotates = SizeGrid.of(model, step.settings.multiple), _rotates(model)
         if all(len(levels) == 1 for levels in self._grid.levels.values()):
             kind = type(model.skeleton.model).__name__
-            raise self._wrong("structure", f"{kind}: no dimension of it can be made smaller")
+            raise self._wrong("structure", f"{kind}: none of its dimensions can be made smaller")
         self._check_parameters()
-        # The shape is what the search is for: of those that it may find, the one that the fewest group sizes divide.
+        # The shape is not known yet: of the possible ones, the one that the fewest group sizes divide.
         self.output = model
         for settings in self._settings(self._grid.worst_case):
             self.output = step_of(settings, settings.structure).prepare(Given(self.output, self.output)).output
@@ -110,10 +110,12 @@ class PreparedAuto(PreparedStep):
         except RuntimeProblem as problem:
             raise self._wrong("target", f"latency: {problem}; give a target of params instead") from None
         if self._target.place.context > spec.max_length:
-            what = f"at.context is {self._target.place.context}, more than the {spec.max_length} tokens that the model takes"
+            what = (
+                f"at.context is {self._target.place.context}, more than the model's context length of {spec.max_length}"
+            )
             raise self._wrong("target", what)
         if len(self.model.anatomy.blocks) < 2:
-            what = "latency: a model of one block has nothing to compare; give a target of params"
+            what = "latency: a model of one block cannot be timed by differences; give a target of params"
             raise self._wrong("target", what)
 
     def _check_parameters(self) -> None:
@@ -125,7 +127,7 @@ class PreparedAuto(PreparedStep):
             raise self._wrong("structure", str(error)) from None
         least = min(costs.parameters(sizes) for sizes in self._grid) / costs.parameters(self._grid.whole)
         if least > self._target.params:
-            what = f"params: the smallest shape that is searched has {least:.2f} of the parameters; give at least that"
+            what = f"params: the smallest shape in the search has {least:.2f} of the parameters; give at least that"
             raise self._wrong("target", what)
 
     def plan(self) -> dict[str, Any]:
@@ -164,7 +166,7 @@ class PreparedAuto(PreparedStep):
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         if not context.processes.is_main:
-            return None  # what many short steps would share is less than what it takes to share it
+            return None  # splitting many short steps over processes costs more than it saves
         model = self.model
         context.journal.mkdir(parents=True, exist_ok=True)
         context = replace(context, processes=Processes(context.processes.device))
@@ -172,7 +174,7 @@ class PreparedAuto(PreparedStep):
         search = _ShapeSearch(model, grid, context, self._settings)
         costs = Costs(model, grid, rotated=self._rotates)
         known = context.journal / "sizes.json"
-        if known.exists():  # clocks would not say the same again
+        if known.exists():  # timings would differ
             data = json.loads(known.read_text(encoding="utf-8"))
             found, timed = Sizes(**data["sizes"]), data["milliseconds"]
         else:
@@ -197,7 +199,7 @@ class PreparedAuto(PreparedStep):
         )
 
     def _settings(self, sizes: Sizes) -> list[PruneBase]:
-        """The steps that make a shape, in order."""
+        """The steps that produce a shape, in order."""
         whole, found = self._grid.whole, []
         if sizes.blocks < whole.blocks:
             found.append({"structure": "blocks", "count": whole.blocks - sizes.blocks})
@@ -217,12 +219,12 @@ class PreparedAuto(PreparedStep):
         if not allowed:
             share = min(map(spent, grid)) / spent(grid.whole)
             raise SmeltError(
-                f"{self._where}.target: the fastest shape that is searched takes {share:.2f} of the time; give at least that"
+                f"{self._where}.target: the fastest shape in the search takes {share:.2f} of the time; give at least that"
             )
         return allowed
 
     def _limits(self, costs: Costs, grid: SizeGrid, progress: Progress) -> tuple[float, Callable[[Sizes], float]]:
-        """The most that a shape may cost, and what it costs."""
+        """The maximum cost of a shape, and the cost function."""
         if self._target.params is not None:
             return self._target.params * costs.parameters(grid.whole), costs.parameters
         assert self._target.latency is not None
@@ -231,7 +233,7 @@ class PreparedAuto(PreparedStep):
         return self._target.latency * costs.seconds(grid.whole), costs.seconds
 
     def _measured(self, model: OpenModel, final: OpenModel, progress: Progress) -> str | None:
-        """How fast the result is, beside the original, on the runtime; None if it does not serve it."""
+        """The result's speed compared with the original, on the runtime; None if it is not supported."""
         place = self._target.place
         shapes = [shape_of(each) for each in (model, final)]
         try:
@@ -244,21 +246,21 @@ class PreparedAuto(PreparedStep):
         return (
             f"a decoding step of {place.batch} sequence{'s' * (place.batch > 1)} with {place.context} tokens takes"
             f" {after / before:.2f} of the original's, measured side by side"
-            + (f", more than the target of {self._target.latency:g}: parts were timed by themselves" if missed else "")
+            + (f", more than the target of {self._target.latency:g}: parts were timed separately" if missed else "")
         )
 
 
 class _ShapeSearch:
-    """Judges shapes by the loss on calibration windows that they were not calibrated on.
+    """Evaluates shapes by the loss on held-out calibration windows.
 
     Args:
         model: the whole model.
         grid: the sizes.
         context: the run.
-        settings: the steps that make a shape.
+        settings: the steps that produce a shape.
 
     Attributes:
-        losses: what was measured: of the whole model, of each size by itself, of each shape that was tried.
+        losses: the measurements: of the whole model, of each size separately, of each shape that was tried.
     """
 
     def __init__(
@@ -280,7 +282,7 @@ class _ShapeSearch:
         )
 
     def best(self, allowed: list[Sizes]) -> Sizes:
-        """The shape that loses least."""
+        """The shape with the least loss."""
         whole = self._loss("whole", [])
         each = list(self._grid.alone())
         alone: dict[tuple[str, int], float] = {}
@@ -310,7 +312,7 @@ class _ShapeSearch:
 
 
 def _applied(settings: list[PruneBase], model: OpenModel, context: RunContext, place: Path) -> OpenModel:
-    """The model after some steps; its files lie in ``place``. What an interrupted run has made there is not made again."""
+    """The model after some steps; its files are in ``place``. Results of an interrupted run there are reused."""
     for number, each in enumerate(settings):
         try:
             step = step_of(each, each.structure).prepare(Given(model, model))
@@ -327,7 +329,7 @@ def _applied(settings: list[PruneBase], model: OpenModel, context: RunContext, p
 
 @torch.no_grad()
 def _loss_of(model: OpenModel, tokens: Tensor, context: RunContext) -> float:
-    """Mean loss of the next tokens."""
+    """Mean next-token loss."""
     streamed = streamed_model(model, context)
     with closing(streamed.final_hidden(tokens, Progress(False), "")) as store:
         lost, count = next_token_loss(streamed.head(), store, tokens)
@@ -361,7 +363,7 @@ def _sentence(whole: Sizes, found: Sizes, settings: list[PruneBase], losses: dic
     ]
     loss = losses[_named(found)]
     return (
-        f"left are {', '.join(left) or 'all dimensions'}: on calibration windows kept apart its loss was {loss:.3f},"
-        f" the original's {losses['whole']:.3f}, and that of the other shapes tried"
+        f"left are {', '.join(left) or 'all dimensions'}: on held-out calibration windows its loss was {loss:.3f},"
+        f" the original's {losses['whole']:.3f}, and that of the other shapes tried was"
         f" {', '.join(f'{value:.3f}' for name, value in losses.items() if name.count(' ') > 1 and value != loss) or 'none'}"
     )

@@ -1,4 +1,4 @@
-"""The prune step for whole blocks, or a part of some: which to take away, and the model that is left."""
+"""The prune step for whole blocks, or the attention or feed-forward part of some."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CHECKED_WINDOWS, _CHECKED_LENGTH = 2, 64
 
 
 class PruneBlocksStep:
-    """Take blocks away, or the attention or the feed-forward part of some.
+    """Remove blocks, or the attention or feed-forward part of some.
 
     Args:
         settings: the recipe's section.
@@ -48,7 +48,7 @@ class PruneBlocksStep:
 
     @property
     def keeps_zeros(self) -> bool:
-        return self.settings.update != "merge"  # blocks have their zeros in different places
+        return self.settings.update != "merge"  # blocks have zeros at different positions
 
     @property
     def label(self) -> str:
@@ -59,21 +59,21 @@ class PruneBlocksStep:
         plural = {"blocks": "blocks", "attention": "attentions", "mlp": "feed-forward parts"}[self.settings.structure]
         noun = plural if count is None or count > 1 else plural.removesuffix("s")
         amount = f"{self.settings.ratio:.0%} of {noun}" if count is None else f"{count} {noun}"
-        return f"{amount} fewer by {self.score}{' merged' if self.settings.update else ''}"
+        return f"{amount} removed by {self.score}{' merged' if self.settings.update else ''}"
 
     def prepare(self, given: Given) -> PreparedBlocks:
         return PreparedBlocks(self, given.model)
 
 
 class PreparedBlocks(PreparedStep):
-    """Taking blocks of one model away, or parts of them.
+    """Removing blocks of one model, or parts of them.
 
     Args:
         step: the step.
-        model: whose blocks they are.
+        model: the model.
 
     Raises:
-        ProblemsError: those, or so many, cannot go.
+        ProblemsError: those, or this many, cannot be removed.
     """
 
     def __init__(self, step: PruneBlocksStep, model: OpenModel) -> None:
@@ -106,7 +106,7 @@ class PreparedBlocks(PreparedStep):
         return ProblemsError([Problem(f"{self._where}.{field}", what)])
 
     def _counted(self) -> int:
-        """How many go."""
+        """How many are removed."""
         settings, removable, depth = self.settings, self._removable, len(self._removable.candidates)
         field = "count" if settings.count is not None else "ratio"
         if settings.count is not None:
@@ -118,19 +118,19 @@ class PreparedBlocks(PreparedStep):
             nouns = removable.plural if depth != 1 else removable.noun
             raise self._wrong(field, f"leaves nothing: the model has {depth} {nouns}; leave at least one")
         if count < 1:
-            what = f"{settings.ratio} of {depth} {removable.plural} is less than one; give a larger share or a count"
+            what = f"{settings.ratio} of {depth} {removable.plural} is less than one; raise the ratio or give a count"
             raise self._wrong(field, what)
         return count
 
     def _check_mapping(self, keep: list[int]) -> None:
         depth = len(self.model.anatomy.blocks)
         if keep[-1] >= depth:
-            raise self._wrong("keep", f"there is no block {keep[-1]}; the model has those from 0 to {depth - 1}")
+            raise self._wrong("keep", f"block {keep[-1]} does not exist; the model has blocks 0 to {depth - 1}")
         if not self._unmapped:
-            raise self._wrong("keep", f"keeps all {depth} blocks; leave some of them out")
+            raise self._wrong("keep", f"keeps all {depth} blocks; omit some of them")
         stuck = sorted(set(self._unmapped) - set(self._removable.candidates))
         if stuck:
-            what = f"block {stuck[0]} differs from the others by its number and cannot go; keep it, too"
+            what = f"block {stuck[0]} differs from the others by its index and cannot be removed; keep it, too"
             raise self._wrong("keep", what)
 
     def plan(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class PreparedBlocks(PreparedStep):
         memory = max(memory, model.embedding_bytes())
         numel = sum(model.block_numel(index) for index in range(depth))
         hidden = tokens * model.skeleton.hidden_size * itemsize
-        parts = 1 + (self.settings.structure != "blocks")  # a block runs with the part and without
+        parts = 1 + (self.settings.structure != "blocks")  # a block runs with and without the part
         operations, stores = 2.0 * tokens * numel * parts, 1
         if self._score == "loss":
             head = model.linears[model.anatomy.head].numel
@@ -216,12 +216,12 @@ class PreparedBlocks(PreparedStep):
         if self.settings.structure == "blocks":
             return what
         return (
-            f"{what}; the checkpoint holds zeros in their place, so it loads anywhere and is as large as before: only Smelt's"
-            " runtime leaves them out"
+            f"{what}; the checkpoint has zeros instead, so it loads anywhere and is as large as before: only Smelt's"
+            " runtime skips them"
         )
 
     def _decided(self, model: OpenModel, removable: Removable, context: RunContext) -> tuple[list[int], dict[str, Any]]:
-        """Which blocks go, and the scores that said so; what an interrupted run has measured is not measured again."""
+        """The blocks to remove, and their scores; measurements of an interrupted run are reused."""
         if self.settings.keep is not None:
             removed = self._unmapped
             context.journal.mkdir(parents=True, exist_ok=True)
@@ -240,25 +240,25 @@ class PreparedBlocks(PreparedStep):
         return removed, {"removed": removed, self._score: known}
 
     def _verify(self, model: OpenModel, after: OpenModel, removed: list[int], context: RunContext) -> None:
-        """See that what is left computes what the whole model does when it passes over those blocks."""
+        """Check that the result computes the same as the whole model with those blocks skipped."""
         tokens = context.tokens[:_CHECKED_WINDOWS, :_CHECKED_LENGTH]
         wanted = last_hidden(model, tokens, context.dtype, context.journal, removed)
         if not torch.equal(wanted, last_hidden(after, tokens, context.dtype, context.journal)):
             raise SmeltError(
-                f"{self._where}: {type(model.skeleton.model).__name__} computes with the number of a block, so that"
-                " the others change when one is taken away; its blocks cannot be pruned"
+                f"{self._where}: {type(model.skeleton.model).__name__} depends on block numbers, so that"
+                " removing one changes the others; its blocks cannot be pruned"
             )
 
 
 class _Scores:
-    """Measures what blocks do; known results are kept in a file as they come.
+    """Measures the importance of blocks; results are kept in a file as they come.
 
     Args:
         model: the whole model.
-        removable: what may go.
+        removable: what may be removed.
         context: the run.
         file: where results are kept.
-        known: one dict a round, from a block's number to its score; added to in place.
+        known: one dict per round, from a block's number to its score; extended in place.
     """
 
     def __init__(
@@ -292,7 +292,7 @@ class _Scores:
         return sorted(removed)
 
     def least_missed(self, count: int) -> list[int]:
-        """One after another, that without which the text is predicted best."""
+        """Greedily, one after another, the one without which the loss is lowest."""
         removed: list[int] = []
         for turn in range(count):
             if len(self._known) == turn:
@@ -310,7 +310,7 @@ class _Scores:
     def _see_enough(self, found: int, count: int) -> None:
         if found < count:
             raise SmeltError(
-                f"only {found} of {count} {self._removable.plural} can go: config.json cannot say which are left without"
+                f"only {found} of {count} {self._removable.plural} can be removed: config.json cannot express which are left without"
                 " others; remove fewer"
             )
 
@@ -331,7 +331,7 @@ class _Scores:
                     known[str(index)] = _finite(influence.value, index)
 
     def _measure_without(self, left: list[int], removed: list[int], known: dict[str, float], description: str) -> None:
-        """The loss without each of those that are left, in turn."""
+        """The loss without each remaining one in turn."""
         passing = forward(self._streamed, self._tokens, self._context.progress, description)
         with passing as (entering, blocks), closing(entering.beside(entering.shape[2])) as trial:
             head = self._streamed.head()
@@ -360,7 +360,7 @@ class _Scores:
                 target.write(batch, hidden)
 
     def _loss(self, head: HeadFunction, store: ActivationStore) -> float:
-        """Mean loss of the next tokens, over the windows of all processes."""
+        """Mean next-token loss over the windows of all processes."""
         sums = torch.tensor(next_token_loss(head, store, self._tokens), dtype=torch.float64)
         self._context.processes.sum_(sums)
         return (sums[0] / sums[1]).item()

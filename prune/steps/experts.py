@@ -1,4 +1,4 @@
-"""The prune step for experts: which stay in each layer of a mixture."""
+"""The prune step for experts of a mixture."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ..structure.drop_experts import ExpertLayers, drop_experts
 
 
 class PruneExpertsStep:
-    """Take experts out of every mixture, the same number of each.
+    """Remove the same number of experts from every mixture.
 
     Args:
         settings: the recipe's section.
@@ -52,7 +52,7 @@ class PruneExpertsStep:
     def label(self) -> str:
         count = self.settings.count
         amount = f"{self.settings.ratio:.0%} of" if count is None else f"{count}"
-        return f"{amount} experts fewer by {self._score}"
+        return f"{amount} experts removed by {self._score}"
 
     def prepare(self, given: Given) -> PreparedExperts:
         return PreparedExperts(self.settings, self._where, self.label, given.model)
@@ -64,11 +64,11 @@ class PreparedExperts(PreparedStep):
     Args:
         settings: the recipe's section.
         where: how messages name the step.
-        label: what layers' records call it.
-        model: whose experts they are.
+        label: its name in layers' records.
+        model: the model.
 
     Raises:
-        ProblemsError: so many cannot go.
+        ProblemsError: this many cannot be removed.
     """
 
     def __init__(self, settings: PruneExperts, where: str, label: str, model: OpenModel) -> None:
@@ -100,12 +100,12 @@ class PreparedExperts(PreparedStep):
             left = round(layers.count * (1 - self.settings.ratio))
         if left < layers.chosen:
             what = (
-                f"leaves {max(left, 0)} of {layers.count} experts, but every token is sent to {layers.chosen};"
-                f" take at most {layers.count - layers.chosen}"
+                f"leaves {max(left, 0)} of {layers.count} experts, but every token is routed to {layers.chosen};"
+                f" remove at most {layers.count - layers.chosen}"
             )
             raise ProblemsError([Problem(self._amount, what)])
         if left == layers.count:
-            raise ProblemsError([Problem(self._amount, f"takes none of {layers.count} experts; take more")])
+            raise ProblemsError([Problem(self._amount, f"removes none of {layers.count} experts; raise it")])
         return left
 
     def plan(self) -> dict[str, Any]:
@@ -159,17 +159,17 @@ class PreparedExperts(PreparedStep):
         return StepRecord("prune", settings, layers_of(list(parts.values())), list(model.anatomy.unknown), None, [done])
 
     def _try_layout(self, model: OpenModel, layers: ExpertLayers, context: RunContext) -> None:
-        """See that the model computes the same with its experts in another order, so that the router knows no order."""
+        """Check that the model computes the same with its experts permuted: routing must not depend on order."""
         generator = torch.Generator().manual_seed(context.seed)
         shuffled = {index: torch.randperm(layers.count, generator=generator) for index in layers.modules}
         if not computes_the_same(model, drop_experts(model, layers, shuffled, layers.count), context):
             raise SmeltError(
-                f"{self._where}: {type(model.skeleton.model).__name__} chooses experts by their place, in groups perhaps;"
+                f"{self._where}: {type(model.skeleton.model).__name__} routes by the experts' order, perhaps in groups;"
                 " they cannot be pruned"
             )
 
     def _parts(self, model: OpenModel, layers: ExpertLayers, context: RunContext) -> dict[int, Path]:
-        """Go through the blocks in order; each reads what the pruned ones before it give."""
+        """Prune the blocks in order; each reads the outputs of the pruned ones before it."""
         context.journal.mkdir(parents=True, exist_ok=True)
         pruner = _ExpertPruner(model, layers, self._left, self._score, self.label, context)
         run_forward(pruner, pruner.narrow, context)
@@ -177,10 +177,10 @@ class PreparedExperts(PreparedStep):
 
 
 class _ExpertPruner(BlockJob):
-    """Takes experts out of mixtures, block by block.
+    """Removes experts from mixtures, block by block.
 
     Attributes:
-        narrow: the model that is left, to compute with: its experts are known of the blocks that it has been through.
+        narrow: the pruned model, to compute with; valid for the blocks done so far.
     """
 
     description = "pruning experts"
@@ -198,7 +198,7 @@ class _ExpertPruner(BlockJob):
         self.files = [file if index in layers.modules else None for index, file in files]
 
     def begin(self) -> None:
-        """Find what the loss would gain or lose without an expert: of all that its last linear reads, together."""
+        """Compute the first-order change of the loss without each expert, over all inputs of its last linear."""
         if self._score != "taylor":
             return
         model = self._model
@@ -210,7 +210,7 @@ class _ExpertPruner(BlockJob):
 
     @contextmanager
     def restore(self, index: int, stored: dict[str, Tensor]) -> Iterator[nn.Module]:
-        """A block with the experts that stay."""
+        """A block with its remaining experts."""
         self._kept[index] = stored["kept"].cpu()
         with self.narrow.block(index) as block:
             yield block
@@ -232,7 +232,7 @@ class _ExpertPruner(BlockJob):
             self.narrow.run_block(index, block, store)
 
     def _chosen(self, index: int, store: ActivationStore) -> tuple[Tensor, LayerRecord]:
-        """Which experts of a block stay."""
+        """The experts of a block to keep."""
         layers, name = self._layers, self._layers.modules[index]
         with self._whole.block(index) as block:
             local = name.removeprefix(f"{self._model.anatomy.blocks[index].name}.")
@@ -257,7 +257,7 @@ class _ExpertPruner(BlockJob):
         return stays, LayerRecord(name, (layers.count, len(stays)), self._label, significant(share), notes)
 
     def _notes(self, reached: Tensor, gone: int) -> list[str]:
-        """A sentence about experts that no token reached."""
+        """A note on experts that no token reached."""
         silent = [number for number, count in enumerate(reached.tolist()) if count == 0]
         if not silent:
             return []
@@ -265,7 +265,7 @@ class _ExpertPruner(BlockJob):
         guessed = len(silent) > gone and self._score != "path"
         return [
             f"no token of the calibration text reached expert{'s' * (len(silent) > 1)} {numbers}"
-            + ("; which of them to keep is a guess, use more text" if guessed else "")
+            + ("; which of them to keep is a guess; use more text" if guessed else "")
         ]
 
 
@@ -277,12 +277,12 @@ def _readers(model: OpenModel, index: int) -> list[str]:
         for linear in group.linears:
             name = f"{anatomy.name}.{linear}"
             if model.linears[name].is_expert:
-                found[linear.rpartition(".")[0]] = name  # groups come in the order that they run
+                found[linear.rpartition(".")[0]] = name  # groups are in the order that they run
     return sorted(found.values(), key=lambda name: int(name.split(".")[-2]))
 
 
 def _paths(model: OpenModel, layers: ExpertLayers, index: int) -> Tensor:
-    """The product of the norms of an expert's matrices and of the row that chooses it."""
+    """The product of the norms of an expert's matrices and of its router row."""
     start = f"{model.anatomy.blocks[index].name}."
     matrices = []
     for name, dim in layers.routing.items():

@@ -1,4 +1,4 @@
-"""The prune step for the residual stream: which of its directions stay, through the whole model."""
+"""The prune step for the residual stream: which of its directions to keep, throughout the model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from ..structure.slice_width import slice_width
 
 
 class PruneHiddenStep:
-    """Make the residual stream narrower, and with it every matrix that reads or writes it.
+    """Make the residual stream narrower, and every matrix that reads or writes it.
 
     Args:
         settings: the recipe's section.
@@ -61,7 +61,7 @@ class PruneHiddenStep:
     def label(self) -> str:
         size, ratio = self.settings.size, self.settings.ratio
         return (
-            f"{size} hidden left by {self.score}" if ratio is None else f"{ratio:.0%} of hidden fewer by {self.score}"
+            f"{size} hidden kept by {self.score}" if ratio is None else f"{ratio:.0%} of hidden removed by {self.score}"
         )
 
     def prepare(self, given: Given) -> PreparedHidden:
@@ -76,7 +76,7 @@ class PreparedHidden(PreparedStep):
         model: the model.
 
     Raises:
-        ProblemsError: it cannot be made so narrow.
+        ProblemsError: it cannot be made this narrow.
     """
 
     def __init__(self, step: PruneHiddenStep, model: OpenModel) -> None:
@@ -84,14 +84,14 @@ class PreparedHidden(PreparedStep):
         self._score, self.model = step.score, model
         self.reads_text = [f"prune {step.settings.structure}"]
         try:
-            # Folding a norm into the head takes a head of its own.
+            # Folding a norm into lm_head needs an untied lm_head.
             self._source = _untied(model) if step.score == "pca" else model
             axis = axes.hidden(self._source)
             self._axis = axis if step.settings.multiple is None else replace(axis, multiple=step.settings.multiple)
             if step.score == "pca":
                 check_rotates(model)
         except SmeltError as error:
-            advice = "; choose score: activation" if isinstance(error, RotationError) else ""
+            advice = "; use score: activation" if isinstance(error, RotationError) else ""
             raise ProblemsError([Problem(f"{step.where}.structure", f"{error}{advice}")]) from None
         self._left = self._units_left()
         try:
@@ -102,17 +102,19 @@ class PreparedHidden(PreparedStep):
             what = (
                 f"leaves {self._left} of {self._axis.units} {self._axis.noun}, which its configuration does not allow"
             )
-            raise self._wrong_amount(f"{what} ({why}); what can be left: {', '.join(possible)}") from None
+            raise self._wrong_amount(f"{what} ({why}); possible sizes: {', '.join(possible)}") from None
 
     def _units_left(self) -> int:
         axis, size = self._axis, self.settings.size
         left = axis.left(self.settings.ratio) if self.settings.ratio is not None else size or 0
         if left > axis.units or (left == axis.units and size is not None):
-            raise self._wrong_amount(f"leaves all of {axis.units} {axis.noun}; the size that is left must be less")
+            raise self._wrong_amount(f"keeps all of {axis.units} {axis.noun}; give a smaller size")
         if left < 1:
-            raise self._wrong_amount(f"leaves none of {axis.units} {axis.noun}; take a smaller share")
+            raise self._wrong_amount(f"leaves none of {axis.units} {axis.noun}; lower it")
         if left == axis.units:
-            raise self._wrong_amount(f"takes none of {axis.units} {axis.noun}, which go in {axis.multiple}s; take more")
+            raise self._wrong_amount(
+                f"removes none of {axis.units} {axis.noun}, which are removed in {axis.multiple}s; raise it"
+            )
         return left
 
     def _wrong_amount(self, what: str) -> ProblemsError:
@@ -121,7 +123,7 @@ class PreparedHidden(PreparedStep):
     def plan(self) -> dict[str, Any]:
         model, axis, left = self.model, self._axis, self._left
         before, after = model.weights.nbytes, self.output.weights.nbytes
-        apart = " (the head gets a weight of its own)" if self._score == "pca" and model.is_tied else ""
+        apart = " (lm_head is untied)" if self._score == "pca" and model.is_tied else ""
         return {
             "step": "prune",
             "structure": "hidden",
@@ -179,10 +181,8 @@ class PreparedHidden(PreparedStep):
         after = slice_width(source, axis, {"": stays.kept}, dict.fromkeys(changed, stored))
         write_model(after, model, target)
         least = min(shares.values())
-        done = (
-            f"{len(stays.kept)} of {axis.units} {axis.noun} are left; of what norms read, they hold {least:.1%} or more"
-        )
-        apart = [] if stays.rotation is None or not model.is_tied else ["the output head got a weight of its own"]
+        done = f"{len(stays.kept)} of {axis.units} {axis.noun} are left; they hold at least {least:.1%} of the energy of the norms' inputs"
+        apart = [] if stays.rotation is None or not model.is_tied else ["lm_head was untied"]
         settings = self.settings.model_dump(mode="json")
         layers = [
             LayerRecord(norm, (1, len(stays.kept)), self.label, significant(max(0.0, 1 - share)), []).as_data()
@@ -191,20 +191,20 @@ class PreparedHidden(PreparedStep):
         return StepRecord("prune", settings, layers, list(model.anatomy.unknown), None, [done, *apart])
 
     def _try_layout(self, model: OpenModel, axis: Axis, context: RunContext) -> None:
-        """See that the model computes the same with the hidden channels in another order."""
+        """Check that the model computes the same with its hidden channels permuted."""
         order = torch.randperm(axis.units, generator=torch.Generator().manual_seed(context.seed))
         if not computes_the_same(model, slice_width(model, axis, {"": order}), context, order):
             raise SmeltError(
-                f"{self._where}: {type(model.skeleton.model).__name__} computes with the order of its {axis.noun};"
+                f"{self._where}: {type(model.skeleton.model).__name__} depends on the order of its {axis.noun};"
                 " they cannot be pruned"
             )
 
     def _decided(self, model: OpenModel, axis: Axis, context: RunContext) -> tuple[_Stays, dict[str, float]]:
-        """What stays, and which share of what each norm reads that is; kept for a run that goes on."""
+        """What is kept, and its share of each norm's input energy; saved for a resumed run."""
         context.journal.mkdir(parents=True, exist_ok=True)
         processes = context.processes
         streamed = streamed_model(model, context)
-        # Found by experiments of their own, on the CPU.
+        # Found by separate experiments, on the CPU.
         norms = _residual_norms(model) if self._score == "pca" else _norms(model, axis)
         with on(processes.device), torch.no_grad():
             stored = tensors_once(
@@ -221,9 +221,7 @@ class PreparedHidden(PreparedStep):
         shares = {name: float(sums[0] / sums[1]) for name, sums in stored.items()}
         for name, share in shares.items():
             if not 0 < share <= 1.0001:
-                raise SmeltError(
-                    f"{name}: what it reads on the calibration text is not finite, or zero; use other text"
-                )
+                raise SmeltError(f"{name}: its inputs on the calibration text are not finite, or zero; use other text")
         return stays, shares
 
     def _chosen(
@@ -236,7 +234,7 @@ class PreparedHidden(PreparedStep):
             _watch_norms(model, streamed, read, context, "finding directions")
             processes.sum_(directions.sums)
             if not directions.sums.isfinite().all():
-                raise SmeltError("what leaves blocks on the calibration text is not finite; use other text")
+                raise SmeltError("hidden states on the calibration text are not finite; use other text")
             rotation, _ = directions.rotation()
             return _Stays(torch.arange(left, device="cpu"), rotation.cpu())
         if self._score == "taylor":
@@ -258,7 +256,7 @@ class PreparedHidden(PreparedStep):
     def _kept_energy(
         self, model: OpenModel, axis: Axis, streamed: StreamedModel, stays: _Stays, context: RunContext
     ) -> dict[str, Tensor]:
-        """For each norm, which part of what it reads is in what stays, and the number of tokens."""
+        """For each norm, the kept part of its inputs' energy, and the number of tokens."""
         sums = {norm: torch.zeros(2, dtype=torch.float64) for norm in _norms(model, axis)}
         kept = stays.kept.to(context.processes.device)
         rotation = (
@@ -275,7 +273,7 @@ class PreparedHidden(PreparedStep):
 
             return add
 
-        description = "measuring what stays"
+        description = "measuring the energy kept"
         _watch_norms(model, streamed, {norm: adding(total) for norm, total in sums.items()}, context, description)
         for total in sums.values():
             context.processes.sum_(total)
@@ -284,7 +282,7 @@ class PreparedHidden(PreparedStep):
     def _compensation(
         self, source: OpenModel, narrow: OpenModel, axis: Axis, shares: dict[str, float], context: RunContext
     ) -> dict[str, Tensor]:
-        """The gains of norms, so that they give what is left the size that it had; and where it must be, the embedding's."""
+        """Gains of norms that restore the size of the kept channels; and of the embedding, if needed."""
         found: dict[str, Tensor] = {}
         left = narrow.skeleton.hidden_size
         final = None
@@ -292,7 +290,7 @@ class PreparedHidden(PreparedStep):
             name = f"{norm}.weight"
             key = source.names[name]
             offset = norm_offset(_own_copy(source, norm), axis.units) or 0.0
-            # A norm divides by the mean over fewer channels now, and of what it divided by only a share is left.
+            # A norm now divides by the mean over fewer channels, which hold only a share of the energy.
             factor = (share * axis.units / left) ** 0.5
             found[key] = ((narrow.weights.load(key).double() + offset) * factor - offset).to(
                 narrow.weights.info(key).dtype
@@ -306,7 +304,7 @@ class PreparedHidden(PreparedStep):
                 if final is None:
                     raise SmeltError(
                         f"{self._where}: {type(source.skeleton.model).__name__} scales embeddings by the hidden size,"
-                        " which nothing can make up for; choose another structure"
+                        " which cannot be compensated; choose another structure"
                     )
                 key = source.names[f"{final}.weight"]
                 offset = norm_offset(_own_copy(source, final), axis.units) or 0.0
@@ -314,7 +312,7 @@ class PreparedHidden(PreparedStep):
         return found
 
     def _embedding_scale(self, source: OpenModel, narrow: OpenModel, context: RunContext) -> float:
-        """How much smaller the narrower model makes what enters its first block: Gemma multiplies by the hidden size's root."""
+        """How much smaller the narrow model's first hidden states are: Gemma multiplies by the hidden size's root."""
         tokens, sizes = few_tokens(context), []
         for each in (source, narrow):
             streamed = StreamedModel(each.skeleton, each.weights, torch.float32, context.journal)
@@ -325,7 +323,7 @@ class PreparedHidden(PreparedStep):
 
 
 def check_rotates(model: OpenModel) -> None:
-    """See that hidden states can be rotated to their principal directions.
+    """Check that hidden states can be rotated to their principal directions.
 
     Raises:
         RotationError: they cannot, and why.
@@ -338,7 +336,7 @@ def check_rotates(model: OpenModel) -> None:
 
 @dataclass(frozen=True)
 class _Stays:
-    """What stays of the hidden states: some channels, after the rotation, if there is one."""
+    """The kept part of the hidden states: some channels, after the rotation, if any."""
 
     kept: Tensor
     rotation: Tensor | None
@@ -348,7 +346,7 @@ class _Stays:
 
 
 def _untied(model: OpenModel) -> OpenModel:
-    """The model, and its configuration, with a head of its own."""
+    """The model, and its configuration, with an untied lm_head."""
     if not model.is_tied:
         return model
     directory = replace(model.directory, changes={**model.directory.changes, "tie_word_embeddings": False})
@@ -382,7 +380,7 @@ def _watch_norms(
     context: RunContext,
     description: str,
 ) -> None:
-    """Show what norms read on the calibration text, by their full names."""
+    """Pass on the inputs of norms on the calibration text, by full name."""
     with forward(streamed, context.processes.share(context.tokens), context.progress, description) as (store, blocks):
         for index in blocks:
             start = f"{model.anatomy.blocks[index].name}."
@@ -427,7 +425,7 @@ def _sizes(model: OpenModel, axis: Axis) -> Tensor:
 
 
 def _own_copy(model: OpenModel, norm: str) -> nn.Module:
-    """A norm with real parameters, to try out."""
+    """A norm with real parameters, for experiments."""
 
     module = copy.deepcopy(model.skeleton.model.get_submodule(norm))
     return nn.Module.to_empty(module, device="cpu").double()

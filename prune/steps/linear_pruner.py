@@ -1,4 +1,4 @@
-"""The work of steps that prune linears by what they read, on one block after another."""
+"""Block-by-block pruning of linears by their inputs."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from ...system.activation_store import ActivationStore
 
 
 class LinearPruner(BlockJob):
-    """Prunes linears phase by phase, so that each reads what the pruned ones before it produce.
+    """Prunes linears phase by phase, so that each reads the outputs of the pruned ones before it.
 
     Args:
         model: the model.
         streamed: the same, to compute with; kept as an attribute.
         wanted: full names of the linears that are pruned.
         context: the run around it.
-        hessian: whether second moments of the inputs are wanted.
+        hessian: whether second moments of the inputs are needed.
 
     Attributes:
-        parts: the files that it leaves, one for each block.
+        parts: the files that it writes, one for each block.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class LinearPruner(BlockJob):
     def pruned(
         self, facts: LinearFacts, module: nn.Module, weight: Tensor, stats: LayerStats
     ) -> tuple[dict[str, Tensor], LayerRecord]:
-        """What is stored of a linear, and what is reported of it; the main process alone decides.
+        """A linear's stored tensors and its record; decided only in the main process.
 
         Args:
             facts: the linear.
-            module: the same, in its block.
-            weight: its weight ``[rows, columns]`` in its own type, or wider where something is merged into it.
+            module: its module.
+            weight: its weight ``[rows, columns]`` in its own dtype, or wider if an adapter is merged into it.
             stats: of its inputs.
         """
         raise NotImplementedError
 
     def use(self, facts: LinearFacts, module: nn.Module, stored: dict[str, Tensor]) -> None:
-        """Let a linear compute what it will."""
+        """Let a linear compute with its pruned weight."""
         raise NotImplementedError
 
     @contextmanager

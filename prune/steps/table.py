@@ -1,4 +1,4 @@
-"""The structures that can be pruned: by the name in a recipe its settings, and the step that they describe."""
+"""The structures that can be pruned: by name in a recipe, their settings and step."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Structure:
-    """A kind of part that can be taken away.
+    """A kind of structure that can be pruned.
 
     Attributes:
         settings: the model of the recipe's section.
-        step: makes the step, from the settings and the name of the section in messages.
+        step: creates the step, from the settings and the name of the section in messages.
     """
 
     settings: type[PruneBase]
@@ -56,7 +56,7 @@ STRUCTURES: Mapping[str, Structure] = {
 
 
 def structure_named(name: Any) -> str:
-    """The row of :data:`STRUCTURES` for a structure's name in a recipe; ValueError if there is none."""
+    """The row of :data:`STRUCTURES` for a structure's name in a recipe; ValueError if unknown."""
     known = [each for each in STRUCTURES if each != PATTERN]
     if isinstance(name, str) and name in known:
         return name
@@ -64,7 +64,7 @@ def structure_named(name: Any) -> str:
         Pattern.named(str(name))
     except ValueError:
         hint = nearest_name(name, known) if isinstance(name, str) else ""
-        raise ValueError(f"{name!r} is none of {', '.join(known)} and no pattern such as 2:4{hint}") from None
+        raise ValueError(f"{name!r} is neither {', '.join(known)} nor a pattern such as 2:4{hint}") from None
     return PATTERN
 
 

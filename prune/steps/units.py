@@ -1,4 +1,4 @@
-"""The prune step for feed-forward channels and attention heads: which stay in each layer, and what makes up for the others."""
+"""The prune step for feed-forward channels and attention heads: which to keep in each layer, and the refit."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from .linear_pruner import LinearPruner
 AXES: dict[str, Callable[[OpenModel], Axis]] = {"ffn": axes.feed_forward, "heads": axes.heads}
 _KEPT = "kept:"
 UNEVEN_LOADS = (
-    "its blocks differ in size, which no configuration of Hugging Face's can say: Smelt loads it, and transformers with"
+    "its blocks differ in size, which no Hugging Face configuration can express: Smelt loads it, and transformers with"
     " config=smelt.compress.config_for(…); without that transformers, vLLM and llama.cpp do not"
 )
 
 
 class PruneUnitsStep:
-    """Take units out of every layer that has them, the same number of each unless the recipe says that they are shared out.
+    """Remove units from every layer that has them, equally many unless the recipe allocates them over blocks.
 
     Args:
         settings: the recipe's section.
@@ -67,14 +67,14 @@ class PruneUnitsStep:
         s = self.settings
         amount = f"{s.count}" if s.count is not None else f"{s.ratio:.0%} of" if s.ratio is not None else None
         update = "" if s.update is None else " + least squares"
-        update += "" if self.is_even else f", shared out by {s.allocation}"
+        update += "" if self.is_even else f", allocated by {s.allocation}"
         if amount is None:
-            return f"{s.size} {s.structure} left by {self.score}{update}"
-        return f"{amount} {s.structure} fewer by {self.score}{update}"
+            return f"{s.size} {s.structure} kept by {self.score}{update}"
+        return f"{amount} {s.structure} removed by {self.score}{update}"
 
     @property
     def is_even(self) -> bool:
-        """Whether each layer keeps as many."""
+        """Whether all layers keep the same number."""
         return self.settings.allocation == "uniform"
 
     def prepare(self, given: Given) -> PreparedUnits:
@@ -86,10 +86,10 @@ class PreparedUnits(PreparedStep):
 
     Args:
         step: the step.
-        model: whose units they are.
+        model: the model.
 
     Raises:
-        ProblemsError: so many cannot go.
+        ProblemsError: this many cannot be removed.
     """
 
     def __init__(self, step: PruneUnitsStep, model: OpenModel) -> None:
@@ -107,7 +107,7 @@ class PreparedUnits(PreparedStep):
         self._left = self._units_left()
         self._narrow = self._narrowed()
         if not self._is_even and sum(bool(axis.of_block(block.name)) for block in model.anatomy.blocks) < 2:
-            what = "only one block has them, so there is nothing to share out"
+            what = "only one block has them, so there is nothing to allocate"
             raise ProblemsError([Problem(f"{step.where}.allocation", what)])
         self.output = (
             self._narrow if self._is_even else slice_width(model, axis, worst_case_units(model, axis, self._left))
@@ -118,12 +118,12 @@ class PreparedUnits(PreparedStep):
         axis, settings = self._axis, self.settings
         per_unit = max(axis.fields.values())
         if settings.size is not None and settings.size % per_unit:
-            what = f"{settings.size} heads are no whole groups of {per_unit} that read the same keys and values"
-            raise self._wrong_amount(f"{what}; take a multiple of {per_unit}")
+            what = f"{settings.size} heads are not whole groups of {per_unit} that share a key-value head"
+            raise self._wrong_amount(f"{what}; use a multiple of {per_unit}")
         if settings.count is not None and settings.count % per_unit:
             raise self._wrong_amount(
-                f"{settings.count} heads are no whole groups: {per_unit} query heads read each head of keys and"
-                f" values; take a multiple of {per_unit}"
+                f"{settings.count} heads are not whole groups: {per_unit} query heads share each key-value"
+                f" head; use a multiple of {per_unit}"
             )
         if settings.count is not None:
             left = axis.units - settings.count // per_unit
@@ -133,18 +133,16 @@ class PreparedUnits(PreparedStep):
             assert settings.ratio is not None
             left = axis.left(settings.ratio)
         if left < 1:
-            raise self._wrong_amount(f"leaves none of {axis.units} {axis.noun}; take fewer")
+            raise self._wrong_amount(f"leaves none of {axis.units} {axis.noun}; lower it")
         if left >= axis.units and settings.size is not None:
-            raise self._wrong_amount(
-                f"leaves all of {axis.units * per_unit} {axis.noun}; the size that is left must be less"
-            )
+            raise self._wrong_amount(f"keeps all of {axis.units * per_unit} {axis.noun}; give a smaller size")
         if left == axis.units:
             each = "one by one" if axis.multiple == 1 else f"in {axis.multiple}s"
-            raise self._wrong_amount(f"takes none of {axis.units} {axis.noun}, which go {each}; take more")
+            raise self._wrong_amount(f"removes none of {axis.units} {axis.noun}, which are removed {each}; raise it")
         return left
 
     def _narrowed(self) -> OpenModel:
-        """The model with as many units in each layer."""
+        """The model with the same number of units in each layer."""
         model, axis, left = self.model, self._axis, self._left
         try:
             return slice_width(model, axis, left)
@@ -154,7 +152,7 @@ class PreparedUnits(PreparedStep):
             if axis.multiple == 1:
                 per_unit = max(axis.fields.values())
                 possible = [str(per_unit * (axis.units - units)) for units in axes.possible_units(model, axis)]
-                what += f"; heads that can go: {', '.join(possible)}"
+                what += f"; heads that can be removed: {', '.join(possible)}"
             raise self._wrong_amount(what) from None
 
     def _wrong_amount(self, what: str) -> ProblemsError:
@@ -164,7 +162,7 @@ class PreparedUnits(PreparedStep):
     def plan(self) -> dict[str, Any]:
         axis, left = self._axis, self._left
         before, after = self.model.weights.nbytes, self._narrow.weights.nbytes
-        uneven = "" if self._is_even else f" in each layer on average, shared out by {self.settings.allocation},"
+        uneven = "" if self._is_even else f" in each layer on average, allocated by {self.settings.allocation},"
         return {
             "step": "prune",
             "structure": self.settings.structure,
@@ -186,7 +184,7 @@ class PreparedUnits(PreparedStep):
         tokens, itemsize = windows * length, compute_dtype(model.dtype).itemsize
         numel, columns = model.largest_block(), axis.units * axis.columns
         blocks, hidden = len(model.anatomy.blocks), model.skeleton.hidden_size
-        # The Hessian and its sums; then, in float64, what stays of it, and its factor as it is made.
+        # The Hessian and its sums; then, in float64, its kept part and that part's factor.
         matrices = columns**2 * (4 + 8 + 3 * 8) + columns * hidden * 4 * 3 if self.settings.update else 0
         passing = max(BATCH_TOKENS, length) * 4 * max(columns, hidden) * itemsize
         memory = max(numel * itemsize + max(matrices, passing), model.embedding_bytes())
@@ -239,7 +237,7 @@ class PreparedUnits(PreparedStep):
         return StepRecord("prune", settings, layers_of(parts), list(model.anatomy.unknown), chosen, done)
 
     def _try_layout(self, model: OpenModel, axis: Axis, context: RunContext) -> None:
-        """See that the model computes the same with its units in another order, so that they are what they are thought."""
+        """Check that the model computes the same with its units permuted, which confirms their layout."""
         generator = torch.Generator().manual_seed(context.seed)
         shuffled = {reader: torch.randperm(axis.units, generator=generator) for reader in axis.readers}
         if not computes_the_same(model, slice_width(model, axis, shuffled), context):
@@ -262,7 +260,7 @@ class PreparedUnits(PreparedStep):
         Args:
             model: the model.
             axis: the units.
-            known: the scores that gradients give.
+            known: gradient-based scores.
             context: the run.
         """
         left = self._left
@@ -272,7 +270,7 @@ class PreparedUnits(PreparedStep):
         def scores(reader: str, weight: Tensor, stats: LayerStats) -> Tensor:
             return self.scores(model, axis, reader, weight, stats, known.get(reader))
 
-        # Where the part that has them was taken away, they compute nothing, and must not pay for the others.
+        # Units of a removed part compute nothing, and must not be traded for others.
         part = "mlp" if self.settings.structure == "ffn" else "attention"
         blocks = [index for index, rest in enumerate(layer_parts(model)) if rest in ("all", part)]
         units = shared_out_units(model, axis, left, blocks, scores, context, refits=self.refits)
@@ -285,7 +283,7 @@ class PreparedUnits(PreparedStep):
     def scores(
         self, model: OpenModel, axis: Axis, reader: str, weight: Tensor, stats: LayerStats, known: Tensor | None
     ) -> Tensor:
-        """How much each unit that a linear reads matters."""
+        """The importance of each input unit of a linear."""
         matrices = partial(matrices_of_units, model, axis, reader)
         return self._score.compute(UnitFacts(weight, axis.columns, stats.energy, known, matrices))
 
@@ -295,7 +293,7 @@ class PreparedUnits(PreparedStep):
 
 
 class _UnitPruner(LinearPruner):
-    """Takes units out of what linears read, block by block."""
+    """Removes input units of linears, block by block."""
 
     def __init__(self, model: OpenModel, axis: Axis, step: PreparedUnits, context: RunContext) -> None:
         super().__init__(model, streamed_model(model, context), axis.readers, context, hessian=step.refits)
@@ -305,7 +303,7 @@ class _UnitPruner(LinearPruner):
         self._left: dict[str, int] = {}
 
     def begin(self) -> None:
-        """Find what units matter to all of the model, and how many stay in each block."""
+        """Compute scores that need the whole model, and how many units each block keeps."""
         if self._step.needs_gradients:
             self._known = first_order(self._model, self._axis, self.streamed, self._context)
         with torch.device("cpu"):
@@ -314,7 +312,7 @@ class _UnitPruner(LinearPruner):
     def pruned(
         self, facts: LinearFacts, module: nn.Module, weight: Tensor, stats: LayerStats
     ) -> tuple[dict[str, Tensor], LayerRecord]:
-        """Which units stay and what their reader becomes."""
+        """The units to keep and their refitted reader."""
         axis, reader = self._axis, facts.name
         kept = self._kept(reader, weight, stats)
         columns = axis.columns_of(kept).to(weight.device)
@@ -327,24 +325,24 @@ class _UnitPruner(LinearPruner):
         whole[:, columns] = narrow
         error = significant(output_error(weight, whole, stats))
         record = LayerRecord(reader, (weight.shape[0], len(columns)), self._step.label, error, notes)
-        LayerGuard(self._step.settings.guard, "take less, or let guard.otherwise be warn").judge(record)
+        LayerGuard(self._step.settings.guard, "remove less, or set guard.otherwise: warn").judge(record)
         return {
             f"{_KEPT}{reader}": kept,
             facts.key: as_rows(module, narrow.to(facts.dtype)).contiguous(),
         }, record
 
     def _kept(self, reader: str, weight: Tensor, stats: LayerStats) -> Tensor:
-        """Which units stay, in order."""
+        """The units to keep, in order."""
         assert stats.energy is not None
         if not stats.energy.isfinite().all():
             raise SmeltError(f"{reader}: its inputs on the calibration text are not finite; use other text")
         scores = self._step.scores(self._model, self._axis, reader, weight, stats, self._known.get(reader))
         if not scores.isfinite().all():
-            raise SmeltError(f"{reader}: the scores of what it reads are not finite; use other text or another score")
+            raise SmeltError(f"{reader}: the scores of its inputs are not finite; use other text or another score")
         return scores.topk(self._left[reader]).indices.sort().values.cpu()
 
     def use(self, facts: LinearFacts, module: nn.Module, stored: dict[str, Tensor]) -> None:
-        """Let a layer compute what its narrower self will: with zeros where units are gone."""
+        """Let a layer compute like its narrow version, with zeros for removed units."""
         target = weight_rows(module)
         columns = self._axis.columns_of(stored[f"{_KEPT}{facts.name}"].to(target.device))
         target.zero_()

@@ -1,4 +1,4 @@
-"""The prune step for the vocabulary: only the tokens that a corpus uses stay."""
+"""The prune step for the vocabulary: keeps only the tokens that a corpus uses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..structure.vocabulary import Vocabulary, renumbered
 
 
 class PruneVocabularyStep:
-    """Take tokens that a corpus never uses from the tokenizer, the embedding and the head.
+    """Remove tokens that a corpus never uses from the tokenizer, the embedding and lm_head.
 
     Args:
         settings: the recipe's section.
@@ -55,10 +55,10 @@ class PreparedVocabulary(PreparedStep):
     Args:
         settings: the recipe's section.
         where: how messages name the step.
-        model: whose tokens they are.
+        model: the model.
 
     Raises:
-        ProblemsError: the corpus cannot be read, or no token can go.
+        ProblemsError: the corpus cannot be read, or no token can be removed.
     """
 
     def __init__(self, settings: PruneVocabulary, where: str, model: OpenModel) -> None:
@@ -74,7 +74,7 @@ class PreparedVocabulary(PreparedStep):
             field = "corpus" if str(error).startswith(self._source.label) else "structure"
             raise ProblemsError([Problem(f"{where}.{field}", str(error))]) from None
         if len(self._kept) == self._axis.units:
-            what = f"uses all {self._axis.units} tokens, so none can go"
+            what = f"uses all {self._axis.units} tokens, so none can be removed"
             raise ProblemsError([Problem(f"{where}.corpus", what)])
 
     def plan(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class PreparedVocabulary(PreparedStep):
         model, kept = self.model, self._kept_once(context)
         write_model(self._smaller(kept), model, target)
         Vocabulary(model.directory.path).write(kept, target)
-        done = f"{len(kept)} of {self._axis.units} tokens are left, those of {self._source.label} and what they are made of"
+        done = f"{len(kept)} of {self._axis.units} tokens are left, those of {self._source.label} and the tokens they are merged from"
         settings = self.settings.model_dump(mode="json")
         return StepRecord("prune", settings, [], list(model.anatomy.unknown), None, [done], retokenized=True)
 
@@ -113,7 +113,7 @@ class PreparedVocabulary(PreparedStep):
         return slice_width(renamed, replace(self._axis, pinned={}), {"": torch.tensor(kept)})
 
     def _used(self) -> list[int]:
-        """The tokens that stay, in their order."""
+        """The tokens to keep, in order."""
         model, path = self.model, self.model.directory.path
         tokens = Vocabulary(path)
         used = used_tokens(self._source, model.directory.tokenizer())
@@ -121,13 +121,13 @@ class PreparedVocabulary(PreparedStep):
         named = [each for value in config.values() for each in (value if isinstance(value, list) else [value])]
         if max(used) >= model.vocabulary():
             raise SmeltError(
-                f"{path}: its tokenizer makes token {max(used)}, but the model has only {model.vocabulary()}; the"
-                " tokenizer belongs to another model, or another step has made the vocabulary smaller before"
+                f"{path}: its tokenizer produces token id {max(used)}, but the model has only {model.vocabulary()} tokens; the"
+                " tokenizer belongs to another model, or an earlier step pruned the vocabulary"
             )
         return tokens.closed({*used, *(each for each in named if each is not None)}, model.vocabulary())
 
     def _kept_once(self, context: RunContext) -> list[int]:
-        """The same for a run that goes on, though the corpus has changed."""
+        """The same, saved for a resumed run even if the corpus has changed."""
         context.journal.mkdir(parents=True, exist_ok=True)
         file = context.journal / "kept_tokens.safetensors"
         if file.exists():

@@ -1,4 +1,4 @@
-"""The prune step for single weights: which become zero, and what the others do to make up for it."""
+"""The prune step for single weights: which become zero, and how the others compensate."""
 
 from __future__ import annotations
 
@@ -34,13 +34,12 @@ from ..update.sparsegpt import sparsegpt
 from .linear_pruner import LinearPruner
 
 _NO_FASTER = (
-    "its zeros save neither memory nor time here: no kernel of this runtime reads them but the GPU's, and that only 2:4"
-    " with int4"
+    "its zeros save neither memory nor time here: only the GPU kernels of this runtime use them, and only 2:4 with int4"
 )
 
 
 class PruneWeightsStep:
-    """Set weights to zero, so many of each group of neighbours or a share of all.
+    """Set weights to zero: N of each M neighbours, or a share of all.
 
     Args:
         settings: the recipe's section.
@@ -72,10 +71,10 @@ class PreparedWeights(PreparedStep):
 
     Args:
         step: the step.
-        model: whose weights they are.
+        model: the model.
 
     Raises:
-        ProblemsError: no linear is meant, or the pattern does not fit one.
+        ProblemsError: no linear is selected, or the pattern does not fit one.
     """
 
     def __init__(self, step: PruneWeightsStep, model: OpenModel) -> None:
@@ -83,8 +82,8 @@ class PreparedWeights(PreparedStep):
         self.settings, self.label, self._where = settings, step.label, step.where
         self._pattern, self._score, self.model = step.pattern, step.score, model
         self._shares: dict[str, float] = {}
-        self._guard = LayerGuard(settings.guard, "take less, add it to ignore, or let guard.otherwise be warn")
-        # The head is none of them: it may share the embedding's weight.
+        self._guard = LayerGuard(settings.guard, "remove less, add it to ignore, or set guard.otherwise: warn")
+        # lm_head is excluded: it may be tied to the embedding.
         self._facts = [
             facts
             for facts in model.linears.values()
@@ -110,13 +109,13 @@ class PreparedWeights(PreparedStep):
             if not any(named(each, [pattern], model) for each in model.linears.values())
         ]
         if not facts and not problems:
-            what = "names no linear in a block that ignore leaves; the output head is never pruned"
+            what = "selects no linear in a block that ignore leaves; lm_head is never pruned"
             problems.append(Problem(f"{self._where}.targets", what))
         if self._pattern is not None and self._score == "obs" and AT_A_TIME % self._pattern.of:
             problems.append(
                 Problem(
                     f"{self._where}.structure",
-                    f"sparsegpt chooses {AT_A_TIME} columns at a time, which are not made of groups of {self._pattern.of};"
+                    f"sparsegpt chooses {AT_A_TIME} columns at a time, which is not a multiple of {self._pattern.of};"
                     " add score: wanda, or choose another pattern",
                 )
             )
@@ -126,7 +125,7 @@ class PreparedWeights(PreparedStep):
                 problems.append(
                     Problem(
                         f"{self._where}.structure",
-                        f"{odd[0].name} and {len(odd) - 1} more: {odd[0].columns} columns are not made of groups of"
+                        f"{odd[0].name} and {len(odd) - 1} more: {odd[0].columns} columns are not a multiple of"
                         f" {self._pattern.of}; choose another pattern, or add these layers to ignore",
                     )
                 )
@@ -215,7 +214,7 @@ class PreparedWeights(PreparedStep):
         return pruner.parts
 
     def _pruned_alone(self, model: OpenModel, chosen: set[str], context: RunContext) -> list[Path]:
-        """A part for each block, by its weights alone; the first process makes them."""
+        """A part for each block, from its weights alone; written by the first process."""
         parts = block_files(context.journal, len(model.anatomy.blocks))
 
         def make() -> tuple[dict[str, Tensor], None]:
@@ -240,7 +239,7 @@ class PreparedWeights(PreparedStep):
         Args:
             facts: the linear.
             weight: its weight.
-            stats: of its inputs; None if no text was read, which all but magnitudes need.
+            stats: of its inputs; None if no text was read, which suffices only for magnitude.
         """
         notes = [] if stats is None else reached_notes(stats)
         update, score = self.settings.update, self._score
@@ -248,9 +247,7 @@ class PreparedWeights(PreparedStep):
             assert not self._reads_inputs
             assert update is None
         elif stats.tokens == 0 and self._reads_inputs:
-            notes.append(
-                "no calibration token reached it, so its smallest weights were removed and nothing makes up for it"
-            )
+            notes.append("no calibration token reached it, so its smallest weights were removed without compensation")
             update, score = None, "magnitude"
         elif stats.energy is not None and not stats.energy.isfinite().all():
             raise SmeltError(
@@ -281,7 +278,7 @@ class PreparedWeights(PreparedStep):
                 f"{facts.name}: its outputs on the calibration text are not finite; add it to ignore or use other text"
             )
         if self.settings.allocation != "uniform":
-            notes.append(f"{self._shares[facts.name]:.1%} of its weights went")
+            notes.append(f"{self._shares[facts.name]:.1%} of its weights were removed")
         of = "weights" if stats is None else "outputs"
         record = LayerRecord(facts.name, (facts.rows, facts.columns), self.label, significant(error), notes, of)
         self._guard.judge(record)
@@ -289,7 +286,7 @@ class PreparedWeights(PreparedStep):
 
     @property
     def needs_hessian(self) -> bool:
-        """Whether the columns to come make up for what goes."""
+        """Whether later columns compensate for removed weights."""
         return self.settings.update is not None
 
     @property

@@ -1,1 +1,1 @@
-"""What can be removed from a model, and the smaller model that is left."""
+"""Structures that can be removed from a model, and the resulting smaller model."""

@@ -1,7 +1,7 @@
 """The widths of a model that can be made smaller: feed-forward channels, attention heads, hidden channels.
 
-What depends on a width is seen, not known: two skeletons are built on the meta device, one of them a little
-narrower, and their parameters' shapes compared.
+What depends on a width is found, not hard-coded: two skeletons are built on the meta device, one of them slightly
+narrower, and their parameters' shapes are compared.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from ...models.structure.open_model import OpenModel
 from ...models.structure.skeleton import Skeleton
 from ...system.errors import SmeltError
 
-# What configurations call the number of a feed-forward layer's channels, an expert's before a whole layer's.
+# Configuration fields of the feed-forward width, an expert's before a whole layer's.
 _CHANNELS = ("moe_intermediate_size", "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
-# Widths that kernels and groups of scales like.
+# Multiples of widths that suit kernels and groups of scales.
 _MULTIPLE, _SMALL_MULTIPLE, _SMALL = 64, 8, 512
 _LESS = 16
 
 
 class _NothingReadsError(SmeltError):
-    """A field of a configuration counts nothing in a model."""
+    """A configuration field has no effect on a model."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Where the units of an axis lie in a parameter: in one dimension, part after part.
+    """The position of an axis's units in a parameter: in one dimension, part after part.
 
     Attributes:
         dim: the dimension.
-        parts: how many entries a unit has in each part; each part holds all units, one after another.
+        parts: entries per unit in each part; each part holds all units, one after another.
     """
 
     dim: int
     parts: tuple[int, ...]
 
     def places(self, units: int, kept: Tensor) -> Tensor:
-        """The entries of some units, of ``units`` in all, in the order that the smaller parameter has them."""
+        """The entries of some of ``units`` units, in the order of the smaller parameter."""
         found, start = [], 0
         for size in self.parts:
             found.append((start + kept[:, None] * size + torch.arange(size, device=kept.device)).flatten())
@@ -57,12 +57,12 @@ class Axis:
     """A width that can be made smaller.
 
     Attributes:
-        noun: what it counts, in the plural.
-        units: how many there are.
-        multiple: the smaller number is to be a multiple of it.
-        fields: fields of ``config.json`` that count them, and by how many a unit counts there.
-        pinned: fields that must be written so that nothing else follows the smaller number.
-        readers: by the full name of each linear that reads units of its own: all parameters that hold those.
+        noun: name of its units, plural.
+        units: their number.
+        multiple: the smaller number must be a multiple of it.
+        fields: fields of ``config.json`` that count them, with the count per unit.
+        pinned: fields that must be set so that nothing else depends on the smaller number.
+        readers: by the full name of each linear that reads its own units: all parameters that hold those.
     """
 
     noun: str
@@ -74,12 +74,12 @@ class Axis:
 
     @property
     def columns(self) -> int:
-        """How many columns of its reader a unit has."""
+        """Columns of its reader per unit."""
         reader, spans = next(iter(self.readers.items()))
         return spans[f"{reader}.weight"].parts[0]
 
     def columns_of(self, units: Tensor) -> Tensor:
-        """The columns of its reader that some units have."""
+        """The reader's columns of some units."""
         return (units[:, None] * self.columns + torch.arange(self.columns, device=units.device)).flatten()
 
     def of_block(self, name: str) -> list[str]:
@@ -87,15 +87,15 @@ class Axis:
         return [reader for reader in self.readers if reader.startswith(f"{name}.")]
 
     def left(self, ratio: float) -> int:
-        """How many stay when a share of them goes."""
+        """How many are kept if a share is removed."""
         return round(self.units * (1 - ratio) / self.multiple) * self.multiple
 
     def with_units(self, directory: ModelDirectory, units: int) -> ModelDirectory:
-        """A model directory whose configuration has so many."""
+        """A model directory with this number in its configuration."""
         return replace(directory, changes={**directory.changes, **self.pinned, **self._counted(units)})
 
     def with_units_of_blocks(self, directory: ModelDirectory, units: Sequence[int]) -> ModelDirectory:
-        """A model directory whose configuration has so many in each block, which only those who know ``layer_sizes`` can load."""
+        """A model directory with these numbers by block; only loaders that know ``layer_sizes`` can load it."""
         known = directory.config_data().get(LAYER_SIZES) or [{}] * len(units)
         sizes = [{**other, **self._counted(own)} for other, own in zip(known, units, strict=True)]
         changes = {**directory.changes, **self.pinned, **self._counted(max(units))}
@@ -106,19 +106,19 @@ class Axis:
 
 
 def feed_forward(model: OpenModel, *, alike: bool = True) -> Axis:
-    """The channels of feed-forward layers; of experts, each expert's own.
+    """The channels of feed-forward layers; for experts, each expert's own.
 
     Args:
         model: the model.
-        alike: whether blocks that differ in them are refused; if not, only the names of what has them are of use.
+        alike: whether to refuse blocks that differ in them; if not, only the names in the result are valid.
 
     Raises:
-        SmeltError: the model has none whose number can be changed.
+        SmeltError: the model has none, or their number cannot be changed.
     """
     stored, refused = model.config.to_dict(), None
     for name in _CHANNELS:
         width = stored.get(name, 0)
-        if width is None and name == "n_inner":  # GPT-2's stands for four times the hidden size
+        if width is None and name == "n_inner":  # in GPT-2, four times the hidden size
             width = 4 * model.skeleton.hidden_size
         if not isinstance(width, int) or width == 0:
             continue
@@ -133,30 +133,32 @@ def feed_forward(model: OpenModel, *, alike: bool = True) -> Axis:
         except _NothingReadsError as error:  # a field that this architecture only inherits
             refused = refused or error
     raise refused or SmeltError(
-        f"{_kind(model)}: config.json names no number of feed-forward channels ({', '.join(_CHANNELS)}), so they"
+        f"{_kind(model)}: config.json does not give the number of feed-forward channels ({', '.join(_CHANNELS)}), so they"
         " cannot be pruned"
     )
 
 
 def heads(model: OpenModel) -> Axis:
-    """Attention heads, a unit for each head of keys and values with all query heads that read it.
+    """Attention heads; a unit is a key-value head with all its query heads.
 
     Raises:
-        SmeltError: their number cannot be changed by itself.
+        SmeltError: their number cannot be changed independently.
     """
     config = model.config
     queries = getattr(config, "num_attention_heads", None)
     groups = getattr(config, "num_key_value_heads", None) or queries
     if not isinstance(queries, int) or not isinstance(groups, int):
-        raise SmeltError(f"{_kind(model)}: config.json names no number of attention heads, so they cannot be pruned")
+        raise SmeltError(
+            f"{_kind(model)}: config.json does not give the number of attention heads, so they cannot be pruned"
+        )
     if queries % groups:
         raise SmeltError(
-            f"{_kind(model)}: {queries} query heads do not divide among {groups} heads of keys and values, so no whole"
+            f"{_kind(model)}: {queries} query heads do not divide by {groups} key-value heads, so no whole"
             " group can be pruned"
         )
     if groups == 1:
         raise SmeltError(
-            f"{_kind(model)}: all its query heads read one head of keys and values, which cannot be pruned;"
+            f"{_kind(model)}: all its query heads share one key-value head, which cannot be pruned;"
             " prune other structures"
         )
     fields = {_spelled(model, "num_attention_heads"): queries // groups}
@@ -169,10 +171,10 @@ def heads(model: OpenModel) -> Axis:
 
 
 def hidden(model: OpenModel) -> Axis:
-    """Channels of the residual stream, which all parameters that read or write it have in common.
+    """Channels of the residual stream, common to all parameters that read or write it.
 
     Raises:
-        SmeltError: their number cannot be changed by itself.
+        SmeltError: their number cannot be changed independently.
     """
     config, width = model.config, model.skeleton.hidden_size
     queries = getattr(config, "num_attention_heads", None)
@@ -191,10 +193,10 @@ def hidden(model: OpenModel) -> Axis:
 
 
 def vocabulary(model: OpenModel) -> Axis:
-    """Tokens: rows of the embedding and of the head.
+    """Tokens: rows of the embedding and lm_head.
 
     Raises:
-        SmeltError: their number cannot be changed by itself.
+        SmeltError: their number cannot be changed independently.
     """
     named = {
         name: None for name, value in model.directory.config_data().items() if name.endswith("_token_id") and value
@@ -213,18 +215,17 @@ def possible_units(model: OpenModel, axis: Axis) -> list[int]:
 
 
 def is_possible(model: OpenModel, axis: Axis, units: int) -> bool:
-    """Whether the architecture's configuration allows so many."""
+    """Whether the architecture's configuration allows this number."""
     return _builds(model, axis, units) is not None
 
 
 def _possible_loss(model: OpenModel, axis: Axis) -> int:
-    """The fewest that can go: some configurations want the hidden size to be a multiple of the number of heads."""
+    """The fewest that can be removed: some configurations need a hidden size divisible by the number of heads."""
     for less in range(axis.multiple, axis.units, axis.multiple):
         if _builds(model, axis, axis.units - less) is not None:
             return less
     raise SmeltError(
-        f"{_kind(model)}: its configuration allows no smaller {' and '.join(axis.fields)} than it has; prune other"
-        " structures"
+        f"{_kind(model)}: its configuration allows no smaller {' and '.join(axis.fields)}; prune other structures"
     )
 
 
@@ -237,7 +238,7 @@ def _builds(model: OpenModel, axis: Axis, units: int) -> Skeleton | None:
 
 
 def _grouped(model: OpenModel, axis: Axis, less: int) -> dict[str, dict[str, Span]]:
-    """What changes with the number of units, by the linear that reads them."""
+    """The parameters that change with the number of units, by the linear that reads them."""
     spans = _changing(model, axis, less)
     readers = [
         name.removesuffix(".weight")
@@ -263,10 +264,10 @@ def _grouped(model: OpenModel, axis: Axis, less: int) -> dict[str, dict[str, Spa
 
 
 def _check_alike(model: OpenModel, axis: Axis) -> None:
-    """See that a step before has not left more units in some blocks than in others."""
+    """Check that no earlier step left different numbers of units in blocks."""
     if _differs(model, axis):
         raise SmeltError(
-            f"{_kind(model)}: its blocks differ in their {axis.noun} already ({LAYER_SIZES} in config.json), so these cannot"
+            f"{_kind(model)}: its blocks differ in their {axis.noun} already ({LAYER_SIZES} in config.json), so they cannot"
             " be pruned again; prune them in one step"
         )
 
@@ -277,10 +278,10 @@ def _differs(model: OpenModel, axis: Axis) -> bool:
 
 
 def _changing(model: OpenModel, axis: Axis, less: int) -> dict[str, Span]:
-    """Every parameter whose shape follows the number of units."""
+    """Every parameter whose shape depends on the number of units."""
     directory, whole = model.directory, model.skeleton
     trust = directory.trust_remote_code
-    if _differs(model, axis):  # whose block has how many hides what follows their number
+    if _differs(model, axis):  # different numbers by block hide which shapes depend on them
         directory = replace(directory, changes={**directory.changes, LAYER_SIZES: None})
         whole = Skeleton.build(directory.config(), torch.float32, trust_remote_code=trust)
     directory = axis.with_units(directory, axis.units - less)
@@ -304,7 +305,7 @@ def _changing(model: OpenModel, axis: Axis, less: int) -> dict[str, Span]:
                 f"{_kind(model)}: {', '.join(axis.fields)} changes {name} in a way that Smelt does not follow"
             )
         sizes[name] = changed[0], size
-    # Queries, keys and values may be one matrix, one after another: then it is the only one that makes heads.
+    # Queries, keys and values may be fused in one matrix: then it is the only one that computes heads.
     head = axis.pinned.get("head_dim")
     making = Counter(_place(name) for name, (dim, _) in sizes.items() if name.endswith(".weight") and dim == 0)
     for name, (dim, size) in sizes.items():
@@ -324,7 +325,7 @@ def _place(parameter: str) -> str:
 
 
 def _is_column(model: OpenModel, name: str, dim: int) -> bool:
-    """Whether a linear's inputs lie in this dimension of its weight; GPT-2's Conv1D has them in the first."""
+    """Whether this dimension of a linear's weight is its inputs; in GPT-2's Conv1D that is the first."""
     label = name.removesuffix(".weight")
     return label in model.linears and dim == (0 if model.linears[label].kind == "Conv1D" else 1)
 

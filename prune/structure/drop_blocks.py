@@ -1,4 +1,4 @@
-"""A model with some of its blocks taken away, without a copy on the disk."""
+"""A model without some of its blocks, without a copy on disk."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from ...system.errors import SmeltError
 from ...system.tensor_files import TensorInfo
 from ..update.merge import merged
 
-# Of config.json: what is left of each block, where parts of some were removed (removable.py).
+# Field of config.json: the remaining parts of each block, if parts were removed (removable.py).
 LAYER_PARTS = "layer_parts"
-# A tensor's checkpoint name: what stands before its block's number, the number, and the rest.
+# A tensor's checkpoint name: the prefix, its block's number, and the rest.
 _NUMBERED = re.compile(r"^(?P<start>(?:[^\d.][^.]*\.)*)(?P<block>\d+)(?P<rest>\..+)$")
 
 
 def drop_blocks(model: OpenModel, removed: Iterable[int], *, merging: bool = False) -> OpenModel:
-    """The model that is left without some blocks; its weights are read from where they are.
+    """The model without some blocks; its weights are read from the original files.
 
     Args:
         model: the whole model.
-        removed: numbers of the blocks to take away.
-        merging: whether blocks take in those removed behind them; see :func:`merged`.
+        removed: numbers of the blocks to remove.
+        merging: whether removed blocks are merged into the kept one before them; see :func:`merged`.
 
     Raises:
-        SmeltError: nothing would be left, or the architecture's ``config.json`` cannot say which blocks remain.
+        SmeltError: nothing would be left, or the architecture's ``config.json`` cannot express which blocks remain.
     """
     gone, depth = set(removed), len(model.anatomy.blocks)
     kept = [index for index in range(depth) if index not in gone]
@@ -47,14 +47,14 @@ def drop_blocks(model: OpenModel, removed: Iterable[int], *, merging: bool = Fal
     moved = _becomes_another(model, directory, kept)
     if moved is not None:
         raise SmeltError(
-            f"{type(model.skeleton.model).__name__}: block {moved} would stand where config.json makes blocks of another"
-            " kind; remove as many blocks as its pattern repeats after"
+            f"{type(model.skeleton.model).__name__}: block {moved} would move to where config.json makes blocks of another"
+            " kind; remove a multiple of its pattern's period"
         )
     return OpenModel(directory, weights, is_edited=model.is_edited)
 
 
 def can_lose(model: OpenModel, removed: Iterable[int]) -> bool:
-    """Whether ``config.json`` can say which blocks are left without some."""
+    """Whether ``config.json`` can express the model without some blocks."""
     gone = set(removed)
     kept = [index for index in range(len(model.anatomy.blocks)) if index not in gone]
     directory = replace(model.directory, changes={**model.directory.changes, **_config_changes(model, kept)})
@@ -62,7 +62,7 @@ def can_lose(model: OpenModel, removed: Iterable[int]) -> bool:
 
 
 def _becomes_another(model: OpenModel, directory: ModelDirectory, kept: list[int]) -> int | None:
-    """The first block that the smaller model makes another kind of; None if there is none."""
+    """The first block that would be of another kind in the smaller model; None if there is none."""
     skeleton = Skeleton.build(directory.config(), torch.float32, trust_remote_code=directory.trust_remote_code)
     for number, index in enumerate(kept):
         if _traits(skeleton.blocks[number]) != _traits(model.skeleton.blocks[index]):
@@ -71,18 +71,18 @@ def _becomes_another(model: OpenModel, directory: ModelDirectory, kept: list[int
 
 
 def _check_merging(model: OpenModel, kept: list[int]) -> None:
-    """See that blocks have the tensors, and the parts, of those that they are to take in."""
+    """Check that blocks have the same tensors and parts as those merged into them."""
     parts = getattr(model.config, LAYER_PARTS, None)
     if parts is not None and len(set(parts)) > 1:
         raise SmeltError(
-            "parts of some blocks were removed, and would come back from others; leave update: merge away, or merge first"
+            "parts of some blocks were removed, and merging would bring them back; remove update: merge, or merge first"
         )
     for index in kept:
         for other in _behind(index, kept, len(model.anatomy.blocks)):
             if model.block_shape(index) != model.block_shape(other):
                 raise SmeltError(
-                    f"{type(model.skeleton.model).__name__}: block {index} cannot take in block {other}, which has other"
-                    " tensors; leave update: merge away"
+                    f"{type(model.skeleton.model).__name__}: block {index} cannot be merged with block {other}, which has other"
+                    " tensors; remove update: merge"
                 )
 
 
@@ -93,22 +93,22 @@ def _config_changes(model: OpenModel, kept: list[int]) -> dict[str, Any]:
     stored = config.to_dict()
     if stored.get(field) != depth:
         raise SmeltError(
-            f"{type(model.skeleton.model).__name__}: config.json does not hold the number of blocks as {field},"
+            f"{type(model.skeleton.model).__name__}: config.json does not give the number of blocks as {field},"
             " so Smelt cannot make it smaller"
         )
     changes: dict[str, Any] = {field: len(kept)}
-    if "num_hidden_layers" in model.directory.config_data():  # some write it by its other name
+    if "num_hidden_layers" in model.directory.config_data():  # some use its other name
         changes["num_hidden_layers"] = len(kept)
     for name, value in stored.items():
         if isinstance(value, list) and len(value) == depth and "token_id" not in name:
             changes[name] = [value[index] for index in kept]
-    if changes.get(LAYER_SIZES):  # the blocks that are left may be alike
+    if changes.get(LAYER_SIZES):  # the remaining blocks may be alike
         changes |= config_fields(changes[LAYER_SIZES])
     return changes
 
 
 def _traits(block: nn.Module) -> list[Any]:
-    """What kind of block it is: its modules' classes and settings, but not its number."""
+    """The kind of a block: its modules' classes and settings, but not its index."""
     found: list[Any] = []
     for name, module in block.named_modules():
         settings = {
@@ -122,7 +122,7 @@ def _traits(block: nn.Module) -> list[Any]:
 
 
 class _FewerBlocks:
-    """The tensors of the blocks that stay, numbered anew, and all that belong to no block."""
+    """The tensors of the kept blocks, renumbered, and all outside of blocks."""
 
     def __init__(self, model: OpenModel, kept: list[int], *, merging: bool) -> None:
         self._source: Weights = model.weights
@@ -165,6 +165,6 @@ class _FewerBlocks:
 
 
 def _behind(index: int, kept: list[int], depth: int) -> list[int]:
-    """The removed blocks between this one and the next that stays."""
+    """The removed blocks between this one and the next kept one."""
     following = next((other for other in kept if other > index), depth)
     return list(range(index + 1, following))

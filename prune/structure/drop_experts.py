@@ -1,4 +1,4 @@
-"""A mixture of experts with some of its experts only, without a copy on the disk."""
+"""A mixture with only some of its experts, without a copy on disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...models.structure.skeleton import Skeleton
 from ...system.errors import SmeltError
 from ...system.tensor_files import TensorInfo
 
-# What configurations call the number of a layer's experts among which the router chooses.
+# Configuration fields of the number of routed experts per layer.
 _NAMES = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -25,11 +25,11 @@ class ExpertLayers:
     """Where a model's experts are.
 
     Attributes:
-        field: what ``config.json`` calls their number.
-        count: how many each layer has.
-        chosen: how many of them the router sends a token to.
-        modules: by block: the full name of the module that holds them.
-        routing: by full name: parameters with an entry for each expert, and the dimension that they lie in.
+        field: the field of ``config.json`` with their number.
+        count: experts per layer.
+        chosen: experts per token.
+        modules: by block, the full name of the module that holds them.
+        routing: by full name, parameters with an entry for each expert, and the dimension of these entries.
     """
 
     field: str
@@ -43,7 +43,7 @@ class ExpertLayers:
         """Find them.
 
         Raises:
-            SmeltError: the model has none, or they are arranged in a way that Smelt does not follow.
+            SmeltError: the model has none, or their layout is not supported.
         """
         kind, stored = type(model.skeleton.model).__name__, model.config.to_dict()
         modules = {
@@ -53,7 +53,7 @@ class ExpertLayers:
             if isinstance(module, SplitExperts)
         }
         if model.skeleton.fused_experts:
-            raise SmeltError(f"{kind}: its experts are in a layout that Smelt does not know, so they cannot be pruned")
+            raise SmeltError(f"{kind}: its experts have an unknown layout, so they cannot be pruned")
         field = next((name for name in _NAMES if isinstance(stored.get(name), int)), None)
         if not modules or field is None:
             raise SmeltError(f"{kind}: has no mixture of experts; prune other structures")
@@ -67,7 +67,7 @@ class ExpertLayers:
         return replace(found, routing=found._routing(model))
 
     def with_count(self, directory: ModelDirectory, count: int) -> ModelDirectory:
-        """A model directory whose configuration has so many."""
+        """A model directory with this number in its configuration."""
         return replace(directory, changes={**directory.changes, self.field: count})
 
     def _routing(self, model: OpenModel) -> dict[str, int]:
@@ -91,13 +91,13 @@ class ExpertLayers:
 
 
 def drop_experts(model: OpenModel, layers: ExpertLayers, kept: Mapping[int, Tensor], count: int) -> OpenModel:
-    """The model with some experts only.
+    """The model with only some experts.
 
     Args:
         model: the whole model.
         layers: where the experts are.
-        kept: which stay, by block, in order; looked up when a tensor is read, so it may be filled in meanwhile.
-        count: how many stay in each block.
+        kept: those to keep, by block, in order; looked up when a tensor is read, so it may be filled in later.
+        count: the number kept in each block.
     """
     weights = _FewerExperts(model, layers, kept, count)
     return OpenModel(layers.with_count(model.directory, count), weights, is_edited=model.is_edited)
@@ -110,13 +110,13 @@ def _experts(model: OpenModel, path: str) -> SplitExperts:
 
 
 class _FewerExperts:
-    """The tensors of the experts that stay, numbered anew, and all others."""
+    """The tensors of the kept experts, renumbered, and all others."""
 
     def __init__(self, model: OpenModel, layers: ExpertLayers, kept: Mapping[int, Tensor], count: int) -> None:
         self._source: Weights = model.weights
         self._kept, self._count = kept, count
         block_of = {f"{path}.": index for index, path in layers.modules.items()}
-        # By checkpoint name: of an expert's tensor, its block and the names that it has in every expert.
+        # By checkpoint name of an expert's tensor: its block and its names in all experts.
         self._every: dict[str, tuple[int, list[str], int]] = {}
         gone: set[str] = set()
         for name, key in model.names.items():

@@ -1,7 +1,7 @@
-"""What can be taken away from a model's depth: whole blocks, or only the attention or the feed-forward part of some.
+"""Depth structures that can be removed: whole blocks, or only the attention or feed-forward part of some.
 
-Plain Hugging Face code knows no block without one of its parts, so a part is taken away by making the matrix that closes it
-zero: every tool computes the same, and the runtime, which reads ``layer_parts`` in ``config.json``, leaves the part out.
+Hugging Face code does not support blocks without one of their parts, so a part is removed by zeroing its output matrix:
+every tool computes the same, and the runtime, which reads ``layer_parts`` in ``config.json``, skips the part.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _OTHER = {"attention": "mlp", "mlp": "attention"}
 
 
 class Removable(Protocol):
-    """One kind of thing that is taken away.
+    """One kind of structure that can be removed.
 
     Attributes:
-        noun, plural: what it is called.
+        noun, plural: its name.
         candidates: the blocks that have it.
     """
 
@@ -39,11 +39,11 @@ class Removable(Protocol):
     candidates: list[int]
 
     def possible(self, removed: Iterable[int]) -> bool:
-        """Whether these can go together."""
+        """Whether these can be removed together."""
         ...
 
     def without(self, index: int, streamed: StreamedModel, block: nn.Module, hidden: Tensor) -> Tensor:
-        """What a block, whose weights are loaded, makes of hidden states when it is gone."""
+        """The output of a block, whose weights are loaded, for hidden states if this is removed from it."""
         ...
 
     def left(self, removed: Iterable[int]) -> OpenModel:
@@ -56,7 +56,7 @@ class WholeBlocks:
 
     Args:
         model: the model.
-        merging: whether blocks take in those removed behind them.
+        merging: whether removed blocks are merged into the kept one before them.
     """
 
     noun, plural = "block", "blocks"
@@ -66,7 +66,7 @@ class WholeBlocks:
         self.candidates = list(range(len(model.anatomy.blocks)))
 
     def possible(self, removed: Iterable[int]) -> bool:
-        """Attention must be left somewhere, and ``config.json`` must be able to say which blocks remain."""
+        """Some attention must remain, and ``config.json`` must be able to express which blocks remain."""
         gone, parts = set(removed), layer_parts(self._model)
         attends = any(part in ("all", "attention") for index, part in enumerate(parts) if index not in gone)
         return attends and can_lose(self._model, gone)
@@ -86,7 +86,7 @@ class BlockParts:
         kind: ``attention`` or ``mlp``.
 
     Raises:
-        SmeltError: Smelt does not find the part, or its blocks do something besides.
+        SmeltError: the part is not found, or its blocks do more than add their parts.
     """
 
     def __init__(self, model: OpenModel, kind: str) -> None:
@@ -98,14 +98,14 @@ class BlockParts:
         name = type(model.skeleton.model).__name__
         for index in range(len(model.anatomy.blocks)):
             if set(self._closing[index]) & set(others[index]):
-                raise SmeltError(f"{name}: block {index} closes attention and feed-forward by one matrix")
+                raise SmeltError(f"{name}: block {index} has one output matrix for attention and feed-forward")
         self._parts = layer_parts(model)
         self.candidates = [
             index for index, part in enumerate(self._parts) if part in ("all", kind) and self._closing[index]
         ]
 
     def possible(self, removed: Iterable[int]) -> bool:
-        """Attention must be left somewhere: without any, no token would see another."""
+        """Some attention must remain: without any, no token would see another."""
         return self._kind == "mlp" or bool(set(self.candidates) - set(removed))
 
     def without(self, index: int, streamed: StreamedModel, block: nn.Module, hidden: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class BlockParts:
 
 
 def layer_parts(model: OpenModel) -> list[str]:
-    """For each block what is left of it: ``all``, ``attention``, ``mlp`` or ``none``."""
+    """For each block its remaining parts: ``all``, ``attention``, ``mlp`` or ``none``."""
     return getattr(model.config, LAYER_PARTS, None) or ["all"] * len(model.anatomy.blocks)
 
 
@@ -142,29 +142,29 @@ def closing_linears(model: OpenModel, kind: str) -> list[tuple[str, ...]]:
         linears = [linear for group in anatomy.groups for linear in group.linears]
         if kind == "mlp":
             readers = tuple(reader.removeprefix(f"{anatomy.name}.") for reader in axis.of_block(anatomy.name))
-            # A dense block among mixtures has a width of its own, which is no unit of theirs.
+            # A dense block among mixtures has a separate width, whose units are not the experts'.
             others = [linear for linear in linears if name is not None and not linear.startswith(f"{name}.")]
             found.append(readers or tuple(others[-1:]))
             continue
         if name is not None:
             inside = [linear for linear in linears if linear.startswith(f"{name}.")]
-        else:  # GPT-NeoX's says nothing of a cache: it is what the feed-forward part is not
+        else:  # GPT-NeoX's has no cache argument: it is the part that is not feed-forward
             feeding = {span for reader in axis.of_block(anatomy.name) for span in axis.readers[reader]}
             inside = [linear for linear in linears if f"{anatomy.name}.{linear}.weight" not in feeding]
         if not inside:
             raise SmeltError(
                 f"{type(model.skeleton.model).__name__}: Smelt does not find the attention of block {index}, so it"
-                " cannot be taken away"
+                " cannot be removed"
             )
         found.append((inside[-1],))
     return found
 
 
 def check_parts(model: OpenModel, streamed: StreamedModel, tokens: Tensor) -> None:
-    """See that a block of every kind, without both of its parts, hands on what it is given.
+    """Check that a block of every kind, without both of its parts, is the identity.
 
     Raises:
-        SmeltError: it does something besides.
+        SmeltError: it is not.
     """
     closing_of = [closing_linears(model, kind) for kind in _OTHER]
     kinds = {model.block_shape(index): index for index in reversed(range(len(model.anatomy.blocks)))}
@@ -180,13 +180,13 @@ def check_parts(model: OpenModel, streamed: StreamedModel, tokens: Tensor) -> No
             if not same:
                 raise SmeltError(
                     f"{type(model.skeleton.model).__name__}: its blocks do more than add attention and a feed-forward"
-                    " part, so these cannot be taken away by themselves"
+                    " part, so these cannot be removed separately"
                 )
 
 
 @contextmanager
 def _zero(block: nn.Module, linears: Iterable[str]) -> Iterator[None]:
-    """Let some linears give zero for a while."""
+    """Let some linears output zero within this context."""
     kept: list[tuple[nn.Parameter, Tensor]] = []
     try:
         for name in linears:

@@ -1,4 +1,4 @@
-"""Smaller shapes of a model: how much of each dimension goes, how many parameters are left, and how fast that decodes here."""
+"""Smaller shapes of a model: the size of each dimension, the parameters left, and the decode speed on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .slice_width import slice_width
 DIMENSIONS = ("blocks", "hidden", "heads", "ffn")
 _AXES = {"hidden": axes.hidden, "heads": axes.heads, "ffn": axes.feed_forward}
 _SHARES = {"hidden": (0.125, 0.25, 0.375), "ffn": (0.125, 0.25, 0.375, 0.5, 0.625)}
-# Groups of scales, and kernels, like widths of many such: from a width on, what it is a multiple of.
+# Multiples that suit groups of scales and kernels, by the width from which they apply.
 _MULTIPLES = ((1024, 128), (512, 64), (64, 32), (0, 8))
 _MOST_LEVELS = 8
 _TIMED_BLOCKS = 8
@@ -28,7 +28,7 @@ _TIMED_BLOCKS = 8
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is left of each dimension: blocks, hidden channels, groups of heads, feed-forward channels."""
+    """The size of each dimension: blocks, hidden channels, groups of heads, feed-forward channels."""
 
     blocks: int
     hidden: int
@@ -38,7 +38,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class SizeGrid:
-    """The sizes among which is searched.
+    """The sizes in the search.
 
     Attributes:
         whole: the model's own.
@@ -50,11 +50,11 @@ class SizeGrid:
 
     @classmethod
     def of(cls, model: OpenModel, multiple: int | None = None) -> SizeGrid:
-        """What a model allows; a dimension that it does not have has one size only.
+        """The sizes that a model allows; a dimension that it lacks has only one size.
 
         Args:
             model: the whole model.
-            multiple: what widths are multiples of, if not of what suits them.
+            multiple: widths are multiples of it; by default of a suitable one.
         """
         levels: dict[str, tuple[int, ...]] = {}
         depth = len(model.anatomy.blocks)
@@ -71,7 +71,7 @@ class SizeGrid:
 
     @property
     def worst_case(self) -> Sizes:
-        """The sizes that the fewest groups of scales divide: what suits these suits all."""
+        """The sizes that the fewest group sizes divide: what works for these works for all."""
         odd = {name: min(each, key=lambda size: size & -size) for name, each in self.levels.items() if name != "blocks"}
         return Sizes(blocks=self.levels["blocks"][-1], **odd)
 
@@ -97,16 +97,16 @@ def _widths(model: OpenModel, name: str, multiple: int | None) -> tuple[int, ...
 
 
 class Costs:
-    """The parameters of sizes, and if wanted their measured decoding steps.
+    """Parameter counts of sizes, and optionally measured decode-step times.
 
-    A model is what surrounds its blocks and, for each block, its attention and its feed-forward part; these are counted and timed
-    by themselves. Which blocks go is not known yet: where they are not alike, it is taken to be those that cost least, so that
-    a shape costs no more than it is said to.
+    A model consists of what surrounds its blocks and, for each block, its attention and feed-forward part; these are
+    counted and timed separately. Which blocks are removed is not known yet: if they differ, those that cost least are
+    assumed, so that the result is an upper bound.
 
     Args:
-        model: whose sizes they are.
+        model: the model.
         grid: the sizes.
-        rotated: whether a smaller hidden size takes an lm_head of its own.
+        rotated: whether a smaller hidden size needs an untied lm_head.
     """
 
     def __init__(self, model: OpenModel, grid: SizeGrid, *, rotated: bool) -> None:
@@ -130,13 +130,13 @@ class Costs:
                     self._saved[name, hidden, size] = [a - b for a, b in zip(blocks, smaller, strict=True)]
 
     def parameters(self, sizes: Sizes) -> int:
-        """How many numbers such a model holds, at most."""
+        """An upper bound of the number of parameters."""
         saved = (self._saved[name, sizes.hidden, getattr(sizes, name)] for name in ("heads", "ffn"))
         blocks = (whole - sum(less) for whole, *less in zip(self._blocks[sizes.hidden], *saved, strict=True))
         return self._around[sizes.hidden] + sum(sorted(blocks, reverse=True)[: sizes.blocks])
 
     def seconds(self, sizes: Sizes) -> float:
-        """What a decoding step takes, at most, once it was measured."""
+        """An upper bound of a decode step's time, once measured."""
         parts = (self._seconds[name, sizes.hidden, getattr(sizes, name)] for name in ("heads", "ffn"))
         blocks = (sum(each) for each in zip(*parts, strict=True))
         return self._seconds_around[sizes.hidden] + sum(sorted(blocks, reverse=True)[: sizes.blocks])
@@ -149,7 +149,9 @@ class Costs:
         """
         depth = self._grid.whole.blocks
         if depth < 2:
-            raise SmeltError("target.latency: a model of one block has nothing to compare; give a target of params")
+            raise SmeltError(
+                "target.latency: a model of one block cannot be timed by differences; give a target of params"
+            )
         rounds = list(itertools.product(self._grid.levels["hidden"], self._kinds))
         for name, levels in self._grid.levels.items():
             if name in ("heads", "ffn"):
@@ -157,7 +159,7 @@ class Costs:
                     self._seconds[name, hidden, size] = [0.0] * depth
         alone: dict[int, tuple[int, float]] = {}
         for hidden, kind in progress.track(rounds, "timing shapes", len(rounds)):
-            # Attention must be somewhere: in a block that is not of the kind, if there is one.
+            # Some attention must remain: in a block of another kind, if there is one.
             base = next((index for index in range(depth) if index not in kind), kind[0])
             members = [index for index in kind if index != base][:_TIMED_BLOCKS]
             one = self._smaller("hidden", self._model, hidden)
@@ -187,7 +189,7 @@ class Costs:
             self._seconds_around[hidden] = max(0.0, seconds - attention)
 
     def as_data(self) -> dict[str, float]:
-        """What was timed, for the record: milliseconds by part, hidden size and size; of each kind of block, if there are several."""
+        """The timings, for the record: milliseconds by part, hidden size and size; by kind of block, if several."""
         found = {f"around {hidden} 0": seconds for hidden, seconds in self._seconds_around.items()}
         for (name, hidden, size), seconds in self._seconds.items():
             for kind in self._kinds:
@@ -203,7 +205,7 @@ class Costs:
 
 
 def parameters_of(model: OpenModel) -> int:
-    """How many numbers a model holds."""
+    """A model's number of parameters."""
     return sum(math.prod(model.weights.info(name).shape) for name in model.weights.names())
 
 
@@ -220,7 +222,7 @@ def _alike(model: OpenModel) -> list[list[int]]:
 
 
 def timing_bytes(model: OpenModel, grid: SizeGrid, batch: int, context: int) -> int:
-    """Memory that timing takes: all shapes of one hidden size are there together, each with its embedding, head and cache."""
+    """Memory for timing: all shapes of one hidden size at once, each with its embedding, lm_head and cache."""
     shapes = 1 + 2 * len(grid.levels["heads"]) + len(grid.levels["ffn"])
     blocks = min(grid.whole.blocks, _TIMED_BLOCKS)
     around = 3 * model.embedding_bytes()
@@ -231,7 +233,7 @@ def timing_bytes(model: OpenModel, grid: SizeGrid, batch: int, context: int) -> 
 
 
 def shape_of(model: OpenModel) -> ModelShape:
-    """The shape of a model, without the matrices that close parts which were removed from it."""
+    """The shape of a model, without the output matrices of removed parts."""
     parts = getattr(model.config, LAYER_PARTS, None)
     gone: set[str] = set()
     if parts is not None:
@@ -244,7 +246,7 @@ def shape_of(model: OpenModel) -> ModelShape:
 
 
 def _part_shape(model: OpenModel, left: Mapping[int, str]) -> ModelShape:
-    """The shape of a model some of whose blocks have one part, and the others none."""
+    """The shape of a model in which some blocks have one part, and the others none."""
     parts = [left.get(index, "none") for index in range(len(model.anatomy.blocks))]
     config = model.directory.config()
     setattr(config, LAYER_PARTS, parts)
@@ -254,7 +256,7 @@ def _part_shape(model: OpenModel, left: Mapping[int, str]) -> ModelShape:
 
 
 def _closing(model: OpenModel, parts: list[str]) -> set[str]:
-    """Matrices that close parts which are not there."""
+    """Output matrices of removed parts."""
     found: set[str] = set()
     for kind in ("attention", "mlp"):
         for anatomy, part, names in zip(model.anatomy.blocks, parts, closing_linears(model, kind), strict=True):

@@ -1,4 +1,4 @@
-"""A model of which some units of an axis are left, without a copy on the disk."""
+"""A model with only some units of an axis, without a copy on disk."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def slice_width(
     kept: Mapping[str, Tensor] | Sequence[int] | int,
     changed: Mapping[str, SafetensorsFile] | None = None,
 ) -> OpenModel:
-    """The model with some units only.
+    """The model with only some units.
 
-    Where blocks keep as many, it is a plain model of Hugging Face's; otherwise ``layer_sizes`` in ``config.json`` says what
-    each has.
+    If all blocks keep the same number, it is a plain Hugging Face model; otherwise ``layer_sizes`` in ``config.json``
+    gives the sizes of each.
 
     Args:
         model: the whole model.
-        axis: what is made smaller.
-        kept: which stay, by the linear that reads them, in order; or how many, of each block where they differ, where only
-            shapes matter.
-        changed: files of weights that make up for it, already narrow, by checkpoint name.
+        axis: the axis to make smaller.
+        kept: those to keep, by the linear that reads them, in order; or, if only shapes matter, their number, by block
+            if they differ.
+        changed: files of refitted weights, already narrow, by checkpoint name.
     """
     if isinstance(kept, int):
         kept = dict.fromkeys(axis.readers, torch.arange(kept))
@@ -54,7 +54,7 @@ def by_reader(model: OpenModel, axis: Axis, units: Sequence[int]) -> dict[str, i
 
 
 def units_of_blocks(model: OpenModel, axis: Axis, kept: Mapping[str, Tensor]) -> list[int]:
-    """How many units each block has left; a block without any reader is said to have them all."""
+    """How many units each block keeps; a block without a reader counts as keeping all."""
     found = []
     for block in model.anatomy.blocks:
         counts = {len(kept[reader]) for reader in axis.of_block(block.name)} or {axis.units}
@@ -64,7 +64,7 @@ def units_of_blocks(model: OpenModel, axis: Axis, kept: Mapping[str, Tensor]) ->
 
 
 def matrices_of_units(model: OpenModel, axis: Axis, reader: str) -> list[Tensor]:
-    """What belongs to each unit, ``[units, …]``, of every matrix that writes the units of a reader, and of the reader's own."""
+    """Each unit's part, ``[units, …]``, of every matrix that writes the units of a reader, and of the reader."""
     matrices = []
     for name, span in axis.readers[reader].items():
         tensor = model.weights.load(model.names[name])
@@ -78,7 +78,7 @@ def matrices_of_units(model: OpenModel, axis: Axis, reader: str) -> list[Tensor]
 
 
 class _FewerUnits:
-    """The tensors of a model, those along an axis with some units only."""
+    """The tensors of a model, those along an axis with only some units."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""A tokenizer with some of its tokens only, whose text is cut as before wherever these suffice.
+"""A tokenizer with only some of its tokens, which tokenizes text as before if these suffice.
 
-A text that the whole tokenizer cuts into tokens that stay is cut into the same ones: of byte-pair encodings, all that such
-tokens are merged from stay, too, and no merge that made one of them goes; of unigram models the best way is still there.
+A text that the whole tokenizer splits into kept tokens is split into the same ones: for BPE, all tokens that kept ones
+are merged from are kept too, and so are their merges; for Unigram, the best segmentation is still available.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from ...system.errors import SmeltError
 from ...system.files import write_text
 
-# Other spellings of the whole vocabulary, which would contradict tokenizer.json.
+# Other files with the whole vocabulary, which would contradict tokenizer.json.
 _STALE = (
     "vocab.json",
     "vocab.txt",
@@ -35,7 +35,7 @@ class Vocabulary:
         directory: the model directory.
 
     Raises:
-        SmeltError: there is no such file, or its model is of another kind.
+        SmeltError: the file is missing, or its model is not supported.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -43,13 +43,13 @@ class Vocabulary:
         try:
             self._data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise SmeltError(f"{directory}: has no tokenizer.json, which a smaller vocabulary is made from") from None
+            raise SmeltError(f"{directory}: has no tokenizer.json, which vocabulary pruning needs") from None
         except ValueError as error:
             raise SmeltError(f"{path}: is not valid JSON ({error}); download it again") from None
         model = self._data["model"]
         kind = model.get("type") or ("Unigram" if isinstance(model.get("vocab"), list) else "BPE")
         if kind not in ("BPE", "Unigram"):
-            raise SmeltError(f"{path}: holds a {kind} model; Smelt makes BPE and Unigram vocabularies smaller")
+            raise SmeltError(f"{path}: holds a {kind} model; Smelt prunes only BPE and Unigram vocabularies")
         self._kind: str = kind
         pieces = (
             ((piece, i) for i, (piece, _) in enumerate(model["vocab"])) if kind == "Unigram" else model["vocab"].items()
@@ -60,11 +60,11 @@ class Vocabulary:
         }
 
     def closed(self, used: Iterable[int], rows: int | None = None) -> list[int]:
-        """These tokens, and all that must stay with them: special ones, bytes, and what they are merged from; in order.
+        """These tokens, and all that must be kept with them: special ones, bytes, and those they are merged from; in order.
 
         Args:
             used: the tokens.
-            rows: of the embedding; added tokens beyond it, which other models of a family have, go.
+            rows: of the embedding; added tokens beyond it, which other models of a family have, are removed.
         """
         kept = set(used) | {each["id"] for each in self._data["added_tokens"]} | self._bytes()
         model = self._data["model"]
@@ -85,7 +85,7 @@ class Vocabulary:
         return sorted(token for token in kept if rows is None or token < rows)
 
     def write(self, kept: list[int], target: Path) -> None:
-        """Give a model directory the smaller tokenizer, and its files the tokens' new numbers; the rest goes."""
+        """Write the smaller tokenizer to a model directory, renumber tokens in its files, and remove the rest."""
         new = {old: number for number, old in enumerate(kept)}
         data = json.loads(json.dumps(self._data))
         model = data["model"]
@@ -125,7 +125,7 @@ class Vocabulary:
             write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
     def _bytes(self) -> set[int]:
-        """What any other text is spelled with."""
+        """The tokens that spell any other text."""
         if self._data["model"].get("byte_fallback"):
             return {self.ids[name] for i in range(256) if (name := f"<0x{i:02X}>") in self.ids}
         if "ByteLevel" in json.dumps([self._data.get("pre_tokenizer"), self._data.get("decoder")]):
@@ -139,7 +139,7 @@ class Vocabulary:
 
 
 def renumbered(data: dict[str, Any], new: dict[int, int]) -> dict[str, Any]:
-    """The fields of a configuration that name tokens by number, with their new numbers."""
+    """The fields of a configuration with token ids, renumbered."""
     found: dict[str, Any] = {}
     for name, value in data.items():
         if not name.endswith(("_token_id", "_token_ids")) or value is None:

@@ -1,1 +1,1 @@
-"""How what is left makes up for what was removed."""
+"""Updates: how the remaining weights compensate for removed ones."""

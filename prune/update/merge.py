@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def merged(kept: Tensor, removed: Iterable[Tensor]) -> Tensor:
-    """A parameter of the block that stays, plus what those of the removed ones are apart from it; float32."""
+    """A parameter of the kept block, plus the removed ones' differences from it; float32."""
     start = kept.float()
     result = start.clone()
     for other in removed:

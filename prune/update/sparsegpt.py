@@ -1,4 +1,4 @@
-"""SparseGPT: remove weights column by column; those still to come make up for it (Frantar and Alistarh, arXiv:2301.00774)."""
+"""SparseGPT: remove weights column by column; later columns compensate (Frantar and Alistarh, arXiv:2301.00774)."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ def sparsegpt(
     Args:
         weight: ``[rows, columns]``.
         hessian: mean of x xT over calibration inputs.
-        keep: a pattern; or a share to remove, of each 128 columns; or which stay, ``[rows, columns]``, if
-            another score has chosen them. The first two choose, as they go, what costs least once later columns
-            have made up for it.
+        keep: a pattern; or a share to remove, of each 128 columns; or a mask of kept weights, ``[rows, columns]``,
+            chosen by another score. The first two choose, as they go, what costs least once later columns have
+            compensated.
         damping: share of the Hessian's mean diagonal added to its diagonal.
 
     Returns:
-        The weight in float32, and notes on what did not go as planned.
+        The weight in float32, and notes on deviations.
     """
     backwards = torch.arange(weight.shape[1], device=weight.device).flip(0)
     columns = weight.T.contiguous()[backwards].float()
     notes: list[str] = []
     factor, used = column_factor(hessian, backwards, damping)
     if factor is None:
-        # Without it nothing can be made up for: then size times input decides.
+        # Without a factor nothing can be compensated: then magnitude times input norm decides.
         factor = torch.diag(hessian.diagonal()[backwards].clamp_min(0).sqrt())
         factor.diagonal().clamp_min_(torch.finfo(torch.float32).tiny)
         notes.append(
-            f"nothing makes up for what was removed: its Hessian is not positive definite even with damping {used:g}"
+            f"the removed weights are not compensated: the Hessian is not positive definite even with damping {used:g}"
         )
     elif used != damping:
         notes.append(f"sparsegpt raised its damping from {damping:g} to {used:g}")
     cost = factor.diagonal().square().clone()
-    cost[(hessian.diagonal() == 0)[backwards]] = 0.0  # what reads nothing but zeros goes first
+    cost[(hessian.diagonal() == 0)[backwards]] = 0.0  # columns that read only zeros go first
     factor /= factor.diagonal().clone()[:, None]
     removal = Removal(keep, cost, backwards, weight.shape[0])
     stays = removal.stays

@@ -10,7 +10,7 @@ from pathlib import Path
 from datasets import Dataset
 
 _CORPUS = Path(__file__).parents[3] / "models" / "builtin" / "corpus" / "evaluation.jsonl"
-# Where one sentence ends and another begins: at closing punctuation before a capital or a digit, and at a paragraph.
+# Sentence boundaries: closing punctuation before a capital or a digit, and paragraph breaks.
 _BREAK = re.compile(r"""(?<!\bMr)(?<!\bMrs)(?<!\bDr)[.!?]["')]*\s+(?=["'(]?[A-Z0-9])|\n\n""")
 _PROSE = re.compile(r"""["'(]?[A-Z0-9][^\n]*[.!?]["')]*""")
 _LAST_WORD = re.compile(r"""(?P<word> [A-Za-z]+)[.!?]["')]*$""")
@@ -47,8 +47,8 @@ def last_words(**_: object) -> Splits:
 def continuations(**_: object) -> Splits:
     """Several items a passage: its text up to a sentence about its middle, and four sentences that may follow.
 
-    The wrong ones are those of other passages, at the same cut, whose lengths come closest to the right one's: longer
-    or shorter answers would give themselves away.
+    The wrong ones come from other passages, at the same cut, with lengths closest to the right one's, so that length
+    does not give the answer away.
     """
     texts = [passage["text"] for passage in _passages()]
     cuts = [_cuts(text) for text in texts]
@@ -73,13 +73,13 @@ def _passages() -> list[dict[str, str]]:
 
 
 def _sentences(text: str) -> list[tuple[int, int]]:
-    """Where the sentences of a text begin and end, the space between them left out."""
+    """Start and end of each sentence of a text, without the space between them."""
     bounds = [0, *(found.end() for found in _BREAK.finditer(text)), len(text)]
     return [(start, start + len(text[start:end].rstrip())) for start, end in pairwise(bounds)]
 
 
 def _is_prose(sentence: str) -> bool:
-    """Whether it is a sentence of some length; not a number of a list, a date, a line of code or of a dialogue."""
+    """Whether it is a sentence of some length, not a list number, a date, a line of code or of dialogue."""
     return _PROSE.fullmatch(sentence) is not None and len(sentence.split()) >= _LEAST_WORDS
 
 

@@ -1,4 +1,4 @@
-"""What compressing cost in accuracy: on text, and on tasks."""
+"""The accuracy lost by compression: on text, and on tasks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from ...results.report import ReportData
 from ...results.result import Change, ModelResult, TaskChange, TaskResult
 from .html_tables import Cell, Row, Table, table
 
-_TEXT_HEADS = ["model", "perplexity", "change", "bits per byte", "change of bits", "KL, nats", "same first choice"]
+_TEXT_HEADS = ["model", "perplexity", "change", "bits per byte", "change of bits", "KL, nats", "top-1 agreement"]
 _TASK_HEADS = ["model", "task", "metric", "value", "difference", "gained / lost", "McNemar"]
 
 
 def accuracy_tables(report: ReportData) -> list[Table]:
-    """The tables of text and of tasks; nothing of what was not measured."""
+    """The tables of text and tasks that were measured."""
     return [found for found in (_text(report), _tasks(report)) if found is not None]
 
 

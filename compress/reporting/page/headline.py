@@ -1,4 +1,4 @@
-"""The few figures by which a candidate is judged, at the top of the page."""
+"""The headline figures of each candidate, at the top of the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Figure:
     """One headline figure.
 
     Attributes:
-        label: what it is of.
+        label: its name.
         text: the figure in words.
         notes: its interval, and whether it is within noise.
         sort: the number behind it.
@@ -39,8 +39,8 @@ class FigureRow:
     Attributes:
         model: its position in the report.
         name, scheme: its own.
-        figures: side by side.
-        why: what explains its speed.
+        figures: shown side by side.
+        why: the reasons for its speed.
         slow: whether anything runs slower than on the baseline.
     """
 
@@ -54,7 +54,7 @@ class FigureRow:
 
 @dataclass(frozen=True)
 class Headline:
-    """Few candidates have a row each, many a table, and what explains their speeds below it."""
+    """Few candidates have a row each; many have a table, with the reasons for their speeds below it."""
 
     rows: list[FigureRow]
     table: Table | None = None
@@ -62,7 +62,7 @@ class Headline:
 
 
 def headline(report: ReportData) -> Headline:
-    """Each candidate's figures in a row of their own, or one table if there are many candidates."""
+    """Each candidate's figures in a separate row, or one table if there are many candidates."""
     rows = [(i, model, figures(model)) for i, model in enumerate(report.models)]
     rows = [(i, model, found) for i, model, found in rows if found]
     if len(rows) > _MOST_IN_ROWS:
@@ -71,7 +71,7 @@ def headline(report: ReportData) -> Headline:
 
 
 def figures(model: ModelResult) -> list[Figure]:
-    """The figures of a candidate that were measured beside the baseline; of a model alone, what it reaches."""
+    """A candidate's figures relative to the baseline; for a single model, its own values."""
     if model.role == "baseline":
         return []
     return _alone(model) if model.against is None else _against(model.against)
@@ -84,11 +84,11 @@ def slow(against: Against) -> bool:
 
 
 def why(against: Against) -> list[str]:
-    """What explains the speed: the reasons given, or at least what reading fewer bytes would have predicted."""
+    """The reasons for the speed, or at least the prediction from reading fewer bytes."""
     slower = against.decode is not None and _slower(against.decode)
     if against.reasons or against.predicted_decode is None or not slower:
         return list(against.reasons)
-    return [f"Reading only its bytes, decoding would be {wording.speedup(against.predicted_decode)}."]
+    return [f"From its bytes alone, decoding would be {wording.speedup(against.predicted_decode)}."]
 
 
 def _against(against: Against) -> list[Figure]:
@@ -111,7 +111,7 @@ def _against(against: Against) -> list[Figure]:
     if against.top1_agreement is not None:
         notes = (wording.interval(against.top1_interval, wording.share),)
         text = wording.share(against.top1_agreement)
-        found.append(Figure("same first choice", text, notes, against.top1_agreement))
+        found.append(Figure("top-1 agreement", text, notes, against.top1_agreement))
     return found
 
 
@@ -152,7 +152,7 @@ def _as_table(rows: list[tuple[int, ModelResult, list[Figure]]]) -> Headline:
         cells.append(Cell("", items=reasons) if reasons else None)
         out.append((i, cells))
     explained = [f"{model.name}: {reason}" for _, model, _ in rows if model.against for reason in why(model.against)]
-    shown = table("Candidates beside the baseline", ["model", *labels, "why"], out, words=["why"])
+    shown = table("Candidates vs. the baseline", ["model", *labels, "why"], out, words=["why"])
     return Headline([], shown, explained)
 
 

@@ -14,8 +14,8 @@ class Cell:
 
     Attributes:
         text: what it shows.
-        sort: what it is sorted by, where that is not its text.
-        notes: what stands smaller under it; empty notes are left out.
+        sort: the sort key, if not its text.
+        notes: small print below it; empty notes are omitted.
         kind: ``name`` for a name from outside, ``worse`` for a slowdown.
         items: sentences, shown as a list instead of the text.
     """
@@ -28,7 +28,7 @@ class Cell:
 
     @property
     def sort_key(self) -> float | str | None:
-        """As JavaScript reads it; what is not a number is sorted as what was not measured."""
+        """As JavaScript reads it; NaN sorts like a missing value."""
         key = self.sort
         if not isinstance(key, float) or math.isfinite(key):
             return key
@@ -48,12 +48,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose every column holds something.
+    """A table without empty columns.
 
     Attributes:
-        caption: says what the table holds.
+        caption: of the table.
         columns: the heads.
-        rows: as many cells as columns each.
+        rows: one cell per column each.
         note: explains the columns.
     """
 
@@ -69,9 +69,9 @@ def table(
     """A table without the columns in which nothing was measured; None if fewer than two are left.
 
     Args:
-        caption: says what the table holds.
+        caption: of the table.
         heads: of the columns.
-        rows: a cell that is None was not measured and stays empty.
+        rows: a cell that is None was not measured and is empty.
         words: heads of columns that hold text rather than numbers, besides the first.
         note: explains the columns.
     """

@@ -1,4 +1,4 @@
-"""What quantizing each linear cost, worst first."""
+"""Quantization error of each linear, worst first."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ...results.result import Layer, ModelResult
 _SHOWN = 20
 _OPEN = 3
 _MEANS = {
-    "outputs": "The output error is |X(W − Q)| / |XW| over calibration inputs X: the share of a linear’s output that"
-    " quantizing it changed.",
-    "weights": "The weight error is |W − Q| / |W|: no calibration text was read, so nothing is known of outputs.",
+    "outputs": "The output error is |X(W − Q)| / |XW| over calibration inputs X: the relative change of a linear’s"
+    " outputs.",
+    "weights": "The weight error is |W − Q| / |W|: no calibration text was read, so the output error is unknown.",
 }
 
 
@@ -37,7 +37,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Chart:
-    """A model's linears; the first of them are seen at once."""
+    """A model's linears; only the first are visible until opened."""
 
     name: str
     said: str
@@ -63,7 +63,7 @@ def layer_bars(report: ReportData) -> Charts | None:
     kinds = {layer.error_of for model in models for layer in model.layers}
     said = " ".join(sentence for kind, sentence in _MEANS.items() if kind in kinds)
     return Charts(
-        f"{said} All bars have one scale.", [_chart(model, largest) for model in models], len(models) <= _OPEN
+        f"{said} All bars share one scale.", [_chart(model, largest) for model in models], len(models) <= _OPEN
     )
 
 

@@ -13,7 +13,7 @@ from .html_tables import Cell, Row, Table, table
 
 @dataclass(frozen=True)
 class Number:
-    """One measured number, with what it is over the baseline's."""
+    """One measured number, and its ratio to the baseline's."""
 
     metric: str
     value: float
@@ -31,13 +31,13 @@ def every_number(report: ReportData) -> Table | None:
             cells = [Cell(n.metric), Cell(model.name, kind="name"), Cell(wording.exact(n.value), n.value), low, high]
             cells += [Cell(n.unit) if n.unit else None, _compared(n.change)]
             rows.append((i, cells))
-    heads = ["metric", "model", "value", "low", "high", "unit", "beside the baseline"]
+    heads = ["metric", "model", "value", "low", "high", "unit", "vs. baseline"]
     note = "Low and high are the 95% interval for accuracy, and the smallest and the largest repeat for speed."
     return table("Every number", heads, rows, words=["model", "unit"], note=note)
 
 
 def numbers(model: ModelResult) -> Iterator[Number]:
-    """All that was measured of a model, in the order of the report."""
+    """All measurements of a model, in the order of the report."""
     against = model.against or Against()
     yield Number("checkpoint", model.size.bytes, "bytes", None, against.size)
     yield Number("parameters", model.size.parameters, "")
@@ -51,7 +51,7 @@ def numbers(model: ModelResult) -> Iterator[Number]:
     if against.kl is not None:
         yield Number("KL from the baseline", against.kl, "nats", against.kl_interval)
     if against.top1_agreement is not None:
-        yield Number("same first choice as the baseline", against.top1_agreement, "", against.top1_interval)
+        yield Number("top-1 agreement with the baseline", against.top1_agreement, "", against.top1_interval)
     for task in model.tasks:
         through = "" if task.filter == "none" else f", {task.filter}"
         yield Number(f"{task.task}, {task.metric}{through}", task.value, "", task.interval)
@@ -71,15 +71,15 @@ def _speed(model: ModelResult, against: Against) -> Iterator[Number]:
     yield _repeated("decode", speed.decode_rate, "tokens/s", against.decode)
     limits = (
         ("limit of decoding", speed.decode_limit, "tokens/s"),
-        ("decode of its limit", speed.decode_of_limit, ""),
+        ("decode, share of its limit", speed.decode_of_limit, ""),
         ("limit of prefill", speed.prefill_limit, "tokens/s"),
-        ("prefill of its limit", speed.prefill_of_limit, ""),
-        ("predicted speedup of decoding", against.predicted_decode, "×"),
+        ("prefill, share of its limit", speed.prefill_of_limit, ""),
+        ("predicted decode speedup", against.predicted_decode, "×"),
     )
     for metric, value, unit in limits:
         if value is not None:
             yield Number(metric, value, unit)
-    yield Number("weights read for a token", speed.decode_bytes_per_token, "bytes")
+    yield Number("weights read per token", speed.decode_bytes_per_token, "bytes")
     if speed.peak_memory_bytes is not None:
         yield Number("peak memory", speed.peak_memory_bytes, "bytes", None, against.memory)
     yield Number("loading", speed.load_seconds, "s")

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: no network, no server, and no JavaScript to be read."""
+"""A report as one self-contained HTML file: needs no network, no server, and no JavaScript to be read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Section:
     Attributes:
         key: names its anchor and its template.
         title: the heading.
-        data: what the template shows; what is empty has no section.
+        data: what the template shows; an empty section is omitted.
     """
 
     key: str
@@ -53,7 +53,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Tradeoff:
-    """The plot in two widths, where two models can be drawn, and the table of all."""
+    """The plot in two widths, if two models can be drawn, and the table of all."""
 
     wide: ParetoPlot | None
     narrow: ParetoPlot | None
@@ -83,14 +83,14 @@ class Made:
 
 @dataclass(frozen=True)
 class Warnings:
-    """Those that are seen at once, and the rest."""
+    """Those shown at once, and the rest."""
 
     shown: list[str]
     rest: list[str]
 
 
 def page(report: ReportData) -> str:
-    """The whole page. What was not measured is left out; what comes from outside is escaped."""
+    """The whole page. Missing measurements are omitted; external text is escaped."""
     style, script = (_beside_this_file(file) for file in ("style.css", "behaviour.js"))
     tradeoff = _tradeoff(report)
     sections = [
@@ -134,11 +134,11 @@ def _tradeoff(report: ReportData) -> Tradeoff:
     drawn = set(drawn_models(report))
     absent = [model.name for i, model in enumerate(report.models) if i not in drawn]
     accurate = "of the difference from the baseline" if report.baseline else "of accuracy"
-    said = f"The value is at the mark; bars are 95% intervals {accurate} and the range of speed, where there are any."
+    said = f"Marks are the values; bars are 95% intervals {accurate} and the range of speed, if known."
     if accuracy(report) is not None and absent:
-        said += f" Not drawn, since not both were measured: {', '.join(absent)}."
+        said += f" Not drawn, as not both were measured: {', '.join(absent)}."
     if len(drawn) > 8:
-        said += " Names stand where there is room; the table has them all."
+        said += " Names are shown where there is room; the table lists all."
     return Tradeoff(pareto(report), pareto(report, _NARROW), said, _models(report))
 
 
@@ -175,8 +175,8 @@ def _made(report: ReportData) -> Made:
         ("system", machine.system),
         ("device", machine.device),
         ("speed measured on", machine.measured_on or ""),
-        ("reads memory at", "" if reading is None else f"{wording.bytes_(reading)}/s"),
-        ("multiplies matrices at", product),
+        ("memory read rate", "" if reading is None else f"{wording.bytes_(reading)}/s"),
+        ("matrix-product rate", product),
     ]
     return Made(
         machine=_known(facts),
@@ -216,7 +216,7 @@ def _embedded(report: ReportData) -> str:
 
 
 def _finite(data: Any) -> Any:
-    """JSON has no infinity; what is not finite is null."""
+    """Non-finite numbers as null, since JSON has none."""
     if isinstance(data, dict):
         return {key: _finite(value) for key, value in data.items()}
     if isinstance(data, list):

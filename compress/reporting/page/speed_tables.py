@@ -1,4 +1,4 @@
-"""How fast the models run, alone and with several requests in flight, and what computes them."""
+"""Speed of the models for one request and several concurrent ones, and the kernels used."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .html_tables import Cell, Row, Table, table
 
 _ALONE = ["model", "first token", "prefill, tokens/s", "of limit", "decode, tokens/s", "of its limit"]
 _ALONE += ["peak memory", "load time"]
-_LOADED = ["model", "in flight", "tokens/s, all together", "beside the baseline", "first token p50", "first token p99"]
+_LOADED = ["model", "in flight", "total tokens/s", "vs. baseline", "first token p50", "first token p99"]
 _LOADED += ["between tokens p50", "between tokens p99"]
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """What computes each linear of some models, by their names."""
+    """The kernel of each linear of some models, by their names."""
 
     models: list[str]
     table: Table
@@ -27,20 +27,20 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Speeds:
-    """What the section on speed shows."""
+    """Contents of the section on speed."""
 
     tables: list[Table]
     kernels: list[Kernels]
 
 
 def speeds(report: ReportData) -> Speeds | None:
-    """How fast the models run, and what computes them; None if nothing was measured."""
+    """Speed of the models, and the kernels used; None if nothing was measured."""
     found = Speeds(_speed_tables(report), _kernel_tables(report))
     return found if found.tables or found.kernels else None
 
 
 def _speed_tables(report: ReportData) -> list[Table]:
-    """One request alone, then each load; nothing of what was not measured."""
+    """A single request, then each load; only what was measured."""
     alone: list[Row] = []
     loaded: list[Row] = []
     for i, model in enumerate(report.models):
@@ -83,14 +83,14 @@ def _speed_tables(report: ReportData) -> list[Table]:
             ]
             loaded.append((i, cells))
     found = [
-        table("One request alone", _ALONE, alone, note=_shape(report)),
-        table("Several requests in flight", _LOADED, loaded),
+        table("Single request", _ALONE, alone, note=_shape(report)),
+        table("Concurrent requests", _LOADED, loaded),
     ]
     return [each for each in found if each is not None]
 
 
 def _kernel_tables(report: ReportData) -> list[Kernels]:
-    """What computes each linear, by model; models that agree share a line."""
+    """The kernel of each linear, by model; models that agree share a line."""
     groups: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for model in report.models:
         if model.speed is not None and model.speed.kernels:
@@ -98,7 +98,7 @@ def _kernel_tables(report: ReportData) -> list[Kernels]:
     out = []
     for kernels, models in groups.items():
         rows: list[Row] = [(None, [Cell(role), Cell(kernel)]) for role, kernel in kernels]
-        shown = table("What computes each linear", ["linear", "kernel"], rows, words=["kernel"])
+        shown = table("Kernel of each linear", ["linear", "kernel"], rows, words=["kernel"])
         assert shown is not None
         out.append(Kernels(models, shown))
     return out
@@ -113,11 +113,11 @@ def _shape(report: ReportData) -> str:
     ranges = any(len(s.decode_rate.values) > 1 for s in speeds)
     said = f"{'; '.join(sorted(shapes)).capitalize()}. {turns}"
     if ranges:
-        said += " Medians; under them the smallest and the largest of the repeats."
+        said += " Medians; below them the smallest and largest repeat."
     if any(s.decode_limit is not None for s in speeds):
         said += " The limit of decoding is reading the weights from memory."
     if any(s.prefill_limit is not None for s in speeds):
-        said += " That of prefill is the machine's rate of matrix products, which integers may exceed."
+        said += " The limit of prefill is the machine's matrix-product rate, which integer products may exceed."
     return said
 
 

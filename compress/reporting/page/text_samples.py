@@ -1,4 +1,4 @@
-"""What the models write, side by side, and where each leaves the baseline's words."""
+"""Generated text of the models, side by side, and where each departs from the baseline's."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class WrittenText:
 
     Attributes:
         models: names, and whether each is the baseline's.
-        same: the text up to where it leaves the baseline's.
-        differs: the rest; None where it does not leave it.
+        same: the text up to where it departs from the baseline's.
+        differs: the rest; None if it is the same.
     """
 
     models: list[tuple[str, bool]]
@@ -24,14 +24,14 @@ class WrittenText:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt and what was written after it."""
+    """A prompt and its continuations."""
 
     prompt: str
     written: list[WrittenText]
 
 
 def samples(report: ReportData) -> list[Prompt]:
-    """For each prompt the models' texts beside each other; models that wrote the same share a column."""
+    """For each prompt the models' texts side by side; models with the same text share a column."""
     prompts = list(dict.fromkeys(s.prompt for model in report.models for s in model.samples))
     return [_prompt(report, prompt) for prompt in prompts]
 

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, as stacked bars beside their numbers."""
+"""Time of each part of a step, as stacked bars and a table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROOM_FOR_KEY = 4.5  # percent of the width below which a segment's number would
 
 @dataclass(frozen=True)
 class SegmentKey:
-    """What a segment's colour and number stand for."""
+    """The meaning of a segment's colour and number."""
 
     number: int
     name: str

@@ -1,4 +1,4 @@
-"""How training went: the loss over tokens, what was measured on text kept aside, and text written on the way."""
+"""How training went: the loss over tokens, losses on held-out text, and text generated on the way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..plot.plot_axis import PlotAxis, Tick
 from .html_tables import Cell, Row, Table, table
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _BOTTOM, _TOP = 760, 300, 52, 14, 40, 30
-# What loses by name, as the report calls it.
+# The report's names of losses.
 _CALLED = {"teacher": "from the teacher", "text": "of the text", "hidden": "of hidden states"}
 _LEAST_POINTS = 2
 
@@ -49,7 +49,7 @@ class Curve:
         name: of the model.
         said: which training it was.
         plot: None where too little was measured.
-        held_out: what was measured on text kept aside.
+        held_out: losses on held-out text.
         samples: prompts, and for each the texts with the step after which they were written.
     """
 
@@ -68,7 +68,7 @@ def training_curves(report: ReportData) -> list[Curve]:
 def _curve(model: ModelResult, training: TrainingRecord) -> Curve:
     last = training.curve[-1]
     said = f"step {training.step} of the recipe, {last.tokens:,} tokens"
-    skipped = f", {training.skipped} steps passed over" if training.skipped else ""
+    skipped = f", {training.skipped} steps skipped" if training.skipped else ""
     return Curve(model.name, said + skipped, _plot(training), _held_out(training), _samples(training))
 
 
@@ -85,17 +85,17 @@ def _plot(training: TrainingRecord) -> CurvePlot | None:
     for title, points in curves.items():
         lines.append(Line(title, [(across.at(tokens), up.at(value)) for tokens, value in points], x))
         x += 40 + 7.2 * len(title)
-    said = f"The loss over {training.curve[-1].tokens:,} tokens{', in logarithms' if up.log else ''}"
+    said = f"The loss over {training.curve[-1].tokens:,} tokens{', log scale' if up.log else ''}"
     return CurvePlot(said, up.marks(5), across.marks(), lines)
 
 
 def _lines(curve: list[TrainingPoint]) -> dict[str, list[tuple[float, float]]]:
-    lines = {"what was minimised": [(float(p.tokens), p.loss) for p in curve if p.loss is not None]}
+    lines = {"training loss": [(float(p.tokens), p.loss) for p in curve if p.loss is not None]}
     parts = dict.fromkeys(part for p in curve for part in p.held_out or {})
     if "teacher" in parts:
-        parts.pop("text", None)  # which is far from what is minimised, and stands in the table
+        parts.pop("text", None)  # far from the training loss, and listed in the table
     for part in parts:
-        title = f"text kept aside: {_CALLED.get(part, part)}"
+        title = f"held-out text: {_CALLED.get(part, part)}"
         lines[title] = [(float(p.tokens), p.held_out[part]) for p in curve if p.held_out and part in p.held_out]
     return lines
 
@@ -109,7 +109,7 @@ def _held_out(training: TrainingRecord) -> Table | None:
         (None, [Cell(f"{point.tokens:,}", point.tokens), *(_cell(point, part) for part in parts)]) for point in measured
     ]
     heads = ["tokens", *(_CALLED.get(part, part) for part in parts)]
-    return table("On text kept aside", heads, rows)
+    return table("On held-out text", heads, rows)
 
 
 def _cell(point: TrainingPoint, part: str) -> Cell | None:

@@ -1,4 +1,4 @@
-"""Where the names beside a plot's points go, so that they hide neither points nor each other."""
+"""Placement of the names of a plot's points, so that they cover neither points nor each other."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def place(
 
     Args:
         discs: the points, all of which are drawn.
-        names: what is written beside each.
-        order: positions in ``discs``; who chooses first.
+        names: the label of each.
+        order: positions in ``discs``, by priority.
         frame: left, top, right and bottom of where a name may be.
         size: of the font.
-        lines: what else a name should not hide; it does where there is no room besides.
+        lines: what else a name should not cover, if there is room elsewhere.
     """
     found: list[Label | None] = [None] * len(discs)
     # A name may cross a large disc's rim, but not come near its middle, where the value is.

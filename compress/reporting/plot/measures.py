@@ -1,4 +1,4 @@
-"""Which two quantities the plot shows, and every model's place in it."""
+"""The two quantities that the plot shows, and every model's values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Measure:
         better_high: whether more is better.
         values: by the model's position in the report; only where it was measured.
         intervals: likewise.
-        said: each value in words.
+        said: each value as text.
     """
 
     title: str
@@ -34,17 +34,17 @@ class Measure:
                 del self.intervals[model]
 
     def goodness(self, model: int) -> float:
-        """The value, turned so that more is better."""
+        """The value, negated if less is better."""
         return self.values[model] if self.better_high else -self.values[model]
 
 
 def cost(report: ReportData) -> Measure:
-    """Decoding speed if any model's was measured, else the bytes of the checkpoint."""
+    """Decode speed if measured for any model, else the checkpoint's bytes."""
     speeds = {i: m.speed.decode_rate for i, m in enumerate(report.models) if m.speed is not None}
     speeds = {i: s for i, s in speeds.items() if math.isfinite(s.median)}
     if speeds:
         return Measure(
-            "Decoding, tokens a second",
+            "Decoding, tokens per second",
             True,
             {i: s.median for i, s in speeds.items()},
             {i: s.range for i, s in speeds.items() if len(s.values) > 1},
@@ -77,7 +77,7 @@ def accuracy(report: ReportData) -> Measure | None:
 
 
 def _perplexity_intervals(report: ReportData, texts: dict[int, Text]) -> dict[int, Interval]:
-    """Of the differences from a baseline, which are paired and so far surer than the values; of values without one."""
+    """Intervals of paired differences from the baseline, which are tighter than those of values; of values without one."""
     base = report.baseline
     if base is None or base.text is None:
         return {i: t.perplexity_interval for i, t in texts.items() if t.perplexity_interval is not None}
@@ -88,7 +88,7 @@ def _perplexity_intervals(report: ReportData, texts: dict[int, Text]) -> dict[in
 
 
 def primary(model: ModelResult) -> dict[str, TaskResult]:
-    """The metric that stands for each task: its first of those of which more is better."""
+    """The primary metric of each task: its first for which more is better."""
     found: dict[str, TaskResult] = {}
     for result in model.tasks:
         if result.higher_is_better and math.isfinite(result.value):
@@ -101,7 +101,7 @@ def _task_mean(report: ReportData) -> Measure | None:
     metrics = {i: found for i, found in metrics.items() if found}
     if not metrics:
         return None
-    # A mean over other tasks than the others' would not be beside them.
+    # Means over different tasks are not comparable.
     shared = set.intersection(*(set(found) for found in metrics.values()))
     if not shared:
         return None

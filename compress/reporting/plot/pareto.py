@@ -1,4 +1,4 @@
-"""The plot of accuracy against speed, as SVG that also stands alone in a paper."""
+"""The plot of accuracy against speed, as standalone SVG."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def drawn_models(report: ReportData) -> list[int]:
 
 @dataclass(frozen=True)
 class Point:
-    """A model's disc, with what it says on being asked.
+    """A model's disc, with its tooltip.
 
     Attributes:
         model: its position in the report.
@@ -42,7 +42,7 @@ class Point:
         on_front: whether no other model beats it.
         tip: lines of text.
         bars: the lines of its intervals.
-        disc: its place, and an area that stands for the checkpoint's bytes.
+        disc: its position, and an area proportional to the checkpoint's bytes.
     """
 
     model: int
@@ -174,7 +174,7 @@ class _Layout:
         at = sorted((self.across.at(self.x.values[i]), self.up.at(self.y.values[i])) for i in self.front)
         corners = at[:1]
         for (x0, y0), (x1, y1) in itertools.pairwise(at):
-            # The corner lies where both neighbours are beaten: what the front does not promise is not claimed.
+            # The corner is where both neighbours are better, so that the line claims nothing beyond the front.
             corners += [(x0, y1) if self.x.better_high else (x1, y0), (x1, y1)]
         return corners
 

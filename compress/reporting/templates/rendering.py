@@ -21,7 +21,7 @@ def render(template: str, **data: Any) -> str:
 
 @functools.cache
 def _environment() -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # only who writes a page needs it
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # needed only to write a page
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -36,7 +36,7 @@ def _environment() -> Environment:
 
 
 def _writable(value: object) -> object:
-    """Before it is escaped; what a macro returns has been here already."""
+    """A value without unwritable characters, before escaping; a macro's output has been through this already."""
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
     return _UNWRITABLE.sub("\ufffd", value)

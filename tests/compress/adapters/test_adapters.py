@@ -169,7 +169,7 @@ def test_linears_that_share_a_global_scale_are_rounded_together(tiny: Callable[.
     adapter_on(path, tmp_path / "adapter", size=0.5, dtype=torch.bfloat16, target_modules=["q_proj"])
     done = merge(str(path), tmp_path / "adapter", tmp_path / "out", progress=False)
     assert done.rounded == 3
-    assert "fixed scales of inputs" in done.notes[0]
+    assert "static scales of inputs" in done.notes[0]
     before, after = (load_file(each / "model.safetensors") for each in (path, tmp_path / "out"))
     prefix = "model.layers.0.self_attn."
     shared = [after[f"{prefix}{name}_proj.weight_global_scale"] for name in "qkv"]
@@ -188,7 +188,7 @@ def test_a_merged_layer_keeps_the_format_that_it_had(
     adapter_on(path, tmp_path / "adapter", target_modules=["q_proj", "down_proj"])
     done = merge(str(path.parent), tmp_path / "adapter", tmp_path / "merged", progress=False)
     assert done.rounded == 4
-    assert "fixed scales of cached keys and values" in done.notes[0]
+    assert "static scales of cached keys and values" in done.notes[0]
     said = [json.loads((each / "config.json").read_text())["quantization_config"] for each in (path, Path(done.path))]
     assert said[0] == said[1]
     wanted = adapted(opened(path), Adapter(tmp_path / "adapter")).weights
@@ -321,7 +321,7 @@ def test_a_recipe_merges_and_rounds_with_calibration(
     with pytest.raises(SmeltError, match=r"^adapter: .*has no adapter_config.json"):
         run(recipe(path, {"adapter": str(path)}), progress=False)
     written = {"calibrate": {"source": "self"}, "output": str(tmp_path / "other")}
-    with pytest.raises(SmeltError, match="self would be written without the adapter"):
+    with pytest.raises(SmeltError, match="self would generate text without the adapter"):
         run(recipe(path, {"adapter": str(directory)} | written, group_size=32, rounding="gptq"), progress=False)
 
 
@@ -376,7 +376,7 @@ def test_an_adapter_of_another_model_is_refused(
     assert any("the model has no such weight; did you mean" in line for line in lines)
     with pytest.raises(SmeltError, match=r"has no adapter_config.json"):
         merge(str(path), path, tmp_path / "out", progress=False)
-    with pytest.raises(SmeltError, match="its weights are plain; give the adapter to a recipe"):
+    with pytest.raises(SmeltError, match="its weights are not quantized; use a recipe"):
         merge(str(tiny(**SHALLOW)), directory, tmp_path / "out", progress=False)
 
 

@@ -277,7 +277,7 @@ def test_an_earlier_report_is_not_taken_for_that_of_a_failure(tmp_path: Path, mo
 def test_a_tokenizer_of_another_model_is_reported(tiny: Callable[..., Path], tmp_path: Path) -> None:
     path = tiny(vocab_size=256)
     AutoTokenizer.from_pretrained(SMELT_6M).save_pretrained(path)
-    with pytest.raises(SmeltError, match=r"its tokenizer makes token .* but the model has only 256"):
+    with pytest.raises(SmeltError, match=r"its tokenizer produces token id .* but the model has only 256"):
         evaluate([path], settings=TEXT_ONLY, output=tmp_path / "out")
 
 
@@ -372,13 +372,13 @@ def test_a_baseline_from_another_machine_is_refused_unless_allowed(
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"tasks": ["nowhere.yaml"]}, "nowhere.yaml: there is no such file"),
+        ({"tasks": ["nowhere.yaml"]}, "nowhere.yaml: file not found"),
         ({"text": "nowhere.txt"}, "text: nowhere.txt: there is no such text file"),
         ({"device": "tpu"}, "device: device is 'tpu'; it must be cpu or cuda"),
-        ({"length": 4096}, "length: 4096 tokens are more than the 1024"),
+        ({"length": 4096}, "length: 4096 tokens exceed the context length of"),
         (
             {"speed": {"prompt": 1000, "generate": 100}},
-            "speed: a prompt of 1000 and 100 generated are more than the 1024",
+            "speed: a prompt of 1000 and 100 generated tokens exceed the context length",
         ),
     ],
 )
@@ -394,7 +394,7 @@ def test_data_that_is_missing_is_named_with_where_to_get_it(tmp_path: Path) -> N
         "task: mine\ndataset_path: json\ndataset_kwargs: {data_files: lost.jsonl}\noutput_type: loglikelihood_rolling\n"
         "test_split: train\ndoc_to_text: ''\ndoc_to_target: text\n"
     )
-    with pytest.raises(SmeltError, match=r"mine\.yaml: its data file lost\.jsonl is not there"):
+    with pytest.raises(SmeltError, match=r"mine\.yaml: its data file lost\.jsonl was not found"):
         evaluate(["builtin:smelt-6m"], settings=Evaluate(tasks=[str(task)], speed=False), output=tmp_path / "out")
     asked = Evaluate(tasks=["lambada_openai", "smelt_last_wort"])
     with pytest.raises(SmeltError) as raised:
@@ -402,7 +402,7 @@ def test_data_that_is_missing_is_named_with_where_to_get_it(tmp_path: Path) -> N
     missing, unknown = str(raised.value).split("\n")
     assert "lambada_openai: its data, the dataset 'EleutherAI/lambada_openai' of the Hugging Face hub" in missing
     assert "hf download --repo-type dataset EleutherAI/lambada_openai" in missing
-    assert "'smelt_last_wort' is no task of lm-eval, and no YAML file; did you mean smelt_last_word" in unknown
+    assert "'smelt_last_wort' is neither an lm-eval task nor a YAML file; did you mean smelt_last_word" in unknown
 
 
 def test_a_task_that_leaves_no_room_for_a_prompt_is_reported(tmp_path: Path) -> None:
@@ -413,7 +413,9 @@ def test_a_task_that_leaves_no_room_for_a_prompt_is_reported(tmp_path: Path) -> 
         "metric_list: [{metric: exact_match}]\n".replace("data.jsonl", str(tmp_path / "data.jsonl"))
     )
     (tmp_path / "data.jsonl").write_text('{"text": "words"}\n')
-    with pytest.raises(SmeltError, match="long generates up to 2000 tokens, and builtin:smelt-6m was made for 1024"):
+    with pytest.raises(
+        SmeltError, match="long generates up to 2000 tokens, but the context length of builtin:smelt-6m is 1024"
+    ):
         evaluate(["builtin:smelt-6m"], settings=Evaluate(tasks=[str(path)], speed=False), output=tmp_path / "out")
 
 
@@ -432,7 +434,7 @@ def test_the_output_of_a_run_is_not_overwritten(w4: Path) -> None:
 @pytest.mark.parametrize(
     ("flag", "sentence"),
     [
-        ("promt=12", "there is no 'promt'.*did you mean prompt"),
+        ("promt=12", "unknown key 'promt'.*did you mean prompt"),
         ("prompt=many", "prompt must be a whole number"),
         ("512", "expected key=value"),
         ("generate=1", "--speed generate"),
@@ -474,7 +476,7 @@ def test_the_command_prints_a_summary_and_gates_decide_its_status(w4: Path, tmp_
     assert "smaller" in done.stdout.splitlines()[0]
     assert done.stdout.strip().endswith("report.html")
     (message,) = done.stderr.splitlines()
-    assert message.startswith("smelt: gate size>-90% fell: ")
+    assert message.startswith("smelt: gate size>-90% failed: ")
 
 
 def _copy(path: Path, change: Callable[[Any], object]) -> Path:

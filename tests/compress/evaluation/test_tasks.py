@@ -101,7 +101,7 @@ def _refused(path: Path) -> str:
 
 def test_python_of_a_task_runs_only_if_it_is_trusted(tmp_path: Path) -> None:
     path = _task(tmp_path, "doc_to_text: !function code.text\n")
-    assert f"runs Python, text of {tmp_path / 'code.py'}" in _refused(path)
+    assert f"runs Python code, text of {tmp_path / 'code.py'}" in _refused(path)
     assert Tasks.find([str(path)], trust_code=True).loaded.keys() == {"mine"}
     assert (tmp_path / "ran").exists()
 

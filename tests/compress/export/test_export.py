@@ -115,7 +115,9 @@ def test_columns_in_activation_order_stay_so(coded: Callable[..., Coded], tmp_pa
     for name, meant in source.meant.items():
         assert np.array_equal(restored_from_gptq(stored, name, 4, 1), meant), name
     assert json.loads((tmp_path / "out" / "quantize_config.json").read_text())["desc_act"] is True
-    with pytest.raises(SmeltError, match="and 13 more: has its columns in activation order, which AWQ cannot say"):
+    with pytest.raises(
+        SmeltError, match="and 13 more: has its columns in activation order, which AWQ does not support"
+    ):
         export(str(source.path), "awq", tmp_path / "awq")
 
 
@@ -139,7 +141,7 @@ def test_layers_that_differ_or_are_plain_are_named(coded: Callable[..., Coded], 
     source = coded({DOWN: {"plain": True}, **eight, "model.layers.0.self_attn.o_proj": {"symmetric": False}})
     done = export(str(source.path), "gptq", tmp_path / "out")
     assert done.layers == 13
-    assert "which GPTQModel and vLLM read in the field `dynamic`" in done.notes[0]
+    assert "the field `dynamic` says; GPTQModel and vLLM read it" in done.notes[0]
     assert "use --to gptq-v2" in done.notes[1]
     said = json.loads((tmp_path / "out" / "quantize_config.json").read_text())
     for name in [*source.meant, DOWN, "model.layers.1.self_attn.qkv_proj", "model.layers.0.self_attn.qkv_proj"]:
@@ -175,7 +177,7 @@ def test_what_is_plain_in_every_block_is_plain_in_transformers_too(coded: Callab
 
 def test_scales_that_float16_rounds_are_counted(coded: Callable[..., Coded], tmp_path: Path) -> None:
     done = export(str(coded(dtype=torch.float32).path), "awq", tmp_path / "out")
-    count = re.match(r"([\d,]+) of ([\d,]+) scales are no float16 numbers", done.notes[0])
+    count = re.match(r"([\d,]+) of ([\d,]+) scales are not exact in float16", done.notes[0])
     assert count is not None
     assert 0.99 < int(count[1].replace(",", "")) / int(count[2].replace(",", "")) <= 1
     move = re.search(r"by at most (\S+) of its layer's largest", done.notes[0])
@@ -188,13 +190,17 @@ def test_scales_that_float16_rounds_are_counted(coded: Callable[..., Coded], tmp
 @pytest.mark.parametrize(
     ("to", "said", "sentence"),
     [
-        ("awq", {"bits": 8}, "has codes of 8 bits, and AWQ has only 4; use --to gptq"),
-        ("awq", {"group": 16}, "groups of 16 columns, and AWQ's kernels know 32, 64, 128"),
-        ("awq", {"changed": {DOWN: {"group": 64}}}, "groups of 32 and 64, and AWQ has one size for all; use --to gptq"),
+        ("awq", {"bits": 8}, "has codes of 8 bits, but AWQ has only 4; use --to gptq"),
+        ("awq", {"group": 16}, "groups of 16 columns, but AWQ kernels support 32, 64, 128"),
+        (
+            "awq",
+            {"changed": {DOWN: {"group": 64}}},
+            "groups of 32 and 64, but AWQ has one size for all layers; use --to gptq",
+        ),
         ("gptq", {"symmetric": False, "lowest": 0}, "a zero-point at the lowest code, .* use --to gptq-v2"),
-        ("gptq", {"bits": 5}, "codes of 5 bits, and GPTQ has 2, 3, 4 and 8"),
-        ("gptq", {"group": 8}, "groups of 8 columns, and GPTQ's readers know"),
-        ("gptq", {"scale": 1e5}, "scales beyond float16's largest number"),
+        ("gptq", {"bits": 5}, "codes of 5 bits, but GPTQ has 2, 3, 4 and 8"),
+        ("gptq", {"group": 8}, "groups of 8 columns, but GPTQ loaders support"),
+        ("gptq", {"scale": 1e5}, "scales above 65504, the maximum of float16"),
     ],
 )
 def test_what_a_format_cannot_say_is_said_before_any_work(
@@ -271,10 +277,10 @@ def test_a_run_is_its_checkpoint_and_outputs_are_not_overwritten(coded: Callable
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("builtin:smelt-6m", "gptq"), "its weights are plain, .* quantize it first"),
+        (("builtin:smelt-6m", "gptq"), "its weights are not quantized, .* quantize it first"),
         (
             ("builtin:smelt-6m", "gtpq"),
-            "no format 'gtpq'; there are gptq, gptq-v2, awq, dense, gguf; did you mean gptq?",
+            "unknown format 'gtpq'; known: gptq, gptq-v2, awq, dense, gguf; did you mean gptq?",
         ),
         (("no/such/place", "awq"), "no such directory"),
     ],
@@ -370,10 +376,10 @@ def test_a_rounded_cache_is_left_out_and_that_is_said(to: str, recipe: Callable[
     made = run(recipe("builtin:smelt-6m", {"evaluate": False}, group_size=64, kv_cache="int8"), progress=False)
     assert any(name.endswith("k_scale") for name in load_file(made.checkpoint / "model.safetensors"))
     written = export(str(made.checkpoint), to, tmp_path / "exported")
-    assert any("keys and values cached in int8, which the format cannot say" in note for note in written.notes)
+    assert any("KV cache is quantized to int8, which the format cannot express" in note for note in written.notes)
     assert not any("k_scale" in name for name in load_file(tmp_path / "exported" / "model.safetensors"))
     file = export(str(made.checkpoint), "gguf", tmp_path / "model.gguf")
-    assert any("cached in int8" in note for note in file.notes)
+    assert any("quantized to int8" in note for note in file.notes)
 
 
 def test_only_what_smelt_wrote_is_replaced_by_a_gguf_file(coded: Callable[..., Coded], tmp_path: Path) -> None:

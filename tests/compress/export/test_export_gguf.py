@@ -294,18 +294,18 @@ def test_llama_3s_frequencies(tiny: Callable[..., Path], tmp_path: Path) -> None
     assert min(expected) == 1.0
     assert max(expected) == 8.0
     error = _error(tiny("qwen2", rope_parameters=scaling), tmp_path)
-    assert "scaled by 'llama3', which llama.cpp's QWEN2 cannot do" in error
+    assert "its RoPE scaling is 'llama3', which llama.cpp's QWEN2 does not support" in error
 
 
 @pytest.mark.parametrize(
     ("architecture", "changes", "sentence"),
     [
         ("opt", {}, "the architecture 'opt' cannot be exported to GGUF"),
-        ("qwen3_moe", {"norm_topk_prob": False}, "does not make the chosen experts' shares sum to one"),
-        ("gemma2", {"query_pre_attn_scalar": 64}, "scales attention scores by another number"),
+        ("qwen3_moe", {"norm_topk_prob": False}, "does not normalize the weights of the chosen experts"),
+        ("gemma2", {"query_pre_attn_scalar": 64}, "scales attention scores by a factor other than"),
         ("llama", {"hidden_act": "gelu"}, "its activation is 'gelu'; llama.cpp's LLAMA computes silu"),
-        ("qwen3", {"attention_bias": True}, "o_proj has a bias, for which llama.cpp's QWEN3 has no place"),
-        ("smollm3", {"no_rope_layers": [1, 0, 1]}, "rotates positions in other layers"),
+        ("qwen3", {"attention_bias": True}, "o_proj has a bias, which llama.cpp's QWEN3 does not support"),
+        ("smollm3", {"no_rope_layers": [1, 0, 1]}, "applies RoPE in a pattern other than"),
     ],
 )
 def test_what_llama_cpp_cannot_do_is_said_before_any_work(
@@ -319,8 +319,8 @@ def test_what_llama_cpp_cannot_do_is_said_before_any_work(
     ("target", "kind", "sentence"),
     [
         ("model.bin", None, "must end in .gguf"),
-        ("absent/model.gguf", None, "is no directory"),
-        ("model.gguf", "Q9_9", "there is no type 'Q9_9'; there are F32"),
+        ("absent/model.gguf", None, "is not a directory"),
+        ("model.gguf", "Q9_9", "unknown type 'Q9_9'; known: F32"),
     ],
 )
 def test_bad_requests_are_reported(target: str, kind: str | None, sentence: str, tmp_path: Path) -> None:

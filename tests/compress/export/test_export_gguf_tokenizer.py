@@ -40,7 +40,7 @@ def test_a_sentencepiece_tokenizer_keeps_the_order_of_its_merges() -> None:
 def test_merges_that_llama_cpp_would_add_are_counted() -> None:
     # "▁ab" + "c" makes "▁abc" in llama.cpp, and here only "▁a" + "bc" does.
     said = "\n".join(tokenizer_of(_sentencepiece(MERGES), 270, []).notes)
-    assert "leaves out 1 such pairs" in said
+    assert "lacks 1 such merges" in said
     assert tokenizer_of(_sentencepiece([*MERGES, ("▁ab", "c")]), 270, []).notes == []
 
 
@@ -58,8 +58,8 @@ def test_a_byte_level_tokenizer_is_recognized_by_what_it_does() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"pre_tokenizer": pre_tokenizers.Split(Regex(r"\w+"), "isolated")}, "it takes its default"),
-        ({"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)}, "it takes its default"),
+        ({"pre_tokenizer": pre_tokenizers.Split(Regex(r"\w+"), "isolated")}, "it uses its default"),
+        ({"pre_tokenizer": pre_tokenizers.ByteLevel(add_prefix_space=True)}, "it uses its default"),
         ({"normalizer": normalizers.NFC()}, "does not normalize text (NFC)"),
     ],
 )
@@ -73,7 +73,7 @@ def test_what_may_be_cut_differently_is_said(change: dict[str, Any], sentence: s
 
 
 def test_what_cannot_be_carried_over_is_refused() -> None:
-    with pytest.raises(SmeltError, match="token 4095 and the embedding only 4000 rows"):
+    with pytest.raises(SmeltError, match="token id 4095, but the embedding has only 4000 rows"):
         tokenizer_of(AutoTokenizer.from_pretrained(SMELT_6M), 4000, [])
     unigram = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.Unigram([("a", -1.0)], unk_id=0)))
     with pytest.raises(SmeltError, match="of the kind Unigram"):

@@ -166,7 +166,7 @@ def test_prompts_that_exceed_the_models_length_are_cut_from_the_left(
 
 
 def test_no_room_for_a_prompt_is_reported(short: tuple[SmeltLM, HFLM]) -> None:
-    with pytest.raises(RuntimeProblem, match="the task generates 64 tokens, and the model's length is 64"):
+    with pytest.raises(RuntimeProblem, match="the task generates 64 tokens, but the model's context length is 64"):
         short[0].generate_until(_requests("generate_until", [("Once", {"max_gen_toks": SHORT})]))
 
 
@@ -260,7 +260,7 @@ def test_settings_that_the_engine_does_not_know_are_reported_and_leave_nothing_r
     good = ("The rain", {"until": ["nothing"], "max_gen_toks": 8})
     bad = ("The rain", {"do_sample": True, "temperature": 0.5, "num_beams": 4, "penalty_alpha": 0.6})
     alone = ours.generate_until(_requests("generate_until", [good]))
-    with pytest.raises(RuntimeProblem, match="ask for num_beams, penalty_alpha, which the engine does not know"):
+    with pytest.raises(RuntimeProblem, match="ask for num_beams, penalty_alpha, which the engine does not support"):
         ours.generate_until(_requests("generate_until", [good, bad]))
     assert ours.generate_until(_requests("generate_until", [good])) == alone
 

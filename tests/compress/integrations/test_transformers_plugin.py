@@ -87,7 +87,7 @@ def test_what_is_saved_is_plain(architecture: str, tiny: Callable[..., Path], tm
 
 
 def test_what_it_cannot_load_is_said(tiny: Callable[..., Path]) -> None:
-    with pytest.raises(SmeltError, match="its weights are plain; transformers loads them as they are"):
+    with pytest.raises(SmeltError, match="its weights are not quantized; transformers loads them"):
         config_for("builtin:smelt-6m")
     path = compressed(tiny("llama", torch.bfloat16, num_hidden_layers=1), "W4A16")
     config = json.loads((path / "config.json").read_text())

@@ -111,7 +111,9 @@ def test_what_is_chosen_later_is_said_to_be_open(built: Built) -> None:
     candidates = [{"scheme": "W4A16", "group_size": 64}, {"scheme": "W8A16"}]
     step = {"quantize": {"scheme": "auto", "candidates": candidates, "target": {"bits": 6.0}, "ignore": ["lm_head"]}}
     found = by_name(Plan.make(built.recipe(Case("auto", "llama", SIZES, (step,)))).loaders())
-    assert found[VLLM].why.startswith("what it chooses may not load: it has no kernel for packed weights of 8 bits")
+    assert found[VLLM].why.startswith(
+        "the schemes it chooses may not load: it has no kernel for packed weights of 8 bits"
+    )
     assert found[TRANSFORMERS].loads
 
 

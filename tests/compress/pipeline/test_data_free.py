@@ -57,7 +57,7 @@ def test_each_part_of_a_step_says_whether_it_asks_for_text(
     assert not plan.problems
     assert plan.text == ({0: asks} if asks else {})
     said = plan.terminal()
-    assert all(what in said for what in asks) if asks else "no calibration text is read" in said
+    assert all(what in said for what in asks) if asks else "no calibration text is needed" in said
 
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -110,8 +110,8 @@ def test_a_model_without_a_tokenizer_is_rounded_and_its_errors_are_those_of_the_
         assert isinstance(restored, torch.Tensor)
         assert error == pytest.approx(float((weight - restored.double()).norm() / weight.norm()), rel=1e-4)
     assert json.loads((result.checkpoint / "smelt.json").read_text())["data"] is None
-    assert "error of weights is |W - Q| / |W|" in (result.checkpoint.parent / "report.md").read_text()
-    assert "error of outputs" not in (result.checkpoint.parent / "report.md").read_text()
+    assert "weight error is |W - Q| / |W|" in (result.checkpoint.parent / "report.md").read_text()
+    assert "|X(W" not in (result.checkpoint.parent / "report.md").read_text()
     assert "weight error is |W − Q| / |W|" in (result.checkpoint.parent / "report.html").read_text()
 
 
@@ -171,13 +171,12 @@ def test_a_length_that_nobody_chose_fits_the_model(
     for section in ("calibrate", "evaluate"):
         problems = Plan.make(Recipe.model_validate(usual | {section: {"length": 256}})).problems
         assert [str(problem) for problem in problems] == [
-            f"{section}.length: 256 tokens are more than the 128 that {_called(section, model)} was made for;"
-            " use at most 128"
+            f"{section}.length: 256 tokens exceed {_called(section, model)}; use at most 128"
         ]
 
 
 def _called(section: str, model: Path) -> str:
-    return "the model" if section == "calibrate" else str(model)
+    return "the model's context length" if section == "calibrate" else f"the context length of {model}"
 
 
 def test_more_windows_for_diagnostics_than_there_are_is_a_mistake(tiny: Callable[..., Path], tmp_path: Path) -> None:

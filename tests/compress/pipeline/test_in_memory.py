@@ -38,7 +38,7 @@ def test_experts_with_zero_points_are_taken_over(tmp_path: Path) -> None:
     assert down.zero is not None
     assert torch.equal(experts.down_proj[2], down.dense(torch.bfloat16))
     sentence = (done.report.candidates[0].reload or {})["sentence"]
-    assert "config=smelt.compress.config_for(…), which its zero-points need there" in sentence
+    assert "config=smelt.compress.config_for(…), which its zero-points need" in sentence
     vllm = next(loader for loader in done.report.candidates[0].loaders if loader.name.startswith("vLLM"))
     assert "quantized experts" in vllm.why
 

@@ -54,7 +54,7 @@ def test_vllm_is_recommended_only_where_it_loads_the_checkpoint(recipe: Callable
     result = run(recipe("builtin:smelt-6m", {"evaluate": False}, group_size=64, embeddings="int8", ignore=[]))
     text = (result.checkpoint / "README.md").read_text()
     assert "vllm serve" not in text
-    assert "no embedding in 8-bit codes" in text
+    assert "not support an 8-bit embedding" in text
     (model,) = result.report.candidates
     assert {loader.name.split()[0]: loader.loads for loader in model.loaders} == {
         "transformers": True,

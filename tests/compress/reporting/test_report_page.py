@@ -87,7 +87,7 @@ def test_a_slowdown_is_said_in_words_marked_and_explained() -> None:
     row = next(r for r in re.findall(r'<article class="headline".*?</article>', markup, re.S) if "W3A16 hqq" in r)
     assert re.search(r'<div class="worse"><dt>decode</dt><dd><strong>1\.3× slower</strong>', row)
     assert "48 linears of 3 bits are unpacked" in row
-    assert "Reading only its bytes" not in row
+    assert "From its bytes alone" not in row
     quick = next(r for r in re.findall(r'<article class="headline".*?</article>', markup, re.S) if "W4A16 gptq" in r)
     assert "worse" not in quick
     assert "2.9× faster" in quick
@@ -284,7 +284,7 @@ def test_without_text_the_mean_of_the_tasks_is_drawn() -> None:
 
 
 def test_a_model_that_is_not_drawn_is_named_below_the_plot() -> None:
-    assert "Not drawn, since not both were measured: W8A16 rtn." in _text(samples.partial())
+    assert "Not drawn, as not both were measured: W8A16 rtn." in _text(samples.partial())
 
 
 @pytest.mark.parametrize("values", [[9.1, 11.5], [0.001, 0.0013], [7.0, 7.0], [8.0, 5000.0], [0.0, 3.0], [1.0, 6.5]])

@@ -111,7 +111,10 @@ def test_attention_that_is_computed_otherwise_is_refused() -> None:
     model = make_model("llama", torch.float32)
     model.set_attn_implementation("eager")
     matching = AttentionMatching(model.model.layers, model.model.layers, [(0, 0)], [(4, 4)])
-    with pytest.raises(ValueError, match="does not compute attention"), matching.watching("teacher"):
+    with (
+        pytest.raises(ValueError, match="does not use torch's scaled_dot_product_attention"),
+        matching.watching("teacher"),
+    ):
         model(TOKENS)
 
 

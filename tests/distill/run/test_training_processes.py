@@ -171,7 +171,7 @@ REFUSED = [
     ({"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_DP_SHARD_SIZE": "0"}, "must be at least 1"),
     (
         {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "3"},
-        "3 copies over 1 processes each, but 2 processes were started",
+        "3 copies sharded over 1 processes each, but 2 processes were started",
     ),
 ]
 
@@ -186,4 +186,4 @@ def test_too_few_windows_for_all_processes_are_reported_before_any_work() -> Non
     settings = Training(tokens=10_000, batch=12, accumulate=4)
     assert not sharing_problems(settings, None, 3, "steps.0")
     (problem,) = sharing_problems(settings, None, 4, "steps.0")
-    assert "a batch of 12 windows cannot be shared by 4 processes in 4 passes each" in problem.what
+    assert "a batch of 12 windows cannot be split over 4 processes in 4 passes each" in problem.what

@@ -97,7 +97,7 @@ def test_a_dataset_that_cannot_be_had(refused: Callable[..., str]) -> None:
 
 def test_windows_longer_than_the_model_reads(refused: Callable[..., str]) -> None:
     sentence = refused({"length": 4096}, {"length": 512})
-    assert "calibrate.length: 4096 tokens are more than the 128" in sentence
+    assert "calibrate.length: 4096 tokens exceed the model's context length; use at most 128" in sentence
     assert "evaluate.length: 512" in sentence
 
 

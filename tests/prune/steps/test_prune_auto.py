@@ -192,11 +192,11 @@ def test_architectures_with_fixed_heads_lose_what_they_can(tiny: Callable[..., P
 @pytest.mark.parametrize(
     ("architecture", "target", "said"),
     [
-        ("llama", {"params": 0.01}, "steps.0.prune.target: params: the smallest shape that is searched has 0."),
+        ("llama", {"params": 0.01}, "steps.0.prune.target: params: the smallest shape in the search has 0."),
         (
             "llama",
             {"latency": 0.5, "at": {"context": 4096}},
-            "steps.0.prune.target: at.context is 4096, more than the 128",
+            "steps.0.prune.target: at.context is 4096, more than the model's context length of 128",
         ),
     ],
 )

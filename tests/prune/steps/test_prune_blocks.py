@@ -177,13 +177,13 @@ def test_an_interrupted_search_goes_on(
         ([_prune(ratio=0.1)], "steps.0.prune.ratio: 0.1 of 3 blocks is less than one"),
         (
             [{"quantize": {"scheme": "W8A16"}}, _prune(count=1)],
-            "steps.1: what is quantized cannot be changed any more without rounding it again; put quantize last",
+            "steps.1: quantized weights cannot be changed without quantizing them again; put quantize last",
         ),
         (
             [_prune(count=2), _prune(count=1)],
             "steps.1.prune.count: leaves nothing: the model has 1 block;",
         ),
-        ([_prune(keep=[0, 3])], "steps.0.prune.keep: there is no block 3; the model has those from 0 to "),
+        ([_prune(keep=[0, 3])], "steps.0.prune.keep: block 3 does not exist; the model has blocks 0 to "),
         ([_prune(keep=[0, 1, 2])], "steps.0.prune.keep: keeps all 3 blocks"),
         (
             [_prune(count=1), {"quantize": {"scheme": "W4A16", "group_size": 48}}],
@@ -211,7 +211,7 @@ def test_what_cannot_work_is_said_before_any_work(
 )
 def test_a_section_that_cannot_be_meant(settings: dict[str, Any], tiny: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"count, ratio or keep, and only one of them|none of blocks|block once, in order|remove score"
+        ValueError, match=r"count, ratio or keep, and only one of them|neither blocks|block once, in order|remove score"
     ):
         _recipe(tiny(), tmp_path / "out", {"prune": settings})
 
@@ -253,7 +253,7 @@ def test_only_blocks_go_whose_removal_the_configuration_can_say(tiny: Callable[.
 
 def test_a_block_takes_in_only_those_of_its_kind(tiny: Callable[..., Path]) -> None:
     model = OpenModel(find_model(str(tiny("qwen3_moe", num_hidden_layers=4, decoder_sparse_step=2))))
-    with pytest.raises(SmeltError, match="block 0 cannot take in block 1"):
+    with pytest.raises(SmeltError, match="block 0 cannot be merged with block 1"):
         drop_blocks(model, [1, 2], merging=True)
 
 
@@ -264,7 +264,7 @@ def test_a_model_that_computes_with_its_blocks_numbers_is_refused(
     model = tiny("gpt2", scale_attn_by_inverse_layer_idx=True)
     monkeypatch.setattr(prune_blocks._Scores, "least_influential", lambda *_: [0])
     monkeypatch.setattr("smelt.prune.structure.drop_blocks._traits", lambda _: [])
-    with pytest.raises(SmeltError, match="computes with the number of a block"):
+    with pytest.raises(SmeltError, match="depends on block numbers"):
         run(_recipe(model, tmp_path / "out", _prune(count=1, update=update)))
     assert not (tmp_path / "out" / "checkpoint").exists()
 
@@ -291,4 +291,4 @@ def test_the_plan_says_what_each_step_gets(tiny: Callable[..., Path], tmp_path: 
     said = plan.terminal()
     assert "step 0:  prune 1 of 3 blocks by influence" in said
     assert "step 1:  quantize 14 linears to W8A16" in said
-    assert "nothing stands in the way" in said
+    assert "no problems found" in said

@@ -157,8 +157,8 @@ def test_interrupted_after_a_block_it_goes_on(
     ("architecture", "step", "said"),
     [
         ("llama", _prune(), "steps.0.prune.structure: LlamaForCausalLM: has no mixture of experts"),
-        ("mixtral", _prune(count=3), "steps.0.prune.count: leaves 1 of 4 experts, but every token is sent to 2"),
-        ("mixtral", _prune(count=None, ratio=0.05), "steps.0.prune.ratio: takes none of 4 experts"),
+        ("mixtral", _prune(count=3), "steps.0.prune.count: leaves 1 of 4 experts, but every token is routed to 2"),
+        ("mixtral", _prune(count=None, ratio=0.05), "steps.0.prune.ratio: removes none of 4 experts"),
     ],
 )
 def test_what_cannot_work_is_said_before_any_work(

@@ -204,7 +204,7 @@ def test_interrupted_after_the_directions_it_goes_on(
         ("opt", _prune(score="activation"), "steps.0.prune.structure: OPTForCausalLM"),
         ("olmo2", _prune(), "steps.0.prune.structure: its hidden states cannot be rotated"),
         ("llama", _prune(ratio=0.99), "steps.0.prune.ratio: leaves none of 128"),
-        ("llama", _prune(ratio=0.01), "steps.0.prune.ratio: takes none of 128"),
+        ("llama", _prune(ratio=0.01), "steps.0.prune.ratio: removes none of 128"),
     ],
 )
 def test_what_cannot_work_is_said_before_any_work(

@@ -248,12 +248,12 @@ def test_a_layout_that_is_not_as_thought_is_refused(
     ("architecture", "steps", "said"),
     [
         ("llama", [_prune(ratio=0.99)], "steps.0.prune.ratio: leaves none of 256"),
-        ("llama", [_prune(ratio=0.01)], "steps.0.prune.ratio: takes none of 256"),
+        ("llama", [_prune(ratio=0.01)], "steps.0.prune.ratio: removes none of 256"),
         ("gpt2", [_heads()], "steps.0.prune.structure: GPT2LMHeadModel: no linear's inputs change with n_head"),
         ("opt", [_heads()], "steps.0.prune.structure: OPTForCausalLM"),
-        ("llama", [_heads(ratio=None, count=1)], "steps.0.prune.count: 1 heads are no whole groups: 2 query heads"),
+        ("llama", [_heads(ratio=None, count=1)], "steps.0.prune.count: 1 heads are not whole groups: 2 query heads"),
         ("llama", [_heads(ratio=None, count=4)], "steps.0.prune.count: leaves none of 2 groups"),
-        ("llama", [_heads(ratio=0.1)], "steps.0.prune.ratio: takes none of 2 groups"),
+        ("llama", [_heads(ratio=0.1)], "steps.0.prune.ratio: removes none of 2 groups"),
         (
             "llama",
             [_prune(ratio=0.25), {"quantize": {"scheme": "W4A16", "group_size": 128}}],

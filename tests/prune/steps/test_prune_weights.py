@@ -187,7 +187,7 @@ def test_experts_that_no_token_reaches_are_reported(tiny: Callable[..., Path], t
         ({"structure": "2:4", "update": "merge"}, "update merge is not for 2:4"),
         (
             {"structure": "4:2"},
-            "none of blocks, attention, mlp, ffn, heads, hidden, experts, vocabulary, auto, weights and no pattern",
+            "neither blocks, attention, mlp, ffn, heads, hidden, experts, vocabulary, auto, weights nor a pattern",
         ),
         ({"structure": "blocks", "count": 1, "ignore": ["lm_head"]}, "not for blocks; remove ignore"),
     ],
@@ -204,9 +204,9 @@ def test_a_section_that_cannot_be_meant(settings: dict[str, Any], said: str, tmp
             {"structure": "1:6", "update": "sparsegpt"},
             "steps.0.prune.structure: sparsegpt chooses 128 columns at a time",
         ),
-        ({"structure": "2:4", "targets": ["lm_head"]}, "steps.0.prune.targets: names no linear in a block"),
+        ({"structure": "2:4", "targets": ["lm_head"]}, "steps.0.prune.targets: selects no linear in a block"),
         ({"structure": "3:7"}, "steps.0.prune.structure: model.layers.0.self_attn.q_proj"),
-        ({"structure": "2:4", "ignore": ["re:.*"]}, "steps.0.prune.targets: names no linear in a block"),
+        ({"structure": "2:4", "ignore": ["re:.*"]}, "steps.0.prune.targets: selects no linear in a block"),
         ({"structure": "2:4", "targets": ["qproj"]}, "steps.0.prune.targets: 'qproj' matches no linear"),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_tied_head_is_quantized_apart_from_the_embedding(recipe: Callable[...,
 
 
 def test_a_tied_head_cannot_stay_as_it_is_beside_a_rounded_embedding(recipe: Callable[..., Recipe]) -> None:
-    with pytest.raises(SmeltError, match=r"embeddings: lm_head shares .*; quantize it, too \(remove lm_head from ign"):
+    with pytest.raises(SmeltError, match=r"embeddings: lm_head is tied .*; quantize it too \(remove lm_head from ign"):
         run(recipe("builtin:smelt-6m", group_size=64, embeddings="int8"))
 
 
