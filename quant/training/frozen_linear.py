@@ -81,8 +81,8 @@ class _ReadOnly(Tensor):
 
     @property
     def data(self) -> NoReturn:  # type: ignore[override]
-        raise RuntimeError("the weight is stored in few bits and cannot be changed in place; merge with `smelt merge`")
+        raise RuntimeError("the weight is quantized and cannot be changed in place; merge with `smelt merge`")
 
     @data.setter
     def data(self, _: Any) -> NoReturn:
-        raise RuntimeError("the weight is stored in few bits and cannot be changed in place; merge with `smelt merge`")
+        raise RuntimeError("the weight is quantized and cannot be changed in place; merge with `smelt merge`")

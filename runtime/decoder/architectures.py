@@ -141,7 +141,7 @@ def spec_of(config: Config) -> DecoderSpec:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise RuntimeProblem(
-            f"config.json: it describes no {config.model_type} that there can be ({error!r})"
+            f"config.json: it does not describe a valid {config.model_type} model ({error!r})"
         ) from None
 
 
@@ -160,8 +160,8 @@ def _with_sizes(spec: DecoderSpec, config: Config) -> DecoderSpec:
         for each in alone.values()
     ):
         raise RuntimeProblem(
-            f"config.json: {LAYER_SIZES} gives layers heads of different sizes, or another number of query heads to each head of"
-            " keys and values, which is not supported"
+            f"config.json: {LAYER_SIZES} gives layers different head sizes, or different numbers of query heads per key-value head,"
+            " which is not supported"
         )
     return replace(spec, layers=layers)
 
@@ -184,7 +184,7 @@ def _without_parts(spec: DecoderSpec, config: Config) -> DecoderSpec:
         for layer, part in zip(spec.layers, left, strict=True)
     )
     if not any(layer.attends for layer in layers):
-        raise RuntimeProblem("config.json: layer_parts leaves no layer with attention, which is not supported")
+        raise RuntimeProblem("config.json: layer_parts leaves attention in no layer, which is not supported")
     return replace(spec, layers=layers)
 
 

@@ -103,9 +103,7 @@ class PagedKeysValues:
         rules: Rules | None = None,
     ) -> None:
         if size % 2:
-            raise RuntimeProblem(
-                f"the model's heads have {size} numbers; the cache keeps pairs, so only even sizes fit"
-            )
+            raise RuntimeProblem(f"the model's head size is {size}; the cache stores pairs, so it must be even")
         self.block_size = block_size
         self.dtype = dtype
         self.handles: dict[Any, Any] = {}

@@ -301,8 +301,8 @@ class _DecoderLoader:
         for name in names:
             if self.checkpoint.has_matrix(name) and self.checkpoint.matrix(name).dense(self.dtype).any():
                 raise RuntimeProblem(
-                    f"{self.checkpoint.path}: {name} is not zero, though layer_parts in config.json says that its part was"
-                    " removed; they do not belong together"
+                    f"{self.checkpoint.path}: {name} is not zero, but layer_parts in config.json marks it as removed;"
+                    " the two do not match"
                 )
 
     def first_of(self, names: tuple[str, ...]) -> str:

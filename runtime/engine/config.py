@@ -74,7 +74,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.max_length is not None and self.max_length < 2:
             raise RuntimeProblem(
-                f"max_length is {self.max_length}; it must be at least 2, a token of a prompt and one that follows"
+                f"max_length is {self.max_length}; it must be at least 2 (one prompt token and one generated token)"
             )
         for name in ("max_sequences", "token_budget", "block_size"):
             if getattr(self, name) < 1:
@@ -86,7 +86,7 @@ class EngineConfig:
         _check_choice("policy", self.policy, tuple(POLICIES))
         if self.static_batching and self.policy not in (EngineConfig.policy, "static"):
             raise RuntimeProblem(
-                f"static_batching is the policy static, and policy is {self.policy}; give one of the two"
+                f"static_batching means policy static, but policy is {self.policy}; set only one of them"
             )
 
     @property
@@ -109,9 +109,7 @@ class EngineConfig:
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
-                raise TypeError(
-                    f"an engine has no option {name!r}; it has {', '.join(known)}{nearest_name(name, known)}"
-                )
+                raise TypeError(f"unknown engine option {name!r}; known: {', '.join(known)}{nearest_name(name, known)}")
         return replace(config or cls(), **options)
 
 

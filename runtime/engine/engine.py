@@ -237,10 +237,8 @@ class Engine:
                 raise
             if handle is None and started is None and self.scheduler.has_work:
                 # Requests are checked to fit, so this would be our mistake; better than for ever.
-                self._fail_all("no step can be made for this request")
-                raise RuntimeProblem(
-                    "nothing that waits can run in the cache; this is a bug in Smelt, please report it"
-                )
+                self._fail_all("this request cannot be scheduled")
+                raise RuntimeProblem("no waiting request fits into the cache; this is a bug in Smelt, please report it")
             changed = list({request.id: request for request in changed}.values())
             outputs = [RequestOutput.of(request) for request in changed]
             for output in outputs:
@@ -300,7 +298,7 @@ class Engine:
             raise RuntimeProblem(problem)
         most = self.max_length - len(tokens)
         grows_to = len(tokens) + min(most, params.max_tokens or most)
-        self._check_room(grows_to, "lower max_tokens or give the engine more kv_cache_bytes")
+        self._check_room(grows_to, "lower max_tokens or raise kv_cache_bytes")
         salt = repr(self.model.variant(grows_to)).encode() if self.model.cache_variants else b""
         name = id if id is not None else f"request-{next(self._names)}"
         request = Request(name, tokens, params, grows_to, salt, text)
@@ -320,10 +318,10 @@ class Engine:
         for continuation in continuations:
             problem = problem or self._token_problem(continuation, "continuation")
         if problem is None and grows_to > self.max_length:
-            problem = f"context and continuation have {grows_to + 1} tokens, more than the engine's max_length of {self.max_length} and one"
+            problem = f"context and continuation have {grows_to + 1} tokens, more than the engine's max_length of {self.max_length} plus one"
         if problem:
             raise RuntimeProblem(problem)
-        self._check_room(grows_to, "give the engine more kv_cache_bytes or a smaller max_length")
+        self._check_room(grows_to, "raise kv_cache_bytes or lower max_length")
         salt = repr(self.model.variant(grows_to)).encode() if self.model.cache_variants else b""
         request = Request(f"request-{next(self._names)}", context, SamplingParams(), grows_to, salt)
         request.sequences = [Sequence(request, i, list(context), expected) for i, expected in enumerate(continuations)]
@@ -333,7 +331,7 @@ class Engine:
         needed = self.cache.needed(grows_to)
         if needed > self.cache.blocks:
             raise RuntimeProblem(
-                f"the request may grow to {grows_to} tokens, which need {needed} cache blocks, and there are {self.cache.blocks};"
+                f"the request may grow to {grows_to} tokens, which need {needed} cache blocks, but there are {self.cache.blocks};"
                 f" {advice}"
             )
 
@@ -398,7 +396,7 @@ class Engine:
             request = sequence.request
             if sequence.finish is not None:
                 continue  # it ended while this step was on its way
-            request.error = "the model's logits are not numbers; the checkpoint or its quantization is broken"
+            request.error = "the model's logits are NaN or infinite; the checkpoint or its quantization is broken"
             self._end_all(request, "error")
             changed[request.id] = request
         for sequence, logprobs in result.prompt_logprobs.items():

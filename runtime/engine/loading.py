@@ -66,8 +66,8 @@ def _reproducible(dtype: torch.dtype, device: torch.device, config: EngineConfig
         name = str(dtype).removeprefix("torch.")
         raise RuntimeProblem(
             f"reproducible needs Smelt's compiled CPU kernels, which compute in bfloat16 on processors with AVX-512 (VNNI and"
-            f" BF16), and this engine would compute in {name} on {device.type} by other ones; give dtype bfloat16 on such a"
-            " processor, with native and without compile, or leave reproducible off"
+            f" BF16), but this engine would compute in {name} on {device.type} with others; set dtype bfloat16 on such a"
+            " processor, with native on and compile off, or leave reproducible off"
         )
     return ReproducibleOperators(compiled, config.exact_inputs)
 
@@ -79,7 +79,7 @@ def _operators(dtype: torch.dtype, device: torch.device, config: EngineConfig, l
         try:
             return GpuOperators(dtype, device, config.fusions)
         except ValueError as error:
-            log(f"{error}; torch's operators compute")
+            log(f"{error}; using torch's operators instead")
             return Operators(dtype, device)
     compiled = kernels(log) if config.native and dtype == torch.bfloat16 else None
     return Operators(dtype) if compiled is None else NativeOperators(compiled, config.exact_inputs)

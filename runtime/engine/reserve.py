@@ -76,7 +76,7 @@ def reserve(model: Model, config: EngineConfig, *, max_length: int, kv_dtype: to
     if blocks == 0 or blocks * block > free - activations:
         needed = max(1, blocks) * block
         raise RuntimeProblem(
-            f"the cache does not fit: {human_bytes(free)} are free beside {human_bytes(weights)} of weights, activations take about"
+            f"the KV cache does not fit: {human_bytes(free)} are free besides {human_bytes(weights)} of weights, activations take about"
             f" {human_bytes(activations)} and the cache {human_bytes(needed)} (a block of {block_size} positions is"
             f" {human_bytes(block)}); lower max_length, max_sequences, token_budget or kv_cache_bytes"
         )

@@ -100,7 +100,7 @@ class GpuOperators(Operators):
         if kept != torch.float8_e4m3fn:
             return kept
         if own is None:
-            raise RuntimeProblem("this GPU knows no 8-bit floats; keep keys and values in int8")
+            raise RuntimeProblem("this GPU does not support 8-bit floats; use an int8 KV cache")
         return own
 
     def groups_experts(self, activation: str) -> bool:
@@ -155,7 +155,7 @@ class _Expert:
         self._explanation = f"{explanation}, all experts in one launch"
 
     def __call__(self, x: Tensor) -> Tensor:
-        raise NotImplementedError("an expert is computed together with the others")
+        raise NotImplementedError("experts are computed together")
 
     def explain(self) -> str:
         return self._explanation

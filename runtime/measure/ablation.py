@@ -96,9 +96,7 @@ def ablate(
         model = Model(opened, GpuOperators(computing, torch.device("cpu"), fusions))
         layers = len(model.spec.layers)
         if prompt > model.spec.max_length:
-            raise RuntimeProblem(
-                f"prompt is {prompt}, more than the {model.spec.max_length} tokens that the model takes"
-            )
+            raise RuntimeProblem(f"prompt is {prompt}, more than the model's limit of {model.spec.max_length} tokens")
         decode, whole = count_decode(model, 1, prompt), count_prompt(model, prompt)
         _add_choice(decode, model, fusions)
         del model
@@ -165,7 +163,7 @@ def table(found: Ablation) -> str:
     how = (
         f"times on {found.device}, medians of {_REPEATS}"
         if found.device
-        else "no times: there is no GPU here; launches and bytes are counted from the launches themselves"
+        else "no times, as there is no GPU; launches and bytes are counted from the launches themselves"
     )
     return "\n".join([*lines, "", f"{found.layers} layers; {how}"])
 

@@ -118,8 +118,8 @@ def measure(
     """
     if prompt + output > engine.max_length:
         raise RuntimeProblem(
-            f"a prompt of {prompt} tokens and {output} to generate are more than the {engine.max_length} that the engine"
-            " has room for; lower them"
+            f"a prompt of {prompt} tokens and {output} to generate exceed the engine's max_length of"
+            f" {engine.max_length}; lower them"
         )
     log("measuring the machine")
     dtype = engine.model.dtype

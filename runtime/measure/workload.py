@@ -48,7 +48,7 @@ def read_trace(path: Path, most: int, longest: int) -> list[Arrival]:
                     Arrival(r["timestamp"] / 1000, index(r["input_length"]), index(r["output_length"])) for r in records
                 ]
         if not all(math.isfinite(row.at) for row in rows):
-            raise ValueError("a time is no finite number")
+            raise ValueError("a time is not finite")
     except OSError as error:
         raise RuntimeProblem(f"{path}: cannot be read ({error.strerror}); check the path") from None
     except (KeyError, ValueError, TypeError, OverflowError, RecursionError, csv.Error) as error:

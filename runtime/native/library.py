@@ -55,14 +55,14 @@ def kernels(log: Log) -> ModuleType | None:
     """
     missing = [name for name in _NEEDED if name not in processor_features()]
     if missing:
-        log(f"this processor has no {', '.join(missing)}: torch's operators compute instead of Smelt's kernels")
+        log(f"this processor has no {', '.join(missing)}: using torch's operators instead of Smelt's kernels")
         return None
     try:
         return _loaded(log)
     except (OSError, RuntimeError, ImportError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         log(
-            f"Smelt's kernels cannot be compiled here ({reason}): torch's operators compute instead; a C++ compiler is needed"
+            f"Smelt's kernels cannot be compiled here ({reason}): using torch's operators instead; a C++ compiler is needed"
         )
         return None
 
@@ -98,7 +98,7 @@ def _tiles_are_right(kept: Path, log: Log) -> bool:
                 os.replace(file.name, verdict)
     if found != "right":
         why = "give wrong results" if found == "wrong" else f"could not be tried ({found})"
-        log(f"this processor's matrix tiles {why}: vector instructions multiply instead")
+        log(f"this processor's matrix tiles {why}: using vector instructions instead")
     return found == "right"
 
 
@@ -112,7 +112,7 @@ def _tiles_tried(kept: Path) -> str:
     if code in (Verdict.RIGHT, Verdict.WRONG):
         return "right" if code == Verdict.RIGHT else "wrong"
     if code == Verdict.REFUSED:
-        return "the system does not give them"
+        return "the operating system does not allow them"
     return "wrong" if -code in (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS) else f"exit status {code}"
 
 

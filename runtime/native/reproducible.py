@@ -46,8 +46,8 @@ class ReproducibleOperators(NativeOperators):
             return dense
         if matrix.inputs.args.dynamic is True and matrix.inputs.args.strategy == "tensor":
             raise RuntimeProblem(
-                "reproducible: the checkpoint rounds a linear's inputs with one scale for all tokens of a step, which depends"
-                " on what runs beside a request; leave reproducible off, or quantize with scales by token"
+                "reproducible: the checkpoint rounds a linear's inputs with one scale for all tokens of a batch, so results depend"
+                " on the other requests; leave reproducible off, or quantize with scales by token"
             )
         return _RoundedInputs(rounder(matrix.inputs, torch.bfloat16), dense, rounding_explanation(matrix.inputs))
 
@@ -57,7 +57,7 @@ class ReproducibleOperators(NativeOperators):
     def attention(self, heads: Heads) -> Attention:
         if heads.size > LARGEST_HEAD:
             raise RuntimeProblem(
-                f"reproducible: heads of {heads.size} numbers have no compiled kernel, which goes up to {LARGEST_HEAD};"
+                f"reproducible: the compiled kernel takes heads of up to {LARGEST_HEAD} elements, not {heads.size};"
                 " leave reproducible off"
             )
         return NativeAttention(self._kernels, heads, each_alone=True)

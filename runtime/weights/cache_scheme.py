@@ -49,7 +49,7 @@ class CacheScheme:
         """For people: what is rounded to what, and kept in what."""
         scale = "a scale for each position and head"
         if self.args.dynamic is True and self.args.group_size != self.head_size:
-            scale = f"a scale for {self.args.group_size} numbers of a position and head"
+            scale = f"a scale for each {self.args.group_size} elements of a position and head"
         if self.args.dynamic is False:
             scale = "a fixed scale" + (" for each head" if self.args.strategy == "attn_head" else "")
         zero = "" if self.args.symmetric else " and zero-point"
@@ -125,7 +125,9 @@ def cache_args(config: dict[str, Any] | None) -> QuantizationArgs | None:
     try:
         args = QuantizationArgs.model_validate(scheme)
     except ValidationError as error:
-        raise RuntimeProblem(f"kv_cache_scheme is not one of compressed-tensors ({error.errors()[0]['msg']})") from None
+        raise RuntimeProblem(
+            f"kv_cache_scheme is not valid for compressed-tensors ({error.errors()[0]['msg']})"
+        ) from None
     known = args.num_bits == 8 if args.type == "float" else 2 <= args.num_bits <= 8
     fixed = args.dynamic is False and args.strategy in ("tensor", "attn_head")
     by_group = args.dynamic is True and args.strategy == "group"
@@ -156,13 +158,15 @@ def cache_scheme(
     if args is None:
         return None
     if args.dynamic is True and head_size % (args.group_size or 1):
-        raise RuntimeProblem(f"kv_cache_scheme: groups of {args.group_size} do not divide heads of {head_size} numbers")
+        raise RuntimeProblem(
+            f"kv_cache_scheme: groups of {args.group_size} do not divide heads of {head_size} elements"
+        )
     layers = []
     for name, count in zip(attentions, heads, strict=True):
         keys, values = (rounding_of(args, tensors, name, what) for what in ("k", "v"))
         for what, rounding in (("k", keys), ("v", values)):
             wanted = count if args.strategy == "attn_head" else 1
             if rounding.scale is not None and rounding.scale.numel() != wanted:
-                raise RuntimeProblem(f"{name}: its {what}_scale has {rounding.scale.numel()} numbers, not {wanted}")
+                raise RuntimeProblem(f"{name}: its {what}_scale has {rounding.scale.numel()} elements, not {wanted}")
         layers.append((keys, values))
     return CacheScheme(args, layers, head_size)

@@ -102,7 +102,7 @@ class Checkpoint:
             raise
         except (RuntimeError, ValueError, TypeError, LookupError, AssertionError) as error:
             first = " ".join(str(error).split())[:200]
-            raise RuntimeProblem(f"{self.path}: {name}: its parts do not fit each other ({first})") from None
+            raise RuntimeProblem(f"{self.path}: {name}: its tensors do not fit together ({first})") from None
         rows, columns = found.shape
         for part in (found.scale, found.zero):
             if part is not None and (part.dim() != 2 or part.shape[0] != rows or columns % max(part.shape[1], 1)):

@@ -43,7 +43,7 @@ class LiveWeights:
     def tensor(self, name: str) -> Tensor:
         """A tensor of its own: later changes of the weights do not reach it."""
         if name not in self._names:
-            raise RuntimeProblem(f"{self.path} lack {name}")
+            raise RuntimeProblem(f"{self.path} do not include {name}")
         return self._load(name).detach().clone()
 
     def optional(self, name: str) -> Tensor | None:

@@ -64,7 +64,7 @@ class _CompressedTensors:
             self._config = QuantizationConfig.model_validate({k: v for k, v in config.items() if k != "version"})
         except ValidationError as error:
             raise RuntimeProblem(
-                f"quantization_config is not one of compressed-tensors ({error.errors()[0]['msg']})"
+                f"quantization_config is not valid for compressed-tensors ({error.errors()[0]['msg']})"
             ) from None
         for name, scheme in self._config.config_groups.items():
             assert isinstance(scheme, QuantizationScheme)

@@ -211,7 +211,7 @@ def launch(
 ) -> Launch:
     """One step's, ready to run."""
     if not queries.is_contiguous():
-        raise ValueError("queries must follow one another")
+        raise ValueError("queries must be contiguous")
     codes, scales = rounded_to or (None, None)
     by_block = scales is not None and scales.dim() == 2
     tokens = triton.next_power_of_2(tile.tokens(heads.group))
@@ -254,7 +254,7 @@ def attention_constants(dtype: torch.dtype, heads: Heads, cache: LayerCache) -> 
     """
     if heads.scale <= 0:
         # The highest score is looked for before the factor.
-        raise ValueError(f"attention needs a positive factor of its scores, not {heads.scale}")
+        raise ValueError(f"attention needs a positive score scale, not {heads.scale}")
     if cache.keys[..., 0].numel() >= 1 << 31:
         raise ValueError("a layer's cache has more than 2 billion rows")
     return {

@@ -144,7 +144,7 @@ def launch(
     programs = min(target.units, work.shape[0] * heads.shared, max(1, _SCRATCH // (tile.queries * stride)))
     scratch, _ = space.reserve(programs * tile.queries * stride, 1)
     if not queries.is_contiguous():
-        raise ValueError("queries must follow one another")
+        raise ValueError("queries must be contiguous")
     arguments: dict[str, Tensor | int | None] = {
         "queries": queries,
         "work": work,

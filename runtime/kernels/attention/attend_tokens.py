@@ -526,7 +526,7 @@ def _stored_case(case: AttentionCase, norm: str, half: int) -> Case:
         expected = reference(queries, heads, before, runs)
         target = replace(target_of(device), units=3 * heads.shared)
         if not target.splits:
-            raise ValueError("this device stores keys by a launch of its own")
+            raise ValueError("this device stores keys in a separate launch")
 
         def compute() -> Tensor:
             out = poisoned(len(rows), heads.queries * heads.size, case.dtype, device)

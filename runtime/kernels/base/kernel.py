@@ -116,10 +116,10 @@ def problem(case: Case, device: torch.device, seed: int, runs: int = 2) -> str |
         for again in [trial.compute() for _ in range(min(together, others))]:
             others -= 1
             if not torch.equal(first.view(torch.uint8), again.view(torch.uint8)):
-                return f"run {runs - others} gave other bits than the first, with the same inputs"
+                return f"run {runs - others} differs bitwise from the first on the same inputs"
     got = first.double()
     if not bool(torch.isfinite(got).all()):
-        return f"{int((~torch.isfinite(got)).sum())} of {got.numel()} outputs were not written, or are no numbers"
+        return f"{int((~torch.isfinite(got)).sum())} of {got.numel()} outputs were not written, or are NaN or infinite"
     apart, size = got - trial.expected, trial.expected.square().mean().sqrt()
     whole = float(apart.norm() / trial.expected.norm())
     # An error in few places hides in the norm of all.

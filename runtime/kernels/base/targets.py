@@ -77,7 +77,7 @@ def target_of(device: torch.device) -> Target:
         # Blackwell's desktop cards (12) have the tensor cores of Ampere.
         name = {8: "sm_80", 9: "sm_90", 10: "sm_100", 12: "sm_80"}.get(facts.major, f"sm_{facts.major}{facts.minor}")
     if name not in TARGETS:
-        raise ValueError(f"{facts.name} ({name}) is none of the kernels' targets: {', '.join(TARGETS)}")
+        raise ValueError(f"{facts.name} ({name}) is not one of the kernels' targets: {', '.join(TARGETS)}")
     found = replace(TARGETS[name], units=facts.multi_processor_count)
     if torch.version.hip is None:
         found = replace(found, shared=min(found.shared, facts.shared_memory_per_block_optin))

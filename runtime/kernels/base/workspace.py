@@ -49,7 +49,7 @@ def parts_allowed(split: int, steps: int) -> int:
         ValueError: the split is still to be found, by :func:`tile.filling`.
     """
     if split < 1:
-        raise ValueError("a tile of no programs computes nothing")
+        raise ValueError("a launch needs at least one program")
     return 1 if torch.version.hip is not None else min(split, steps)
 
 

@@ -90,7 +90,7 @@ def prepare(
     """
     rows, columns = codes.shape
     if zero is not None and form == "sparse4":
-        raise ValueError("2:4 sparse weights with zero-points are not known: a pruned weight would not be zero")
+        raise ValueError("2:4 sparse weights with zero-points are not supported: a pruned weight would not be zero")
     if is_gated(gate):
         order = interleaved(rows).to(codes.device)
         codes = codes[order]
@@ -98,7 +98,7 @@ def prepare(
             None if part is None else part[order] for part in (scale, zero, row_scale, bias)
         )
     if codes.numel() * FORMATS[form].bits // 16 >= 1 << 31:
-        raise ValueError(f"a weight of {rows} by {columns} has more words than 32 bits can count")
+        raise ValueError(f"a weight of {rows} by {columns} has more words than 32-bit indices can address")
     planes = pack(codes, form)
     kind, group, words, scale_type = "none", 128, None, torch.float32
     if scale is not None:
@@ -134,7 +134,7 @@ def of_experts(weights: list[CodesWeight]) -> CodesWeight:
     first = weights[0]
     alike = ("rows", "columns", "form", "kind", "group", "scale_type", "gate")
     if any(getattr(w, name) != getattr(first, name) for w in weights for name in alike):
-        raise ValueError("experts are stored differently from each other")
+        raise ValueError("experts must all be stored alike")
 
     def all_of(name: str) -> Tensor | None:
         parts = [getattr(w, name) for w in weights]
@@ -144,5 +144,5 @@ def of_experts(weights: list[CodesWeight]) -> CodesWeight:
     assert codes is not None
     changed = {name: all_of(name) for name in ("more", "scales", "row_scales")}
     if first.bias is not None:
-        raise ValueError("experts with biases are not known")
+        raise ValueError("experts with biases are not supported")
     return replace(first, codes=codes, experts=len(weights), **changed)

@@ -30,7 +30,7 @@ def is_gated(gate: str) -> bool:
         ValueError: it is none of :data:`GATES`.
     """
     if gate not in GATES:
-        raise ValueError(f"gate {gate!r} is not known; known: {', '.join(GATES)}")
+        raise ValueError(f"unknown gate {gate!r}; known: {', '.join(GATES)}")
     return gate in _GATED
 
 

@@ -219,9 +219,9 @@ def prepare(
     """
     rows, columns = codes.shape
     if codes.numel() >= 1 << 31:
-        raise ValueError(f"a weight of {rows} by {columns} has more numbers than 32 bits can count")
+        raise ValueError(f"a weight of {rows} by {columns} has more elements than 32-bit indices can address")
     if (row_scale is None) == (block_scale is None):
-        raise ValueError("a weight has scales by row or by block")
+        raise ValueError("a weight needs scales by row or by block")
     if is_gated(gate):
         order = interleaved(rows).to(codes.device)
         if block_scale is not None:
@@ -250,9 +250,9 @@ def of_experts(weights: list[BytesWeight]) -> BytesWeight:
         w.codes.shape != first.codes.shape or w.codes.dtype != first.codes.dtype or w.gate != first.gate
         for w in weights
     ):
-        raise ValueError("experts are stored differently from each other")
+        raise ValueError("experts must all be stored alike")
     if first.bias is not None:
-        raise ValueError("experts with biases are not known")
+        raise ValueError("experts with biases are not supported")
 
     def all_of(name: str) -> Tensor | None:
         parts = [getattr(w, name) for w in weights]
@@ -277,14 +277,14 @@ def launch(
     """One product of codes and their scales, ready to run."""
     if x.shape[1] != weight.columns or x.stride(1) != 1:
         raise ValueError(
-            f"inputs are {list(x.shape)} for a weight of {weight.columns} columns, which must lie together"
+            f"inputs are {list(x.shape)} for a weight of {weight.columns} columns, which must be contiguous"
         )
     rows = x.shape[0] if routing is None else routing.total
     row_tiles = -(-rows // tile.rows) if routing is None else routing.block_expert.shape[0]
     tiles = row_tiles * (weight.filled // tile.outputs)
     chunks = -(-weight.columns // CHUNK)
     if tile.slices > 1 and (weight.columns % (CHUNK * tile.slices) or weight.block_scales is not None):
-        raise ValueError(f"{weight.columns} columns do not divide into {tile.slices} slices of {CHUNK}, scaled alike")
+        raise ValueError(f"{weight.columns} columns do not divide into {tile.slices} slices of {CHUNK} with one scale")
     split = parts_allowed(tile.split, -(-chunks // tile.slices))
     parts, arrived = (None, None)
     if split > 1:

@@ -293,7 +293,7 @@ def launch(
     """One product, ready to run."""
     if x.shape[1] != weight.columns or x.stride(1) != 1:
         raise ValueError(
-            f"inputs are {list(x.shape)} for a weight of {weight.columns} columns, which must lie together"
+            f"inputs are {list(x.shape)} for a weight of {weight.columns} columns, which must be contiguous"
         )
     form, share = FORMATS[weight.form], SCALES[weight.kind].groups
     step = max(tile.step, form.block)

@@ -179,9 +179,9 @@ def of_experts(weights: list[DenseWeight]) -> DenseWeight:
         w.weight.shape != first.weight.shape or w.weight.dtype != first.weight.dtype or w.gate != first.gate
         for w in weights
     ):
-        raise ValueError("experts are stored differently from each other")
+        raise ValueError("experts must all be stored alike")
     if any(w.bias is not None for w in weights):
-        raise ValueError("experts with biases are not known")
+        raise ValueError("experts with biases are not supported")
     return replace(first, weight=torch.stack([w.weight for w in weights]), experts=len(weights))
 
 
@@ -199,7 +199,7 @@ def launch(
     if x.shape[1] != weight.columns or x.stride(1) != 1 or x.dtype != weight.weight.dtype:
         raise ValueError(
             f"inputs are {list(x.shape)} of {x.dtype} for a weight of {weight.columns} columns of {weight.weight.dtype},"
-            " which must lie together"
+            " which must be contiguous"
         )
     rows = x.shape[0] if routing is None else routing.total
     row_tiles = -(-rows // tile.rows) if routing is None else routing.block_expert.shape[0]

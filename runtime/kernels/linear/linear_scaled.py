@@ -154,7 +154,7 @@ def prepare(codes: Tensor, scale: Tensor, bias: Tensor | None = None) -> ScaledW
     rows, columns = codes.shape[0], 2 * codes.shape[1]
     if scale.shape != (rows, columns // GROUP) or columns % GROUP:
         raise ValueError(
-            f"scales of {list(scale.shape)} are not those of {rows} by {columns} numbers in groups of {GROUP}"
+            f"scales of {list(scale.shape)} do not match {rows} by {columns} elements in groups of {GROUP}"
         )
     filled, across = -(-rows // ROWS) * ROWS, -(-columns // _STEP) * _STEP
     padded = torch.nn.functional.pad(codes, (0, (across - columns) // 2, 0, filled - rows))

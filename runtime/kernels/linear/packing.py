@@ -139,13 +139,13 @@ def _bits_of(scale: Tensor) -> tuple[str, Tensor]:
         return "e8m0", scale.view(torch.uint8).to(torch.int64)
     if scale.dtype == torch.float8_e4m3fn:
         return "e4m3", scale.view(torch.uint8).to(torch.int64)
-    raise ValueError(f"scales of {scale.dtype} are not known")
+    raise ValueError(f"scales of {scale.dtype} are not supported")
 
 
 def interleaved(rows: int) -> Tensor:
     """The order of a gate's and its inputs' rows, stacked, that puts each pair into the same thread: 8 of one, 8 of the other."""
     if rows % 16:
-        raise ValueError(f"a gate and its inputs are {rows} rows; kernels take multiples of 16")
+        raise ValueError(f"a fused gate has {rows} rows; kernels take multiples of 16")
     return torch.arange(rows).view(2, rows // 16, 8).transpose(0, 1).flatten()
 
 
@@ -183,7 +183,7 @@ def _two_of_four(codes: Tensor) -> tuple[Tensor, Tensor]:
     groups = codes.view(rows, -1, 4)
     kept = groups != 0
     if not is_two_of_four(codes):
-        raise ValueError("a weight is not 2:4 sparse: some four neighbours have more than two that are not zero")
+        raise ValueError("a weight is not 2:4 sparse: a group of four has more than two nonzeros")
     # Zeros fill up groups with fewer than two.
     order = torch.sort(kept.to(torch.int8), dim=2, descending=True, stable=True).indices[:, :, :2].sort(2).values
     places = (1 << order).sum(2)

@@ -199,7 +199,7 @@ def launch(
         raise ValueError(f"{kind} needs {', '.join(missing) or f'to be one of {KINDS}'}")
     teacher, places = compared.teacher, compared.places
     if student.stride(1) != 1 or (teacher is not None and (teacher.shape != student.shape or teacher.stride(1) != 1)):
-        raise ValueError("logits must be [rows, vocabulary] of both, each row's together")
+        raise ValueError("both logits must be [rows, vocabulary] with contiguous rows")
     count = 1 if places is None else places.shape[1]
     arguments: dict[str, Tensor | int | None] = {
         "student": student,

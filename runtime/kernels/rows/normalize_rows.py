@@ -213,7 +213,7 @@ def launch_of(
     """
     columns = x.shape[1]
     if columns > _WIDEST:
-        raise ValueError(f"rows of {columns} numbers cannot be normed; a program holds at most {_WIDEST}")
+        raise ValueError(f"rows of {columns} elements cannot be normed; a program holds at most {_WIDEST}")
     first, last = before or _ABSENT, norm or _ABSENT
     by_block = scales is not None and scales.dim() == 2
     block = 1 << max(_BLOCK - 1, columns - 1).bit_length()

@@ -176,7 +176,7 @@ def read(path: Path, target: Target) -> Tiles:
         prompts = {AttentionShape(**e["shape"]): PromptTile(**e["tile"]) for e in attention.get("attend_prompts", [])}
         return Tiles(found["description"], target, entries, int(found["restore_rows"]), tokens, prompts)
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: these are no tiles ({error})") from error
+        raise ValueError(f"{path}: not valid tiles ({error})") from error
 
 
 def text(tiles: Tiles, facts: dict[str, Any] | None = None) -> str:

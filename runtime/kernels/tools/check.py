@@ -160,9 +160,9 @@ def unordered(code: str) -> list[str]:
     waits = [at for at, name in places if name == "ACQBULK"]
     begins = [at for at, name in places if name == "PREEXIT"]
     if not waits or not begins:
-        return ["does not wait for earlier launches, or lets none begin early"]
+        return ["does not wait for earlier launches, or lets no later one begin early"]
     if any(at > begins[0] for at, name in places if name.startswith("UTCATOMSWS.FIND")):
-        return ["lets others begin before it has its tensor memory, which they may take and then wait for its end"]
+        return ["lets later launches begin before it has its tensor memory; they may take it and then wait for its end"]
     before = {name.split(".")[0] for at, name in places if at < waits[0]}
     # What jumps to somewhere before the wait comes to it: Blackwell's tensor memory is given out in loops.
     past = any(int(at, 16) < waits[0] < int(to, 16) for at, to in _JUMP.findall(code))

@@ -139,7 +139,7 @@ def require_gpu() -> None:
         NotHere: there is no GPU.
     """
     if not torch.cuda.is_available():
-        raise NotHere("tiles are tuned on a GPU, and this machine has none; the shipped ones serve without")
+        raise NotHere("tiles are tuned on a GPU, and this machine has none; without tuning, the shipped tiles are used")
 
 
 def write(found: Sequence[Found], restore_rows: int | None, path: Path | None = None) -> Path:
@@ -240,7 +240,7 @@ class _TileSearch:
                 self._tried[tile] = self._seconds(tile, log)
             except Exception as error:
                 if not device_lives():
-                    log(f"{self.of.name}: {tile} stopped the device ({error})")
+                    log(f"{self.of.name}: {tile} crashed the device ({error})")
                     return False
                 # It does not compile, or asks for too much.
         return True
@@ -264,6 +264,6 @@ class _TileSearch:
             self._expected = got
         error = float((got.float() - self._expected.float()).norm())
         if not error <= 2e-2 * float(self._expected.float().norm()):
-            log(f"{self.of.name}: {tile} computes something else, and is left out")
+            log(f"{self.of.name}: {tile} gives wrong results and is skipped")
             return None
         return seconds([lambda call=call, tile=tile: call(tile) for call in self._calls], replays=5)

@@ -87,7 +87,7 @@ def test_what_does_not_fit_into_the_cache_is_refused(tiny: Callable[..., Path]) 
     path = tiny()
     engine = Engine(path, quiet=True, block_size=4, kv_cache_bytes=5 * _block_bytes(path, 4))
     assert len(engine.score([([1] * 10, [2] * 11)])[0]) == 11
-    with pytest.raises(RuntimeProblem, match="may grow to 21 tokens, which need 6 cache blocks, and there are 5"):
+    with pytest.raises(RuntimeProblem, match="may grow to 21 tokens, which need 6 cache blocks, but there are 5"):
         engine.score([([1] * 10, [2] * 12)])
 
 
