@@ -1,4 +1,4 @@
-"""Talking with a checkpoint on a terminal."""
+"""Chat with a checkpoint on a terminal."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Chat:
     """A conversation. Earlier turns stay in the engine's cache, so each answer computes only what is new.
 
     Args:
-        engine: what answers.
-        params: how.
-        system: a system message, for templates that take one.
+        engine: the engine.
+        params: sampling parameters.
+        system: a system message, for templates that support one.
     """
 
     def __init__(self, engine: Engine, params: SamplingParams, system: str | None = None) -> None:
@@ -35,12 +35,12 @@ class Chat:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the conversation."""
+        """Clear the conversation."""
         self._turns = [{"role": "system", "content": self._system}] if self._system else []
         self._plain = ""
 
     def answer(self, message: str, write: Callable[[str], object]) -> str:
-        """Answer a message, writing text as it comes. An interruption keeps what was said so far.
+        """Answer a message, streaming the text. After an interruption the text so far is kept.
 
         Returns:
             A line about the speed.
@@ -81,7 +81,7 @@ class Chat:
 
 
 def converse(chat: Chat, read: Callable[[str], str], write: Callable[[str], object]) -> None:
-    """Talk until the end of input."""
+    """Chat until the end of input."""
     write(HELP + "\n")
     if not chat.has_template:
         write("the checkpoint has no chat template: your input is continued as plain text\n")
