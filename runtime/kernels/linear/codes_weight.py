@@ -19,7 +19,7 @@ class CodesWeight:
         rows, columns: of the matrix.
         form: which of :data:`FORMATS`.
         codes, more: fragments; ``more`` is the second plane of formats that have two.
-        kind, group, scale_type: of the scales of groups; kind ``none`` if there are none.
+        kind, group, scale_type: of the group scales; kind ``none`` if there are none.
         scales: their words.
         row_scales: float32, one for each row; None if there are none.
         bias: one for each row, in the rows' packed order.
@@ -48,17 +48,17 @@ class CodesWeight:
 
     @property
     def outputs(self) -> int:
-        """How many numbers come out for each row of inputs."""
+        """Outputs per row of inputs."""
         return self.rows // 2 if is_gated(self.gate) else self.rows
 
     @property
     def nbytes(self) -> int:
-        """What a product by it reads, of one expert."""
+        """Bytes that a product reads, for one expert."""
         parts = [t for t in (self.codes, self.more, self.scales, self.row_scales, self.bias) if t is not None]
         return sum(part.nbytes for part in parts) // max(self.experts, 1)
 
     def copied(self) -> CodesWeight:
-        """The same numbers in other memory."""
+        """A copy."""
         parts = {name: getattr(self, name) for name in ("codes", "more", "scales", "row_scales", "bias")}
         return replace(self, **{name: None if part is None else part.clone() for name, part in parts.items()})
 
@@ -80,13 +80,13 @@ def prepare(
         form: one of :data:`FORMATS`.
         scale: ``[rows, groups]``; see :func:`pack_scales`.
         zero: ``[rows, groups]``; None if symmetric.
-        row_scale: ``[rows]``, multiplied besides.
+        row_scale: ``[rows]``, an additional scale.
         bias: ``[rows]``.
         gate: ``silu`` or ``gelu_tanh`` if the first half of the rows is a gate for the second; with ``alone_``
             before it (also ``relu`` and ``gelu``), an activation of all rows.
 
     Raises:
-        ValueError: the kernel cannot take this.
+        ValueError: the kernel does not support it.
     """
     rows, columns = codes.shape
     if zero is not None and form == "sparse4":
@@ -130,7 +130,7 @@ def prepare(
 
 
 def of_experts(weights: list[CodesWeight]) -> CodesWeight:
-    """Matrices of the same kind as one that has them all."""
+    """Matrices of the same kind, joined into one with experts."""
     first = weights[0]
     alike = ("rows", "columns", "form", "kind", "group", "scale_type", "gate")
     if any(getattr(w, name) != getattr(first, name) for w in weights for name in alike):
