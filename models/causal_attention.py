@@ -1,9 +1,9 @@
-"""Causal attention for learning on a CPU: in strips of queries whose scores stay in the processor's cache.
+"""Causal attention for training on a CPU, in strips of queries whose scores fit in the processor's cache.
 
-torch's own attention on CPUs, flash attention, is made for long windows: its backward pass takes three times as
-long as its forward pass, and at calibration's lengths attention comes to cost more than all linears together. Here
-a strip of queries meets all keys up to its end in one batched product; the backward pass computes the strip's
-probabilities again, so nothing as large as the scores is ever kept.
+torch's flash attention on CPUs is made for long windows: its backward pass takes three times as long as its forward
+pass, and at calibration lengths attention takes more time than all linears together. Here a strip of queries is
+multiplied with all keys up to its end in one batched product; the backward pass recomputes the strip's probabilities,
+so nothing as large as the scores is stored.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ _LONGEST = 2048
 
 
 class StripedAttention(TorchFunctionMode):
-    """While it is entered, causal attention on a CPU is computed by :func:`causal_attention` where that is faster.
+    """Context manager that computes causal attention on a CPU with :func:`causal_attention` where that is faster.
 
-    Whatever code calls ``scaled_dot_product_attention`` takes part, a model of transformers for one. Calls with a mask, with
-    dropout, or outside of what was found faster go to torch.
+    It applies to all code that calls ``scaled_dot_product_attention``, such as transformers models. Calls with a mask, with
+    dropout, or of sizes where it was not found faster go to torch.
     """
 
     @staticmethod
     def entered() -> bool:
-        """Whether it is at work already, here."""
+        """Whether it is already active in this context."""
         return any(isinstance(mode, StripedAttention) for mode in _get_current_function_mode_stack())
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Take attention's place, and pass everything else on."""
+        """Replace attention, and pass every other function on."""
         kwargs = kwargs or {}
         return (_attention if func is scaled_dot_product_attention else func)(*args, **kwargs)
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None = None) -> Tensor:
-    """Attention in which a token sees itself and those before it.
+    """Attention in which a token attends to itself and those before it.
 
     Scores and probabilities have the type of the inputs, as in transformers' eager attention; each softmax and each sum is
     computed in float32.
@@ -129,7 +129,7 @@ class _CausalAttention(torch.autograd.Function):
 
 
 def _probabilities(queries: Tensor, keys: Tensor) -> Tensor:
-    """What the last tokens of a window make of all that they may see."""
+    """Attention probabilities of the last tokens of a window."""
     scores = queries @ keys.mT
     scores[:, :, -queries.shape[1] :] += _mask(queries.shape[1], scores.dtype)
     return torch.softmax(scores, -1)
@@ -145,14 +145,14 @@ def _flat(heads: Tensor) -> Tensor:
 
 
 def _parts(query: Tensor) -> Iterator[slice]:
-    """Windows that are worked on together."""
+    """Windows that are processed together."""
     windows, heads, length, _ = query.shape
     together = max(1, _SCORE_BYTES // (heads * length * min(length, _height(length)) * query.element_size()))
     return (slice(start, start + together) for start in range(0, windows, together))
 
 
 def _strips(length: int) -> Iterator[tuple[slice, slice]]:
-    """Strips of queries, and the keys that each sees."""
+    """Strips of queries, and the keys that each attends to."""
     height = _height(length)
     ends = ((start, min(start + height, length)) for start in range(0, length, height))
     return ((slice(start, end), slice(end)) for start, end in ends)

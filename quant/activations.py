@@ -15,17 +15,17 @@ from torch.utils.hooks import RemovableHandle
 
 from .layer_stats import LayerStats
 
-# Of the widest range, that static scales are tried for.
+# Shares of the widest range that are tried for static scales.
 _SHARES = tuple(0.88**power for power in range(1, 21))
 
 
 @dataclass(frozen=True)
 class ActivationRounding:
-    """How an activation is rounded: the numbers, and the scales that calibration fixed, if any.
+    """How an activation is rounded: the number format, and the static scales from calibration, if any.
 
     Attributes:
         args: the number format.
-        scale: ``[1]``, or ``[heads, 1, 1]`` for keys and values head by head; None where it is computed on the fly.
+        scale: ``[1]``, or ``[heads, 1, 1]`` for keys and values head by head; None where it is dynamic.
         zero: the code that stands for 0.0, as int8; None when symmetric.
         global_scale: NVFP4's one float32 per tensor.
     """
@@ -37,11 +37,11 @@ class ActivationRounding:
 
     @classmethod
     def observed(cls, args: QuantizationArgs, low: Tensor, high: Tensor, stored: torch.dtype) -> ActivationRounding:
-        """The rounding that fits what calibration has seen.
+        """The rounding for the ranges observed in calibration.
 
         Args:
             args: the number format.
-            low, high: the extremes: one number each, or ``[heads, 1, 1]``.
+            low, high: the extremes: one value each, or ``[heads, 1, 1]``.
             stored: the dtype that scales are stored in.
         """
         if args.dynamic is True:
@@ -51,7 +51,7 @@ class ActivationRounding:
         low, high = low.float().clamp_max(0), high.float().clamp_min(0)
         scale, zero = calculate_qparams(low, high, args)
         scale = scale.to(stored)
-        scale = torch.where(scale == 0, torch.finfo(stored).tiny, scale)  # nothing but zeros was seen
+        scale = torch.where(scale == 0, torch.finfo(stored).tiny, scale)  # only zeros were observed
         shape = (1,) if args.strategy == "tensor" else scale.shape
         return cls(args, scale.reshape(shape), None if args.symmetric else zero.to(torch.int8).reshape(shape))
 
@@ -59,9 +59,9 @@ class ActivationRounding:
     def fitted(
         cls, args: QuantizationArgs, stats: LayerStats, energy: Tensor, stored: torch.dtype
     ) -> ActivationRounding:
-        """The rounding of a layer's inputs that changes its outputs least, columns weighed by ``energy``.
+        """The rounding of a layer's inputs that changes its outputs least, with columns weighted by ``energy``.
 
-        Cutting off a few large inputs gives all others finer steps. Integers of one scale for all inputs have such a
+        Clipping a few large inputs gives all others finer steps. Integers with one scale for all inputs have this
         choice; others get what :meth:`observed` gives.
 
         Args:
@@ -77,7 +77,7 @@ class ActivationRounding:
         rows, use = stats.rows.float(), energy.float()
 
         def loss(candidate: ActivationRounding) -> Tensor:
-            # Each channel's extremes came at least once among all tokens, if not among those of the sample.
+            # Each channel's extremes occur at least once among all tokens, if not in the sample.
             ends = torch.stack([stats.low, stats.high]).float()
             apart, rare = (candidate(x) - x for x in (rows, ends))
             return (apart.square().mean(0) @ use) + (rare.square().sum(0) @ use) / stats.tokens
@@ -92,7 +92,7 @@ class ActivationRounding:
         """The rounding that a checkpoint's tensors describe, such as ``input_scale`` or ``k_scale``.
 
         Raises:
-            ValueError: the format needs a scale that is not there.
+            ValueError: a scale that the format needs is missing.
         """
         if args.dynamic is True:
             return cls(args)
@@ -126,7 +126,7 @@ class ActivationRounding:
 
 
 def quantize_inputs(module: nn.Module, rounding: ActivationRounding) -> RemovableHandle:
-    """Make ``module`` see its input rounded. Gradients pass straight through the rounding.
+    """Round the inputs of ``module``. Gradients pass straight through the rounding.
 
     Returns:
         The hook's handle; ``remove()`` restores full-precision inputs.
@@ -139,12 +139,12 @@ def quantize_inputs(module: nn.Module, rounding: ActivationRounding) -> Removabl
 
 
 def straight_through(values: Tensor, rounding: Callable[[Tensor], Tensor]) -> Tensor:
-    """``values`` rounded; gradients pass as if they were not."""
+    """``values`` rounded, with a straight-through gradient."""
     return _StraightThrough.apply(values, rounding)  # type: ignore[no-any-return]
 
 
 class _StraightThrough(torch.autograd.Function):
-    """A rounding, with the derivative of the identity."""
+    """Rounding with the derivative of the identity."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, rounding: Callable[[Tensor], Tensor]) -> Tensor:

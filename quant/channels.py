@@ -5,12 +5,12 @@ from __future__ import annotations
 from .layer_stats import LayerStats
 from .scheme import Scheme
 
-# From here on one channel takes more than half of the codes of an 8-bit range that all channels share.
+# Above this, one channel takes more than half of the codes of an 8-bit range that all channels share.
 _EXPLODING = 200.0
 
 
 def channel_notes(stats: LayerStats, scheme: Scheme) -> list[str]:
-    """Sentences about input channels that deserve a look; none for a layer that no token reached.
+    """Notes about unusual input channels; none for a layer that no token reached.
 
     Channels that are always zero are reported for every scheme. One much larger than the median matters where inputs
     are rounded with a scale that it shares with all others.
@@ -27,6 +27,6 @@ def channel_notes(stats: LayerStats, scheme: Scheme) -> list[str]:
         if usual and peak[worst].item() > _EXPLODING * usual:
             notes.append(
                 f"input channel {worst} reaches {peak[worst].item() / usual:,.0f} times the median channel's peak, which"
-                " costs the others' precision; the transforms smooth and rotate are for this"
+                " costs the others precision; try the transforms smooth and rotate"
             )
     return notes

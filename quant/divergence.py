@@ -1,8 +1,8 @@
-"""What storing a linear in fewer bits does to its outputs, and what that does to a model's predictions.
+"""The effect of quantizing a linear on its outputs, and of that on a model's predictions.
 
 A small change ``d`` of a linear's outputs moves a model's predictions by the divergence
 ``KL(before || after) = 1/2 E[(g . d)^2]``, where ``g`` is the gradient, with respect to those outputs, of the
-log-likelihood of a token that is drawn from the model's own predictions (the Fisher information of the outputs).
+log-likelihood of a token drawn from the model's own predictions (the Fisher information of the outputs).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class OutputChange:
     """How a linear's outputs change when it is stored in fewer bits.
 
     Attributes:
-        weight: what it computes with then, minus its own weight, ``[rows, columns]``.
+        weight: the quantized weight minus the original, ``[rows, columns]``.
         rounding: how its inputs are rounded, if they are.
     """
 

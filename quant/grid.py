@@ -1,7 +1,7 @@
-"""The grid of one weight: its scales, and rounding onto the values that they allow.
+"""The quantization grid of one weight: its scales, and rounding to the values on it.
 
-Every scheme is seen as steps ``[rows, groups]`` over groups of neighbouring columns, so a rounding
-method needs to know neither integers from floats nor groups from blocks.
+Every scheme is represented as steps ``[rows, groups]`` over groups of neighbouring columns, so a rounding
+method need not distinguish integers from floats or groups from blocks.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _EXPONENT_BITS = 0x7F800000  # of a float32
 
 @dataclass(frozen=True)
 class Grid:
-    """Scales of one weight and the arithmetic that they define.
+    """The scales of one weight and rounding with them.
 
     Attributes:
-        args: compressed-tensors' description of the numbers.
-        scale: the scales exactly as they will be stored (values already rounded to the stored type).
-        step: distance between neighbouring codes, float32 ``[rows, groups]``.
+        args: compressed-tensors' description of the number format.
+        scale: the scales exactly as stored (already rounded to the stored dtype).
+        step: distance between adjacent codes, float32 ``[rows, groups]``.
         zero: code that stands for 0.0, float32 ``[rows, groups]``, or None when symmetric.
         width: columns that share a step.
         global_scale: NVFP4's one float32 per tensor, else None.
@@ -52,7 +52,7 @@ class Grid:
         Args:
             weight: ``[rows, columns]``.
             args: the number format.
-            stored: the dtype that scales are stored in, ``weight``'s own by default; rounding uses the stored values.
+            stored: the dtype that scales are stored in, by default that of ``weight``; rounding uses the stored values.
             shared: NVFP4's global scale, if the weight shares it with others.
         """
         low, high, width = extremes(weight.float(), args)
@@ -70,11 +70,11 @@ class Grid:
         width: int,
         global_scale: Tensor | None = None,
     ) -> Grid:
-        """A grid whose groups reach from ``low`` to ``high``; scales are stored as ``stored`` if the format leaves it open."""
+        """A grid whose groups range from ``low`` to ``high``; scales are stored as ``stored`` unless the format fixes their dtype."""
         scale, zero = calculate_qparams(low, high, args, global_scale=global_scale)
         if args.scale_dtype is None:
             scale = scale.to(stored)
-            # A group of tiny weights can have a scale below the stored type's smallest number.
+            # A group of tiny weights can have a scale below the stored dtype's smallest value.
             scale = torch.where(scale == 0, torch.finfo(stored).tiny, scale)
         return cls.of_scale(args, scale, None if args.symmetric else zero, shape, width, global_scale)
 
@@ -88,7 +88,7 @@ class Grid:
         width: int,
         global_scale: Tensor | None = None,
     ) -> Grid:
-        """A grid of given scales; ``shape`` is the weight's."""
+        """A grid with given scales; ``shape`` is the weight's."""
         step = scale.float()
         if args.strategy == "block":
             assert args.block_structure is not None
@@ -120,7 +120,7 @@ def round_to(weight: Tensor, step: Tensor, zero: Tensor | None, args: Quantizati
 
 
 def round_codes(codes: Tensor, args: QuantizationArgs) -> Tensor:
-    """Round real-valued codes to those the number format has; halves go to even, as in compressed-tensors."""
+    """Round real-valued codes to those of the number format, half to even, as in compressed-tensors."""
     if args.type == "int":
         half = 2 ** (args.num_bits - 1)
         return codes.round().clamp_(-half, half - 1)
@@ -146,7 +146,7 @@ def spacing(codes: Tensor, args: QuantizationArgs) -> Tensor:
 
 
 def shared_scale(weights: Sequence[Tensor], args: QuantizationArgs) -> Tensor | None:
-    """NVFP4's global scale for weights that a server will fuse, which must have it in common; None for other formats."""
+    """NVFP4's global scale for weights that servers fuse and that must share it; None for other formats."""
     if args.strategy != "tensor_group":
         return None
     low = torch.stack([weight.amin() for weight in weights]).amin().float()

@@ -1,4 +1,4 @@
-"""What a rounding method may know of a layer's inputs, gathered batch by batch."""
+"""Statistics of a layer's inputs for rounding methods, accumulated batch by batch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 # Searches over scales and ranges read all rows of a sample. Half of them give a layer's output error to about 2%,
-# by the spread between such halves in smelt-6m at 2 and 4 bits; from long calibration texts, computing more would cost
-# as much as rounding to nearest.
+# by the spread between such halves in smelt-6m at 2 and 4 bits; with long calibration texts, a larger sample would
+# cost as much as rounding to nearest.
 SAMPLE_ROWS = 1024
 _ERROR_ROWS = 512
 _TILE = 256
@@ -20,18 +20,18 @@ _TILE = 256
 
 @dataclass(frozen=True)
 class LayerStats:
-    """Inputs of one layer, summed up.
+    """Statistics of one layer's inputs.
 
     Attributes:
-        hessian: float32 ``[columns, columns]``, the sum of x xT over tokens divided by their number; None if not asked for.
-        rows: ``[n, columns]``, an even sample of the inputs themselves, in their own type.
-        tokens: how many inputs were seen; 0 for an expert that no token reached.
-        reached: how many inputs would have come by the router's choice, where that is fewer.
+        hessian: float32 ``[columns, columns]``, the sum of x xT over tokens divided by their number; None if not requested.
+        rows: ``[n, columns]``, an evenly spaced sample of the inputs, in their dtype.
+        tokens: the number of inputs; 0 for an expert that no token reached.
+        reached: the number of inputs that the router sent, where that is fewer.
         shift: float32 ``[columns, columns]``, the sum of (f - x) xT over tokens divided by their number, where f is
-            what the layer reads in the unrounded model; None if not asked for, or not known.
+            what the layer reads in the unrounded model; None if not requested, or not known.
         energy: float32 ``[columns]``, each channel's mean square over all tokens; None if neither it nor the Hessian was
-            asked for.
-        low, high: float32 ``[columns]``, each channel's extremes over all tokens, and 0 among them.
+            requested.
+        low, high: float32 ``[columns]``, each channel's extremes over all tokens, including 0.
     """
 
     hessian: Tensor | None
@@ -50,28 +50,28 @@ class LayerStats:
 
 
 class ProcessGroup(Protocol):
-    """Processes that each see a share of the inputs."""
+    """Processes that each have a share of the inputs."""
 
     def sum_(self, tensor: Tensor) -> None:
         """Replace a tensor by the sum over all processes."""
         ...
 
     def all_gather(self, tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-        """What all processes gave, in their order."""
+        """The values of all processes, in rank order."""
         ...
 
 
 class StatsCollector:
-    """Accumulates :class:`LayerStats` from the inputs of a layer, in the order they come.
+    """Accumulates :class:`LayerStats` from the inputs of a layer, in order.
 
-    Each batch is sampled by itself, from its first row on: so the sample is the same however batches are shared out.
+    Each batch is sampled separately, from its first row: the sample does not depend on how batches are distributed.
 
     Args:
         columns: of the inputs.
-        expected_tokens: at most so many will come, to all processes together.
-        hessian: whether to gather it.
-        shift: whether to gather it; then each batch comes with what the unrounded model reads.
-        energy: whether to gather it without the Hessian, whose diagonal it is.
+        expected_tokens: the most that will come, over all processes.
+        hessian: whether to compute it.
+        shift: whether to compute it; each batch then comes with the unrounded model's inputs.
+        energy: whether to compute it without the Hessian, whose diagonal it is.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class StatsCollector:
         self._rows: Tensor | None = None
         self._filled = 0
         self._stride = max(1, -(-expected_tokens // SAMPLE_ROWS))
-        # A batch of at least SAMPLE_ROWS tokens is sampled once more than its share at most, and of these there are
-        # no more than the stride.
+        # A batch of at least SAMPLE_ROWS tokens yields at most one row more than its share, and there are no more such
+        # batches than the stride.
         self._most = min(SAMPLE_ROWS + self._stride, expected_tokens)
         self._columns = columns
         self._tokens = 0
@@ -91,20 +91,20 @@ class StatsCollector:
         self._squares = torch.zeros(columns, dtype=torch.float64) if energy and not hessian else None
 
     def add(self, inputs: Tensor, computed: Tensor | None = None, unrounded: Tensor | None = None) -> None:
-        """Take in some inputs.
+        """Add a batch of inputs.
 
         Args:
             inputs: ``[..., columns]``.
-            computed: what the layer computes with instead, where it rounds its inputs and the Hessian is to know.
-            unrounded: for ``shift``: what the layer reads for the same tokens in the unrounded model.
+            computed: the rounded inputs, where the layer rounds its inputs and the Hessian should reflect it.
+            unrounded: for ``shift``: the layer's inputs for the same tokens in the unrounded model.
         """
         rows = inputs.reshape(-1, inputs.shape[-1])
         if len(rows):
-            # On a CPU, aminmax takes seven times as long as the two.
+            # On a CPU, aminmax takes seven times as long as amin and amax.
             torch.minimum(self._low, rows.amin(dim=0).float(), out=self._low)
             torch.maximum(self._high, rows.amax(dim=0).float(), out=self._high)
         if self._rows is None:
-            # In one piece from the start: small tensors that stay, made between large ones that go, fragment the memory.
+            # Allocated once: small long-lived tensors between large short-lived ones fragment the memory.
             self._rows = rows.new_empty(self._most, self._columns)
         sampled = rows[:: self._stride][: self._most - self._filled]
         self._rows[self._filled : self._filled + len(sampled)] = sampled
@@ -122,7 +122,7 @@ class StatsCollector:
         self._tokens += rows.shape[0]
 
     def result(self, others: ProcessGroup | None = None) -> LayerStats:
-        """The statistics so far, with those of other processes. The collector must not be used afterwards."""
+        """The statistics over all processes. The collector must not be used afterwards."""
         if others is not None:
             self._add(others)
         count = max(1, self._tokens)
@@ -156,12 +156,12 @@ class StatsCollector:
 class _ProductSum:
     """A sum of products ``aT b`` over batches.
 
-    In float64, so that it does not matter in which order batches are added, nor by how many processes; in strips of
-    rows, so that no product and no sum is ever there twice.
+    In float64, so that neither the order of batches nor the number of processes matters; in strips of
+    rows, so that no product or sum is ever in memory twice.
 
     Args:
         columns: of ``a`` and of ``b``.
-        symmetric: ``a`` is ``b``, and of each strip it is enough to add up what stands right of the diagonal.
+        symmetric: ``a`` is ``b``, and only the part of each strip right of the diagonal is accumulated.
 
     Attributes:
         strips: the sums so far.
@@ -176,12 +176,12 @@ class _ProductSum:
         ]
 
     def add(self, a: Tensor, b: Tensor) -> None:
-        """Take in the rows of a batch, both float32."""
+        """Add the rows of a batch, both float32."""
         for i, strip in enumerate(self.strips):
             strip += a[:, i * _TILE : (i + 1) * _TILE].T @ b[:, i * _TILE * self._symmetric :]
 
     def over(self, count: int) -> Tensor:
-        """The sum divided by ``count``, in float32. The strips are used up."""
+        """The sum divided by ``count``, in float32. The strips are freed."""
         whole = torch.empty(self._columns, self._columns)
         for start in range(0, self._columns, _TILE):
             whole[start : start + _TILE, start * self._symmetric :] = self.strips.pop(0).div_(count)
@@ -192,9 +192,9 @@ class _ProductSum:
 
 @contextmanager
 def _exact_products(dtype: torch.dtype) -> Iterator[None]:
-    """Let a CPU multiply float32 copies of bfloat16 numbers as what they are, in half the time.
+    """Let a CPU multiply float32 copies of bfloat16 values in bfloat16, in half the time.
 
-    Their products are exact in float32, where they are added up either way.
+    The products are exact in float32, in which they are summed either way.
     """
     precision = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = precision.fp32_precision
@@ -207,13 +207,13 @@ def _exact_products(dtype: torch.dtype) -> Iterator[None]:
 
 
 def weight_error(weight: Tensor, quantized: Tensor) -> float:
-    """Relative error of a weight by itself, ``|W-Q| / |W|``."""
+    """Relative error of a weight, ``|W-Q| / |W|``."""
     lost, whole = squared_error(weight, quantized)
     return (lost / whole) ** 0.5 if whole else 0.0
 
 
 def squared_error(weight: Tensor, quantized: Tensor) -> tuple[float, float]:
-    """The sums of squares of ``W - Q`` and of ``W``, to be added up over parts of a weight."""
+    """The sums of squares of ``W - Q`` and of ``W``, to be summed over parts of a weight."""
     wide = weight.float()
     return (quantized.float() - wide).square_().sum().item(), wide.square().sum().item()
 
@@ -221,7 +221,7 @@ def squared_error(weight: Tensor, quantized: Tensor) -> tuple[float, float]:
 def output_error(weight: Tensor, quantized: Tensor, stats: LayerStats) -> float | None:
     """Relative error of the layer's output on its own inputs, ``|X(W-Q)| / |XW|``; None without inputs.
 
-    The difference is taken before the product, so that computing in the inputs' own type is enough.
+    The difference is taken before the product, so that computing in the inputs' dtype is enough.
     """
     rows = stats.rows[:: max(1, len(stats.rows) // _ERROR_ROWS)]
     if rows.shape[0] == 0:

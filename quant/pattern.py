@@ -1,4 +1,4 @@
-"""Patterns of zeros: so many of each few neighbours stay."""
+"""N:M sparsity patterns: N of every M neighbouring weights stay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PATTERN = re.compile(r"^(\d{1,4}):(\d{1,4})$")
 
 @dataclass(frozen=True)
 class Pattern:
-    """So many zeros among so many neighbours of a row, as sparse matrix units take them: 2:4 leaves two of four.
+    """An N:M pattern of zeros along a row, as sparse matrix units require it: 2:4 keeps two of four.
 
     Attributes:
         kept: how many stay.
@@ -29,15 +29,15 @@ class Pattern:
         """The pattern called ``2:4`` or ``4:8``.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not a pattern.
         """
         match = _PATTERN.match(name)
         if match is None or not 0 < int(match[1]) < int(match[2]):
-            raise ValueError(f"{name!r} is no pattern such as 2:4")
+            raise ValueError(f"{name!r} is not a pattern such as 2:4")
         return cls(int(match[1]), int(match[2]))
 
     def keep(self, score: Tensor) -> Tensor:
-        """The best of each group along the last dimension, whose size ``of`` divides."""
+        """The best of each group along the last dimension, whose size is a multiple of ``of``."""
         import torch
 
         groups = score.unflatten(-1, (-1, self.of))

@@ -83,17 +83,17 @@ class Scheme:
             if columns % size:
                 wider = [g for g in (128, 64, 32, 16) if columns % g == 0]
                 if not self.accepts_group_size:
-                    return f"its {columns} input columns do not divide by {self.name}'s fixed group of {size}"
+                    return f"its {columns} input columns are not divisible by {self.name}'s fixed group of {size}"
                 hint = f"use group_size: {wider[0]}" if wider else "use group_size: -1 (one scale per output channel)"
-                return f"its {columns} input columns do not divide by group_size {size}; {hint}"
+                return f"its {columns} input columns are not divisible by group_size {size}; {hint}"
         if self.args.strategy == "block":
             _, width = self.args.block_structure or (1, 1)
             if columns % width:
-                return f"its {columns} input columns do not divide by {self.name}'s block width of {width}"
+                return f"its {columns} input columns are not divisible by {self.name}'s block width of {width}"
         if self.activations is not None and self.activations.strategy == "group":
             width = self.activations.group_size or 1
             if columns % width:
-                return f"its {columns} input columns do not divide by {self.name}'s activation group of {width}"
+                return f"its {columns} input columns are not divisible by {self.name}'s activation group of {width}"
         return None
 
     def stored_bytes(self, rows: int, columns: int, scale_bytes: int = 2) -> int:

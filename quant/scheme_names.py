@@ -62,7 +62,7 @@ UNWRITTEN = (
 
 def why_unsupported(name: str) -> str | None:
     """For a preset of compressed-tensors that Smelt does not write: the reason. Otherwise None."""
-    return "neither transformers nor Smelt's runtime has been shown to load it" if name.upper() in UNWRITTEN else None
+    return "neither transformers nor Smelt's runtime is known to load it" if name.upper() in UNWRITTEN else None
 
 
 def check(name: str, group_size: int | None = None, inputs: str | None = None) -> None:
@@ -75,11 +75,11 @@ def check(name: str, group_size: int | None = None, inputs: str | None = None) -
         raise ValueError(f"unknown scheme {name!r}; known: {', '.join(SUPPORTED)}")
     choices = SCHEMES[name.upper()]
     if group_size is not None and choices.group is None:
-        raise ValueError(f"scheme {name} has no group_size to choose; remove the field")
+        raise ValueError(f"scheme {name} has no group_size; remove the field")
     if group_size is not None and group_size != -1 and group_size <= 0:
         raise ValueError(f"group_size must be positive, or -1 for one scale per output channel, not {group_size}")
     if inputs is not None and choices.inputs is None:
-        raise ValueError(f"scheme {name} has no 8-bit inputs whose scales could be {inputs}; remove the field")
+        raise ValueError(f"scheme {name} has no 8-bit inputs, so it cannot have {inputs} scales; remove the field")
     if inputs == "static_asymmetric" and choices.inputs != "int":
         raise ValueError(f"scheme {name} has no zero-points; use inputs: static")
 

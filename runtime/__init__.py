@@ -27,7 +27,7 @@ _HOMES = {"Completion": ".engine.output", "Engine": ".engine.engine", "RequestOu
 
 
 def __getattr__(name: str) -> Any:
-    # torch and transformers take seconds to import, which users of one small function must not pay.
+    # torch and transformers take seconds to import, which small functions should not need.
     if name in _HOMES:
         from importlib import import_module
 

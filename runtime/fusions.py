@@ -1,4 +1,4 @@
-"""What is done together in one launch, each of which can be switched off to see what it buys."""
+"""The kernel fusions; each can be switched off to measure its benefit."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ class Fusions:
 
     Attributes:
         norm: adding to the residual, and norms, in one launch.
-        rounding: inputs of 8-bit linears are rounded by the norm before them.
-        rotation: norms of queries and keys, rotary positions, and the cache's write with its rounding.
-        storing: the same on the way into the attention of single tokens.
-        activation: the gate's product, or the activation, at the end of the product before it.
-        residual: adding to the residual at the end of the product before it.
-        attention: flash attention, instead of scores, softmax and products one after another.
-        sampling: tokens are chosen on the device, in two launches.
+        rounding: inputs of 8-bit linears are rounded in the preceding norm.
+        rotation: query and key norms, RoPE, and the rounded write to the cache.
+        storing: the same, in the attention launch of single tokens.
+        activation: the gate's product, or the activation, in the preceding linear's epilogue.
+        residual: the residual addition in the preceding linear's epilogue.
+        attention: flash attention, instead of separate scores, softmax and products.
+        sampling: sampling on the device, in two launches.
         graphs: steps are replayed as one CUDA graph.
-        overlap: from sm_90 on, a launch begins before the one before it has ended (programmatic dependent launch).
+        overlap: from sm_90 on, launches overlap with their predecessors (programmatic dependent launch).
     """
 
     norm: bool = True
@@ -34,10 +34,10 @@ class Fusions:
     overlap: bool = True
 
     def without(self, *names: str) -> Fusions:
-        """The same with some switched off."""
+        """A copy with some switched off."""
         return replace(self, **dict.fromkeys(names, False))
 
     @classmethod
     def names(cls) -> list[str]:
-        """Of all."""
+        """The names of all fusions."""
         return [field.name for field in fields(cls)]

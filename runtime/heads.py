@@ -12,7 +12,7 @@ class Heads:
     Attributes:
         queries, shared: how many query heads and key-value heads.
         size: of a head.
-        scale: what scores are multiplied by.
+        scale: the factor of scores.
         window: how many positions back a token sees, itself included; None for all.
         cap: a soft cap on scores.
     """

@@ -26,10 +26,10 @@ def check_regular(path: Path) -> int:
     except OSError as error:
         raise SmeltError(f"{path}: cannot be read ({error.strerror}); check the file") from None
     except ValueError:  # a NUL in its name
-        raise SmeltError(f"{str(path)!r}: is no name of a file; check it") from None
+        raise SmeltError(f"{str(path)!r}: is not a valid file name; check it") from None
     if not stat.S_ISREG(found.st_mode):
         kind = "a directory" if stat.S_ISDIR(found.st_mode) else "a FIFO, socket or device"
-        raise SmeltError(f"{path}: is {kind}, not a file; put the file there that belongs there")
+        raise SmeltError(f"{path}: is {kind}, not a file; replace it with the file")
     return found.st_size
 
 
@@ -45,7 +45,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     """
     size = check_regular(path)
     if size > _LARGEST_JSON:
-        raise SmeltError(f"{path}: has {size / 1e6:,.0f} MB, too many for {what}; get another copy")
+        raise SmeltError(f"{path}: has {size / 1e6:,.0f} MB, too large for {what}; get another copy")
     try:
         return parse_json(path.read_bytes(), what)
     except OSError as error:
@@ -69,7 +69,7 @@ def parse_json(raw: bytes, what: str) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("is nested too deeply") from None
     if not isinstance(found, dict):
-        raise ValueError(f"does not hold {what} but a {type(found).__name__}")
+        raise ValueError(f"holds a {type(found).__name__}, not {what}")
     return found
 
 

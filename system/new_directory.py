@@ -36,7 +36,7 @@ def check_output(
         SmeltError: it may not be written.
     """
     if not output.name:
-        raise SmeltError(f"--output: {output} is no name for something new; give one")
+        raise SmeltError(f"--output: {output} does not name a new directory or file; give one")
     named_path(output.with_name(output.name + _EARLIER))
     if output.resolve() == source.resolve():
         raise SmeltError(f"--output: {output} is the checkpoint itself; choose another")

@@ -26,11 +26,11 @@ def path_problem(name: str | Path) -> str | None:
     try:
         os.stat(os.fspath(Path(text).expanduser()))
     except RuntimeError:
-        return f"{shown}: there is no user {text.split('/')[0].removeprefix('~')!r}; write the path out"
+        return f"{shown}: user {text.split('/')[0].removeprefix('~')!r} not found; write the full path"
     except (FileNotFoundError, NotADirectoryError):
         return None
     except UnicodeError:
-        return f"{text.encode(errors='replace').decode()}: is not a name in UTF-8; rename the file"
+        return f"{text.encode(errors='replace').decode()}: its name is not UTF-8; rename the file"
     except ValueError:
         return f"{text!r}: a path cannot hold a NUL character; remove it"
     except OSError as error:

@@ -191,8 +191,8 @@ class _Together(Processes):
         for rank, found in enumerate(values):
             if not torch.equal(found["value"], values[0]["value"]):
                 raise SmeltError(
-                    f"process {rank} has {what} other than process 0's; start all with the same command and libraries,"
-                    " where they see the same files"
+                    f"process {rank} has {what} other than process 0's; start all with the same command and libraries"
+                    " and access to the same files"
                 )
 
     def _broadcast_message(self, rank: int, message: Message, failed: str | None = None) -> Message:
@@ -253,7 +253,7 @@ def _meeting_place() -> Store:
         store = next(rendezvous("env://", timeout=_MEETING))[0]
     except (ValueError, RuntimeError) as error:  # torch names what is missing, or whom it waited for
         raise SmeltError(
-            f"WORLD_SIZE is {_launched()}, so this is one of several processes, and they did not meet ({error}); start"
+            f"WORLD_SIZE is {_launched()}, so this is one of several processes, but they could not connect ({error}); start"
             " all with torchrun or accelerate launch, or unset WORLD_SIZE"
         ) from error
     store.set_timeout(_PATIENCE)
@@ -285,7 +285,7 @@ def _peer_errors(*, of_all: bool = True) -> Iterator[None]:
         if not of_all and not isinstance(error, distributed.DistError) and not _GONE.search(said):
             raise
         raise SmeltError(
-            "another process of this run has ended without a word, perhaps killed for its memory; the same command"
+            "another process of this run ended without an error, perhaps killed for lack of memory; the same command"
             f" continues where this one stopped (torch says: {said})"
         ) from error
 

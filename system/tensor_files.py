@@ -78,7 +78,7 @@ class SafetensorsFile:
                 length = int.from_bytes(file.read(8), "little")
                 if size < 8 or length > min(size - 8, _LARGEST_HEADER):
                     raise SmeltError(
-                        f"{path}: not a whole safetensors file (its header is cut off); copy or download it again"
+                        f"{path}: incomplete safetensors file (its header is cut off); copy or download it again"
                     )
                 self.header = file.read(length)
         except OSError as error:
@@ -86,9 +86,7 @@ class SafetensorsFile:
         try:
             end = self._read(parse_json(self.header, "tensors' names"), 8 + length)
         except ValueError as error:
-            raise SmeltError(
-                f"{path}: its safetensors header cannot be understood: {error}; download the file again"
-            ) from None
+            raise SmeltError(f"{path}: its safetensors header is invalid: {error}; download the file again") from None
         missing = 8 + length + end - size
         if missing > 0:
             raise SmeltError(
@@ -118,7 +116,7 @@ class SafetensorsFile:
                 while done < info.nbytes:
                     read = os.preadv(file.fileno(), [target[done:]], offset + done)
                     if read == 0:
-                        raise SmeltError(f"{self.path}: the file ends inside {name}; it was cut off, copy it again")
+                        raise SmeltError(f"{self.path}: the file ends inside {name}; it is truncated, copy it again")
                     done += read
         except OSError as error:
             raise SmeltError(f"{self.path}: {name} cannot be read ({error.strerror}); check the disk") from None
@@ -155,13 +153,13 @@ def _described(name: str, entry: Any) -> tuple[TensorInfo, int, int]:
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise ValueError(f"{name} has the dtype {dtype!r}, which is not one of {', '.join(_DTYPES)}")
     if not _counts(shape) or len(shape) > _MOST_DIMENSIONS or math.prod(max(size, 1) for size in shape) >= 1 << 60:
-        raise ValueError(f"{name} has a shape that is no list of up to {_MOST_DIMENSIONS} sizes")
+        raise ValueError(f"{name} has a shape that is not a list of up to {_MOST_DIMENSIONS} sizes")
     if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise ValueError(f"{name} has data_offsets that are not two places in ascending order")
+        raise ValueError(f"{name} has data_offsets that are not two offsets in ascending order")
     info = TensorInfo(_DTYPES[dtype], tuple(shape))
     start, stop = offsets
     if stop - start != info.nbytes:
-        raise ValueError(f"{name} has {stop - start} bytes, not those of its shape")
+        raise ValueError(f"{name} has {stop - start} bytes, which does not match its shape")
     return info, start, stop
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's tensors stand for: the shape of each weight, in whatever format it is stored, from headers alone."""
+"""The shape of each weight of a checkpoint, in any storage format, from the headers alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ...system.errors import SmeltError
 from .weights import CheckpointWeights
 
-# What stands for a weight, by local name: compressed-tensors' parts, and those of GPTQ and AWQ.
+# The tensors that store a weight, by local name: those of compressed-tensors, and those of GPTQ and AWQ.
 PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_global_scale", "weight_g_idx")
 WORDS = ("qweight", "qzeros", "scales", "g_idx")
 METHODS = ("compressed-tensors", "gptq", "awq")  # whose parts these are
@@ -16,14 +16,14 @@ _AWQ_CODES = 8  # to a word
 
 
 class StoredShape(NamedTuple):
-    """A weight's shape, with None where headers do not say, and whether its numbers are stored as integers for no reason."""
+    """A weight's shape, with None where headers do not say, and whether it is stored as integers without a scale."""
 
     shape: tuple[int | None, ...]
     is_bare_integer: bool
 
 
 def stored_shapes(weights: CheckpointWeights, quantization: Mapping[str, Any] | None) -> dict[str, StoredShape]:
-    """By the name that each weight has, or would have if it were plain, what shape it has.
+    """The shape of each weight, by the name that it has or would have if it were not quantized.
 
     Args:
         weights: the checkpoint's tensors.
@@ -71,9 +71,7 @@ def restored_shape(weights: CheckpointWeights, module: str) -> tuple[int, ...]:
             return packed.shape[0], 2 * packed.shape[1]
     elif weights.has(f"{module}.weight"):
         return weights.info(f"{module}.weight").shape
-    raise SmeltError(
-        f"{weights.directory}: {module}.weight_scale is there without the weight it belongs to; compress the model again"
-    )
+    raise SmeltError(f"{weights.directory}: {module}.weight_scale has no matching weight; compress the model again")
 
 
 def _of_words(
@@ -85,7 +83,9 @@ def _of_words(
         raise SmeltError(f"{weights.directory}: {module} lacks its {missing[0]}; quantize the model again")
     words, scales = weights.info(f"{module}.qweight").shape, weights.info(f"{module}.scales").shape
     if len(words) != 2 or len(scales) != 2:
-        raise SmeltError(f"{weights.directory}: {module}.qweight or its scales are no matrix; quantize the model again")
+        raise SmeltError(
+            f"{weights.directory}: {module}.qweight or its scales are not a matrix; quantize the model again"
+        )
     if str(quantization.get("quant_method")) == "awq":
         return words[1] * _AWQ_CODES, words[0]
     columns = weights.info(f"{module}.g_idx").shape if weights.has(f"{module}.g_idx") else ()

@@ -51,7 +51,9 @@ class CheckpointWeights:
                 self._files[name] = file
             lost = [name for name in expected if name not in file.tensors]
             if lost:
-                raise SmeltError(f"{path}: the index promises {lost[0]} here, but the file lacks it; download it again")
+                raise SmeltError(
+                    f"{path}: the index lists {lost[0]} here, but the file does not contain it; download it again"
+                )
 
     def names(self) -> list[str]:
         return list(self._files)
@@ -67,7 +69,7 @@ class CheckpointWeights:
         """Read a tensor, into ``out``, if that is given.
 
         Raises:
-            SmeltError: it cannot be read, or holds NaN or infinite numbers.
+            SmeltError: it cannot be read, or holds NaN or infinite values.
         """
         tensor = self._files[name].load(name, out=out)
         if not _is_finite(name, tensor):
@@ -94,7 +96,7 @@ class CheckpointWeights:
         return digest.hexdigest()
 
     def content_digest(self) -> str:
-        """A digest of every byte, for what must not mistake one checkpoint for another that differs in its middle."""
+        """A digest of every byte, for cases where two checkpoints that differ only in the middle must be told apart."""
         digest = hashlib.sha256()
         for file in sorted({id(f): f for f in self._files.values()}.values(), key=lambda f: f.path.name):
             digest.update(file.path.name.encode())
@@ -131,22 +133,22 @@ class CheckpointWeights:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """From each tensor's name to its shard's, which is a file beside the index and nowhere else."""
+    """Each tensor's shard by the tensor's name; a shard must be a file in the index's directory."""
     weight_map = read_json(index, "the names of tensors and shards").get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise SmeltError(f"{index}: its weight_map does not say which shard has which tensor; download it again")
+        raise SmeltError(f"{index}: its weight_map does not map tensors to shards; download it again")
     for name, file in weight_map.items():
         plain = isinstance(file, str) and file.isprintable() and file.endswith(".safetensors")
         if not plain or "\\" in file or PurePosixPath(file).name != file:
             raise SmeltError(
-                f"{index}: says that {name!r} is in {file!r}, which is no .safetensors file of this directory; download it"
+                f"{index}: maps {name!r} to {file!r}, which is not a .safetensors file in this directory; download it"
                 " again"
             )
     return weight_map
 
 
 def _is_finite(name: str, tensor: Tensor) -> bool:
-    """Whether all numbers of a stored tensor are, also those of 8 bits; plain integers always are."""
+    """Whether all values of a stored tensor are finite, including 8-bit floats; integers always are."""
     if tensor.numel() == 0:
         return True
     if tensor.dtype == torch.float8_e4m3fn:
@@ -161,5 +163,5 @@ def _is_finite(name: str, tensor: Tensor) -> bool:
 
 
 def _largest_magnitude(tensor: Tensor) -> int:
-    """The largest bits of 8-bit floats, signs apart; in pieces, so that what is made on the way stays in the cache."""
+    """The largest bit pattern of 8-bit floats without signs; in pieces, so that temporaries stay in the cache."""
     return max(int((piece & 0x7F).amax()) for piece in tensor.reshape(-1).view(torch.int8).split(1 << 18))

@@ -16,7 +16,7 @@ from ...system.tensor_files import TensorInfo, write_safetensors
 SHARD_BYTES = 4_000_000_000
 Entry = tuple[str, TensorInfo, Callable[[], Tensor]]
 
-# What a model directory carries beside weights.
+# Files of a model directory other than weights.
 _COMPANIONS = (
     "generation_config.json",
     "tokenizer.json",
@@ -50,12 +50,12 @@ def write_checkpoint(
     """Write a model directory, one tensor in memory at a time.
 
     Args:
-        directory: where to; it must not exist.
-        source: the model directory whose tokenizer and generation settings go along.
+        directory: where to write it; it must not exist.
+        source: the model directory whose tokenizer and generation settings are copied.
         config: what ``config.json`` will hold.
         entries: name, description and loader of every tensor, in order.
-        with_code: whether the model's Python files go along, because the user trusts them.
-        shard_bytes: most bytes of tensors a file.
+        with_code: whether the model's Python files are copied, because the user trusts them.
+        shard_bytes: most bytes of tensors per file.
     """
     try:
         directory.mkdir(parents=True)

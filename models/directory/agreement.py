@@ -27,10 +27,10 @@ def check_agreement(
     *,
     trust_remote_code: bool = False,
 ) -> None:
-    """See that the checkpoint has every tensor that ``config`` calls for, of that shape, and no more layers or experts.
+    """Check that the checkpoint has every tensor that ``config`` requires, with its shape, and no more layers or experts.
 
     Args:
-        config: the model's configuration; it stays as it is.
+        config: the model's configuration; it is not changed.
         weights: the checkpoint's tensors.
         quantization: its ``quantization_config``, if it has one.
         trust_remote_code: run the model's own Python.
@@ -46,7 +46,7 @@ def check_agreement(
 
 
 def parameters_of(model: Any, tied_head: str | None) -> dict[str, torch.Tensor]:
-    """Every parameter and persistent buffer of a model by name, but the weight of a head that is tied to the embedding."""
+    """Every parameter and persistent buffer of a model by name, except a tied lm_head's weight."""
     tensors: dict[str, Any] = dict(model.state_dict())
     tensors.pop(f"{tied_head}.weight", None)
     return tensors
@@ -60,7 +60,7 @@ def _tied_head(model: Any) -> str | None:
 
 
 def match_names(model: Any, wanted: dict[str, torch.Tensor], stored: Mapping[str, StoredShape]) -> dict[str, str]:
-    """For each parameter of a model without weights, what the checkpoint calls it.
+    """The checkpoint's name for each parameter of a model without weights.
 
     Args:
         model: of transformers, whose checkpoints may use older names.
@@ -75,11 +75,11 @@ def match_names(model: Any, wanted: dict[str, torch.Tensor], stored: Mapping[str
     found: dict[str, str] = {}
     others: dict[str, str] = {}
     for key in stored:
-        # Old GPT-2 and GPT-NeoX checkpoints carry masks that transformers no longer has; they match nothing.
+        # Old GPT-2 and GPT-NeoX checkpoints contain masks that transformers no longer has; they match nothing.
         name, _ = rename_source_key(key, renamings, [], prefix, wanted)
         (found if name in wanted else others)[name] = key
     problems = [
-        Problem(name, "the checkpoint lacks this tensor, which config.json calls for; download the model again")
+        Problem(name, "the checkpoint lacks this tensor, which config.json requires; download the model again")
         for name in wanted
         if name not in found
     ]
@@ -88,26 +88,26 @@ def match_names(model: Any, wanted: dict[str, torch.Tensor], stored: Mapping[str
         expected = tuple(wanted[name].shape)
         if len(shape) != len(expected) or any(a not in (None, b) for a, b in zip(shape, expected, strict=True)):
             sentence = (
-                f"the checkpoint stores {shape}, but config.json makes it {expected}; they belong to different models"
+                f"the checkpoint stores {shape}, but config.json implies {expected}; they belong to different models"
             )
             problems.append(Problem(name, sentence))
         elif is_bare_integer and wanted[name].is_floating_point():
             sentence = (
-                "the checkpoint stores integers without a scale, where the model has floats; download the model again"
+                "the checkpoint stores integers without a scale where the model has floats; download the model again"
             )
             problems.append(Problem(name, sentence))
     problems += _beyond(model, wanted, others)
     if len(problems) > _MOST_LINES:
         rest = len(problems) - _MOST_LINES
-        problems = [*problems[:_MOST_LINES], Problem("config.json", f"… and {rest} more tensors do not fit")]
+        problems = [*problems[:_MOST_LINES], Problem("config.json", f"… and {rest} more tensors do not match")]
     raise_problems(problems)
     return found
 
 
 def _beyond(model: Any, wanted: Mapping[str, torch.Tensor], others: Mapping[str, str]) -> list[Problem]:
-    """A tensor of a layer or an expert that the configuration does not count, if there is one.
+    """A tensor of a layer or an expert beyond the configuration's count, if there is one.
 
-    Some families ship layers that transformers knows to leave out, such as those that predict several tokens.
+    Some families ship layers that transformers ignores, such as those for multi-token prediction.
     """
     known = {_numberless(name) for name in wanted}
     left_out = getattr(type(model), "_keys_to_ignore_on_load_unexpected", None) or []

@@ -1,4 +1,4 @@
-"""What ``config.json`` may say: numbers that a model can have, before anything is built or computed from them."""
+"""Checks of the values in ``config.json``, before anything is built or computed from them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-# The least and the most of each, by all the names that families have for it. The most are far beyond any model, and
-# small enough that nothing which is made from one number alone fills the memory.
+# The minimum and maximum of each, by all the names that families use. The maxima are far beyond any model, and small
+# enough that nothing allocated from a single value fills the memory.
 _LAYERS, _WIDTH, _HEADS, _EXPERTS, _TOKENS, _POSITIONS = (
     (1, 10_000), (1, 1 << 20), (1, 1 << 14), (0, 1 << 14), (1, 1 << 26), (1, 1 << 31),
 )  # fmt: skip
@@ -28,19 +28,19 @@ _COMPUTED = ("float32", "bfloat16", "float16", "float64")
 
 
 def raw_problem(data: Mapping[str, Any]) -> str | None:
-    """What is wrong with the data of a ``config.json``, as a sentence; None if nothing that is known without its model."""
+    """What is wrong with a ``config.json``, as a sentence; None if nothing can be found without building its model."""
     for name, (least, most) in _COUNTS.items():
         value = data.get(name)
         if value is not None and not (type(value) is int and least <= value <= most):
             return f"{name} is {_shown(value)}; it must be a number from {least} to {most:,}"
     heads, shared = (data.get(name) for name in ("num_attention_heads", "num_key_value_heads"))
     if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
-        return f"num_key_value_heads is {shared}, which does not divide the {heads} of num_attention_heads"
+        return f"num_key_value_heads is {shared}, which does not divide num_attention_heads ({heads})"
     chosen = data.get("num_experts_per_tok")
     for name in ("num_experts", "num_local_experts"):
         count = data.get(name)
         if isinstance(count, int) and isinstance(chosen, int) and count and not 0 < chosen <= count:
-            return f"num_experts_per_tok is {chosen}, and {name} is {count}"
+            return f"num_experts_per_tok is {chosen}, but {name} is {count}"
     for name in (*_POSITIVE, *_EPSILONS):
         value = data.get(name)
         most = 1.0 if name in _EPSILONS else math.inf
@@ -48,7 +48,7 @@ def raw_problem(data: Mapping[str, Any]) -> str | None:
             return f"{name} is {_shown(value)}; it must be above 0{' and below 1' if name in _EPSILONS else ''}"
     for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
         if not is_token_id(data.get(name)):
-            return f"{name} is {_shown(data[name])}; it must be the number of a token, or a list of some"
+            return f"{name} is {_shown(data[name])}; it must be a token id or a list of token ids"
     for name in _ACTIVATIONS:
         if data.get(name) is not None and not isinstance(data[name], str):
             return f"{name} is {_shown(data[name])}; it must be the name of an activation"
@@ -61,19 +61,19 @@ def raw_problem(data: Mapping[str, Any]) -> str | None:
     if quantization is not None and not (
         isinstance(quantization, dict) and isinstance(quantization.get("quant_method", ""), str)
     ):
-        return f"quantization_config is {_shown(quantization)}; it must say how weights are stored, with a quant_method"
+        return f"quantization_config is {_shown(quantization)}; it must be an object with a quant_method"
     return None
 
 
 def config_problem(config: Any) -> str | None:
-    """What is wrong with a configuration that transformers understood, as a sentence."""
+    """What is wrong with a configuration that transformers accepted, as a sentence."""
     from transformers.activations import ACT2FN
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     for name in _ACTIVATIONS:
         activation = getattr(config, name, None)
         if activation is not None and activation not in ACT2FN:
-            return f"{name} is {_shown(activation)}, which is no activation that transformers knows"
+            return f"{name} is {_shown(activation)}, which transformers does not know"
     ropes = getattr(config, "rope_parameters", None) or {}
     for each in [ropes, *ropes.values()] if isinstance(ropes, dict) else []:
         if not isinstance(each, dict):
@@ -81,22 +81,22 @@ def config_problem(config: Any) -> str | None:
         kind = each.get("rope_type", "default")
         if kind != "default" and kind not in ROPE_INIT_FUNCTIONS:
             known = ", ".join(["default", *ROPE_INIT_FUNCTIONS])
-            return f"rope_type is {_shown(kind)}, which is none of {known}"
+            return f"rope_type is {_shown(kind)}, which is not one of {known}"
         for name, value in each.items():
             counts = name.endswith(("theta", "factor")) and value is not None and not isinstance(value, list)
             if counts and not (isinstance(value, int | float) and _is_number(value) and value > 0):
-                return f"{name} of the rotary positions is {_shown(value)}; it must be above 0"
+                return f"{name} in rope_parameters is {_shown(value)}; it must be above 0"
     layers, kinds = getattr(config, "num_hidden_layers", None), getattr(config, "layer_types", None)
     if isinstance(kinds, list) and isinstance(layers, int) and len(kinds) != layers:
-        return f"layer_types has {len(kinds)} layers, and num_hidden_layers is {layers}"
+        return f"layer_types has {len(kinds)} layers, but num_hidden_layers is {layers}"
     dtype = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
     if dtype not in _COMPUTED:
-        return f"dtype is {_shown(dtype)}; a model computes in {', '.join(_COMPUTED)}"
+        return f"dtype is {_shown(dtype)}; it must be one of {', '.join(_COMPUTED)}"
     return None
 
 
 def is_token_id(value: Any) -> bool:
-    """Whether it names a token, some, or none."""
+    """Whether it is a token id, a list of token ids, or None."""
     return value is None or all(type(each) is int for each in (value if isinstance(value, list) else [value]))
 
 

@@ -1,4 +1,4 @@
-"""A model directory: its configuration and its tokenizer, refusing what Smelt must not or cannot open."""
+"""A model directory: its configuration and its tokenizer; what Smelt must not or cannot open is refused."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class ModelDirectory:
         name: what the recipe called it.
         path: where its files are.
         trust_remote_code: whether Python code that comes with it may run.
-        as_dense: whether a quantized checkpoint stands for the dense model that its weights mean.
-        changes: fields of ``config.json`` that are to be others.
+        as_dense: whether to treat a quantized checkpoint as the dense model that its weights represent.
+        changes: fields of ``config.json`` to override.
     """
 
     name: str
@@ -47,10 +47,10 @@ class ModelDirectory:
     changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def config_data(self) -> dict[str, Any]:
-        """``config.json`` with its changes; without its ``quantization_config`` if it stands for a dense model.
+        """``config.json`` with its changes; without its ``quantization_config`` if it is treated as dense.
 
         Raises:
-            SmeltError: it is missing or damaged, or says what no model can have.
+            SmeltError: it is missing, damaged or invalid.
         """
         self._check_files()
         path = self.path / "config.json"
@@ -59,7 +59,7 @@ class ModelDirectory:
         data = read_json(path, "a model configuration")
         problem = raw_problem(data)
         if problem:
-            raise SmeltError(f"{path}: {problem}; mend it, or download it again")
+            raise SmeltError(f"{path}: {problem}; fix it, or download it again")
         data |= self.changes
         # A change cannot remove a field, but blocks may have become alike.
         left_out = {name for name in (LAYER_SIZES,) if name in data and data[name] is None}
@@ -85,20 +85,20 @@ class ModelDirectory:
             if self.changes:
                 config = type(config).from_dict(data)
             problem = config_problem(config)
-        except Exception as error:  # each family's own code computes with what the file holds
+        except Exception as error:  # each family's code computes with the file's values
             kind = data.get("model_type")
             first = " ".join(str(error).split())[:300]
             raise SmeltError(
                 f"{self.path}/config.json: transformers cannot open model_type {kind!r} ({first})"
             ) from None
         if problem:
-            raise SmeltError(f"{self.path}/config.json: {problem}; mend it, or download it again")
+            raise SmeltError(f"{self.path}/config.json: {problem}; fix it, or download it again")
         if self.as_dense and hasattr(config, "quantization_config"):
             delattr(config, "quantization_config")
         names = data.get("architectures") or []
         if config.is_encoder_decoder or any("Seq2Seq" in n or n.endswith("ForConditionalGeneration") for n in names):
             raise SmeltError(
-                f"{self.path}: {names or config.model_type} is no decoder-only language model; Smelt compresses only those"
+                f"{self.path}: {names or config.model_type} is not a decoder-only language model; Smelt compresses only those"
             )
         encoder = names and not any(n.endswith(("ForCausalLM", "LMHeadModel")) or "CausalLM" in n for n in names)
         if encoder or (type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not self.trust_remote_code):
@@ -109,7 +109,7 @@ class ModelDirectory:
         return config
 
     def check_weights(self, config: PretrainedConfig, weights: CheckpointWeights) -> None:
-        """See that the directory's tensors are those that its configuration calls for.
+        """Check that the directory's tensors are those that its configuration requires.
 
         Args:
             config: what :meth:`config` gave.
@@ -130,7 +130,7 @@ class ModelDirectory:
         """The tokens that end a text: those of ``generation_config.json``, which knows all of them, or of ``config``.
 
         Raises:
-            SmeltError: the file cannot be understood.
+            SmeltError: the file is invalid.
         """
         found = getattr(config, "eos_token_id", None)
         path = self.path / "generation_config.json"
@@ -153,7 +153,7 @@ class ModelDirectory:
 
         self._check_files()
         if not self.has_tokenizer:
-            raise SmeltError(f"{self.path}: its tokenizer cannot be loaded, there is none; add tokenizer.json")
+            raise SmeltError(f"{self.path}: has no tokenizer; add tokenizer.json")
         try:
             return AutoTokenizer.from_pretrained(
                 self.path, trust_remote_code=self.trust_remote_code, local_files_only=True
@@ -170,17 +170,17 @@ class ModelDirectory:
             ) from None
 
     def check_tokenizer_files(self) -> None:
-        """See that the tokenizer's files that are there are JSON, without loading it.
+        """Check that the tokenizer's existing files are JSON, without loading it.
 
         Raises:
             SmeltError: one is not.
         """
         for name in _TOKENIZER_JSON:
             if (self.path / name).exists():
-                read_json(self.path / name, "a part of a tokenizer")
+                read_json(self.path / name, "a tokenizer file")
 
     def check_generation(self) -> None:
-        """See that ``generation_config.json``, if there is one, is what transformers understands.
+        """Check that transformers can parse ``generation_config.json``, if there is one.
 
         Raises:
             SmeltError: it is not.
@@ -190,23 +190,23 @@ class ModelDirectory:
             self._generation_data(path)
 
     def _generation_data(self, path: Path) -> dict[str, Any]:
-        data = read_json(path, "how to generate")
+        data = read_json(path, "generation settings")
         bad = next(
             (name for name, value in data.items() if name.endswith("os_token_id") and not is_token_id(value)), None
         )
         if bad:
-            raise SmeltError(f"{path}: {bad} is {data[bad]!r}, no number of a token; mend or remove the file")
+            raise SmeltError(f"{path}: {bad} is {data[bad]!r}, not a token id; fix or remove the file")
         from transformers import GenerationConfig
 
         try:
             GenerationConfig.from_dict(data)
-        except Exception as error:  # whatever its comparisons of what the file holds raise
+        except Exception as error:  # its comparisons of the file's values can raise anything
             first = " ".join(str(error).split())[:200]
-            raise SmeltError(f"{path}: cannot be understood ({first}); mend or remove the file") from None
+            raise SmeltError(f"{path}: is not a valid generation config ({first}); fix or remove the file") from None
         return data
 
     def _check_files(self) -> None:
-        """Refuse what would be waited for, or read without end, where a file of a model should be."""
+        """Refuse FIFOs and devices, which would block or never end, in place of a model's files."""
         for path in (*self.path.glob("*"), *self.path.glob("*/*.jinja")):
             if path.suffix in _READ and path.exists() and not path.is_dir():
                 check_regular(path)
@@ -219,6 +219,6 @@ class ModelDirectory:
 
         if data.get("auto_map") and data.get("model_type") not in CONFIG_MAPPING_NAMES and not self.trust_remote_code:
             raise SmeltError(
-                f"{self.path}: needs Python code that comes with the model, which is not run unless asked for;"
-                " read that code, then set trust_remote_code: true"
+                f"{self.path}: needs the Python code shipped with the model, which does not run by default;"
+                " review that code, then set trust_remote_code: true"
             )

@@ -16,7 +16,7 @@ from .layer_sizes import layer_configs
 def empty_model(
     config: PretrainedConfig, dtype: torch.dtype, *, trust_remote_code: bool = False
 ) -> tuple[Any, list[str]]:
-    """Build the modules that ``config`` describes, experts apart from each other.
+    """Build the modules that ``config`` describes, with separate experts.
 
     Returns:
         The model, and the names of experts modules whose layout is not known.
@@ -29,7 +29,7 @@ def empty_model(
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
         give_layer_sizes(model)
         return model, unfuse_experts(model)
-    except Exception as error:  # its code computes with whatever the configuration holds
+    except Exception as error:  # its code computes with the configuration's values
         first = str(error).split("\n")[0]
         raise SmeltError(
             f"config.json: transformers cannot build a {config.model_type} model from it ({first})"
@@ -37,7 +37,7 @@ def empty_model(
 
 
 def give_layer_sizes(model: nn.Module) -> None:
-    """Where layers differ in size, give a model without weights the blocks of models all of whose layers are of that size."""
+    """Where layers differ in size, replace each block of a model without weights by that of a uniform model of its size."""
     config: Any = model.config
     configs = layer_configs(config)
     if configs is None:
@@ -57,7 +57,7 @@ def give_layer_sizes(model: nn.Module) -> None:
 
 
 def find_blocks(model: nn.Module, config: PretrainedConfig) -> str:
-    """Where the list of decoder blocks hangs, such as ``model.layers``.
+    """The name of the list of decoder blocks, such as ``model.layers``.
 
     Raises:
         SmeltError: there is none.

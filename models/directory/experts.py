@@ -1,8 +1,8 @@
-"""Mixture-of-experts layers with one linear a projection, as checkpoints store them.
+"""Mixture-of-experts layers with one linear per projection, as checkpoints store them.
 
 transformers fuses the experts of a layer into three-dimensional parameters when it loads them.
-Quantizing needs each projection's own inputs and stores each by its own name, so the skeleton
-holds them apart.
+Quantization needs each projection's inputs and stores each under its name, so the skeleton
+keeps them separate.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class ProjectionNames:
 
 
 class SplitExperts(nn.ModuleList):
-    """Drop-in for a fused experts module: same call, same sum, one small module an expert."""
+    """Drop-in for a fused experts module: same call, same sum, one small module per expert."""
 
     def __init__(self, fused: nn.Module, names: ProjectionNames) -> None:
         super().__init__()
         count, double, hidden = cast(Tensor, fused.gate_up_proj).shape
         self._names = names
         # Not a submodule: its fused parameters stay on the meta device and are never used.
-        # Experts that are also run on tokens of others, so that calibration sees inputs of those that no token reaches.
+        # Experts that also run on tokens routed elsewhere, so that calibration has inputs for those that no token reaches.
         self.shown_all: set[int] = set()
-        # How many tokens reach each expert, and the norms of what it adds, summed up while that is wanted.
+        # How many tokens reach each expert, and the summed norms of its outputs, while these are recorded.
         self.watching: tuple[Tensor, Tensor] | None = None
         self._gate: Callable[[Tensor], Tensor] = fused._apply_gate  # type: ignore[assignment]
         for _ in range(count):
@@ -80,7 +80,7 @@ class SplitExperts(nn.ModuleList):
 
 @contextmanager
 def watched(experts: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each expert, how many tokens reach it meanwhile, and the sum of the norms of what it adds for them."""
+    """Record, for each expert, how many tokens reach it and the sum of the norms of its outputs for them."""
     assert isinstance(experts, SplitExperts)
     sums = torch.zeros(len(experts), dtype=torch.float64), torch.zeros(len(experts), dtype=torch.float64)
     experts.watching = sums
@@ -92,7 +92,7 @@ def watched(experts: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
 
 @contextmanager
 def shown_all_tokens(block: nn.Module, linears: list[str]) -> Iterator[None]:
-    """Run the experts that these linears belong to on every token, whatever the router says; outputs stay the same.
+    """Run the experts that these linears belong to on every token, regardless of the router; outputs do not change.
 
     Args:
         block: where they are.

@@ -27,14 +27,14 @@ def find_model(name: str, *, revision: str | None = None, trust_remote_code: boo
     """Find a model by directory, hub name or ``builtin:`` name.
 
     Raises:
-        SmeltError: it is not there, or cannot be fetched.
+        SmeltError: it is not found, or cannot be downloaded.
     """
     if name.startswith("builtin:"):
         known = sorted(p.name for p in _BUILTIN.iterdir() if (p / "config.json").exists())
         short = name.removeprefix("builtin:")
         if short not in known:
             raise SmeltError(
-                f"model {name}: no such builtin model; there is {', '.join('builtin:' + k for k in known)}"
+                f"model {name}: no such builtin model; available: {', '.join('builtin:' + k for k in known)}"
             )
         return ModelDirectory(name, _BUILTIN / short)
     path = named_path(name)
@@ -44,13 +44,13 @@ def find_model(name: str, *, revision: str | None = None, trust_remote_code: boo
         raise SmeltError(f"model {name}: is a file; give the directory that holds config.json and the weights")
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         if path.with_name(f"{path.name}.partial").is_dir():
-            raise SmeltError(f"model {name}: the run that makes it has not finished; give its command again")
-        raise SmeltError(f"model {name}: there is no such directory{nearest_name(path.name, _models_in(path.parent))}")
+            raise SmeltError(f"model {name}: the run that writes it has not finished; run its command again")
+        raise SmeltError(f"model {name}: directory not found{nearest_name(path.name, _models_in(path.parent))}")
     return ModelDirectory(name, _fetch(name, revision, trust_remote_code), trust_remote_code)
 
 
 def _models_in(parent: Path) -> list[str]:
-    """Directories that somebody may have meant: neither hidden, nor half-written."""
+    """Directories to suggest for a misspelled name: neither hidden nor half-written."""
     if not parent.is_dir():
         return []
     names = [place.name for place in parent.iterdir() if place.is_dir()]
@@ -58,7 +58,7 @@ def _models_in(parent: Path) -> list[str]:
 
 
 def find_checkpoint(name: str, *, trust_remote_code: bool = False) -> ModelDirectory:
-    """Like :func:`find_model`; a run's output directory stands for the checkpoint in it."""
+    """Like :func:`find_model`; a run's output directory resolves to the checkpoint in it."""
     place = named_path(name)
     inside = place / "checkpoint"
     held = (inside / "config.json").is_file() and not (place / "config.json").exists()
@@ -75,10 +75,10 @@ def _fetch(name: str, revision: str | None, trust_remote_code: bool) -> Path:
             snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=["consolidated*", "*/*"])
         )
     except HFValidationError:
-        raise SmeltError(f"model {name}: is neither a directory here nor a hub name (owner/name)") from None
+        raise SmeltError(f"model {name}: is neither a local directory nor a hub name (owner/name)") from None
     except Exception as error:  # the hub's client raises from several HTTP libraries
         first = str(error).strip().split("\n")[0] or type(error).__name__
         raise SmeltError(
-            f"model {name}: is no directory here, and fetching it from the hub failed ({first});"
+            f"model {name}: is not a local directory, and the download from the hub failed ({first});"
             " check the name and the network, or download it and give the directory"
         ) from None

@@ -25,7 +25,7 @@ class TensorGroup:
         name: the name with block numbers as ``*``.
         count: how many weights it holds.
         scheme: how they are stored: compressed-tensors' format, or a plain dtype.
-        numel: numbers they stand for.
+        numel: elements, as unquantized tensors would have.
         bytes: on disk, scales included.
     """
 
@@ -104,7 +104,7 @@ def inspect(name: str) -> Inspection:
 
 
 def _check(directory: ModelDirectory, config: dict[str, Any], weights: CheckpointWeights) -> None:
-    """See that tensors and configuration belong together, where transformers and Smelt know both."""
+    """Check that tensors and configuration agree, where transformers and Smelt know both."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     method = (config.get("quantization_config") or {}).get("quant_method", "compressed-tensors")

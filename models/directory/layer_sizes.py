@@ -1,4 +1,4 @@
-"""Layers of different sizes: what ``layer_sizes`` in ``config.json`` says that Hugging Face configurations cannot."""
+"""Layers of different sizes: ``layer_sizes`` in ``config.json``, which Hugging Face configurations cannot express."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 
 from ...system.errors import SmeltError
 
-# For each layer, the fields of the configuration that count otherwise there.
+# For each layer, the fields of the configuration that differ there.
 LAYER_SIZES = "layer_sizes"
 
 
 def config_fields(sizes: list[dict[str, int]]) -> dict[str, Any]:
-    """Fields of a configuration whose layers have such sizes: what all have in common, and for ``layer_sizes`` the rest, if any."""
+    """Fields of a configuration with these layer sizes: what all layers share, and the rest, if any, in ``layer_sizes``."""
     common = {name: size for name, size in sizes[0].items() if all(each[name] == size for each in sizes)}
     rest = [{name: size for name, size in each.items() if name not in common} for each in sizes]
     return {**common, LAYER_SIZES: rest if rest[0] else None}
 
 
 def layer_configs(config: Any) -> list[Any] | None:
-    """For each layer, the configuration of a model all of whose layers are like it; None if they are alike.
+    """For each layer, the configuration of a model with only such layers; None if all layers are alike.
 
     Layers of the same sizes share one.
 
     Raises:
-        SmeltError: ``layer_sizes`` is not what it must be.
+        SmeltError: ``layer_sizes`` is invalid.
     """
     sizes = getattr(config, LAYER_SIZES, None)
     if sizes is None:
@@ -37,7 +37,7 @@ def layer_configs(config: Any) -> list[Any] | None:
         or not all(isinstance(n, int) and n > 0 and hasattr(config, name) for each in sizes for name, n in each.items())
     ):
         raise SmeltError(
-            f"config.json: {LAYER_SIZES} must have for each of {depth} layers the fields that count otherwise there, such"
+            f"config.json: {LAYER_SIZES} must list, for each of {depth} layers, the fields that differ there, such"
             ' as {"intermediate_size": 512}'
         )
     found: dict[tuple[tuple[str, int], ...], Any] = {}

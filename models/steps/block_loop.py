@@ -1,4 +1,4 @@
-"""The loop over a model's blocks, forwards and backwards; it resumes after a kill at any moment.
+"""The loop over a model's blocks, forwards and backwards; it can resume after being killed at any point.
 
 Each block reads what the blocks before it produce. What a step does to a block is a job; everything around that is here:
 an earlier run's finished blocks are restored, the main process saves new ones, and activations are removed in all cases.
@@ -28,12 +28,12 @@ from .step import RunContext
 
 @dataclass(frozen=True)
 class BlockResult:
-    """What a job makes of a block.
+    """The result of a job on a block.
 
     Attributes:
-        tensors: what its file holds, by name.
-        records: what is reported of its layers.
-        advance: lets all windows go through the block as it now is.
+        tensors: the contents of its file, by name.
+        records: the records of its layers.
+        advance: runs all windows through the changed block.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class BlockJob(Protocol):
     Attributes:
         description: for the progress bar.
         files: by block, the file that says that it is finished, or None where nothing is kept; one more if the job
-            does something behind the last block, too.
+            also does something after the last block.
     """
 
     description: str
@@ -57,26 +57,26 @@ class BlockJob(Protocol):
         """Do what comes before the first block, unless all are finished.
 
         Returns:
-            What tokens are looked up in, if not in the model's own embedding.
+            The embedding table to use, if not the model's own.
         """
         return None
 
     def work(self, index: int, store: ActivationStore) -> AbstractContextManager[BlockResult]:
-        """Do it. The result is saved, and then advanced if anything follows, before the context ends.
+        """Process a block. The result is saved, and then advanced if anything follows, before the context ends.
 
         Args:
-            index: the block; the number of blocks for what is behind them.
+            index: the block; the number of blocks for what follows them.
             store: hidden states that enter it.
         """
         ...
 
     def restore(self, index: int, stored: dict[str, Tensor]) -> AbstractContextManager[nn.Module]:
-        """A block that computes what ``stored``, an earlier run's tensors, left of it, until the context ends."""
+        """A block that computes with ``stored``, an earlier run's tensors, until the context ends."""
         ...
 
 
 class BackwardJob(Protocol):
-    """Work on a model block by block from the last one, while gradients pass.
+    """Work on a model block by block from the last one, during a backward pass.
 
     Attributes:
         description: for the progress bar.
@@ -87,7 +87,7 @@ class BackwardJob(Protocol):
     files: Sequence[Path]
 
     def work(self, index: int, kept: KeptPass, flow: ActivationStore, *, finished: bool) -> Any:
-        """Replace the gradients of what leaves a block by those of what enters it, and measure on the way.
+        """Replace the gradients of a block's outputs by those of its inputs, and measure meanwhile.
 
         Args:
             index: the block; the number of blocks for the head, which comes first and writes the first gradients.
@@ -96,13 +96,13 @@ class BackwardJob(Protocol):
             finished: whether an earlier run has measured this block.
 
         Returns:
-            What was measured, as plain data for the block's file; it is ignored where there is none.
+            What was measured, as plain data for the block's file; ignored if there is no file.
         """
         ...
 
 
 def run_forward(job: BlockJob, streamed: StreamedModel, context: RunContext) -> None:
-    """Do a job from the first block to the last; a block that is finished is only run, so that the next one sees its outputs.
+    """Do a job from the first block to the last; a finished block is only run, to get the next block's inputs.
 
     Args:
         job: the work.
@@ -158,7 +158,7 @@ def run_backward(job: BackwardJob, streamed: StreamedModel, tokens: Tensor, prog
         _backward(job, len(streamed), kept, flow, finished)
         for index in each_block(range(len(streamed))[::-1], progress, job.description):
             _backward(job, index, kept, flow, finished)
-            kept.stores.pop().close()  # what only a later block reads
+            kept.stores.pop().close()  # only a later block reads it
 
 
 def _backward(job: BackwardJob, index: int, kept: KeptPass, flow: ActivationStore, finished: list[bool]) -> None:
@@ -171,9 +171,9 @@ def _backward(job: BackwardJob, index: int, kept: KeptPass, flow: ActivationStor
 def forward(
     streamed: StreamedModel, tokens: Tensor, progress: Progress, description: str
 ) -> Iterator[tuple[ActivationStore, Iterator[int]]]:
-    """Hidden states that enter the first block, to be replaced block by block, and the blocks' numbers.
+    """The first block's input hidden states, to be replaced block by block, and the block indices.
 
-    For loops of which nothing is kept in files.
+    For loops that save nothing in files.
     """
     with closing(streamed.embed(tokens)) as store:
         yield store, each_block(range(len(streamed)), progress, description)
@@ -181,7 +181,7 @@ def forward(
 
 @contextmanager
 def kept_pass(streamed: StreamedModel, tokens: Tensor, progress: Progress) -> Iterator[KeptPass]:
-    """A forward pass of which every block's inputs are kept on the disk until the context ends."""
+    """A forward pass that keeps every block's inputs on disk until the context ends."""
     with closing(KeptPass(streamed)) as kept:
         kept.begin(tokens)
         for index in each_block(range(len(streamed)), progress, "reading the original"):
@@ -190,13 +190,13 @@ def kept_pass(streamed: StreamedModel, tokens: Tensor, progress: Progress) -> It
 
 
 def each_block(indices: Sequence[int], progress: Progress, description: str) -> Iterator[int]:
-    """Numbers of blocks; what the block before has freed goes back to the system first."""
+    """Block indices; memory freed by the previous block is returned to the system first."""
     for index in progress.track(indices, description, len(indices)):
         release_freed_memory()
         yield index
 
 
 def streamed_model(model: OpenModel, context: RunContext, changes: Changes | None = None) -> StreamedModel:
-    """A model as a run calibrates it: in the run's dtype and on its device, with activations in the step's journal."""
+    """A model for calibration: in the run's dtype and on its device, with activations in the step's journal."""
     device = context.processes.device
     return StreamedModel(model.skeleton, model.weights, context.dtype, context.journal, changes, device=device)

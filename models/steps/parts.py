@@ -1,4 +1,4 @@
-"""The files by which a step that was killed goes on: finished parts, one a block, and what was measured."""
+"""The files from which a killed step resumes: finished parts, one per block, and measurements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .record import LayerRecord
 
 
 def block_files(journal: Path, count: int, suffix: str = "safetensors") -> list[Path]:
-    """Where the part of each block goes."""
+    """The path of each block's part."""
     return [journal / f"block-{index:05d}.{suffix}" for index in range(count)]
 
 
@@ -38,7 +38,7 @@ def layers_of(paths: list[Path]) -> list[dict[str, Any]]:
 
 
 def tensors_once(file: Path, processes: Processes, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Tensors that all processes make together; those that an earlier run has left in a file are not made again."""
+    """Tensors that all processes compute together; those that an earlier run left in a file are loaded instead."""
     stored, known = processes.broadcast(lambda: (load_part(file), True) if file.exists() else ({}, False))
     if not known:
         made = make()

@@ -8,15 +8,15 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """What is kept of one quantized layer.
+    """The record of one quantized layer.
 
     Attributes:
         name: its full name.
         shape: rows and columns.
         scheme: what it is stored as.
-        error: what rounding lost, relative; None if no calibration token reached it.
-        notes: sentences about what did not go as planned.
-        error_of: what ``error`` is of: the layer's outputs on calibration inputs, or its weights by themselves.
+        error: relative quantization error; None if no calibration token reached it.
+        notes: sentences about anything that did not go as planned.
+        error_of: what ``error`` measures: the layer's outputs on calibration inputs, or its weights.
     """
 
     name: str
@@ -39,7 +39,7 @@ class LayerRecord:
 
     @classmethod
     def of_data(cls, data: dict[str, Any]) -> LayerRecord:
-        """What :meth:`as_data` gave."""
+        """The inverse of :meth:`as_data`."""
         return cls(**{**data, "shape": tuple(data["shape"])})
 
 

@@ -1,4 +1,4 @@
-"""What every step that leaves a smaller model needs: to compute with it before it is written, and to write it."""
+"""Shared by steps that produce a smaller model: computing with it before it is written, and writing it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _TRIED_LENGTH, _TRIED_DIFFERENCE = 16, 1e-3
 def last_hidden(
     model: OpenModel, tokens: Tensor, dtype: torch.dtype, spill: Path, skipped: Collection[int] = ()
 ) -> Tensor:
-    """What leaves the last block for some windows.
+    """The last block's outputs for some windows.
 
     Args:
         model: the model.
         tokens: ``[windows, length]``.
         dtype: what is computed in.
         spill: a directory for activations.
-        skipped: blocks that are passed over.
+        skipped: blocks to skip.
     """
     streamed = StreamedModel(model.skeleton, model.weights, dtype, spill)
     with forward(streamed, tokens, Progress(False), "") as (store, blocks):
@@ -41,7 +41,7 @@ def last_hidden(
 
 
 def few_tokens(context: RunContext) -> Tensor:
-    """So much of the calibration text as shows whether two models compute the same."""
+    """A part of the calibration text long enough to show whether two models compute the same."""
     return context.tokens[:1, :_TRIED_LENGTH]
 
 
@@ -49,10 +49,10 @@ def computes_the_same(model: OpenModel, other: OpenModel, context: RunContext, o
     """Whether two models compute the same on a few tokens of the calibration text, up to the order of sums.
 
     Args:
-        model: the one.
-        other: the other.
+        model: one model.
+        other: the other model.
         context: the run.
-        order: which of the one's hidden channels are the other's, if they are not in the same order.
+        order: the hidden channels of ``model`` that correspond to those of ``other``, if in another order.
     """
     wanted, found = (last_hidden(each, few_tokens(context), torch.float32, context.journal) for each in (model, other))
     wanted = wanted if order is None else wanted[..., order]

@@ -1,4 +1,4 @@
-"""What the pipeline and the plan know of a step: it is prepared once for a model, and then gives its cost and plan, and runs."""
+"""The interface of a step: it is prepared once for a model, then gives its cost and plan, and runs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class RunContext:
 
     Attributes:
         dtype: what the model computes in while it is calibrated.
-        tokens: calibration windows, token ids ``[samples, length]``; if no step reads text, a few random ones, which
-            checks of what a step has made may run.
-        seed: the run's, for whatever is random.
+        tokens: calibration windows, token ids ``[samples, length]``; if no step reads text, a few random ones for
+            checks of a step's result.
+        seed: the run's random seed.
         journal: a directory of the step's own for finished parts; it survives a kill.
         progress: shows how far it is.
-        processes: this one and those that share the work. All are given the same tokens.
+        processes: this one and the others that share the work. All get the same tokens.
         adapter: the fingerprint of what is merged into the model's files, if anything.
         number: the step's place in the recipe.
     """
@@ -50,12 +50,12 @@ class StepRecord:
     Attributes:
         name: the step's kind.
         settings: its settings, as plain data.
-        layers: one record a layer it changed: name, shape, scheme, error, notes.
-        unknown: what it left alone because it is not understood.
+        layers: one record per changed layer: name, shape, scheme, error, notes.
+        unknown: what it left unchanged because it is unknown.
         chosen: what it decided by measuring, as plain data; None if the recipe decided everything.
         done: what it did to the model, in sentences for the report, beyond what the settings say.
-        retokenized: whether the model that it leaves has another tokenizer.
-        training: the curve of what was trained, and text that was written meanwhile, as plain data.
+        retokenized: whether the resulting model has another tokenizer.
+        training: the training curve, and sample text written during training, as plain data.
     """
 
     name: str
@@ -70,12 +70,12 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Given:
-    """What a step is given to work on.
+    """The input of a step.
 
     Attributes:
-        model: the model; before a run, of the shapes that the step before leaves in the worst case.
-        original: the model that the run began with.
-        on_gpu: whether what calibrates and trains is in another memory than the model's files are read into.
+        model: the model; before a run, with the worst-case shapes that the previous step leaves.
+        original: the model that the run started from.
+        on_gpu: whether calibration and training use another memory than the one that the model's files are read into.
     """
 
     model: OpenModel
@@ -87,10 +87,10 @@ class Step(Protocol):
     """One step of a recipe, by its settings alone.
 
     Attributes:
-        quantizes: whether what it leaves is quantized, so that no step can follow.
-        leaves_zeros: whether it removes weights by making them zero.
-        keeps_zeros: whether weights that are zero stay so.
-        label: what it does, in a few words, to call the result by.
+        quantizes: whether its result is quantized, so that no step can follow.
+        leaves_zeros: whether it removes weights by setting them to zero.
+        keeps_zeros: whether zero weights stay zero.
+        label: what it does, in a few words, used to name the result.
     """
 
     quantizes: bool
@@ -103,22 +103,22 @@ class Step(Protocol):
     def label(self) -> str: ...
 
     def prepare(self, given: Given) -> PreparedStep:
-        """Work out once what its cost, its plan and its run need. Reads headers, no weights.
+        """Compute once what its cost, plan and run need. Reads headers, no weights.
 
         Raises:
-            ProblemsError: all that can be known to be wrong before any work.
+            ProblemsError: all problems that can be found before any work.
         """
         ...
 
 
 class PreparedStep(ABC):
-    """A step and the model that it will work on.
+    """A step and its input model.
 
     Attributes:
         model: what it works on.
-        output: the model that the next step will be given, as far as its shapes are known before any work: the worst case.
-        reads_text: what of it asks for the calibration text, in a few words each; empty if nothing does.
-        learns_from_original: whether the model that the run began with teaches it.
+        output: the next step's input model, with the worst-case shapes known before any work.
+        reads_text: its parts that need the calibration text, in a few words each; empty if none does.
+        learns_from_original: whether the model that the run started from is its teacher.
         stored: what a quantize step will store; None for a step that leaves plain weights.
     """
 
@@ -130,7 +130,7 @@ class PreparedStep(ABC):
 
     @abstractmethod
     def cost(self, windows: int, length: int) -> Cost:
-        """Memory, disk and operations it will take, with so many windows of calibration text."""
+        """Memory, disk and operations it will take with a given number of calibration windows."""
 
     @abstractmethod
     def plan(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class PreparedStep(ABC):
 
     @abstractmethod
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
-        """Do it, in every process: the main one writes a model directory at ``target``.
+        """Run it, in every process: the main one writes a model directory at ``target``.
 
         Returns:
             What was done; None in processes that write nothing.
@@ -150,10 +150,10 @@ class StoragePlan:
     """What a quantize step will store, as far as it is known before any work.
 
     Attributes:
-        model: with the weights that are stored: a quantized head has a weight of its own.
-        schemes: by linear, what it will be stored as: one scheme, or those that measuring chooses from.
+        model: with the weights that are stored: a quantized lm_head is untied.
+        schemes: each linear's scheme, or the candidates that measuring chooses from.
         embedding: whether the input embedding is stored in codes.
-        kv_cache: compressed-tensors' arguments of the cache of keys and values; None for as they are computed.
+        kv_cache: compressed-tensors' arguments of the KV cache; None for an unquantized cache.
     """
 
     model: OpenModel

@@ -1,4 +1,4 @@
-"""Gradients through a model of any size: every block's inputs are kept on the disk, then blocks are visited from the last."""
+"""Gradients through a model of any size: every block's inputs are kept on disk, then blocks are visited from the last one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .streamed import HeadFunction, StreamedModel, head_batches
 
 
 class KeptPass:
-    """A forward pass whose every stage is kept.
+    """A forward pass that keeps the inputs of every stage.
 
     Args:
         streamed: the model.
@@ -30,7 +30,7 @@ class KeptPass:
         self.stores.append(self._streamed.embed(tokens))
 
     def forward(self, index: int) -> None:
-        """Let all windows go through a block, and keep what leaves it beside what enters it."""
+        """Run all windows through a block, and keep its outputs in addition to its inputs."""
         before = self.stores[-1]
         after = before.beside(before.shape[2])
         self.stores.append(after)
@@ -42,12 +42,12 @@ class KeptPass:
     def head_backward(
         self, function: HeadFunction, flow: ActivationStore, ascent: Callable[[Tensor, slice], Tensor]
     ) -> None:
-        """Write what reaches the end of the last block.
+        """Write the gradients of the last block's outputs.
 
         Args:
             function: the head.
             flow: where gradients are written.
-            ascent: from the logits of some windows to the gradient of what is looked at.
+            ascent: maps the logits of some windows to the gradient of the measured quantity.
         """
         for batch in head_batches(self.stores[-1]):
             hidden = self.stores[-1].read(batch).requires_grad_()
@@ -58,7 +58,7 @@ class KeptPass:
             flow.write(batch, gradient)
 
     def block_backward(self, index: int, block: nn.Module, flow: ActivationStore) -> None:
-        """Replace the gradients of what leaves a block by those of what enters it."""
+        """Replace the gradients of a block's outputs by those of its inputs."""
         store = self.stores[index]
         for batch in store.batches():
             hidden = store.read(batch).requires_grad_()

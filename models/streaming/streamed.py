@@ -31,18 +31,18 @@ LOGIT_TOKENS = 512
 
 
 class Changes(Protocol):
-    """What a streamed model computes otherwise than its weights alone say, such as rounded inputs."""
+    """Changes to a streamed model's computation beyond its weights, such as rounded inputs."""
 
     def to_block(self, prefix: str, block: nn.Module) -> AbstractContextManager[object]:
         """Change a block whose weights are loaded, until the context ends; ``prefix`` begins the names of its modules."""
         ...
 
     def to_call(self, index: int, call: BlockCall) -> BlockCall:
-        """How the model's call of a block is changed."""
+        """Change the arguments with which the model calls a block."""
         ...
 
     def to_head(self, name: str, head: nn.Module) -> None:
-        """Change the output head, which is thrown away after use."""
+        """Change the output head, which is discarded after use."""
         ...
 
 
@@ -54,7 +54,7 @@ class StreamedModel:
         weights: its tensors by checkpoint name.
         dtype: what everything is computed in.
         spill: a directory for activations that are too large for memory.
-        changes: what blocks and the head compute otherwise than with their weights alone; nothing by default.
+        changes: changes to the computation of blocks and lm_head beyond their weights; none by default.
         device: where it computes; the CPU by default.
     """
 
@@ -87,8 +87,8 @@ class StreamedModel:
 
         Args:
             index: which.
-            dtype: what its weights are loaded in, if not in what everything is computed in.
-            lent: weights that are at hand already, by full name of their modules.
+            dtype: the dtype to load its weights in; the model's compute dtype by default.
+            lent: weights that are already loaded, by full name of their modules.
         """
         prefix, at_hand = f"{self.skeleton.blocks_name}.{index}.", lent or {}
         tensors: dict[str, Tensor] = {}
@@ -113,9 +113,9 @@ class StreamedModel:
         return call if self._changes is None else self._changes.to_call(index, call)
 
     def embed(self, tokens: Tensor, table: Tensor | None = None) -> ActivationStore:
-        """What the first block reads, for token ids ``[windows, length]``, looked up in ``table`` if not in the weights."""
+        """The first block's inputs for token ids ``[windows, length]``, looked up in ``table`` if given."""
         name = f"{self.skeleton.embedding_name}.weight"
-        # Kept in its own type: it can be the largest tensor of all.
+        # Kept in its stored dtype: it can be the largest tensor of all.
         table = self._read(self.names[name]) if table is None else table.to(self.device)
         width = self.skeleton.hidden_size
         shape = (tokens.shape[0], tokens.shape[1], width)
@@ -141,7 +141,7 @@ class StreamedModel:
         return store
 
     def run_block(self, index: int, block: nn.Module, store: ActivationStore) -> None:
-        """Replace the activations in ``store`` by what ``block`` makes of them."""
+        """Replace the activations in ``store`` by the outputs of ``block``."""
         for batch in store.batches():
             hidden = store.read(batch)
             store.write(batch, self.call(index, hidden).run(block, hidden))
@@ -204,7 +204,7 @@ class HeadFunction:
         return self.traced(hidden)
 
     def traced(self, hidden: Tensor) -> Tensor:
-        """The same, through which gradients can be taken."""
+        """The same, with autograd enabled."""
         model = self._skeleton.model
         embedded = hidden.new_zeros(*hidden.shape[:2], self._skeleton.embedding_width)
         # Two models may share one skeleton, so the head is there for the call only.
@@ -218,7 +218,7 @@ class HeadFunction:
 
 
 class SlicedHead(nn.Module):
-    """A linear head whose weight stays in its own type and is widened a slice at a time."""
+    """An lm_head whose weight keeps its stored dtype and is widened one slice at a time."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         super().__init__()

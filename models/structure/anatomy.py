@@ -1,7 +1,7 @@
-"""What a decoder is made of: its blocks, and in each block which linears read the same input.
+"""The structure of a decoder: its blocks, and in each block which linears read the same input.
 
 Nothing here knows an architecture by name. One call of each block on the meta device shows which
-linears run, in which order, and which of them are handed the same tensor; ``feeders.py`` then finds
+linears run, in which order, and which of them get the same tensor; ``feeders.py`` then finds
 by experiment which norm or linear produces that tensor.
 """
 
@@ -57,7 +57,7 @@ class BlockAnatomy:
         name: its full name, such as ``model.layers.3``.
         groups: linears by shared input, in the order they run.
         tails: parts that can be skipped once the inputs of their last linear are known.
-        unknown: matrices of the block that no known kind of linear holds; they are left as they are.
+        unknown: matrices of the block that are not in a known kind of linear; they are left unchanged.
     """
 
     name: str
@@ -71,11 +71,11 @@ class BlockAnatomy:
         return [f"{self.name}.{linear}" for group in self.groups for linear in group.linears]
 
     def local_names(self, wanted: Container[str]) -> dict[str, str]:
-        """Those linears that are wanted, by full name, and what they are called within the block."""
+        """The wanted linears: full name to name within the block."""
         return {name: name.removeprefix(f"{self.name}.") for name in self.linears if name in wanted}
 
     def wanted_groups(self, wanted: Container[str], groups: Iterable[SharedInput] | None = None) -> list[SharedInput]:
-        """Groups without the linears that are not wanted; those that none is left of are left out.
+        """Groups reduced to the wanted linears; empty groups are dropped.
 
         Args:
             wanted: full names of linears.
@@ -103,7 +103,7 @@ class Anatomy:
         blocks: the decoder blocks in order.
         head: the output head's full name.
         tied: whether the head shares the input embedding's weight.
-        unknown: what Smelt could not make sense of, as sentences.
+        unknown: what Smelt did not recognize, as sentences.
     """
 
     blocks: tuple[BlockAnatomy, ...]
@@ -136,8 +136,8 @@ def study(skeleton: Skeleton) -> Anatomy:
         if shape not in known:
             known[shape] = _study_block(block, call, skeleton.hidden_size)
         blocks.append(replace(known[shape], name=f"{skeleton.blocks_name}.{i}"))
-    unknown = [f"{path}: experts in a layout Smelt does not know; left as they are" for path in skeleton.fused_experts]
-    unknown += [f"{b.name}.{name}: not a linear Smelt knows; left as it is" for b in blocks for name in b.unknown]
+    unknown = [f"{path}: experts in an unknown layout; left unchanged" for path in skeleton.fused_experts]
+    unknown += [f"{b.name}.{name}: not a known linear; left unchanged" for b in blocks for name in b.unknown]
     return Anatomy(tuple(blocks), skeleton.head_name, skeleton.tied, tuple(unknown))
 
 
@@ -156,7 +156,7 @@ def _study_block(block: nn.Module, call: BlockCall, width: int) -> BlockAnatomy:
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         first = str(error).split("\n")[0]
         raise SmeltError(
-            f"{type(block).__name__}: Smelt cannot follow this kind of block ({first}); the architecture is not supported"
+            f"{type(block).__name__}: Smelt does not understand this kind of block ({first}); the architecture is not supported"
         ) from None
     finally:
         for handle in handles:
@@ -194,11 +194,11 @@ def _phase(name: str) -> str:
 
 
 def _is_gate(module: nn.Module) -> bool:
-    """A linear with one output weighs a whole branch, as Qwen2-MoE's shared expert; servers keep it as it is."""
+    """A linear with one output gates a whole branch, such as Qwen2-MoE's shared expert; servers keep it unquantized."""
     return isinstance(module, nn.Linear) and module.out_features == 1
 
 
 def _is_router(block: nn.Module, parameter: str) -> bool:
-    """A router's matrix is small, decides everything, and is kept in full precision by every toolkit."""
+    """A router is small and sensitive, and every toolkit keeps it in full precision."""
     module = block.get_submodule(parameter.rpartition(".")[0])
     return "Router" in type(module).__name__ or _is_gate(module)

@@ -1,4 +1,4 @@
-"""A block's attention, as configurations and compressed-tensors know it."""
+"""A block's attention, as named by configurations and compressed-tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def cached_attention(block: nn.Module) -> str | None:
-    """The name of a block's attention as compressed-tensors knows it, which scales are stored beside; None if there is none."""
+    """compressed-tensors' name of a block's attention, under which scales are stored; None if there is none."""
     return next((name for name, module in block.named_modules() if is_cached_attention_module(module)), None)
 
 

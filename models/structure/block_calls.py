@@ -47,7 +47,7 @@ class BlockCall:
 
 
 class _Stub(nn.Module):
-    """Stands in for a block: notes how it was called and answers with hidden states of the caller's choice."""
+    """Stands in for a block: records how it was called and returns hidden states chosen by the caller."""
 
     def __init__(self, block: nn.Module, answer: Callable[[Tensor], Tensor], in_tuple: bool) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ def head_replaced(skeleton: Skeleton, module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def buffers_on(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Have a model's computed buffers, such as rotary frequencies, on a device for a while."""
+    """Move a model's computed buffers, such as rotary frequencies, to a device temporarily."""
     moved: list[tuple[nn.Module, str, Tensor]] = []
     try:
         for module in model.modules():
@@ -167,7 +167,7 @@ def block_calls(
     ):
         try:
             skeleton.model(inputs_embeds=embedded, use_cache=False)
-        except Exception as error:  # models raise all sorts when a block answers in a way they do not expect
+        except Exception as error:  # models raise various errors when a block returns something unexpected
             if not skeleton.blocks_return_tuples:
                 skeleton.blocks_return_tuples = True
                 return block_calls(skeleton, batch, length, dtype, device)

@@ -46,7 +46,7 @@ def find_feeders(skeleton: Skeleton, anatomy: BlockAnatomy) -> dict[SharedInput,
 
     Returns:
         None for a group where nothing feeds it channel by channel: it reads the residual stream, or a
-        function that does not commute with scaling stands between.
+        function in between does not commute with scaling.
     """
     index = int(anatomy.name.rpartition(".")[2])
     block = skeleton.blocks[index]
@@ -122,12 +122,12 @@ def _output_size(block: nn.Module, call: BlockCall, hidden: Tensor, module: nn.M
 
 
 def _parts(size: int, widths: set[int], heads: int) -> Iterator[Tensor]:
-    """Output channels that might feed something: all, or the part of a fused projection that could."""
+    """Output channels that might feed something: all, or the relevant part of a fused projection."""
     everything = torch.arange(size)
     yield everything
     for width in widths if heads else ():
         rest = size - width
-        if rest > 0 and rest % 2 == 0 and rest // 2 <= width:  # q | k | v laid side by side
+        if rest > 0 and rest % 2 == 0 and rest // 2 <= width:  # q | k | v concatenated
             yield everything[size - rest // 2 :]
         if size == 3 * width and width % heads == 0:  # q, k and v head by head
             yield everything.view(heads, 3, width // heads)[:, 2].flatten()
@@ -137,7 +137,7 @@ def _parts(size: int, widths: set[int], heads: int) -> Iterator[Tensor]:
 
 def _match(plain: Tensor, scaled: Tensor, factors: Tensor, part: Tensor) -> Tensor | None:
     ratio = scaled / plain
-    usable = plain.abs() > 1e-9  # ReLU leaves exact zeros, which say nothing
+    usable = plain.abs() > 1e-9  # ReLU leaves exact zeros, which carry no information
     filled = torch.where(usable, ratio, torch.nan)
     first = torch.nanmedian(filled, dim=0).values
     spread = torch.where(usable, (ratio - first).abs(), 0.0).amax()

@@ -1,4 +1,4 @@
-"""LoRA adapters as `peft` saves them: which of a model's weights they change, and to what.
+"""LoRA adapters as `peft` saves them: which of a model's weights they change, and how.
 
 The files are read here and not by peft, so that merging needs neither peft nor the whole model in memory.
 """
@@ -26,9 +26,9 @@ from .open_model import OpenModel
 
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-# What is left of a name after the module's: a part of a low-rank change, or a parameter that was trained whole.
+# The suffix of a tensor's name after its module's: a low-rank factor, or a fully trained parameter.
 _PART = re.compile(r"(.+)\.(lora_A\.weight|lora_B\.weight|lora_magnitude_vector|lora_embedding_A|lora_embedding_B)")
-# Settings that merging follows, and those that say how an adapter was trained and not what it computes.
+# Settings that merging uses, and those that only describe how an adapter was trained.
 _FOLLOWED = {"peft_type", "r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern"}
 _OF_TRAINING = {
     "task_type",
@@ -54,23 +54,23 @@ _OF_TRAINING = {
     "qalora_group_size",
     "ensure_weight_tying",
     "runtime_config",
-    # Their tensors name the parameters; those of fused experts are refused when they match none of the model's.
+    # Their tensors name the parameters; those of fused experts are refused later, as the model has no such parameters.
     "target_parameters",
 }
-# Other initializations take from the base what they put into the adapter: such a base is not the checkpoint.
+# Other initializations subtract the adapter's initial value from the base weights, which then differ from the checkpoint.
 _KEEPS_THE_BASE = (True, False, None, "gaussian", "eva", "orthogonal")
 _SHOWN = 6
 
 
 @dataclass(frozen=True)
 class LowRank:
-    """The change of one matrix: ``scaling * up @ down`` is added; DoRA then gives each row a length of its own.
+    """The change of one matrix: ``scaling * up @ down`` is added; DoRA then sets the norm of each row.
 
     Attributes:
         file: where its tensors are.
-        down, up: the names of two of them.
+        down, up: the names of the two factors.
         scaling: what their product is multiplied by.
-        magnitude: DoRA's lengths; None for plain LoRA.
+        magnitude: the name of DoRA's row norms; None for plain LoRA.
         by_columns: whether the weight is stored with its outputs as columns: embeddings, and GPT-2's Conv1D.
     """
 
@@ -87,15 +87,15 @@ class LowRank:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the weight that it changes."""
+        """The shape of the weight that it changes."""
         shape = (*self.file.tensors[self.up].shape[:1], *self.file.tensors[self.down].shape[1:])
         return shape[::-1] if self.by_columns else shape
 
     def problem(self) -> str | None:
-        """What does not fit together in it."""
+        """Why its factors do not match, or None."""
         down, up = self.file.tensors[self.down].shape, self.file.tensors[self.up].shape
         if len(down) != 2 or len(up) != 2 or up[1] != down[0]:
-            return f"its parts are {down} and {up}, which are no low-rank change of a matrix"
+            return f"its factors are {down} and {up}, which do not form a low-rank update of a matrix"
         return None
 
     def __call__(self, weight: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Replacement:
-    """A parameter that was trained whole: an embedding or head of ``modules_to_save``, or a bias."""
+    """A fully trained parameter: an embedding or lm_head of ``modules_to_save``, or a bias."""
 
     file: SafetensorsFile
     name: str
@@ -140,7 +140,7 @@ class Adapter:
         directory: where ``adapter_config.json`` and ``adapter_model.safetensors`` are.
 
     Raises:
-        SmeltError: it is no such directory, or of a kind that cannot be merged.
+        SmeltError: it is not an adapter directory, or of a kind that cannot be merged.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -155,13 +155,13 @@ class Adapter:
         self.changes = self._find_changes()
 
     def fingerprint(self) -> str:
-        """Of all that decides what it does."""
+        """A digest of everything that determines its effect."""
         kept = {key: value for key, value in self._settings.items() if key not in _OF_TRAINING}
         with self._file.path.open("rb") as stream:
             return digest([kept, hashlib.file_digest(stream, "sha256").hexdigest()])
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the adapter that went into it."""
+        """What a merged checkpoint records of the adapter."""
         ranks = sorted({change.rank for change in self.changes.values() if isinstance(change, LowRank)})
         replaced = sorted(name for name, change in self.changes.items() if isinstance(change, Replacement))
         return {
@@ -174,10 +174,10 @@ class Adapter:
         }
 
     def bound(self, model: OpenModel) -> dict[str, Change]:
-        """Its changes by the names of the model's checkpoint.
+        """Its changes by the checkpoint's tensor names.
 
         Raises:
-            SmeltError: it was trained on another model; one line each for what does not fit.
+            SmeltError: it was trained on another model; one line for each mismatch.
         """
         skeleton = model.skeleton
         shared = {f"{skeleton.embedding_name}.weight", f"{skeleton.head_name}.weight"} if model.is_tied else set()
@@ -187,12 +187,12 @@ class Adapter:
             key = model.names.get(name)
             if name in shared:
                 sentence = (
-                    "the model's output head and input embedding are one weight, and merging would change both;"
+                    "the model's lm_head and input embedding are tied, and merging would change both;"
                     " train the adapter without it"
                 )
             elif key is None and ".experts." in name:
                 sentence = (
-                    "fused experts were trained together, and the checkpoint holds each apart; train without them"
+                    "it changes fused experts, and the checkpoint stores each expert separately; train without them"
                 )
             elif key is None:
                 sentence = f"the model has no such weight{nearest_name(name, list(model.names))}"
@@ -202,7 +202,7 @@ class Adapter:
                     change = LowRank(**{**vars(change), "by_columns": True})
                 shape = tuple(model.weights.info(key).shape)
                 sentence = (isinstance(change, LowRank) and change.problem()) or (
-                    f"it is for a weight of {change.shape} and the model's is {shape}" if change.shape != shape else ""
+                    f"it is for a weight of {change.shape}, but the model's is {shape}" if change.shape != shape else ""
                 )
                 found[key] = change
             if sentence:
@@ -219,7 +219,7 @@ class Adapter:
             data = json.loads(path.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             raise SmeltError(
-                f"{self.directory}: has no {_CONFIG}, so it is no adapter that peft saved; check the path"
+                f"{self.directory}: has no {_CONFIG}, so it is not a peft adapter; check the path"
             ) from None
         except (OSError, ValueError) as error:
             raise SmeltError(f"{path}: cannot be read ({error}); save the adapter again") from None
@@ -235,7 +235,7 @@ class Adapter:
         start = settings.get("init_lora_weights", True)
         if start not in _KEEPS_THE_BASE:
             raise SmeltError(
-                f"{self.directory}: was begun with init_lora_weights={start!r}, which changes the model beside the adapter;"
+                f"{self.directory}: was initialized with init_lora_weights={start!r}, which also changes the base weights;"
                 " convert it to plain LoRA first (peft: save_pretrained(path_initial_model_for_weight_conversion=…))"
             )
         known = _FOLLOWED | _OF_TRAINING
@@ -296,7 +296,7 @@ def adapted(model: OpenModel, adapter: Adapter) -> OpenModel:
 class AdaptedWeights:
     """Weights with an adapter's changes in them; each is changed as it is read.
 
-    What is changed comes as float32, so that nothing of a small change is lost before rounding.
+    Changed weights are returned in float32, so that small changes are not lost before rounding.
 
     Args:
         source: the weights that the adapter was trained on.
@@ -326,5 +326,5 @@ class AdaptedWeights:
 def _finite(file: SafetensorsFile, name: str) -> Tensor:
     tensor = file.load(name).float()
     if not torch.isfinite(tensor).all():
-        raise SmeltError(f"{file.path}: {name} holds NaN or infinite numbers; its training failed, train it again")
+        raise SmeltError(f"{file.path}: {name} holds NaN or infinite values; its training failed, train it again")
     return tensor

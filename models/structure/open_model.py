@@ -1,4 +1,4 @@
-"""A model that a step works on: what is known of it before its weights are read, and the way to them."""
+"""A model that a step works on: what is known before its weights are read, and access to them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LinearFacts:
         rows, columns: outputs and inputs.
         kind: its class's name, ``Linear`` or ``Conv1D``.
         dtype: what its weight is stored in.
-        is_expert: whether it is one of many that only some tokens reach.
+        is_expert: whether it is part of a routed expert.
     """
 
     name: str
@@ -52,9 +52,9 @@ class OpenModel:
 
     Args:
         directory: where it is.
-        weights: its tensors if they are not those of the directory's files but of a transform of them.
-        head_apart: whether the output head has a weight of its own though the configuration ties it to the embedding.
-        is_edited: whether ``weights`` are not those of a checkpoint: they come in float32, and are rounded from that.
+        weights: its tensors if they are a transform of those in the directory's files.
+        head_apart: whether lm_head is untied although the configuration ties it to the embedding.
+        is_edited: whether ``weights`` were edited: they are in float32, and are rounded from that.
 
     Raises:
         SmeltError: the directory does not hold a model that Smelt can work on.
@@ -103,7 +103,7 @@ class OpenModel:
         return self.anatomy.tied
 
     def block_shape(self, index: int) -> object:
-        """What is equal for blocks that are built alike."""
+        """A key that is equal for blocks of the same structure."""
         block = self.skeleton.blocks[index]
         return tuple(
             (name, type(module), tuple(p.shape for p in module.parameters(recurse=False)))
@@ -111,7 +111,7 @@ class OpenModel:
         )
 
     def attention_prefix(self, index: int) -> str:
-        """What the checkpoint's names of a block's attention begin with; its cache's scales are stored beside them.
+        """The prefix of the checkpoint's names of a block's attention, under which its KV cache scales are stored.
 
         Raises:
             SmeltError: no attention of the block keeps a cache that compressed-tensors knows.
@@ -119,14 +119,14 @@ class OpenModel:
         name = cached_attention(self.skeleton.blocks[index])
         if name is None:
             raise SmeltError(
-                f"{type(self.skeleton.blocks[index]).__name__}: has no attention whose cache compressed-tensors knows"
+                f"{type(self.skeleton.blocks[index]).__name__}: has no attention with a cache that compressed-tensors knows"
             )
         start = f"{self.anatomy.blocks[index].name}.{name}."
         label, key = next((label, key) for label, key in self.names.items() if label.startswith(start))
         return key.removesuffix(label.removeprefix(start))
 
     def block_numel(self, index: int) -> int:
-        """How many numbers a block's parameters hold."""
+        """The number of elements of a block's parameters."""
         prefix = self.anatomy.blocks[index].name + "."
         return sum(
             math.prod(self.weights.info(key).shape) for name, key in self.names.items() if name.startswith(prefix)

@@ -21,7 +21,7 @@ class Skeleton:
 
     Attributes:
         model: the transformers model.
-        blocks_name: where the list of decoder blocks hangs, such as ``model.layers``.
+        blocks_name: the name of the list of decoder blocks, such as ``model.layers``.
         head_name: the output head's name, such as ``lm_head``.
         embedding_name: the input embedding's name.
         tied: whether the head's weight is the embedding's.
@@ -46,7 +46,7 @@ class Skeleton:
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         names = {id(module): name for name, module in model.named_modules()}
         if head is None or embedding is None:
-            raise SmeltError(f"{type(model).__name__}: has no output head or no input embedding that Smelt can find")
+            raise SmeltError(f"{type(model).__name__}: Smelt cannot find its output head or input embedding")
         tied = head.weight is embedding.weight
         _compute_buffers(model)
         return cls(model, find_blocks(model, config), names[id(head)], names[id(embedding)], tied, fused)
@@ -59,7 +59,7 @@ class Skeleton:
 
     @property
     def hidden_size(self) -> int:
-        """Width of the hidden states that go from block to block."""
+        """Width of the hidden states between blocks."""
         config = self.model.config
         return int(getattr(config, "hidden_size", None) or self.embedding_width)
 
@@ -75,7 +75,7 @@ class Skeleton:
         return parameters_of(self.model, self.head_name if self.tied else None)
 
     def checkpoint_names(self, weights: Weights) -> dict[str, str]:
-        """For each parameter here, what ``weights`` calls it.
+        """The name in ``weights`` of each parameter here.
 
         Raises:
             SmeltError: one line for each tensor that does not fit.

@@ -1,4 +1,4 @@
-"""A model whose output head has a weight of its own, where it shared the input embedding's."""
+"""Untying lm_head: a model whose output head shared the input embedding's weight gets a separate one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .open_model import OpenModel
 
 
 def with_untied_head(model: OpenModel) -> OpenModel:
-    """The same function; the head can now be changed without the embedding."""
+    """The same function; lm_head can now be changed without the embedding."""
     if not model.is_tied:
         return model
     return OpenModel(model.directory, _OwnHead(model), untied_head=True, is_edited=model.is_edited)
 
 
 def untied(config: dict[str, Any]) -> dict[str, Any]:
-    """A ``config.json`` that says that the head has a weight of its own."""
+    """A ``config.json`` with an untied lm_head."""
     changed = {**config, "tie_word_embeddings": False}
     for key, value in config.items():
         if isinstance(value, dict) and "tie_word_embeddings" in value:
@@ -28,7 +28,7 @@ def untied(config: dict[str, Any]) -> dict[str, Any]:
 
 
 class _OwnHead:
-    """The tensors of a tied model, the embedding's once more under the head's name."""
+    """The tensors of a tied model, with the embedding's repeated under lm_head's name."""
 
     def __init__(self, model: OpenModel) -> None:
         self._source: Weights = model.weights

@@ -16,13 +16,13 @@ def conversation_text(
 ) -> str:
     """Write a conversation as text, ready for an answer.
 
-    The template is a program that comes with the model. transformers runs it in a sandbox, which keeps it from anything
-    but text; it may still fail, or refuse the conversation.
+    The template is a program shipped with the model. transformers runs it in a sandbox, which limits it to producing
+    text; it may still fail, or refuse the conversation.
 
     Args:
         tokenizer: of the model, with a template.
         turns: messages, each with a role and a content.
-        continue_last: go on with the last message instead of answering it.
+        continue_last: continue the last message instead of answering it.
 
     Raises:
         SmeltError: the template fails.
@@ -31,9 +31,9 @@ def conversation_text(
         written: Any = tokenizer.apply_chat_template(
             list(turns), tokenize=False, add_generation_prompt=not continue_last, continue_final_message=continue_last
         )
-    except Exception as error:  # whatever the template's own code raises, memory that it fills among it
+    except Exception as error:  # anything that the template's code raises, including MemoryError
         first = " ".join(str(error).split())[:200] or type(error).__name__
         raise SmeltError(
-            f"the model's chat template fails on this conversation ({first}); mend chat_template in its tokenizer's files"
+            f"the model's chat template fails on this conversation ({first}); fix chat_template in its tokenizer files"
         ) from None
     return written

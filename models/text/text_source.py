@@ -16,7 +16,7 @@ from ...system.paths import irregular, named_path
 _BUILTIN = Path(__file__).parents[1] / "builtin" / "corpus"
 # Bytes read at once; also how much of a text's beginning identifies it.
 _PIECE = 1 << 16
-# The datasets library looks through a directory once for each of dozens of patterns.
+# The datasets library scans a directory once for each of dozens of patterns.
 _MOST_FILES = 10_000
 
 
@@ -26,7 +26,7 @@ class TextSource:
 
     Attributes:
         name: ``builtin``, a .txt or .jsonl file, or a Hugging Face dataset.
-        half: ``calibration`` or ``evaluation``: which half of the builtin corpus is meant.
+        half: ``calibration`` or ``evaluation``: which half of the builtin corpus to use.
         field: the field of JSONL records and dataset rows that holds the text.
         split, config: of a Hugging Face dataset.
     """
@@ -39,7 +39,7 @@ class TextSource:
 
     @property
     def label(self) -> str:
-        """What to call it."""
+        """The source's name in messages."""
         return f"the builtin {self.half} text" if self.name == "builtin" else self.name
 
     def documents(self) -> Iterator[str]:
@@ -57,7 +57,7 @@ class TextSource:
             yield from self._dataset()
 
     def beginning_digest(self) -> str:
-        """Of its first characters: equal for the same text, wherever it lies and however it is cut into tokens."""
+        """A digest of its first characters: equal for the same text, regardless of its path and tokenizer."""
         digest, left = hashlib.sha256(), _PIECE
         for document in self.documents():
             digest.update(str(document)[:left].encode())
@@ -67,7 +67,7 @@ class TextSource:
         return digest.hexdigest()
 
     def problem(self) -> str | None:
-        """What can be known to be wrong without reading the source."""
+        """What is wrong, as far as can be known without reading the source."""
         if self.name == "builtin":
             return None
         path = named_path(self.name)
@@ -75,11 +75,11 @@ class TextSource:
         if kind not in (None, "a directory"):
             return f"{self.name}: is {kind}, not a text file; write its text to a file"
         if path.suffix in (".txt", ".jsonl") and not path.is_file():
-            return f"{self.name}: there is no such text file; check the path"
+            return f"{self.name}: text file not found; check the path"
         if kind is not None and _holds_more_than(_MOST_FILES, path):
             return (
-                f"{self.name}: holds more than {_MOST_FILES} files, through which a dataset is not looked for; name a"
-                " directory with nothing but data in it, or a file"
+                f"{self.name}: holds more than {_MOST_FILES} files, too many to search for a dataset; give a"
+                " directory that holds only data, or a file"
             )
         return None
 
@@ -91,7 +91,7 @@ class TextSource:
             for row in rows:
                 if self.field not in row:
                     raise SmeltError(
-                        f"{self.name}: rows have no field {self.field!r}; there is {', '.join(row)}; set field"
+                        f"{self.name}: rows have no field {self.field!r}; available: {', '.join(row)}; set field"
                     )
                 yield row[self.field]
         except SmeltError:
@@ -155,10 +155,10 @@ def _jsonl(path: Path, field: str) -> Iterator[str]:
                 raise SmeltError(f"{path}:{number}: is not JSON ({error}); each line must be one JSON object") from None
             if not isinstance(record, dict) or field not in record:
                 found = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-                raise SmeltError(f"{path}:{number}: has no field {field!r}; there is {found}; set field")
+                raise SmeltError(f"{path}:{number}: has no field {field!r}; available: {found}; set field")
             text = record[field]
             if isinstance(text, str) and not _is_unicode(text):
-                raise SmeltError(f"{path}:{number}: holds half of a surrogate pair, which is no text; mend that line")
+                raise SmeltError(f"{path}:{number}: holds half of a surrogate pair, which is not text; fix that line")
             yield text
 
 

@@ -16,11 +16,11 @@ from .text_source import TextSource
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# A seed chooses windows among this many times as many as are asked for; the rest of a huge source is not read.
+# A seed chooses among this many times the requested windows; the rest of a huge source is not read.
 _CHOICE = 16
 _SHORTEST = 2  # window that a recipe may ask for
 _SEPARATOR = "\n\n"
-# Characters given to the tokenizer at once. It takes some fifty times as much memory as its text.
+# Characters given to the tokenizer at once. It takes about fifty times the memory of its text.
 _PIECE = 1 << 16
 
 
@@ -91,14 +91,14 @@ def used_tokens(source: TextSource, tokenizer: PreTrainedTokenizerBase) -> set[i
 
 
 def recut(tokens: Tensor, before: PreTrainedTokenizerBase, after: PreTrainedTokenizerBase) -> Tensor:
-    """Windows of the same text, as another tokenizer cuts it: as many, and as long."""
+    """The same number and length of windows of the same text, with another tokenizer."""
     begin, old = beginning(after), len(beginning(before))
     own = tokens.shape[1] - len(begin)
     ids: list[int] = []
     for text in before.batch_decode(tokens[:, old:], clean_up_tokenization_spaces=False):
         ids.extend(after(text, add_special_tokens=False, verbose=False).input_ids)
     short = len(tokens) * own - len(ids)
-    if short > 0:  # what is decoded and cut again may come out a little shorter
+    if short > 0:  # text that is decoded and tokenized again may be a little shorter
         ids.extend((ids * (short // len(ids) + 1))[:short])
     return _begun(torch.tensor(ids[: len(tokens) * own]).view(len(tokens), own), begin)
 
@@ -109,7 +109,7 @@ def fingerprint(tokens: Tensor) -> str:
 
 
 def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The token that the tokenizer begins every text with, for models (Llama, Gemma) that always saw one."""
+    """The BOS token that the tokenizer adds, for models (Llama, Gemma) that were trained with one."""
     ids, bos = tokenizer("a").input_ids, tokenizer.bos_token_id
     return [bos] if isinstance(bos, int) and ids[:1] == [bos] else []
 
@@ -127,7 +127,7 @@ def _fingerprinted(tokens: Tensor) -> Windows:
 
 
 def _fewer(samples: int, length: int) -> str:
-    """What there is text enough for: fewer samples as long, or as many shorter ones; nothing, if neither."""
+    """A hint for too little text: fewer samples of this length, or the same number of shorter ones; empty if neither fits."""
     if samples:
         return f"ask for {samples} samples or "
     return f"ask for a length of at most {length} or " if length >= _SHORTEST else ""

@@ -1,4 +1,4 @@
-"""A step's transforms: what they need, what stands against them, and how they are applied to a model and its blocks."""
+"""A step's transforms: what they need, what prevents them, and how they are applied to a model and its blocks."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class Transforms:
 
     @property
     def change_weights(self) -> bool:
-        """Whether what is rounded is not what the checkpoint holds."""
+        """Whether they change the weights before rounding."""
         return bool(self.of_residual or self.links)
 
     @property
     def reads_inputs(self) -> list[str]:
-        """Which of them ask what layers read of a calibration text."""
+        """Those that need layer inputs on a calibration text."""
         return [f"transform {choice.method}" for choice in self._choices if choice.settled().reads_inputs]
 
     def problems(self, model: OpenModel) -> list[Problem]:
-        """What stands between these transforms and a model."""
+        """Why these transforms cannot be applied to a model."""
         problems = []
         moved: str | None = None
         for i, choice in enumerate(self._choices):
@@ -69,7 +69,7 @@ class Transforms:
                     )
                 )
         if [choice.method for choice in self.of_residual].count("rotate") > 1:
-            problems.append(Problem(f"{self._where}.transforms", "two rotations are one rotation; keep one rotate"))
+            problems.append(Problem(f"{self._where}.transforms", "two rotations compose to one; keep one rotate"))
         if self.of_residual:
             try:
                 self._residual(model)
@@ -78,12 +78,12 @@ class Transforms:
         return problems
 
     def opened(self, model: OpenModel, seed: int, context: RunContext | None = None) -> OpenModel:
-        """The model with its residual stream changed, if these transforms change it; the same function in any case.
+        """The model with its residual stream rotated, if these transforms do that; its function does not change.
 
         Args:
             model: the model.
-            seed: of rotations that name none.
-            context: the run; without it rotations that would be learned stay random.
+            seed: of rotations that set none.
+            context: the run; without it, learned rotations stay random.
         """
         if not self.of_residual:
             return model
@@ -101,7 +101,7 @@ class Transforms:
         return rotated(model, residual, rotation)
 
     def cost(self, model: OpenModel, tokens: int) -> Cost:
-        """What learning rotations takes."""
+        """The cost of learning rotations."""
         learned = [o.learn for c in self.of_residual if isinstance(o := c.settled(), RotateOptions) and o.learn]
         return learning_cost(model, self._residual(model), learned[0], tokens) if learned else Cost(0, 0, 0.0)
 
@@ -113,7 +113,7 @@ class Transforms:
         schemes: dict[str, Scheme],
         stored: torch.dtype,
     ) -> None:
-        """Move scales within a block, one transform after another; the block computes with the result.
+        """Move scales within a block, one transform after another; the block then computes with the result.
 
         Args:
             passes: the block and the windows that enter it.
@@ -151,7 +151,7 @@ class Transforms:
 def changed_beside(
     model: OpenModel, index: int, weights: dict[str, Tensor], quantized: Collection[str]
 ) -> dict[str, Tensor]:
-    """What scales were moved into that is not quantized: norms, biases, routers, linears that are left as they are.
+    """Unquantized tensors that scales were moved into: norms, biases, routers, ignored linears.
 
     Args:
         model: whose block it is.

@@ -1,4 +1,4 @@
-"""Which linears a quantize step changes, and what each is given."""
+"""Which linears a quantize step changes, and how each is treated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = "lm_head"
 
 @dataclass(frozen=True)
 class Treatment:
-    """What is done to one linear.
+    """How one linear is treated.
 
     Attributes:
         scheme: what it is stored as.
@@ -38,13 +38,13 @@ class Treatment:
 
     @property
     def reads_inputs(self) -> list[str]:
-        """What of it asks what the linear reads of a calibration text."""
+        """Its parts that need the linear's inputs on a calibration text."""
         rounding = [f"rounding {self.rounding}"] if self.options.reads_inputs else []
         return [*rounding, *([f"{self.scheme.label}'s fixed input scales"] if self.scheme.reads_inputs else [])]
 
 
 class Assignment:
-    """A step's settings, read for a model.
+    """A step's settings, applied to a model.
 
     Args:
         settings: the recipe's section.
@@ -74,7 +74,7 @@ class Assignment:
         ]
 
     def of(self, model: OpenModel) -> dict[str, Treatment]:
-        """What each linear that targets name and ignore does not is given, by the linear's name."""
+        """The treatment of each linear that ``targets`` matches and ``ignore`` does not, by name."""
         return {
             facts.name: self._treatment(facts, model)
             for facts in model.linears.values()
@@ -82,12 +82,12 @@ class Assignment:
         }
 
     def named_apart(self, model: OpenModel) -> set[str]:
-        """The linears that an override gives a scheme of its own."""
+        """The linears to which an override assigns a scheme."""
         own = [override.targets for override in self._settings.overrides if override.scheme is not None]
         return {name for name in self.of(model) if any(named(model.linears[name], each, model) for each in own)}
 
     def problems(self, model: OpenModel) -> list[Problem]:
-        """Everything that stands between these settings and this model."""
+        """Everything that prevents these settings for this model."""
         chosen = self.of(model)
         facts = [model.linears[name] for name in chosen]
         problems = self._pattern_problems(model)
@@ -112,7 +112,7 @@ class Assignment:
             problems.append(
                 Problem(
                     f"{self._where}.rounding",
-                    f"{odd[0]} and {len(odd) - 1} more: {model.linears[odd[0]].columns} input columns are not made of groups"
+                    f"{odd[0]} and {len(odd) - 1} more: {model.linears[odd[0]].columns} input columns do not divide into groups"
                     f" of {chosen[odd[0]].options.columns_together}; choose another pattern, or add these layers to ignore",
                 )
             )
@@ -173,7 +173,7 @@ class Assignment:
         ]
 
     def _shared_problems(self, chosen: dict[str, Treatment], model: OpenModel) -> list[Problem]:
-        """Servers multiply linears that read the same input as one, so they must be stored alike."""
+        """Servers fuse linears that read the same input, so they must be stored alike."""
         for block in model.anatomy.blocks:
             for phase in block.phases():
                 schemes: dict[str, str] = {}
@@ -187,7 +187,7 @@ class Assignment:
                     return [
                         Problem(
                             f"{self._where}.overrides",
-                            f"{first} and {second} read the same input, and servers multiply such linears as one;"
+                            f"{first} and {second} read the same input, and servers fuse such linears;"
                             " give them the same scheme",
                         )
                     ]
@@ -212,8 +212,8 @@ class Assignment:
             problems.append(
                 Problem(
                     f"{self._where}.ignore",
-                    f"leaves the expert {left[0]} as it is; transformers reloads a quantized mixture of experts only if"
-                    " all of its experts are quantized, so let targets and ignore name none of them apart",
+                    f"leaves the expert {left[0]} unquantized; transformers reloads a quantized mixture of experts only if"
+                    " all of its experts are quantized, so targets and ignore must not single one out",
                 )
             )
         return problems
@@ -229,7 +229,7 @@ class Assignment:
                 return [
                     Problem(
                         f"{self._where}.scheme",
-                        f"{scheme.name} reloads as bfloat16 whatever the model is, and this one is {dtype};"
+                        f"{scheme.name} always reloads as bfloat16, and this model is {dtype};"
                         " convert the model to bfloat16 first or use W4A16",
                     )
                 ]
@@ -237,7 +237,7 @@ class Assignment:
 
 
 def alike(treatments: Mapping[str, Treatment]) -> list[list[str]]:
-    """Linears by treatment, in order; those that are treated alike are together."""
+    """Linears grouped by treatment, in order."""
     found: list[tuple[Treatment, list[str]]] = []
     for name, treatment in treatments.items():
         for known, names in found:
@@ -250,7 +250,7 @@ def alike(treatments: Mapping[str, Treatment]) -> list[list[str]]:
 
 
 def named(facts: LinearFacts, patterns: list[str], model: OpenModel) -> bool:
-    """Whether one of ``targets``' patterns names a linear, by its name in the model or in the checkpoint."""
+    """Whether one of ``targets``' patterns matches a linear's name in the model or in the checkpoint."""
     key = facts.key.removesuffix(".weight")
     for pattern in patterns:
         if pattern == HEAD:

@@ -1,9 +1,9 @@
-"""Passing all calibration windows through one block, again and again while it is being quantized.
+"""Running all calibration windows through one block repeatedly while it is being quantized.
 
-Quantizing in order (q/k/v, then o, then gate/up, then down) needs the inputs of each after those
-before it have changed. Done naively that is five passes a block. But once the inputs of a part's
-last linear have been seen, nothing before them can change any more: they are kept, and later passes
-start the part from there. All passes together then cost little more than one.
+Quantizing in order (q/k/v, then o, then gate/up, then down) needs the inputs of each linear after
+the earlier ones have changed. Done naively that is five passes per block. But once the inputs of a
+part's last linear have been seen, nothing before them changes any more: they are stored, and later
+passes start the part from there. All passes together then cost little more than one.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from ..layer_stats import SAMPLE_ROWS, LayerStats, StatsCollector
 from ..transforms.links import weight_rows
 from .unrounded import UnroundedInputs, add_compared
 
-# Experts of one layer are watched together as long as what is gathered of them fits in this much memory.
+# Experts of one layer are observed together as long as their statistics fit in this much memory.
 _STATS_BYTES = 512 << 20
 
 
-# An expert that fewer tokens reached is calibrated on all of them.
+# An expert that fewer tokens than this reach is calibrated on all tokens.
 _FEW = 64
 
 
-class _SeenEnough(Exception):  # noqa: N818 - it is no error
-    """Ends a forward pass once the inputs that were wanted have gone by."""
+class _SeenEnough(Exception):  # noqa: N818 - not an error
+    """Ends a forward pass once the wanted inputs have been observed."""
 
 
 class BlockPasses:
-    """One block, the windows that enter it, and what is already known of its inside.
+    """One block, its input windows, and the intermediate activations stored so far.
 
     Args:
         block: the block, with its weights loaded.
         anatomy: its anatomy.
-        store: hidden states that enter it; :meth:`advance` replaces them by those that leave it.
+        store: its input hidden states; :meth:`advance` replaces them by its outputs.
         call: how the model calls the block, for hidden states of a given shape.
-        unrounded: what linears read in the unrounded model, for roundings that compare with it.
-        tokens: how many the windows hold; those of all processes, if there are several.
-        processes: this one and those that see other windows.
+        unrounded: inputs of linears in the unrounded model, for methods that compare with it.
+        tokens: how many the windows of all processes hold.
+        processes: this one and those with other windows.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class BlockPasses:
     def observe(
         self, groups: list[SharedInput], *, hessian: bool, energy: bool = False
     ) -> Iterator[tuple[SharedInput, LayerStats]]:
-        """Gather what each group of one phase reads, as many groups at a time as memory allows."""
+        """Collect the inputs of each group of one phase, with as many groups at a time as memory allows."""
         waves = list(self._waves(groups, hessian))
         for wave in waves:
             collectors = self._collectors(wave, hessian, energy=energy)
             self._watch(collectors, stop=len(groups) == 1)
             found = {group: collectors.pop(group).result(self.processes) for group in wave}
-            few = min(_FEW, self._tokens)  # of a short text, what sees all of it is no such expert
+            few = min(_FEW, self._tokens)  # a linear that sees all of a short text is not such an expert
             rare = {group: stats for group, stats in found.items() if stats.tokens < few}
             found |= self._unreached(rare, hessian, energy=energy)
             for group in wave:
@@ -89,7 +89,7 @@ class BlockPasses:
     def _unreached(
         self, few: dict[SharedInput, LayerStats], hessian: bool, *, energy: bool
     ) -> dict[SharedInput, LayerStats]:
-        """Statistics over all tokens for experts that hardly any token reached."""
+        """Statistics over all tokens for experts that very few tokens reached."""
         collectors = self._collectors(few, hessian, energy=energy)
         if collectors:
             with shown_all_tokens(self.block, [group.linears[0] for group in few]):
@@ -102,7 +102,7 @@ class BlockPasses:
     def survey(
         self, groups: list[SharedInput], *, hessian: bool = False, energy: bool = False
     ) -> Iterator[tuple[SharedInput, LayerStats]]:
-        """Gather what every group reads before anything is rounded. Nothing is kept for later passes: the block may change."""
+        """Collect the inputs of every group before rounding. Nothing is stored for later passes, as the block may change."""
         for wave in self._waves(groups, hessian):
             collectors = self._collectors(wave, hessian, energy=energy)
             self._watch(collectors, stop=False, keep=False)
@@ -110,18 +110,18 @@ class BlockPasses:
                 yield group, collectors.pop(group).result(self.processes)
 
     def advance(self) -> None:
-        """Let all windows go through the block."""
+        """Run all windows through the block."""
         for batch in self._store.batches():
             hidden = self._store.read(batch)
             with self._shortcuts(batch):
                 self._store.write(batch, self._call(hidden).run(self.block, hidden))
 
     def columns(self, group: SharedInput) -> int:
-        """How wide the inputs of a group are."""
+        """The width of a group's inputs."""
         return weight_rows(self.block.get_submodule(group.linears[0])).shape[1]
 
     def close(self) -> None:
-        """Drop what was kept."""
+        """Drop stored activations."""
         for kept in (self._kept, self._filling):
             for store in kept.values():
                 store.close()
@@ -159,19 +159,19 @@ class BlockPasses:
         finally:
             for handle in handles:
                 handle.remove()
-        self._kept |= self._filling  # complete only now that every batch has gone by
+        self._kept |= self._filling  # complete only after every batch
         self._filling.clear()
 
     def _keep(self, tail: Tail, batch: slice, inputs: Tensor) -> None:
         if inputs.dim() != 3 or inputs.shape[:2] != (batch.stop - batch.start, self._store.shape[1]):
-            return  # flattened or routed tokens: the part is simply computed again
+            return  # flattened or routed tokens: the part is computed again
         if tail.linear not in self._filling:
             self._filling[tail.linear] = self._store.beside(inputs.shape[-1])
         self._filling[tail.linear].write(batch, inputs)
 
     @contextmanager
     def _shortcuts(self, batch: slice) -> Iterator[None]:
-        """Let parts whose last inputs are known start from them."""
+        """Let parts whose last linear's inputs are stored start from them."""
         shortened = []
         for tail in self.anatomy.tails:
             part, linear = self.block.get_submodule(tail.part), self.block.get_submodule(tail.linear)
@@ -227,15 +227,15 @@ def observe_head(
     unrounded: ActivationStore | None = None,
     rounding: QuantizationArgs | None = None,
 ) -> LayerStats:
-    """Gather what the output head reads.
+    """Collect the inputs of the output head.
 
     Args:
         head: the head.
-        store: what leaves the blocks.
+        store: the outputs of the blocks.
         tokens: how many the windows of all processes hold.
-        processes: this one and those that see other windows.
+        processes: this one and those with other windows.
         hessian: whether the Hessian is wanted.
-        unrounded: what leaves the unrounded blocks, to compare with; None if that is not wanted.
+        unrounded: the outputs of the unrounded blocks, to compare with; None if not needed.
         rounding: how the head's inputs are rounded at run time.
     """
     module = head.module

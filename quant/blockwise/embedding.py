@@ -1,4 +1,4 @@
-"""The input embedding in 8-bit codes, with a scale for each token's row."""
+"""The input embedding in 8-bit codes, with one scale per token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..rounding.nearest import nearest
 from ..scheme import Scheme
 from ..stored.quantized_weight import restore
 
-# The one form of an embedding that transformers 5.23 loads. vLLM documents packed codes only, which that does not load.
+# The only quantized embedding that transformers 5.23 loads. vLLM documents packed codes only, which transformers does not.
 EMBEDDING = Scheme(
     "W8 by token",
     QuantizationArgs(num_bits=8, symmetric=True, strategy=QuantizationStrategy.CHANNEL),
@@ -33,18 +33,18 @@ def embedding_key(model: OpenModel) -> str:
 
 
 def embedding_saving(model: OpenModel) -> int:
-    """Bytes that rounding the embedding takes off a checkpoint."""
+    """Bytes that rounding the embedding saves in a checkpoint."""
     table = model.weights.info(embedding_key(model))
     return table.nbytes - EMBEDDING.stored_bytes(table.shape[0], table.shape[1], table.dtype.itemsize)
 
 
 def round_embedding(model: OpenModel, tokens: Tensor | None, part: Path) -> None:
-    """Write the rounded embedding as a part.
+    """Write the rounded embedding as a part of the checkpoint.
 
     Args:
         model: whose.
-        tokens: the calibration text; a token's error counts as often as it is there, or once if no text was read.
-        part: where to.
+        tokens: the calibration text; a token's error is weighted by its count there, or by one if no text was read.
+        part: the file to write.
     """
     key = embedding_key(model)
     table, stored = model.weights.load(key), model.weights.info(key).dtype
@@ -53,7 +53,7 @@ def round_embedding(model: OpenModel, tokens: Tensor | None, part: Path) -> None
         often = torch.bincount(tokens.flatten(), minlength=len(table)).double()
     pieces: list[dict[str, Tensor]] = []
     lost = whole = 0.0
-    for start in range(0, len(table), SLICE):  # rows do not depend on each other, and a wide copy would be large
+    for start in range(0, len(table), SLICE):  # rows are independent, and a float32 copy would be large
         rows, counts = table[start : start + SLICE], often[start : start + SLICE]
         grid = Grid.fit(rows.float(), EMBEDDING.args, stored)
         pieces.append(nearest(rows, EMBEDDING.args, grid=grid).stored(EMBEDDING))
@@ -69,5 +69,5 @@ def round_embedding(model: OpenModel, tokens: Tensor | None, part: Path) -> None
 
 
 def restored_embedding(stored: dict[str, Tensor]) -> Tensor:
-    """The embedding that a part stands for."""
+    """The embedding restored from a part."""
     return restore({name.rpartition(".")[2]: tensor for name, tensor in stored.items()}, EMBEDDING)

@@ -1,4 +1,4 @@
-"""Rounding linears that share their inputs, as one."""
+"""Rounding linears that share their inputs together."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class ToRound:
     """A linear that is about to be rounded.
 
     Attributes:
-        facts: what is known of it.
-        weight: ``[rows, columns]``, in its own type, or in float32 if it has been transformed.
+        facts: its facts.
+        weight: ``[rows, columns]``, in its stored dtype, or in float32 if it has been transformed.
     """
 
     facts: LinearFacts
@@ -42,7 +42,7 @@ class GroupQuantizer:
 
     Args:
         treatment: the scheme and the rounding.
-        ranges: choices of a grid's range, applied in order to the grid of the extremes.
+        ranges: range choices, applied in order to the min-max grid.
     """
 
     def __init__(self, treatment: Treatment, ranges: list[TransformChoice]) -> None:
@@ -52,7 +52,7 @@ class GroupQuantizer:
     def round(self, linears: list[ToRound], stats: LayerStats | None) -> list[tuple[dict[str, Tensor], LayerRecord]]:
         """Round linears that share their inputs; each gets its stored tensors and its record.
 
-        They are stacked into one weight: rows do not depend on each other, the Hessian is factored
+        They are stacked into one weight: rows are independent, the Hessian is factored
         once, and NVFP4's global scale is shared, as servers that fuse q/k/v or gate/up need it.
         Blocks of rows (FP8_BLOCK) must not straddle two linears, so there each is rounded alone.
 
@@ -87,7 +87,7 @@ class GroupQuantizer:
 def input_rounding(
     scheme: Scheme, stats: LayerStats, weights: Sequence[Tensor], stored: torch.dtype
 ) -> ActivationRounding | None:
-    """How the inputs that some linears share are rounded; None if the scheme leaves them as they are.
+    """How the inputs that some linears share are rounded; None if the scheme does not round inputs.
 
     Args:
         scheme: of the linears.
@@ -126,14 +126,14 @@ def record_of(
     error_of: Literal["outputs", "weights"],
     notes: list[str],
 ) -> LayerRecord:
-    """What is kept of a rounded linear.
+    """The record of a rounded linear.
 
     Raises:
         SmeltError: the error is not finite.
     """
     if error is not None and not math.isfinite(error):
         if error_of == "weights":
-            raise SmeltError(f"{facts.name}: what its weights are rounded to is not finite; add it to ignore")
+            raise SmeltError(f"{facts.name}: its quantized weights are not finite; add it to ignore")
         raise SmeltError(
             f"{facts.name}: its outputs on the calibration text are not finite; add it to ignore or use other text"
         )
@@ -142,7 +142,7 @@ def record_of(
 
 
 def reached_notes(stats: LayerStats) -> list[str]:
-    """A sentence about an expert that hardly any token reached."""
+    """A note about an expert that very few tokens reached."""
     if stats.reached is None or not stats.tokens:
         return []
     some = f"only {stats.reached}" if stats.reached else "none"

@@ -1,4 +1,4 @@
-"""Limits on what a layer may lose, and what is done about a layer beyond them."""
+"""Limits on a layer's quantization error, and what to do with layers beyond them."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ class LayerGuard:
     """Judges layers by the relative error of their outputs.
 
     Args:
-        settings: the recipe's section; None lets everything pass.
-        advice: what a person can do about a layer that fails.
+        settings: the recipe's section; None accepts everything.
+        advice: what the user can do about a layer that fails.
     """
 
     def __init__(
         self,
         settings: Guard | None,
-        advice: str = "give it more bits by an override, or let guard.otherwise be fallback",
+        advice: str = "give it more bits with an override, or set guard.otherwise: fallback",
     ) -> None:
         self._settings = settings
         self._advice = advice
 
     def fallback(self, treatment: Treatment) -> Treatment | None:
-        """What a layer that fails is given instead; None if the recipe wants no fallback."""
+        """The treatment for a failing layer; None if the recipe sets no fallback."""
         if self._settings is None or self._settings.otherwise != "fallback":
             return None
         return replace(treatment, scheme=resolve(self._settings.fallback))
 
     def failing(self, records: list[LayerRecord]) -> list[LayerRecord]:
-        """The layers that lose more than they may.
+        """The layers whose error exceeds the limit.
 
         Raises:
-            SmeltError: there are any, and the recipe says that the run ends then.
+            SmeltError: there are any, and the recipe sets the run to stop.
         """
         if self._settings is None:
             return []
@@ -52,11 +52,11 @@ class LayerGuard:
         return found
 
     def judge(self, record: LayerRecord) -> None:
-        """Note it in the record if the layer loses more than it may, or end the run, as the recipe wants."""
+        """If the layer's error exceeds the limit, note it in the record or end the run, as the recipe sets."""
         if self.failing([record]):
             record.notes.append(self.sentence(record))
 
     def sentence(self, record: LayerRecord) -> str:
-        """A sentence for the report about a layer that fails and stays as it is."""
+        """A sentence for the report about a failing layer that is kept."""
         assert self._settings is not None
         return f"its outputs change by {record.error:.3g}, more than max_layer_error {self._settings.max_layer_error:g}"

@@ -1,4 +1,4 @@
-"""Rotations of a model learned from what its linears read, one block in memory at a time."""
+"""Rotations of a model learned from the inputs of its linears, with one block in memory at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..transforms.rotated_model import ModelRotation, Residual, rotated
 from ..transforms.rotation import Rotation
 from .block_passes import BlockPasses
 
-# Tokens that are read, and the numbers kept as a sample of the hidden states: a quarter of a gigabyte.
+# Tokens that are read, and elements kept as a sample of the hidden states: a quarter of a gigabyte.
 _TOKENS = 8192
 _SAMPLE_NUMBERS = 1 << 26
 _FILE = "rotations.safetensors"
@@ -38,7 +38,7 @@ def learned_model_rotation(
     Args:
         model: the model, not rotated.
         residual: its residual stream.
-        start: random rotations to begin with; those that it lacks are not learned.
+        start: random rotations to start from; rotations missing there are not learned.
         steps: of descent for each rotation.
         seed: of the rows' order.
         context: the run around it.
@@ -51,7 +51,7 @@ def learned_model_rotation(
             save_tensors(path, {name: matrix.contiguous() for name, matrix in matrices.items()})
         return load_part(path), None
 
-    # The first process alone: what it reads is a small part of the calibration text.
+    # Only in the first process: it reads a small part of the calibration text.
     matrices, _ = context.processes.broadcast(learn)
     found = {name: Rotation.dense(matrix.cpu()) for name, matrix in matrices.items()}
     heads = tuple(found.get(f"heads.{index}", head) for index, head in enumerate(start.heads))
@@ -59,7 +59,7 @@ def learned_model_rotation(
 
 
 def learning_cost(model: OpenModel, residual: Residual, steps: int, tokens: int) -> Cost:
-    """What :func:`learned_turn` takes."""
+    """The cost of :func:`learned_model_rotation`."""
     width = model.skeleton.hidden_size
     tokens = min(tokens, _TOKENS)
     rows = min(_SAMPLE_NUMBERS // width, 2 * len(residual.blocks) * SAMPLE_ROWS)
@@ -85,7 +85,7 @@ class _Learning:
     def matrices(self) -> dict[str, Tensor]:
         """``hidden``, and ``heads.0`` and so on."""
         found: dict[str, Tensor] = {}
-        # With norms folded, all readers read the hidden states as they are, but for their length.
+        # With norms folded, all readers read the hidden states up to their norm.
         folded = rotated(self.model, self.residual, ModelRotation.none(self.residual))
         context = self.context
         streamed = StreamedModel(folded.skeleton, folded.weights, context.dtype, context.journal)
@@ -141,7 +141,7 @@ class _Learning:
 
 
 def _weighed(stats: LayerStats, weight: Tensor) -> Tensor:
-    """Sampled inputs, so long that an error in them counts as it does in the layer's outputs, relative to these."""
+    """Sampled inputs, scaled so that an error counts as it does in the layer's outputs, relative to these."""
     rows, weight = stats.rows.float(), weight.float()
     size = (rows @ weight.T).square().sum(-1).mean()
     return rows * (weight.square().sum() / size.clamp_min(torch.finfo(torch.float32).tiny)).sqrt()

@@ -1,4 +1,4 @@
-"""The work of a quantize step on one block after another, each reading what the quantized blocks before it produce."""
+"""A quantize step with calibration, block by block; each block reads the outputs of the quantized blocks before it."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from .group_quantizer import GroupQuantizer, ToRound, finished, input_rounding
 from .guard import LayerGuard
 from .unrounded import UnroundedInputs
 
-# Linears, what the checkpoint stores for each, and what is reported of it.
+# Linears, the tensors that the checkpoint stores for each, and its record.
 Rounded = list[tuple[ToRound, tuple[dict[str, Tensor], LayerRecord]]]
 
 
 @dataclass(frozen=True)
 class _BlockState:
-    """What is known of a block, or of the head, so far.
+    """The results for a block, or for the head, so far.
 
     Attributes:
-        stored: what its file will hold.
-        records: what is reported of its layers.
+        stored: the contents of its file.
+        records: the records of its layers.
     """
 
     stored: dict[str, Tensor] = field(default_factory=dict)
@@ -61,10 +61,10 @@ class _Block(_BlockState):
 
     Attributes:
         index: its number.
-        store: what enters it.
+        store: its input hidden states.
         passes: the windows and the block.
         weights: its parameters, matrices as ``[rows, columns]``.
-        held: what ends when the block is dropped.
+        held: context managers that end when the block is dropped.
     """
 
     index: int = field(kw_only=True)
@@ -75,19 +75,19 @@ class _Block(_BlockState):
 
     @property
     def prefix(self) -> str:
-        """What the names of its linears begin with."""
+        """The prefix of its linears' names."""
         return f"{self.passes.anatomy.name}."
 
 
 class BlockQuantizer(BlockJob):
-    """Quantizes a model's blocks and head, and leaves each as a part in the journal.
+    """Quantizes a model's blocks and head, and saves each as a part in the journal.
 
     Args:
-        model: the model, its residual stream already changed where a transform does that.
-        chosen: what each linear is given, by name.
+        model: the model, with its residual stream already rotated where a transform does that.
+        chosen: each linear's treatment, by name.
         transforms: what is done to each block's weights before they are rounded.
-        cache: what keys and values are cached in, if not as they are computed.
-        guard: what a layer may lose.
+        cache: how keys and values are cached, if they are quantized.
+        guard: limits on a layer's error.
         context: the run around it.
         embedding: whether the input embedding is rounded.
 
@@ -109,7 +109,7 @@ class BlockQuantizer(BlockJob):
         embedding: bool = False,
     ) -> None:
         self._cache = cache
-        # What the unrounded blocks make of the windows, for methods that need it.
+        # Hidden states of the unrounded model, for methods that need them.
         self._plain: ActivationStore | None = None
         self._guard = guard
         self._model = model
@@ -117,7 +117,7 @@ class BlockQuantizer(BlockJob):
         self._alone = {name for name, treatment in chosen.items() if not treatment.method.by_block}
         self._transforms = transforms
         self._context = context
-        # Edited weights come in float32, and are rounded from that.
+        # Edited weights are in float32, and are rounded from that.
         self._wide = model.is_edited or transforms.change_weights
         self._changes = RoundedActivations()
         self._streamed = streamed_model(model, context, self._changes)
@@ -139,13 +139,13 @@ class BlockQuantizer(BlockJob):
                 self._plain.close()
 
     def begin(self) -> Tensor | None:
-        """Embed what unrounded blocks read, if that is needed, and round the embedding."""
+        """Embed the unrounded model's inputs, if needed, and round the embedding."""
         if any(t.method.by_block or t.options.reads_unrounded for t in self._chosen.values()):
             self._plain = self._streamed.embed(self._context.processes.share(self._context.tokens))
         return self._rounded_embedding()
 
     def _rounded_embedding(self) -> Tensor | None:
-        """What tokens are looked up in, if not in the model's own embedding."""
+        """The embedding table to use, if not the model's own."""
         part = self._embedding
         if part is None:
             return None
@@ -160,7 +160,7 @@ class BlockQuantizer(BlockJob):
             return restored_embedding({name: tensor.cpu() for name, tensor in stored.items()})
 
     def _recall(self, layers: list[dict[str, Any]]) -> None:
-        """Which layers of a finished part, or of those that another process rounded, got the guard's fallback."""
+        """Restore which layers of a finished part, or of one that another process rounded, got the guard's fallback."""
         for record in layers:
             treatment = self._chosen.get(record["name"])  # the embedding has none
             other = None if treatment is None else self._guard.fallback(treatment)
@@ -169,7 +169,7 @@ class BlockQuantizer(BlockJob):
 
     @contextmanager
     def restore(self, index: int, stored: dict[str, Tensor]) -> Iterator[nn.Module]:
-        """A block with all that its part holds."""
+        """A block with everything that its part holds."""
         with self._streamed.block(index) as block, ExitStack() as held:
             if self._plain is not None:
                 self._streamed.run_block(index, block, self._plain)
@@ -182,12 +182,12 @@ class BlockQuantizer(BlockJob):
 
     @contextmanager
     def work(self, index: int, store: ActivationStore) -> Iterator[BlockResult]:
-        """Quantize a block, or the head behind them."""
+        """Quantize a block, or the head after them."""
         if index == len(self._streamed):
             yield self._head(store)
             return
         anatomy, streamed = self._model.anatomy.blocks[index], self._streamed
-        # Before the block is filled: looking for links fills it with weights of its own.
+        # Before the block is filled: finding links fills it with random weights.
         with torch.device("cpu"):
             links = links_of(self._model, index) if self._transforms.links else ()
         read_in = torch.float32 if self._wide else streamed.dtype
@@ -199,7 +199,7 @@ class BlockQuantizer(BlockJob):
             call = partial(streamed.call, index)
             entering = self._plain
             if entering is not None:
-                # The float block makes of float inputs what the rounded one is to make of its own.
+                # The target for the rounded block: the float block's outputs for float inputs.
                 self._plain = entering.beside(entering.shape[2])
                 held.callback(entering.close)
                 unrounded.record(block, call, entering, self._plain)
@@ -209,7 +209,7 @@ class BlockQuantizer(BlockJob):
             if self._transforms.links:
                 self._transform(this, links)
                 if entering is not None and unrounded:
-                    unrounded.record(block, call, entering)  # the same linears read other numbers now
+                    unrounded.record(block, call, entering)  # the same linears have other inputs now
             self._round(this)
             yield BlockResult(this.stored, this.records, passes.advance)
 
@@ -221,13 +221,13 @@ class BlockQuantizer(BlockJob):
         this.stored.update(changed_beside(self._model, this.index, this.weights, schemes.keys()))
 
     def _round(self, this: _Block) -> None:
-        """Round all that is to be rounded in a block; it computes with the result from then on."""
+        """Round all chosen linears of a block; it computes with the result from then on."""
         for phase in this.passes.anatomy.phases():
             self._phase(this, phase)
         self._learn(this)
         if self._cache is not None:
             this.stored.update(self._keys_values(this))
-            this.passes.close()  # what was kept of attention was computed with keys and values as they are
+            this.passes.close()  # stored attention outputs were computed with unrounded keys and values
 
     def _phase(self, this: _Block, phase: list[SharedInput]) -> None:
         passes, prefix = this.passes, this.prefix
@@ -236,7 +236,7 @@ class BlockQuantizer(BlockJob):
         widest = max(passes.anatomy.wanted_groups(self._alone), key=passes.columns, default=None)
         for group, stats in passes.observe(wanted, hessian=hessian):
             if group == widest:
-                release_freed_memory()  # what comes now is the most that a block takes
+                release_freed_memory()  # what follows is a block's memory peak
             linears = {name: self._to_round(this, name) for name in group.linears}
             self._once(this, partial(self._rounded, prefix, linears, stats))
         self._use_all(this, wanted)
@@ -246,7 +246,7 @@ class BlockQuantizer(BlockJob):
         return ToRound(facts, weight if self._wide else weight.to(facts.dtype))
 
     def _compared(self, anatomy: BlockAnatomy) -> dict[str, QuantizationArgs | None]:
-        """The first linear of each group whose method asks what it reads in the unrounded model, and its inputs' rounding."""
+        """The first linear of each group whose method needs its inputs in the unrounded model, and how its inputs are rounded."""
         prefix = f"{anatomy.name}."
         return {
             group.linears[0]: self._chosen[prefix + group.linears[0]].scheme.activations
@@ -255,7 +255,7 @@ class BlockQuantizer(BlockJob):
         }
 
     def _once(self, found: _BlockState, rounding: Callable[[], Rounded]) -> None:
-        """Round in the first process, and let all know the result."""
+        """Round in the first process, and broadcast the result."""
 
         def make() -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
             tensors: dict[str, Tensor] = {}
@@ -278,7 +278,7 @@ class BlockQuantizer(BlockJob):
         if not wanted:
             return
         assert self._plain is not None
-        passes.close()  # what was kept of the block's inside is not what it computes while it learns
+        passes.close()  # the block's stored activations do not hold while it learns
         stats = {name: found for group, found in passes.survey(wanted) for name in group.linears}
         linears: dict[str, ToRound] = {}
         layers: dict[str, Learned] = {}
@@ -311,7 +311,7 @@ class BlockQuantizer(BlockJob):
         self._use_all(this, wanted)
 
     def _learned(self, this: _Block, linears: dict[str, ToRound], stats: dict[str, LayerStats]) -> dict[str, Learned]:
-        """What is learned of linears that share their inputs."""
+        """The learned rounding of linears that share their inputs."""
         weights = [this.weights[f"{name}.weight"] for name in linears]
         shared = shared_scale(weights, self._chosen[this.prefix + next(iter(linears))].scheme.args)
         found = {}
@@ -330,7 +330,7 @@ class BlockQuantizer(BlockJob):
         return found
 
     def _rounded(self, prefix: str, linears: dict[str, ToRound], stats: LayerStats) -> Rounded:
-        """Round the linears of a group; again with more bits where the guard says so."""
+        """Round the linears of a group, and again with more bits where the guard requires it."""
 
         def attempt() -> Rounded:
             found = []
@@ -344,7 +344,7 @@ class BlockQuantizer(BlockJob):
         failing = self._guard.failing([record for _, (_, record) in found])
         if not failing:
             return found
-        # All that read the same input are stored alike; transformers wants one scheme for all experts.
+        # Linears with the same input are stored alike; transformers requires one scheme for all experts.
         others = {
             linear.facts.name: self._guard.fallback(self._chosen[linear.facts.name])
             for linear, _ in found
@@ -368,7 +368,7 @@ class BlockQuantizer(BlockJob):
         return weight if self._wide else weight.to(facts.dtype)
 
     def _keys_values(self, this: _Block) -> dict[str, Tensor]:
-        """Find the cache's scales on the block as it is now rounded, and compute with them from here on."""
+        """Calibrate the KV cache's scales on the block as rounded so far, and compute with them from here on."""
         assert self._cache is not None
         ranges, index = RangesCache(), this.index
         if self._cache.dynamic is not True:
@@ -401,7 +401,7 @@ class BlockQuantizer(BlockJob):
         return BlockResult(found.stored, found.records)
 
     def _install(self, block: nn.Module, index: int, stored: dict[str, Tensor], held: ExitStack) -> None:
-        """Give a block everything that its part holds."""
+        """Load everything that its part holds into a block."""
         prefix = f"{self._model.anatomy.blocks[index].name}."
         for name, parameter in block.named_parameters():
             key = self._model.names[prefix + name]

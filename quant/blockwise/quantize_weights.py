@@ -1,6 +1,6 @@
-"""The loop of a quantize step that reads no text: one thread reads, others round rows, one writes.
+"""The loop of a data-free quantize step: one thread reads, others round rows, one writes.
 
-Nothing is passed through the model, so no block waits for the one before it, and no activations are kept.
+Nothing runs through the model, so no block waits for the one before it, and no activations are stored.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from .assignment import Treatment, alike
 from .embedding import round_embedding
 from .group_quantizer import GroupQuantizer, ToRound, record_of
 
-# Weights that are rounded at once: all that is made of them on the way stays in the processor's cache.
+# Weights that are rounded at once: their temporaries stay in the processor's cache.
 _AT_ONCE = 1 << 18
-# Formats with square blocks share scales between so many rows; packed zero-points begin anew every 32.
+# Formats with square blocks share scales between this many rows; packed zero-points restart every 32.
 _TOGETHER = 128
 
 Stored = tuple[dict[str, Tensor], LayerRecord]
@@ -40,13 +40,13 @@ Stored = tuple[dict[str, Tensor], LayerRecord]
 
 @dataclass
 class _Portion:
-    """What is read at once: linears that are rounded alike, or a whole block where scales move within it.
+    """A unit of reading: linears that are rounded alike, or a whole block where scales move within it.
 
     Attributes:
         part: the file that it goes to.
         stacks: names of linears; those of one stack share NVFP4's global scale.
         block: the block's number, if scales move within it.
-        last: whether the part is complete with it.
+        last: whether it completes the part.
     """
 
     part: Path
@@ -57,11 +57,11 @@ class _Portion:
 
 @dataclass
 class _Read:
-    """What was read for a portion.
+    """The data read for a portion.
 
     Attributes:
         weights: each linear's ``[rows, columns]``, by name.
-        beside: what transforms changed that is not quantized, by its name in the checkpoint.
+        beside: unquantized tensors that transforms changed, by checkpoint name.
     """
 
     weights: dict[str, Tensor]
@@ -69,11 +69,11 @@ class _Read:
 
 
 class WeightQuantizer:
-    """Quantizes a model's blocks and head by their weights alone, and leaves each as a part in the journal.
+    """Quantizes a model's blocks and head from their weights alone, and saves each as a part in the journal.
 
     Args:
         model: the model, its residual stream already changed where a transform does that.
-        chosen: what each linear is given, by name; nothing of it may read inputs.
+        chosen: each linear's treatment, by name; none may read inputs.
         transforms: what is done to each block's weights before they are rounded; none may read inputs.
         context: the run around it.
         embedding: whether the input embedding is rounded.
@@ -101,7 +101,7 @@ class WeightQuantizer:
         self.parts = [part for part in (self._embedding, *self._blocks, self._head) if part is not None]
 
     def run(self) -> None:
-        """Make all parts that are not there yet; of several processes the first does it."""
+        """Make all missing parts, in the first process only."""
 
         def make() -> tuple[dict[str, Tensor], None]:
             self._run()
@@ -114,7 +114,7 @@ class WeightQuantizer:
             round_embedding(self._model, None, self._embedding)
         portions = [portion for portion in self._portions() if not portion.part.exists()]
         threads = torch.get_num_threads()
-        # Edited weights are products, which take all threads; others are only copied.
+        # Edited weights are matrix products, which use all threads; others are only copied.
         reading = threads if self._model.is_edited else 1
         with _threads(reading) as reader, _threads(1, threads) as rows, _threads(1) as writer:
             stored: dict[str, Tensor] = {}
@@ -166,7 +166,7 @@ class WeightQuantizer:
         ]
 
     def _ahead(self, reader: ThreadPoolExecutor, portions: list[_Portion]) -> Iterator[tuple[_Portion, _Read]]:
-        """Each portion with what was read for it, while the next one is being read."""
+        """Each portion with its data, while the next one is being read."""
         coming: tuple[_Portion, Future[_Read]] | None = None
         for portion in portions:
             following = (portion, reader.submit(self._read, portion))
@@ -204,9 +204,9 @@ class WeightQuantizer:
         return _Read({prefix + name: weights[f"{name}.weight"] for name in schemes}, beside)
 
     def _rounded(self, linears: list[ToRound], rows: ThreadPoolExecutor) -> list[Stored]:
-        """What is stored for linears that are treated alike."""
+        """The stored tensors of linears with the same treatment."""
         treatment = self._chosen[linears[0].facts.name]
-        if not treatment.method.by_row:  # long searches, which a GPU is worth moving to
+        if not treatment.method.by_row:  # long searches, worth moving to a GPU
             device = self._context.processes.device
             with on(device):
                 moved = [ToRound(linear.facts, linear.weight.to(device)) for linear in linears]
@@ -238,10 +238,10 @@ class WeightQuantizer:
 
 @contextmanager
 def _threads(each: int, count: int = 1) -> Iterator[ThreadPoolExecutor]:
-    """Threads of which each computes with ``each`` of torch's own."""
+    """Threads that each compute with ``each`` torch threads."""
     before = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(each,)) as threads:
             yield threads
     finally:
-        torch.set_num_threads(before)  # it also counts for threads that are yet to come
+        torch.set_num_threads(before)  # it also applies to threads created later

@@ -1,4 +1,4 @@
-"""What linears read in the unrounded model, kept to be compared with what the rounded blocks make them read."""
+"""Inputs of linears in the unrounded model, stored for comparison with those in the quantized model."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ..layer_stats import StatsCollector
 
 
 class UnroundedInputs:
-    """The inputs of some linears of one block, on the disk.
+    """The inputs of some linears of one block, on disk.
 
-    Routed tokens are not kept: they may take another route once the block reads something else.
+    Routed tokens are not stored: they may take another route once the block's inputs change.
 
     Args:
         linears: names within the block, and how their inputs are rounded at run time, if at all.
@@ -46,13 +46,13 @@ class UnroundedInputs:
         entering: ActivationStore,
         leaving: ActivationStore | None = None,
     ) -> None:
-        """Let all windows go through the block and keep what its linears read.
+        """Run all windows through the block and store the inputs of its linears.
 
         Args:
             block: the block, not rounded yet.
             call: how the model calls it.
-            entering: what the unrounded blocks before it make of the windows.
-            leaving: gets what this one makes of them, if wanted.
+            entering: the outputs of the unrounded blocks before it.
+            leaving: gets this block's outputs, if wanted.
         """
         current: list[slice] = []
 
@@ -76,12 +76,12 @@ class UnroundedInputs:
                 out = call(hidden).run(block, hidden)
                 if leaving is not None:
                     leaving.write(batch, out)
-        # A process without windows keeps nothing, and yet must add up the same sums as the others.
+        # A process without windows stores nothing, but must take part in the same sums as the others.
         kept = self._processes.all_gather({linear: torch.zeros(0) for linear in self._kept})
         self._known = {linear for each in kept for linear in each}
 
     def add(self, collector: StatsCollector, linear: str, inputs: Tensor, batch: slice) -> None:
-        """Let a collector see what a linear now reads beside what it reads in the unrounded model."""
+        """Pass a linear's current inputs and those in the unrounded model to a collector."""
         add_compared(collector, inputs, self._kept[linear].read(batch), self._linears[linear])
 
     def close(self) -> None:
@@ -94,6 +94,6 @@ class UnroundedInputs:
 def add_compared(
     collector: StatsCollector, inputs: Tensor, unrounded: Tensor, rounding: QuantizationArgs | None
 ) -> None:
-    """Let a collector see inputs as the runtime will round them, where that needs no calibration, and the unrounded model's."""
+    """Pass a collector the inputs as the runtime will round them, where that needs no calibration, and the unrounded model's."""
     computed = inputs if rounding is None or rounding.dynamic is not True else rounded_inputs(inputs, rounding)
     collector.add(inputs, computed, unrounded)

@@ -1,4 +1,4 @@
-"""The best choice of one candidate for each unit within a budget, as an integer programme."""
+"""The best choice of one candidate per unit within a budget, as an integer program."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from contextlib import contextmanager
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-# HiGHS takes an objective for optimal that is within 1e-6 of the best bound, so losses are made large.
+# HiGHS accepts an objective within 1e-6 of the best bound as optimal, so losses are scaled up.
 _LARGEST_OBJECTIVE = 1e8
 
 
 def best_choice(losses: Sequence[Sequence[float]], costs: Sequence[Sequence[int]], budget: int) -> list[int] | None:
-    """For each unit the candidate that makes the summed loss smallest while the summed cost stays in the budget.
+    """The candidate of each unit that minimizes the total loss with the total cost within the budget.
 
     Args:
         losses: by unit and candidate, not negative.
-        costs: likewise, in whole numbers.
+        costs: likewise, as integers.
         budget: the largest sum of costs.
 
     Returns:
-        A candidate's place for each unit; None if even the cheapest candidates cost more than the budget.
+        A candidate's index for each unit; None if even the cheapest candidates cost more than the budget.
     """
     left = budget - sum(min(unit) for unit in costs)
     if left < 0:
         return None
-    # Only what a candidate costs beyond the cheapest counts, and in the largest unit that divides all: small whole
-    # numbers, which the solver's tolerance cannot mistake.
+    # Costs are taken relative to the cheapest candidate and divided by their greatest common divisor: small integers,
+    # which the solver's tolerance cannot confuse.
     extra = [[cost - min(unit) for cost in unit] for unit in costs]
     step = math.gcd(*(cost for unit in extra for cost in unit)) or 1
     owner = np.repeat(np.arange(len(costs)), [len(unit) for unit in costs])
@@ -56,12 +56,12 @@ def best_choice(losses: Sequence[Sequence[float]], costs: Sequence[Sequence[int]
         spent = sum(unit[place] for unit, place in zip(extra, chosen, strict=True))
         if spent <= left:
             return chosen
-        allowed -= max(1, allowed // 10**6)  # the solver took a sum for allowed that exceeds the budget by rounding
+        allowed -= max(1, allowed // 10**6)  # the solver's tolerance accepted a sum above the budget
 
 
 @contextmanager
 def _nothing_printed() -> Iterator[None]:
-    """Keep what HiGHS prints in spite of its options out of this process's output."""
+    """Suppress what HiGHS prints despite its options."""
     sys.stdout.flush()
     kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     try:

@@ -1,4 +1,4 @@
-"""What a choice costs: bytes exactly, seconds as the runtime's own kernels take them here."""
+"""The cost of a choice: exact bytes, and seconds measured with the runtime's kernels on this machine."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from ...models.structure.open_model import LinearFacts, OpenModel
 from ..scheme import Scheme
 from .units import Unit
 
-# A header's entry for a tensor, without its name, its shape and where it begins and ends.
+# A header's entry for a tensor, without its name, shape and offsets.
 _ENTRY = len('"":{"dtype":"F8_E4M3","shape":[,],"data_offsets":[,]},')
 _SUFFIXES = ("_packed", "_scale", "_shape")
 _MORE_SUFFIXES = ("", "_scale", "_packed", "_global_scale", "_zero_point")
 
 
 def bytes_of(facts: LinearFacts, scheme: Scheme | None) -> int:
-    """What a linear's tensors take on the disk; as it is if there is no scheme."""
+    """Bytes of a linear's tensors on disk; unquantized if there is no scheme."""
     if scheme is None:
         return facts.numel * facts.dtype.itemsize
     return scheme.stored_bytes(facts.rows, facts.columns, facts.dtype.itemsize)
 
 
 def unit_bytes(model: OpenModel, unit: Unit, scheme: Scheme | None) -> int:
-    """What a unit's tensors take on the disk."""
+    """Bytes of a unit's tensors on disk."""
     return sum(bytes_of(model.linears[name], scheme) for name in unit.linears)
 
 
 def header_bytes(model: OpenModel, names: list[str], scheme: Scheme | None) -> int:
-    """At most what linears take in the headers of the checkpoint's files."""
+    """An upper bound for the linears' bytes in the headers of the checkpoint's files."""
     digits = len(str(model.weights.nbytes * 2))
     total = 0
     for name in names:
@@ -39,7 +39,7 @@ def header_bytes(model: OpenModel, names: list[str], scheme: Scheme | None) -> i
 
 
 def other_header_bytes(model: OpenModel, linears: list[str]) -> int:
-    """At most what everything else takes in those headers, for files of the size that Smelt writes."""
+    """An upper bound for everything else in those headers, for files of the size that Smelt writes."""
     digits = len(str(model.weights.nbytes * 2))
     keys = {model.linears[name].key for name in linears}
     entries = [

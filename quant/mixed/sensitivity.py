@@ -1,10 +1,10 @@
 """How much a model's predictions suffer when one unit is stored in fewer bits, measured block by block.
 
-First all windows go forward and every block's inputs are kept on the disk. Then the blocks are visited
+First all windows run forward and every block's inputs are stored on disk. Then the blocks are visited
 from the last to the first. ``fisher`` draws a token from the model's own predictions at every position and
-passes the gradient of its log-likelihood back; on its way through a linear it gives the effect of any small change of
-the linear's outputs would cost. ``kl`` carries every change through the rest of the model instead, which is
-exact and takes as many times longer as there are blocks after it.
+backpropagates the gradient of its log-likelihood; at each linear it gives the cost of any small change of
+the linear's outputs. ``kl`` instead runs every change through the rest of the model, which is exact, but takes longer
+by a factor of the number of blocks after it.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ Changes = dict[str, list[OutputChange]]
 
 
 class Candidates(Protocol):
-    """What may be done to linears, one candidate beside another.
+    """The candidate treatments of linears.
 
     Attributes:
         count: how many candidates there are.
-        needs_hessian: whether the second moments of inputs are wanted.
+        needs_hessian: whether they need the second moments of inputs.
     """
 
     @property
@@ -56,7 +56,7 @@ class Candidates(Protocol):
     def needs_hessian(self) -> bool: ...
 
     def changes(self, weights: dict[str, Tensor], stats: LayerStats) -> Changes:
-        """What each candidate makes of the outputs of linears that share their inputs.
+        """How each candidate changes the outputs of linears that share their inputs.
 
         Args:
             weights: by full name, ``[rows, columns]``.
@@ -67,15 +67,15 @@ class Candidates(Protocol):
 
 @dataclass(frozen=True)
 class SensitivityInputs:
-    """What to measure, and with what.
+    """What to measure, and on which data.
 
     Attributes:
-        model: whose predictions count.
-        units: what is changed, one at a time.
-        candidates: how.
+        model: the model whose predictions are compared.
+        units: what to change, one at a time.
+        candidates: how to change them.
         tokens: windows of text, ``[windows, length]``.
         dtype: what is computed in.
-        seed: of the tokens that are drawn.
+        seed: of the sampled tokens.
         journal: a directory for finished parts and for activations.
         progress: shows how far it is.
     """
@@ -95,7 +95,7 @@ class Roundings:
 
     Args:
         model: whose linears they are.
-        treatments: for every candidate, what it means for each linear, by name.
+        treatments: for every candidate, each linear's treatment, by name.
         ranges: choices of grids' ranges that the step applies.
         dtype: what is computed in.
     """
@@ -112,7 +112,7 @@ class Roundings:
         self.needs_hessian = any(t.method.needs_hessian for each in treatments for t in each.values())
 
     def changes(self, weights: dict[str, Tensor], stats: LayerStats) -> Changes:
-        """What each candidate makes of the outputs of linears that share their inputs."""
+        """How each candidate changes the outputs of linears that share their inputs."""
         found: Changes = {name: [] for name in weights}
         for treatments in self._treatments:
             for names in alike({name: treatments[name] for name in weights}):
@@ -130,17 +130,17 @@ class Roundings:
 
 
 def fisher_losses(measured: SensitivityInputs) -> list[list[float]]:
-    """The second-order estimate of the divergence from the original, by unit and candidate, in nats a token."""
+    """The second-order estimate of the KL divergence from the original, by unit and candidate, in nats per token."""
     return _Fisher(measured).losses()
 
 
 def kl_losses(measured: SensitivityInputs) -> list[list[float]]:
-    """The divergence from the original with only that unit rounded, by unit and candidate, in nats a token."""
+    """The KL divergence from the original with only that unit rounded, by unit and candidate, in nats per token."""
     return _Divergence(measured).losses()
 
 
 class _Measurement:
-    """What both ways share: the model, and what rounding changes."""
+    """Shared by both methods: the model, and the changes by rounding."""
 
     def __init__(self, measured: SensitivityInputs) -> None:
         self._measured = measured
@@ -155,11 +155,11 @@ class _Measurement:
         measured.journal.mkdir(parents=True, exist_ok=True)
 
     def _inside(self, index: int) -> dict[str, str]:
-        """The wanted linears of a block, and what they are called within it."""
+        """The wanted linears of a block, and their names within it."""
         return self._model.anatomy.blocks[index].local_names(self._wanted)
 
     def _block_changes(self, index: int, block: nn.Module, entering: ActivationStore) -> Changes:
-        """What every candidate makes of the outputs of a block's linears, by the linears' full names."""
+        """How every candidate changes the outputs of a block's linears, by the linears' full names."""
         anatomy, call = self._model.anatomy.blocks[index], partial(self._streamed.call, index)
         passes = BlockPasses(block, anatomy, entering, call, self._positions, Processes())
         groups = anatomy.wanted_groups(self._wanted)
@@ -201,7 +201,7 @@ class _Fisher(_Measurement, BackwardJob):
         ]
 
     def work(self, index: int, kept: KeptPass, flow: ActivationStore, *, finished: bool) -> dict[str, list[float]]:
-        """Add up what every change of a block's linears does, while the gradients of drawn tokens pass."""
+        """Accumulate the effect of every change of a block's linears during the backward pass of the sampled tokens."""
         if index == len(self._streamed):
             return self._head(kept, flow, finished=finished)
         with self._streamed.block(index) as block, ExitStack() as hooks:
@@ -212,7 +212,7 @@ class _Fisher(_Measurement, BackwardJob):
         return sums
 
     def _head(self, kept: KeptPass, flow: ActivationStore, *, finished: bool) -> dict[str, list[float]]:
-        """Draw a token from every prediction; write the gradient of their log-likelihood where the last block ends."""
+        """Sample a token from every prediction; write the gradient of their log-likelihood at the last block's outputs."""
         function, name = self._streamed.head(), self._model.anatomy.head
         generator = torch.Generator().manual_seed(self._measured.seed)
         changes = {} if finished else self._head_changes(function, kept.stores[-1])
@@ -229,7 +229,7 @@ class _Fisher(_Measurement, BackwardJob):
 
 @contextmanager
 def _measuring(changes: Changes, modules: dict[str, nn.Module]) -> Iterator[dict[str, list[float]]]:
-    """Add up, for linears and candidates, the squared effects while gradients pass."""
+    """Accumulate the squared effects, by linear and candidate, during a backward pass."""
     sums = {name: [0.0] * len(each) for name, each in changes.items()}
     with ExitStack() as hooks:
         for name, each in changes.items():
@@ -238,7 +238,7 @@ def _measuring(changes: Changes, modules: dict[str, nn.Module]) -> Iterator[dict
 
 
 def _watching(changes: list[OutputChange], sums: list[float]) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
-    """A forward hook that waits for the gradient of a linear's outputs and adds up what every change does with it."""
+    """A forward hook that takes the gradient of a linear's outputs and accumulates the effect of every change."""
 
     def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         if not output.requires_grad or not output.numel():
@@ -275,12 +275,12 @@ class _Divergence(_Measurement):
         return [found[unit.name] for unit in self._measured.units]
 
     def _first_block(self, unit: Unit) -> int:
-        """Where a change of a unit is first felt; for the output head, behind all blocks."""
+        """The first block that a change of a unit affects; for lm_head, the number of blocks."""
         blocks = range(len(self._streamed))
         return next((i for i in blocks if any(name in unit.linears for name in self._inside(i))), len(self._streamed))
 
     def _wave(self, start: int, units: list[Unit], kept: KeptPass) -> dict[str, list[float]]:
-        """Carry the changes of all units that begin in one block through the rest of the model."""
+        """Run the changes of all units that begin in one block through the rest of the model."""
         before = kept.stores[start]
         variants = [(unit, candidate) for unit in units for candidate in range(self._count)]
         stores: list[ActivationStore] = []
@@ -299,7 +299,7 @@ class _Divergence(_Measurement):
         targets: list[ActivationStore],
         kept: KeptPass,
     ) -> None:
-        """Let what each variant reads go through a block as the variant changes it."""
+        """Run each variant's hidden states through a block with the variant's changes."""
         with self._streamed.block(index) as block:
             inside = self._inside(index)
             touched = any(name in unit.linears for unit, _ in variants for name in inside)
@@ -332,7 +332,7 @@ class _Divergence(_Measurement):
 
 @contextmanager
 def _changed(changes: dict[str, OutputChange], modules: dict[str, nn.Module]) -> Iterator[None]:
-    """Let linears compute as they would after rounding."""
+    """Let linears compute as after rounding."""
     with ExitStack() as undo:
         for name, change in changes.items():
             module = modules[name]

@@ -1,4 +1,4 @@
-"""What must be stored alike, and is therefore chosen together."""
+"""Units: linears that must be stored alike, and are therefore chosen together."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Unit:
     """Linears that get one scheme.
 
     Attributes:
-        name: what to call it.
+        name: its name in reports.
         linears: their full names, in the order they run.
-        stacks: the same linears; those that servers multiply as one, because they read the same input, are together.
+        stacks: the same linears, grouped by those that servers fuse because they read the same input.
         is_experts: whether they are all experts of a model: transformers restores them only if all are quantized, alike.
     """
 
@@ -30,7 +30,7 @@ def find_units(model: OpenModel, wanted: Collection[str]) -> list[Unit]:
 
     Args:
         model: whose.
-        wanted: names of the linears that are to be chosen for.
+        wanted: names of the linears to choose for.
     """
     units: list[Unit] = []
     experts: list[tuple[str, ...]] = []

@@ -1,4 +1,4 @@
-"""Rounding: one function of tensors a method, and what it needs to know of the layer's inputs."""
+"""Rounding: one function of tensors per method, and the input statistics that it needs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Settling a weight's columns one after another: what each is changed by, the columns to come make up for.
+"""Settling a weight's columns one after another: later columns compensate for each column's change.
 
 This is the elimination at the heart of GPTQ and SparseGPT (Frantar and others, arXiv:2210.17323 and 2301.00774). What
-a column becomes, a code or nothing, is the caller's choice.
+a column becomes, codes or zeros, is the caller's choice.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from torch import Tensor
 
 _STRIP = 16
 
-# From a column's number and what it would best be by now, ``[rows]``, to what it becomes.
+# From a column's index and its compensated values, ``[rows]``, to its final values.
 Final = Callable[[int, Tensor], Tensor]
-# Told which columns come next, and what they would best be by now, ``[columns, rows]``.
+# Called with the next columns and their compensated values, ``[columns, rows]``.
 Next = Callable[[slice, Tensor], None]
 
 
 def column_factor(hessian: Tensor, backwards: Tensor, damping: float, most: float = 1.0) -> tuple[Tensor | None, float]:
-    """The Cholesky factor of the damped Hessian, its columns backwards, and the damping that was used.
+    """The Cholesky factor of the damped Hessian with its columns reversed, and the damping used.
 
-    What each column takes over of the errors of those settled before it, the papers read off the inverse
-    Hessian's factor. The same numbers stand in the unit triangular ``U`` of ``H = U D U^T``, which needs no
+    The papers read how much of the earlier columns' errors each column compensates off the inverse
+    Hessian's factor. The same values are in the unit triangular ``U`` of ``H = U D U^T``, which needs no
     inverse (Chee et al., 2023, arXiv:2307.13304, theorem 6): a quarter of the operations, and better
-    conditioned. With the column that is settled first coming last, that is this factor, each row over its diagonal;
-    and ``D``, the squares of its diagonal, is what an error in a column costs once those to come have made up for it.
+    conditioned. With the column that is settled first placed last, ``U`` is this factor with each row divided by its
+    diagonal; ``D``, the squares of the diagonal, is the cost of an error in a column after compensation.
 
     Args:
         hessian: ``[columns, columns]``.
-        backwards: the columns' numbers, the one that is settled first coming last.
+        backwards: the columns' indices, with the one that is settled first placed last.
         damping: the share of the mean diagonal that is added to it; it grows tenfold until the matrix is positive definite.
-        most: the most that it may be; beyond it there is no factor.
+        most: the largest damping; beyond it there is no factor.
     """
     while damping <= most:
-        # Transposed it is the same matrix, stored as LAPACK wants it: so it is factored where it stands.
+        # Transposed it is the same matrix in LAPACK's layout, so it is factored in place.
         permuted = hessian[backwards[:, None], backwards].T
         diagonal = permuted.diagonal()
         diagonal[diagonal == 0] = 1.0
@@ -51,14 +51,14 @@ def column_factor(hessian: Tensor, backwards: Tensor, damping: float, most: floa
 def settle_columns(
     columns: Tensor, feedback: Tensor, final: Final, block: int, coming: Next | None = None, together: int = 1
 ) -> Tensor:
-    """Settle ``columns`` (one column of the weight a row) from the last to the first.
+    """Settle ``columns`` (one column of the weight per row) from the last to the first.
 
     Args:
         columns: the weight's; they are replaced by their errors.
-        feedback: unit triangular: what each takes over of the errors of those after it.
+        feedback: unit triangular: the weights with which each compensates for the errors of those after it.
         final: what a column becomes.
         block: columns between two updates of the whole weight; speed only, unless ``together`` is as many.
-        coming: called before columns are settled, for so many at a time.
+        coming: called before columns are settled, for ``together`` at a time.
         together: how many; a divisor of 16, or ``block``.
     """
     settled = torch.empty_like(columns)
@@ -91,7 +91,7 @@ def settle_block(
         coming(part, by_now(columns, wanted - columns, feedback))
         coming = None
     # Three levels: all errors so far correct a block, a strip the rest of its block, a column the rest
-    # of its strip. Each level works on what its cache can hold.
+    # of its strip. Each level's data fits in a cache level.
     for last in range(len(columns), 0, -_STRIP):
         first = max(0, last - _STRIP)
         for i in reversed(range(first, last)):
@@ -109,10 +109,10 @@ def settle_block(
 
 
 def by_now(columns: Tensor, passed_on: Tensor, feedback: Tensor) -> Tensor:
-    """What columns would become if none of them were changed any further.
+    """The compensated values of columns if none of them were changed any further.
 
-    What a column takes over it passes on, too, as long as it is real: so ``passed_on``, which those settled so far
-    pass on to each, is not yet all.
+    A column also passes on what it compensates, as long as it is real-valued: so ``passed_on``, from the settled
+    columns, is not yet all.
 
     Args:
         columns: the weight's.

@@ -1,4 +1,4 @@
-"""GPTQ: round column by column, correcting the columns still to come (Frantar et al., 2023, arXiv:2210.17323)."""
+"""GPTQ: round column by column, and correct the remaining columns (Frantar et al., 2023, arXiv:2210.17323)."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def gptq(
 
     Scales come from the whole weight before any column is rounded, so they do not depend on the order of columns.
     If the Hessian is not positive definite, its damping grows tenfold until it is; past a damping of
-    1 the weight is rounded to nearest. Both are said in the result's notes.
+    1 the weight is rounded to nearest. Both are recorded in the result's notes.
 
     Args:
         weight: ``[rows, columns]``; in the dtype that scales are stored in, unless ``grid`` is given.
         args: the number format.
         stats: the layer's inputs; ``stats.hessian`` is needed.
         options: see :class:`GptqOptions`.
-        grid: the grid to start from instead of the extremes'.
+        grid: the grid to start from instead of the min-max grid.
     """
     options = options or GptqOptions()
     grid = grid or Grid.fit(weight, args)
@@ -82,14 +82,14 @@ def gptq(
 
 
 def _removal(removes: Pattern | float, factor: Tensor, diagonal: Tensor, backwards: Tensor, rows: int) -> Removal:
-    """What is removed while columns are rounded, by what its loss costs."""
+    """Which weights are removed while columns are rounded, by their cost."""
     cost = factor.diagonal().square().clone()
-    cost[(diagonal == 0)[backwards]] = 0.0  # what reads nothing but zeros goes first
+    cost[(diagonal == 0)[backwards]] = 0.0  # columns whose inputs are all zero go first
     return Removal(removes, cost, backwards, rows)
 
 
 def _round_columns(columns: Tensor, factor: Tensor, final: Final, removal: Removal | None, block: int) -> Tensor:
-    """Round one column after another; those to come make up for each."""
+    """Round one column after another; the remaining columns compensate for each."""
     if removal is None:
         return settle_columns(columns, factor, final, block)
     left = removal.stays
@@ -104,19 +104,19 @@ def _round_columns(columns: Tensor, factor: Tensor, final: Final, removal: Remov
 
 
 def _makes_up(columns: Tensor, shift: Tensor, backwards: Tensor, factor: Tensor) -> Tensor:
-    """What to add to a weight that reads ``x``, so that it comes closest to giving what it gives for the unrounded ``f``.
+    """What to add to a weight so that its outputs for ``x`` come closest to its outputs for the unrounded ``f``.
 
     That is GPTAQ's objective (Li et al., 2025, arXiv:2504.02692), ``min |W F - Q X|^2``. Its minimum over all real Q is
-    ``W + W (F - X) X^T H^-1``, and what is left of the objective is ``|(Q - that) X|^2``, which is GPTQ's own. So one
-    solve with the factor at hand does it, and the columns can be rounded as ever. The paper itself corrects only
-    columns that are still to come; that gained less at 2 and 3 bits.
+    ``W + W (F - X) X^T H^-1``, and the rest of the objective is ``|(Q - that) X|^2``, which is GPTQ's. So one
+    solve with the existing factor is enough, and the columns are rounded as usual. The paper corrects only the
+    remaining columns; that gained less at 2 and 3 bits.
     """
-    wanted = shift[backwards[:, None], backwards].T @ columns  # the solver copies its matrix; this one is gone by then
+    wanted = shift[backwards[:, None], backwards].T @ columns  # the solver copies its matrix; this one is freed by then
     return torch.cholesky_solve(wanted, factor, upper=True)
 
 
 def _order(diagonal: Tensor, width: int | None, *, by_size: bool) -> Tensor:
-    """In which order columns are rounded; with ``width``, one group of so many after another."""
+    """The order in which columns are rounded; with ``width``, group by group."""
     if not by_size:
         return torch.arange(len(diagonal))
     if width is None:
@@ -127,7 +127,7 @@ def _order(diagonal: Tensor, width: int | None, *, by_size: bool) -> Tensor:
 
 
 def _rounding(grid: Grid, groups: Tensor, stays: Tensor | None, start: int = 0) -> Final:
-    """What columns from ``start`` on become, given the group of each, and which of the whole weight stay."""
+    """The final values of columns from ``start`` on, given the group of each, and which of the whole weight stay."""
     step = grid.step.T.contiguous()
     zero = None if grid.zero is None else grid.zero.T.contiguous()
     group = groups.tolist()
@@ -143,7 +143,7 @@ def _rounding(grid: Grid, groups: Tensor, stays: Tensor | None, start: int = 0) 
 def _round_groups(
     columns: Tensor, feedback: Tensor, grid: Grid, backwards: Tensor, importance: Tensor | None, stays: Tensor | None
 ) -> tuple[Tensor, Grid]:
-    """Round columns with scales that a group gets once the errors of the groups before it have moved it."""
+    """Round columns with scales computed for each group after the errors of earlier groups are compensated."""
     width = grid.width
     rounded = torch.empty_like(columns)
     fitted: dict[int, Grid] = {}
@@ -166,7 +166,7 @@ def _round_groups(
 
 
 def _nearest_because(reason: str, weight: Tensor, grid: Grid, removes: Pattern | float | None) -> QuantizedWeight:
-    """Rounded to nearest, without the smallest weights if some are to be removed."""
+    """Round to nearest, with the smallest weights zeroed if some are to be removed."""
     if removes is not None:
         sizes = weight.float().abs()
         keep = removes.keep(sizes) if isinstance(removes, Pattern) else keep_share(sizes, removes, by_row=False)

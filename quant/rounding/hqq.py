@@ -35,7 +35,7 @@ def hqq(
         args: the number format.
         stats: not used; HQQ needs no calibration data.
         options: see :class:`HqqOptions`.
-        grid: the grid to start from instead of the extremes'.
+        grid: the grid to start from instead of the min-max grid.
     """
     options = options or HqqOptions()
     grid = grid or Grid.fit(weight, args)
@@ -68,7 +68,7 @@ def _fit_scale(groups: Tensor, step: Tensor, args: QuantizationArgs, options: Hq
         return codes, groups - codes * candidate
 
     best, best_loss = step, error_of(step)[1].abs().pow(options.lp_norm).mean(dim=-1, keepdim=True)
-    # The method descends to a step near the one that it starts from, and keeps its sign.
+    # The method converges to a step near its start, with the same sign.
     for start in (step, signed_step(groups, args)):
         fitted, loss = _descend(start, error_of, groups, options)
         better = (loss < best_loss) & (fitted != 0)
@@ -79,7 +79,7 @@ def _fit_scale(groups: Tensor, step: Tensor, args: QuantizationArgs, options: Hq
 def _descend(
     step: Tensor, error_of: Callable[[Tensor], tuple[Tensor, Tensor]], groups: Tensor, options: HqqOptions
 ) -> tuple[Tensor, Tensor]:
-    """Where the iterations from a step lead, and the loss there."""
+    """The step that the iterations reach from a start, and its loss."""
     beta = options.beta
     codes, error = error_of(step)
     best, best_loss = step, error.abs().pow(options.lp_norm).mean(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""One weight whose rounding and clipping are learned: its codes, and how a gradient moves them."""
+"""One weight whose rounding and clipping are learned: its codes, and their gradient updates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..scale_search import fit_scales
 from ..stored.quantized_weight import QuantizedWeight
 from ..zeros import not_pruned
 
-# Rows are worked on in chunks that stay in the processor's cache.
+# Rows are processed in chunks that fit in the processor's cache.
 _CHUNK = 1 << 17
 
 
@@ -29,8 +29,8 @@ class Learned:
         stored: the dtype that scales are stored in.
         activations: how its inputs are rounded at run time, or None.
         transposed: whether ``module.weight`` is ``[columns, rows]``, as in GPT-2's Conv1D.
-        global_scale: NVFP4's, if the weight shares it with others; by default its own.
-        weight: what is to be rounded, ``[rows, columns]``; None if it is what the module computes with.
+        global_scale: NVFP4's, if the weight shares it with others; computed from the weight by default.
+        weight: the weight to round, ``[rows, columns]``; the module's weight if None.
     """
 
     module: nn.Module
@@ -48,16 +48,16 @@ class LearnedWeight:
     Asymmetric integers have two factors, one for each end of the range. In a float format ``v`` counts
     in the local spacing of the codes.
 
-    The parameter that the module computes with is overwritten by :meth:`write` and given back by
-    :meth:`release`. Gradients are taken with respect to that parameter; what follows from them for
-    ``v`` and ``c`` is worked out by hand, since signed descent needs signs only: ``v`` has the gradient's
-    own sign, or the other where the step is negative, wherever the code is not clipped.
+    The module's parameter is overwritten by :meth:`write` and restored by :meth:`release`. Gradients
+    are taken with respect to that parameter; those of ``v`` and ``c`` are derived by hand, since signed
+    descent needs signs only: ``v`` has the gradient's sign, or the opposite where the step is negative,
+    wherever the code is not clipped.
 
     Attributes:
-        parameter: what the module computes with.
+        parameter: the module's weight parameter.
         offset: ``v``, float32 ``[rows, columns]``.
         clip: ``c``, float32 ``[1 or 2, rows, groups]``; of two the first is for the upper end.
-        reached: whether a gradient has ever come.
+        reached: whether any gradient has been received.
 
     Args:
         layer: what to learn.
@@ -76,7 +76,7 @@ class LearnedWeight:
         self._global = layer.global_scale
         if self._global is None:
             self._global = shared_scale([self._weight], self._args)
-        self._start: Tensor | None = None  # scales to start from, of either sign
+        self._start: Tensor | None = None  # initial scales, of either sign
         self.offset = torch.zeros(self._weight.shape)
         self.clip = torch.ones(1 if self._args.symmetric else 2, *self._low.shape)
         if importance is not None and self._args.type == "int" and self._args.symmetric:
@@ -100,7 +100,7 @@ class LearnedWeight:
 
     @torch.no_grad()
     def write(self) -> None:
-        """Put the rounded weight where the module computes with it."""
+        """Write the rounded weight to the module's parameter."""
         values = self._oriented(self.parameter.data)
         for part in self._parts():
             codes = self._code(part)[0]
@@ -119,7 +119,7 @@ class LearnedWeight:
         for part in self._parts():
             codes, place, ratio = self._code(part)
             slope = gradient[part].float().view(codes.shape)
-            # As the derivative of a clamp: nothing outside of it, all on its edge.
+            # As the derivative of a clamp: zero outside, full on its edge.
             inside = (place.round() == codes) if self._args.type == "int" else place.abs() <= largest_code(self._args)
             descent = slope.sign().mul_(self._scales(part)[0].sign())
             if self._stays is not None:
@@ -136,12 +136,12 @@ class LearnedWeight:
             self._move_clip(scale_slope, zero_slope, clip_rate)
 
     def keep(self) -> None:
-        """Remember the codes and scales of this moment; :meth:`result` returns those remembered last."""
+        """Save the current codes and scales; :meth:`result` returns those saved last."""
         codes = torch.cat([self._code(part)[0].to(self._compact).flatten(1) for part in self._parts()])
         self._best = codes, self._grid
 
     def result(self, notes: list[str]) -> QuantizedWeight:
-        """The weight as remembered, or rounded to nearest if nothing was learned."""
+        """The saved weight, or the weight rounded to nearest if nothing was learned."""
         if self._best is None or not self.reached:
             self._start = None
             grid = self._between(torch.ones_like(self.clip), self._layer.stored)
@@ -153,7 +153,7 @@ class LearnedWeight:
         return QuantizedWeight(grouped.mul_(grid.step.unsqueeze(-1)).flatten(1), grid, notes)
 
     def _code(self, part: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes of some rows ``[rows, groups, width]``, what they are rounded from, and the weight in steps."""
+        """Codes of some rows ``[rows, groups, width]``, their unrounded values, and the weight in steps."""
         step, zero = self._scales(part)
         ratio = self._grouped(self._weight[part].float()) / step
         offset = self._grouped(self.offset[part])
@@ -191,7 +191,7 @@ class LearnedWeight:
 
     def _between(self, clip: Tensor, stored: torch.dtype) -> Grid:
         low, high = self._low * clip[-1], self._high * clip[0]
-        if self._start is not None:  # the extremes' scale at a factor of 1, with the sign that was found
+        if self._start is not None:  # the min-max scale at a factor of 1, with the sign that was found
             widest = torch.maximum(self._high, -self._low) / (largest_code(self._args) + 0.5)
             scale = (widest * clip[0]).copysign(self._start).to(stored)
             scale = torch.where(scale == 0, torch.finfo(stored).tiny, scale)

@@ -1,4 +1,4 @@
-"""What a rounding method is, for the table that names them."""
+"""The description of a rounding method, for the table of methods."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Method:
     """A rounding method.
 
     Attributes:
-        function: ``(weight, args, stats, options, grid) -> QuantizedWeight``; for methods by block, what the output
-            head is rounded with, which belongs to none.
+        function: ``(weight, args, stats, options, grid) -> QuantizedWeight``; for methods by block, the function for
+            lm_head, which is in no block.
         options: the pydantic model of its options.
-        needs_hessian: whether ``stats.hessian`` must be gathered for it.
+        needs_hessian: whether it needs ``stats.hessian``.
         by_block: whether it rounds a block's linears together, as :func:`signround` does.
-        by_row: whether without inputs a row's codes depend on nothing but the row and a scale that the format shares.
+        by_row: whether without inputs a row's codes depend only on the row and on a scale that the format shares.
     """
 
     function: Callable[..., QuantizedWeight]

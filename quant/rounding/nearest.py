@@ -25,9 +25,9 @@ def nearest(
     Args:
         weight: ``[rows, columns]``; in the dtype that scales are stored in, unless ``grid`` is given.
         args: the number format.
-        stats: the layer's inputs, for ``scale_search``; without them all columns count alike.
-        options: see :class:`NearestOptions`; those of other methods change nothing.
-        grid: the grid to start from instead of the extremes'.
+        stats: the layer's inputs, for ``scale_search``; without them all columns have equal weight.
+        options: see :class:`NearestOptions`; those of other methods have no effect.
+        grid: the grid to start from instead of the min-max grid.
     """
     grid = grid or Grid.fit(weight, args)
     if isinstance(options, NearestOptions) and options.scale_search:

@@ -1,6 +1,6 @@
-"""Which weights go while columns are settled: those that cost least once the columns to come have made up for them.
+"""Which weights to remove while columns are settled: those with the least cost after the remaining columns compensate.
 
-The score is SparseGPT's (Frantar and Alistarh, 2023, arXiv:2301.00774), of what a weight would best be by then.
+The score is SparseGPT's (Frantar and Alistarh, 2023, arXiv:2301.00774), of the compensated weight.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class Removal:
     """Chooses, as columns come, which of their weights stay.
 
     Args:
-        keep: a pattern; or a share to remove, of each 128 columns; or which stay, ``[rows, columns]``, if another score
-            has chosen them.
-        cost: what an error in each column costs, in the order that columns are settled in, backwards.
+        keep: a pattern; or a share to remove from each 128 columns; or a mask of those that stay, ``[rows, columns]``, if
+            another score chose them.
+        cost: the cost of an error in each column, in reverse of the order in which columns are settled.
         backwards: the columns' numbers in that order. For a pattern they must be those of the weight, reversed.
 
     Attributes:
-        stays: ``[columns, rows]``, which weights stay, as far as it is known.
+        stays: ``[columns, rows]``, which weights stay, as far as known.
         coming: called before columns are removed, ``together`` at a time; None if all is known.
         together: how many.
     """

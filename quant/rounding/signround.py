@@ -19,10 +19,10 @@ from .options.signround import SignroundOptions
 # Hidden states ``[windows, length, width]`` of the windows with these numbers.
 Read = Callable[[Sequence[int]], Tensor]
 
-# How often the learned state is judged, and after how many steps at the earliest: each time costs two forward passes,
-# and a step costs about three.
+# How often the learned state is evaluated, and the minimum number of steps between: an evaluation costs two forward
+# passes, and a step about three.
 _JUDGED, _STEPS_BETWEEN = 10, 10
-# The judges are this many batches, but never more than this share of all windows.
+# The number of held-out batches, and the largest share of all windows that they may take.
 _JUDGING_BATCHES, _JUDGING_SHARE = 2, 4
 
 
@@ -38,20 +38,20 @@ def signround(
     """Round one block's linears together, so that the block's outputs come closest to ``targets``.
 
     Every weight gets an offset that is added before rounding, every group a factor on its range; both
-    move by the sign of the gradient of the outputs' mean squared error. A few windows are kept apart: at
-    the start, at the end and up to nine times between, the error on them is measured, and the state where it
-    was least is returned. So the result is never worse on them than the start, which is rounding to
-    nearest with ranges that suit the inputs.
+    are updated by the sign of the gradient of the outputs' mean squared error. A few windows are held out:
+    the error on them is measured at the start, at the end and up to nine times between, and the best state
+    is returned. So on them the result is never worse than the start, which is rounding to nearest with
+    ranges fitted to the inputs.
 
-    As the authors' own code does it, ``inputs`` are what the quantized blocks before this one give, and
-    ``targets`` what the float block makes of float inputs: the block then also makes up for their errors.
+    As in the authors' code, ``inputs`` are the outputs of the quantized blocks before this one, and
+    ``targets`` the float block's outputs for float inputs: the block then also compensates for their errors.
 
-    While it runs, the modules' weights are overwritten; afterwards, and if it is interrupted, they are as before.
+    While it runs, the modules' weights are overwritten; afterwards, and if it is interrupted, they are restored.
 
     Args:
         layers: the block's linears by name. Their inputs must not be rounded yet; that is done here.
         run: the block, from hidden states ``[windows, length, width]`` to the same, differentiable.
-        inputs, targets: hidden states that enter the block, and those that should leave it.
+        inputs, targets: the block's input hidden states, and its target outputs.
         windows: how many there are.
         options: see :class:`SignroundOptions`.
         progress: called after every step with the number of steps done.
@@ -86,7 +86,7 @@ def _descend(
     options: SignroundOptions,
     progress: Callable[[int], None] | None,
 ) -> dict[int, float]:
-    """Learn, and keep what judged best. Returns the errors that were the least so far, by step."""
+    """Learn, and save the best state. Returns the successive lowest errors, by step."""
     parameters = [weight.parameter for weight in weights.values()]
     best: dict[int, float] = {}
 
@@ -108,7 +108,7 @@ def _descend(
         with torch.enable_grad():
             loss = error(next(draws))
         if not loss.requires_grad or not loss.isfinite():
-            break  # no token reaches these layers, or there is no gradient to follow
+            break  # no token reaches these layers, or the gradient is zero
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         rate = first_rate * (1 - step / options.iterations)
         for weight, gradient in zip(weights.values(), gradients, strict=True):
@@ -127,7 +127,7 @@ def _notes(weight: LearnedWeight, best: dict[int, float], judges: int) -> list[s
     if not weight.reached:
         return ["rounded to nearest instead of signround: no calibration token reached it"]
     if len(best) == 1:
-        return [f"no step of signround lowered the block's error on {judges} windows; it stays as it started"]
+        return [f"signround did not lower the block's error on {judges} windows; its starting values are kept"]
     return []
 
 
@@ -136,7 +136,7 @@ def _batches(windows: list[int], size: int) -> Iterator[list[int]]:
 
 
 def _draws(windows: list[int], size: int, generator: torch.Generator) -> Iterator[list[int]]:
-    """Batches of one size, endlessly; a window comes again only when all others have come, or nearly all."""
+    """Batches of one size, endlessly; a window repeats only after (nearly) all others."""
     size = min(size, len(windows))
     while True:
         order = _order(len(windows), generator)
@@ -151,7 +151,7 @@ def _order(count: int, generator: torch.Generator) -> list[int]:
 def _importance(
     layers: Mapping[str, Learned], pass_through: Callable[[list[int]], Any], batches: Iterator[list[int]]
 ) -> dict[str, Tensor]:
-    """Mean squares, but for a common factor, of each layer's input columns."""
+    """Mean squares of each layer's input columns, up to a common factor."""
     sums: dict[str, Tensor] = {}
 
     def hook_of(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:

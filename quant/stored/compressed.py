@@ -1,4 +1,4 @@
-"""A compressed checkpoint, seen as the dense model that it stands for."""
+"""A compressed checkpoint as a dense model."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .rounded import RoundedActivations
 
 
 def open_dense(directory: ModelDirectory) -> OpenModel:
-    """Open a model; of a quantized one the dense model that it stands for, its weights restored as they are read.
+    """Open a model; a quantized one as the dense model that it represents, with weights restored as they are read.
 
     Raises:
-        SmeltError: it holds no model that Smelt can work on, or is quantized in a way that it does not read.
+        SmeltError: it holds no model that Smelt supports, or is quantized in an unsupported format.
     """
     quantization = directory.config_data().get("quantization_config")
     if not quantization:
@@ -38,16 +38,16 @@ def open_dense(directory: ModelDirectory) -> OpenModel:
 
 
 class CompressedModel:
-    """A checkpoint that was made of a model.
+    """A checkpoint that was made from a model.
 
     Args:
-        original: the model it was made of, whose modules are used if the checkpoint is quantized.
+        original: the model it was made from, whose modules are used if the checkpoint is quantized.
         checkpoint: where the compressed weights are.
 
     Attributes:
         schemes: how its linears are stored; None if it is not quantized.
         weights: its tensors, restored.
-        model: the dense model that it stands for.
+        model: the dense model that it represents.
     """
 
     def __init__(self, original: OpenModel, checkpoint: ModelDirectory) -> None:
@@ -65,14 +65,14 @@ class CompressedModel:
 
     @property
     def stored_bytes(self) -> int:
-        """Of its tensors as they are stored."""
+        """Bytes of its stored tensors."""
         return self._stored.nbytes
 
     def view(self, dtype: torch.dtype, spill: Path, *, round_expert_inputs: bool = True) -> StreamedModel:
-        """Run it block by block, its weights restored and its inputs rounded as its schemes say.
+        """Run it block by block, with weights restored and inputs rounded by its schemes.
 
         Args:
-            dtype: what to compute in.
+            dtype: the compute dtype.
             spill: a directory for activations that are too large for memory.
             round_expert_inputs: whether experts' inputs are rounded too. Servers do; transformers does not.
         """

@@ -29,14 +29,14 @@ def quantization_config(
 ) -> dict[str, Any]:
     """``config.json``'s ``quantization_config``, by compressed-tensors' own schema.
 
-    One scheme goes to every linear that is not ignored. Of several, each names its linears in full: loaders differ in
-    which of several patterns wins. A quantized head is named in any case: vLLM's is of no class called a linear.
+    A single scheme targets every linear that is not ignored. Several schemes list their linears by full name, as loaders
+    differ in which pattern wins. A quantized lm_head is always listed: vLLM's is not of a linear class.
 
     Args:
-        schemes: what each linear is stored as, by every name that a loader may know it by.
-        ignore: what is not quantized.
-        keys_values: what the cache of keys and values is kept in.
-        tables: what embeddings are stored as, by every name of each.
+        schemes: each linear's scheme, by every name that a loader may use.
+        ignore: modules that are not quantized.
+        keys_values: arguments of the KV cache.
+        tables: the embeddings' schemes, by every name of each.
         head: the output head's names, if it is quantized.
     """
     named = _by_scheme(schemes)
@@ -74,16 +74,16 @@ def _overall_format(formats: set[str]) -> str:
 
 
 def needs(schemes: list[Scheme], *, experts: bool, cached: bool) -> Needs:
-    """What transformers must be given to load zero-points, of which it has no place for packed ones.
+    """What transformers needs to load zero-points, as it does not support packed ones.
 
     Args:
         schemes: what linears are stored as.
-        experts: whether the model has any.
+        experts: whether the model has experts.
         cached: whether keys and values are rounded.
     """
     if all(scheme.args.symmetric for scheme in schemes):
         return "nothing"
-    # Beside other schemes transformers restores zero-points wrongly or not at all.
+    # Together with other schemes transformers restores zero-points wrongly or not at all.
     alone = not cached and all(scheme == schemes[0] for scheme in schemes)
     return "dequantizing" if alone and not experts else "plug-in"
 
@@ -92,7 +92,7 @@ class StoredSchemes:
     """How the linears of a checkpoint are stored, by its ``quantization_config``.
 
     Attributes:
-        keys_values: what its keys and values are to be cached in; None for as they are computed.
+        keys_values: arguments of its KV cache; None if unquantized.
 
     Raises:
         SmeltError: modules other than linears are quantized by their class, so that their names are not known.
@@ -119,7 +119,7 @@ class StoredSchemes:
                     self._by_name[target] = scheme
 
     def needs(self, *, experts: bool) -> Needs:
-        """What transformers must be given to load it; see :func:`needs`."""
+        """What transformers needs to load it; see :func:`needs`."""
         used = [*self._by_name.values(), *([] if self._usual is None else [self._usual])]
         return needs(used, experts=experts, cached=self.keys_values is not None)
 

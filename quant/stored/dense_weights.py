@@ -13,7 +13,7 @@ from ...system.tensor_files import TensorInfo
 from ..scheme import Scheme
 from .quantized_weight import restore
 
-# Stored beside an attention's weights: the scales of its cache, which are no weights.
+# Stored with an attention's weights: the scales of its KV cache, which are not weights.
 CACHE_SCALES = ("k_scale", "v_scale", "k_zero_point", "v_zero_point")
 
 
@@ -21,7 +21,7 @@ class DenseWeights:
     """A compressed checkpoint seen as dense weights: each is restored when it is loaded.
 
     Args:
-        stored: the tensors as they are stored.
+        stored: the stored tensors.
         scheme_of: how a module is stored, by its name in the checkpoint.
     """
 
@@ -48,7 +48,7 @@ class DenseWeights:
             return self._stored.info(name)
         prefix = name.removesuffix("weight")
         scale = self._stored.info(f"{prefix}weight_scale").dtype
-        # Scales of a format's own type say nothing of the weight's, and compressed-tensors restores bfloat16.
+        # Scales in the format's dtype do not show the weight's dtype, and compressed-tensors restores bfloat16.
         dtype = scale if scale in (torch.float32, torch.float16, torch.bfloat16) else torch.bfloat16
         return TensorInfo(dtype, restored_shape(self._stored, prefix.removesuffix(".")))
 
@@ -58,12 +58,12 @@ class DenseWeights:
         return restore(*self.parts(name))
 
     def parts(self, name: str) -> tuple[dict[str, Tensor], Scheme]:
-        """What is stored for a packed weight, by local name, and how it is to be read."""
+        """The stored tensors of a packed weight, by local name, and its scheme."""
         prefix = name.removesuffix("weight")
         parts = {part.removeprefix(prefix): self._stored.load(part) for part in self.packed[name]}
         return parts, self._scheme_of(prefix.removesuffix("."))
 
     @property
     def nbytes(self) -> int:
-        """Of the dense weights."""
+        """Bytes of the dense weights."""
         return sum(self.info(name).nbytes for name in self.names())

@@ -1,7 +1,7 @@
-"""Keys and values as a cache of few bits will hold them: what calibration sees of them, and computing with them rounded.
+"""Quantized KV cache: calibration of its scales, and computing with rounded keys and values.
 
-Blocks are handed a stand-in for transformers' cache, which every attention gives its keys (already rotated) and
-values to, and reads back what it attends to.
+Blocks get a stand-in for transformers' cache, to which every attention passes its keys (after RoPE) and values,
+and which returns those to attend to.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class KVRounding:
         return cls(ActivationRounding.stored_as(args, tensors, "k"), ActivationRounding.stored_as(args, tensors, "v"))
 
     def stored(self) -> dict[str, Tensor]:
-        """The tensors that a checkpoint stores beside the attention's weights."""
+        """The tensors that a checkpoint stores with the attention's weights."""
         return self.keys.stored("k") | self.values.stored("v")
 
 
 class RangesCache:
-    """Keeps the extremes of keys and values, head by head, and changes nothing."""
+    """Records the extremes of keys and values per head, and changes nothing."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[Tensor, Tensor]] = []
@@ -59,7 +59,7 @@ class RangesCache:
         return 0
 
     def rounding(self, args: QuantizationArgs, stored: torch.dtype, processes: Processes) -> KVRounding:
-        """The rounding that fits what went by, here and in other processes."""
+        """The rounding for the observed ranges, over all processes."""
         found = []
         mine = {f"{i} {name}": e for i, pair in enumerate(self._ranges) for name, e in zip(_ENDS, pair, strict=True)}
         seen = [each for each in processes.all_gather(mine) if each]  # a process may have no windows
@@ -73,7 +73,7 @@ class RangesCache:
 
 
 class RoundedCache:
-    """Rounds keys and values as they enter the cache; the same step attends to the rounded ones."""
+    """Rounds keys and values as they enter the cache; attention of the same step uses the rounded ones."""
 
     def __init__(self, rounding: KVRounding) -> None:
         self._keys, self._values = cache_rounding(rounding.keys), cache_rounding(rounding.values)
@@ -91,12 +91,12 @@ def with_cache(call: BlockCall, cache: RangesCache | RoundedCache) -> BlockCall:
 
 
 def caches_of(kwargs: dict[str, Any]) -> list[str]:
-    """Under which names a block is called with a place for a cache."""
+    """The argument names under which a block is called with a cache."""
     return [name for name in _CACHES if name in kwargs]
 
 
 def takes_cache(call: BlockCall) -> bool:
-    """Whether a block is called with a place for a cache."""
+    """Whether a block is called with a cache."""
     return bool(caches_of(call.kwargs))
 
 

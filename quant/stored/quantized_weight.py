@@ -14,7 +14,7 @@ from ..scheme import Scheme
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """Values on a grid, with what the method wants a report to say.
+    """Values on a grid, with the method's notes for the report.
 
     Attributes:
         values: float32 ``[rows, columns]``, every element exactly a code times its step.
@@ -27,7 +27,7 @@ class QuantizedWeight:
     notes: list[str] = field(default_factory=list)
 
     def rows(self, start: int, stop: int) -> QuantizedWeight:
-        """The part that belongs to some of the rows, when weights were quantized stacked."""
+        """The part for some of the rows, of weights that were quantized stacked."""
         grid = self.grid
         part = Grid(
             grid.args,
@@ -52,10 +52,10 @@ class QuantizedWeight:
 
 
 def join_rows(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """What a weight's rows are stored as, from what is stored for some of them after another.
+    """The stored tensors of a weight, joined from those of consecutive parts of its rows.
 
     Args:
-        parts: as :meth:`QuantizedWeight.stored` gives them, each of a multiple of 128 rows but the last.
+        parts: as :meth:`QuantizedWeight.stored` gives them, each of a multiple of 128 rows except the last.
     """
     joined: dict[str, Tensor] = {}
     for name, first in parts[0].items():
@@ -70,7 +70,7 @@ def join_rows(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def restore(stored: dict[str, Tensor], scheme: Scheme) -> Tensor:
-    """The dense weight that compressed-tensors makes of stored tensors (what transformers will compute with)."""
+    """The dense weight that compressed-tensors restores from stored tensors (and transformers computes with)."""
     compressor = BaseCompressor.get_value_from_registry(scheme.format)
     weight = compressor.decompress(
         {k: t for k, t in stored.items() if k.startswith("weight")}, scheme.config_group(["Linear"])

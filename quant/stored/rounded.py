@@ -1,4 +1,4 @@
-"""Running a model with its inputs, keys and values rounded as a checkpoint says."""
+"""Running a model with inputs, keys and values rounded as in a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class RoundedActivations:
     """Changes to a :class:`StreamedModel`: inputs of linears, and keys and values, are rounded.
 
     Args:
-        inputs: how, by the names of the linears that read them.
-        keys_values: how, by the numbers of the blocks that cache them. May be added to while the model runs.
+        inputs: the input roundings, by linear name.
+        keys_values: the KV cache roundings, by block index. May be extended while the model runs.
     """
 
     def __init__(

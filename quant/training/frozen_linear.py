@@ -1,4 +1,4 @@
-"""A linear that keeps its weight as a checkpoint stores it, for training something beside it."""
+"""A linear that keeps its weight in the checkpoint's format, for training an adapter on it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..stored.quantized_weight import restore
 
 
 class FrozenLinear(nn.Linear):
-    """Restores its weight for each pass, forwards and backwards, and forgets it; gradients reach its inputs.
+    """Restores its weight for each forward and backward pass, then drops it; gradients reach its inputs.
 
     Between passes it takes the memory of the stored tensors. Its ``weight`` can be read, but not changed.
 
     Args:
         stored: the tensors that compressed-tensors stores for the weight, by local name.
-        scheme: how they are to be read.
+        scheme: their scheme.
         shape: rows and columns of the weight.
         bias: the bias, if there is one.
-        dtype: what the weight is restored to.
+        dtype: of the restored weight.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class FrozenLinear(nn.Linear):
 
     @torch.no_grad()
     def restored(self) -> Tensor:
-        """The weight, ``[rows, columns]``; made anew by each call."""
+        """The weight, ``[rows, columns]``; restored by each call."""
         parts = {name: self.get_buffer(f"stored_{name}") for name in self._names}
         return restore(parts, self._scheme).to(self._dtype)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The weight, to look at."""
+        """The weight, read-only."""
         return self.restored().as_subclass(_ReadOnly)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class FrozenLinear(nn.Linear):
 
 
 class _Product(torch.autograd.Function):
-    """A product with a weight that is not kept for the way back, but restored again."""
+    """A product whose weight is not kept for the backward pass, but restored again."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, layer: FrozenLinear) -> Tensor:
@@ -75,14 +75,14 @@ class _Product(torch.autograd.Function):
 
 
 class _ReadOnly(Tensor):
-    """A weight whose ``data`` would be a copy: writing there is an error, because it would change nothing."""
+    """A weight whose ``data`` would be a copy: writing to it raises an error, because it would have no effect."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
     def data(self) -> NoReturn:  # type: ignore[override]
-        raise RuntimeError("the weight is stored in few bits and cannot be changed in place; merge with `smelt merge`")
+        raise RuntimeError("the weight is quantized and cannot be changed in place; merge with `smelt merge`")
 
     @data.setter
     def data(self, _: Any) -> NoReturn:
-        raise RuntimeError("the weight is stored in few bits and cannot be changed in place; merge with `smelt merge`")
+        raise RuntimeError("the weight is quantized and cannot be changed in place; merge with `smelt merge`")

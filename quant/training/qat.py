@@ -1,7 +1,7 @@
-"""Linears that compute with a rounded weight while what is rounded, and the scales, are trained.
+"""QAT linears: they compute with a rounded weight while the latent weight and the scales are trained.
 
 Gradients pass the rounding straight through where a weight is within its range (STE, arXiv:1308.3432); scales are learned
-as in LSQ (arXiv:1902.08153), as a factor of what they were, so that one learning rate suits them all.
+as in LSQ (arXiv:1902.08153), as a factor of their initial values, so that one learning rate suits them all.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from ..grid import Grid, largest_code, round_codes
 from ..scheme import Scheme
 from ..stored.quantized_weight import QuantizedWeight, restore
 
-# How near to the edge of its code's cell a weight may begin, in steps.
+# How close to the edge of its code's cell a weight may start, in steps.
 _MARGIN = 1e-3
-# Of what it was, that a scale can become.
+# Limits of a scale's factor.
 _LEAST_FACTOR = 0.05
 
 
 class QatLinear(nn.Module):
-    """A linear whose weight is rounded each time it is used, as a checkpoint would store and restore it.
+    """A linear whose weight is rounded on each use, as a checkpoint would store and restore it.
 
     Args:
-        latent: what is rounded, ``[rows, columns]``; it is trained in float32.
-        grid: the scales to begin with.
-        stored: the type in which the checkpoint stores the weight's scales, and transformers restores the weight.
-        dtype: what is computed in.
+        latent: the weight before rounding, ``[rows, columns]``; it is trained in float32.
+        grid: the initial scales.
+        stored: the dtype in which the checkpoint stores the weight's scales, and transformers restores the weight.
+        dtype: the compute dtype.
         bias: of the linear.
-        learn_scales: whether scales are trained, where the format leaves them free.
-        rank: train a product of two matrices of this rank beside the weight, and not the weight itself.
-        stays: which weights may be other than zero, if it was pruned; used with a rank only.
+        learn_scales: whether scales are trained, if the format allows it.
+        rank: train a low-rank update of this rank instead of the weight.
+        stays: which weights may be nonzero, if it was pruned; used with a rank only.
 
     Attributes:
-        latent: what is rounded; frozen if there is a rank.
+        latent: the weight before rounding; frozen if there is a rank.
         clip: the factors of the scales; None if they are not trained.
-        down, up: what is added to the latent weight: ``up @ down``; None without a rank.
+        down, up: the update ``up @ down`` of the latent weight; None without a rank.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class QatLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight as it would be restored from the checkpoint, in what is computed in."""
-        # In one function, so that no gradient goes through the stored type: float16 has none below 6e-8.
+        """The weight as restored from the checkpoint, in the compute dtype."""
+        # In one function, so that no gradient passes through the stored dtype: float16 has none below 6e-8.
         return _Rounded.apply(self._whole(), self._scale(), self.grid, self._stored).to(self._dtype)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """What the quantized linear computes."""
+        """The quantized linear's outputs."""
         return functional.linear(inputs, self.weight, self.bias)
 
     @torch.no_grad()
     def rounded(self) -> QuantizedWeight:
-        """The codes and scales of now."""
+        """The current codes and scales."""
         grid = _with_scale(self.grid, self._scale())
         return QuantizedWeight(grid.round(self._whole()), grid)
 
@@ -91,7 +91,7 @@ class QatLinear(nn.Module):
         return self.latent + (beside if self._stays is None else beside * self._stays)
 
     def _scale(self) -> Tensor:
-        """Scales as they are stored, widened; rounding them passes gradients on."""
+        """Scales as stored, widened; gradients pass straight through their rounding."""
         scale = self.grid.scale
         if self.clip is None:
             return scale.float()
@@ -131,7 +131,7 @@ class _Rounded(torch.autograd.Function):
 
 
 def stored_grid(stored: dict[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> Grid:
-    """The grid of a weight that compressed-tensors has stored.
+    """The grid of a weight stored by compressed-tensors.
 
     Args:
         stored: its tensors, by local name.
@@ -153,24 +153,24 @@ def stored_grid(stored: dict[str, Tensor], scheme: Scheme, shape: tuple[int, int
 
 
 def _widened(scale: Tensor) -> Tensor:
-    """Scales of eight bits as the numbers that they stand for."""
+    """8-bit scales as the values that they represent."""
     if scale.dtype == torch.uint8:  # powers of two, with the bias of a float32's exponent
         return torch.exp2(scale.float() - 127)
     return scale.float() if scale.itemsize == 1 else scale
 
 
 def latent_start(original: Tensor | None, stored: dict[str, Tensor], scheme: Scheme, grid: Grid) -> Tensor:
-    """Where training begins: at the codes that were stored, and of the weights that round to them nearest the original.
+    """The initial latent weight: the one nearest the original that rounds to the stored codes.
 
-    Beginning in the middle of each cell, a weight would have half a step to go before its code changes at all.
+    Starting in the middle of a cell, a weight would have to move half a step before its code changes.
 
     Args:
-        original: the weight before it was rounded; None where it is not known.
+        original: the weight before it was rounded; None if unknown.
         stored: the tensors of the rounded one, by local name.
         scheme: how they are to be read.
-        grid: theirs.
+        grid: their grid.
     """
-    rounded = grid.round(restore(stored, scheme).float())  # which transformers restores in fewer bits
+    rounded = grid.round(restore(stored, scheme).float())  # transformers restores it in fewer bits
     if original is None or scheme.args.type != "int":
         return rounded
     half = (0.5 - _MARGIN) * grid.step.abs().repeat_interleave(grid.width, 1)[:, : rounded.shape[1]]
@@ -178,7 +178,7 @@ def latent_start(original: Tensor | None, stored: dict[str, Tensor], scheme: Sch
 
 
 def _with_scale(grid: Grid, scale: Tensor) -> Grid:
-    """The same grid with other scales, which are stored in its own type."""
+    """The same grid with other scales, stored in its dtype."""
     stored, shape = scale.detach().to(grid.scale.dtype), torch.Size((len(grid.step), 0))
     return Grid.of_scale(grid.args, stored, grid.zero, shape, grid.width, grid.global_scale)
 
@@ -188,7 +188,7 @@ def _spread(grid: Grid) -> tuple[Tensor, Tensor | None]:
 
 
 def _codes(weight: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-    """Codes ``[rows, groups, width]``, and what they are rounded from."""
+    """Codes ``[rows, groups, width]``, and their unrounded values."""
     step, zero = _spread(grid)
     place = _grouped(weight, grid) / step
     if zero is not None:
@@ -197,7 +197,7 @@ def _codes(weight: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
 
 
 def _inside(place: Tensor, grid: Grid) -> Tensor:
-    """Where a weight is within its range."""
+    """A mask of the weights within their range."""
     most = largest_code(grid.args)
     return (place >= -most - (grid.args.type == "int")) & (place <= most)
 

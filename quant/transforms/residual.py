@@ -155,7 +155,7 @@ def find_outer_residual(skeleton: Skeleton) -> OuterResidual | str:
             found = OuterResidual(tables, norm, offset, module is not None and subtracts_mean(module))
             if _outer_commutes(skeleton, found):
                 return found
-    return "what stands between its embedding, its blocks and its head does not commute with a rotation"
+    return "a module between its embedding, its blocks and its output head does not commute with a rotation"
 
 
 def folded_norm(tensor: Tensor, leaf: str, gain: Tensor, offset: float, rotation: Rotation | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""What every supported architecture is, as data: one row per architecture, from its config to a decoder's spec."""
+"""The supported architectures as data: one row per architecture, from its config to a decoder's spec."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .rope import Rope
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """What differs from layer to layer.
+    """The fields that differ from layer to layer.
 
     Attributes:
-        scale: what attention scores are multiplied by.
+        scale: the factor of attention scores.
         window: how many positions back a token sees, itself included; None for all.
         rope: the name of its rotation among the decoder's; None if positions are not rotated.
         sparse: whether its feed-forward part is a mixture of experts.
-        attends, feeds: whether it has attention, and a feed-forward part; pruning may have taken one of them.
-        heads, key_value_heads: of its own; None for as many as the decoder's.
+        attends, feeds: whether it has attention, and a feed-forward part; pruning may have removed one of them.
+        heads, key_value_heads: its head counts; None for the decoder's.
     """
 
     scale: float
@@ -37,13 +37,13 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class Names:
-    """Where a checkpoint keeps a decoder's parts. ``{}`` stands for a layer's prefix, ``{e}`` for an expert's number.
+    """The checkpoint's names of a decoder's parts. ``{}`` is a layer's prefix, ``{e}`` an expert's index.
 
     Attributes:
         query_key_value: one fused matrix or three, in that order.
         by_head: whether a fused one has its rows by head first (GPT-NeoX).
         gate_up: the gate and up matrices, fused or two; or only the up matrix, where there is no gate.
-        expert_gate_up, expert_down: the same of one expert, in the spellings that are in use.
+        expert_gate_up, expert_down: the same for one expert, in all spellings in use.
         transposed: whether matrices are stored ``[in, out]`` (GPT-2).
     """
 
@@ -79,7 +79,7 @@ class DecoderSpec:
     """A decoder-only language model, without its weights.
 
     Attributes:
-        heads, key_value_heads: of layers that do not say how many they have.
+        heads, key_value_heads: the default for layers without their own.
         norm: ``rms``, ``rms+1`` (Gemma: the weight is an offset from one) or ``layer``.
         order: ``sequential``: each part's input is normed, its output is normed where the checkpoint has such a norm, then added;
             ``parallel``: attention and feed-forward both read the layer's input; ``after``: the sum is normed (OPT-350m).
@@ -88,7 +88,7 @@ class DecoderSpec:
         score_cap, logit_cap: tanh soft caps on attention scores and on logits.
         embedding_scale: what embeddings are multiplied by, if anything.
         position_offset: added to positions before their learned embedding is looked up.
-        normalized_experts: whether the chosen experts' shares are made to sum to one.
+        normalized_experts: whether the chosen experts' weights are normalized to sum to one.
     """
 
     vocabulary: int
@@ -117,12 +117,12 @@ class DecoderSpec:
 
     @property
     def cached_heads(self) -> tuple[int, ...]:
-        """Of each layer that keeps keys and values, how many heads they have."""
+        """The number of key-value heads of each layer with a KV cache."""
         return tuple(layer.key_value_heads or self.key_value_heads for layer in self.layers if layer.attends)
 
     @property
     def most_heads(self) -> int:
-        """Query heads of the layer that has most."""
+        """The largest number of query heads of a layer."""
         return max(layer.heads or self.heads for layer in self.layers)
 
 
@@ -133,7 +133,7 @@ def spec_of(config: Config) -> DecoderSpec:
     """The decoder that a Hugging Face config describes.
 
     Raises:
-        RuntimeProblem: the architecture, or something the config asks of it, is not supported.
+        RuntimeProblem: the architecture, or a feature in the config, is not supported.
     """
     try:
         return _without_parts(_with_sizes(_whole(config), config), config)
@@ -141,12 +141,12 @@ def spec_of(config: Config) -> DecoderSpec:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise RuntimeProblem(
-            f"config.json: it describes no {config.model_type} that there can be ({error!r})"
+            f"config.json: it does not describe a valid {config.model_type} model ({error!r})"
         ) from None
 
 
 def _with_sizes(spec: DecoderSpec, config: Config) -> DecoderSpec:
-    """With what layers have of their own where pruning left more of some than of others; feed-forward widths are seen in matrices."""
+    """Apply per-layer head counts after uneven pruning; feed-forward widths follow from the matrices."""
     configs = layer_configs(config)
     if configs is None:
         return spec
@@ -160,14 +160,14 @@ def _with_sizes(spec: DecoderSpec, config: Config) -> DecoderSpec:
         for each in alone.values()
     ):
         raise RuntimeProblem(
-            f"config.json: {LAYER_SIZES} gives layers heads of different sizes, or another number of query heads to each head of"
-            " keys and values, which is not supported"
+            f"config.json: {LAYER_SIZES} gives layers different head sizes, or different numbers of query heads per key-value head,"
+            " which is not supported"
         )
     return replace(spec, layers=layers)
 
 
 def _without_parts(spec: DecoderSpec, config: Config) -> DecoderSpec:
-    """Without what pruning took from layers, as the config says for each: ``all``, ``attention``, ``mlp`` or ``none`` is left."""
+    """Remove the parts that pruning removed; the config lists what is left of each layer: ``all``, ``attention``, ``mlp`` or ``none``."""
     left = getattr(config, "layer_parts", None)
     if left is None:
         return spec
@@ -184,7 +184,7 @@ def _without_parts(spec: DecoderSpec, config: Config) -> DecoderSpec:
         for layer, part in zip(spec.layers, left, strict=True)
     )
     if not any(layer.attends for layer in layers):
-        raise RuntimeProblem("config.json: layer_parts leaves no layer with attention, which is not supported")
+        raise RuntimeProblem("config.json: layer_parts leaves attention in no layer, which is not supported")
     return replace(spec, layers=layers)
 
 
@@ -267,7 +267,7 @@ def _llama_like_gemma(config: Config) -> DecoderSpec:
         eps=config.rms_norm_eps,
         norm="rms+1",
         activation=config.hidden_activation,
-        # transformers drops Gemma 3's cap on attention scores as it attends; that model's configs hold none.
+        # transformers ignores Gemma 3's soft cap on attention scores; that model's configs have none.
         score_cap=config.attn_logit_softcapping if config.model_type == "gemma2" else None,
         logit_cap=config.final_logit_softcapping,
         embedding_scale=config.hidden_size**0.5,

@@ -19,13 +19,13 @@ def attend(
     cap: float | None,
     batch: Batch,
 ) -> Tensor:
-    """Attention of a step's tokens to what their sequences hold, themselves included.
+    """Attention of a step's tokens to their sequences' cached positions, including their own.
 
     Args:
         queries: ``[tokens, heads, size]``; their keys and values are in ``store`` already.
         store: the cache.
         layer: which layer's.
-        scale: what scores are multiplied by.
+        scale: the factor of scores.
         window: how many positions back a token sees, itself included; None for all.
         cap: soft cap on scores.
         batch: whose tokens these are.
@@ -50,7 +50,7 @@ def attend(
 
 
 def _mask(start: int, stop: int, window: int | None) -> Tensor:
-    """Which positions each token from ``start`` on sees."""
+    """The positions that each token from ``start`` on attends to."""
     positions = torch.arange(start, stop).unsqueeze(1)
     seen = torch.arange(stop)
     mask = seen <= positions
@@ -72,7 +72,7 @@ def _singles(
     seen = torch.arange(keys.shape[-2])
     stops = group.stops.unsqueeze(1)
     mask = seen < stops
-    # What is not theirs may be anything, and a mask does not hide what is not a number.
+    # Memory of other sequences may hold anything, and a mask does not hide NaN.
     foreign = ~mask[:, None, :, None]
     keys, values = keys.masked_fill(foreign, 0), values.masked_fill(foreign, 0)
     if window is not None:
@@ -85,7 +85,7 @@ def _scaled(
 ) -> Tensor:
     """Attention of ``[batch, heads, tokens, size]``; a group of query heads shares each key-value head.
 
-    Without a mask, tokens see themselves and what is before them.
+    Without a mask, attention is causal.
     """
     if cap is None:
         return functional.scaled_dot_product_attention(

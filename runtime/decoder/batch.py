@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-# Cache positions that single tokens gather at once: enough to share the cost of a call, few enough to stay in memory.
+# Cache positions gathered at once for single tokens: enough to amortize a call, few enough to limit memory.
 _TOGETHER = 16384
 
 
@@ -21,7 +21,7 @@ class Run:
         tokens: their ids.
         start: the position of the first; everything before it is in the cache.
         blocks: the sequence's cache blocks, enough to hold these tokens too.
-        grows_to: the most tokens that the sequence may come to have.
+        grows_to: the sequence's largest possible length.
         wants: how many of the last tokens need logits.
     """
 
@@ -39,12 +39,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Singles:
-    """Tokens that each attend to a sequence of their own, shorter sequences first.
+    """Tokens that each attend to a different sequence, shorter sequences first.
 
     Attributes:
-        rows: where they stand in the step.
+        rows: their rows in the step.
         tables: cache blocks of their sequences: ``[tokens, longest]``, filled up with block 0.
-        stops: how many positions each sees.
+        stops: how many positions each attends to.
     """
 
     rows: Tensor
@@ -52,7 +52,7 @@ class Singles:
     stops: Tensor
 
     def groups(self, block_size: int) -> Iterator[Singles]:
-        """Parts that are small enough to gather their sequences at once, each as wide as its longest."""
+        """Parts that are small enough to gather their sequences at once, each padded to its longest."""
         stops = self.stops.tolist()
         begin = 0
         for i in range(1, len(stops) + 1):
@@ -94,7 +94,7 @@ class Batch:
 
     @cached_property
     def singles(self) -> Singles | None:
-        """Runs of one token that has others before it."""
+        """Runs of one token that is not a sequence's first."""
         alone = sorted(set(range(len(self.runs))) - set(self.longer), key=lambda i: self.runs[i].stop)
         if not alone:
             return None
@@ -106,7 +106,7 @@ class Batch:
 
     @cached_property
     def each_alone(self) -> Singles:
-        """Every token, as if its run had ended with it."""
+        """Every token as a run of its own."""
         needed = [self._needed(run) for run in self.runs]
         longest = max(map(len, needed))
         filled = torch.tensor([blocks + [0] * (longest - len(blocks)) for blocks in needed])

@@ -1,8 +1,7 @@
-"""A decoder's layers through torch.compile: the compiler's way to fusions, for any device.
+"""A decoder's layers through torch.compile, for any device.
 
-Attention with its cache stays one operator, which the compiler does not look into, and so does a mixture of experts, whose
-shapes depend on what is routed where; all else is plain torch, so that what it makes of it can be set beside Smelt's own
-kernels.
+Attention with its cache is one opaque operator, and so is a mixture of experts, whose shapes depend on routing; everything
+else is plain torch, so that the compiler's fusions can be compared with Smelt's kernels.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .kv_cache import KeysValues
 from .linear import DenseLinear, Linear
 from .operators import Attention, FeedForward, Operators, Rotation, RunLayers
 
-# The step that runs now; what the compiler calls knows tensors and numbers only.
+# The current step; operators that compiled code calls take only tensors and numbers.
 _STEPS: list[tuple[KeysValues, Batch]] = []
 _KNOWN: list[Attention] = []
 _MIXTURES: list[FeedForward] = []
@@ -55,13 +54,13 @@ def _(hidden: Tensor, known: int) -> Tensor:
 
 @dataclass
 class Lowered:
-    """What the compiler made of the layers so far.
+    """What the compiler has lowered so far.
 
     Attributes:
-        graphs: that were compiled: steps of one token and of several are two, and each part between what it cannot lower.
-        before: operators that it was given, views not counted.
-        after: kernels that it made, and operators that it calls as they are.
-        called: those, by name.
+        graphs: compiled graphs: separate ones for steps of one token and of several, and for each part between graph breaks.
+        before: operators before compilation, without views.
+        after: kernels that it generated, and operators that it calls unchanged.
+        called: the latter, by name.
     """
 
     graphs: int = 0
@@ -70,7 +69,7 @@ class Lowered:
     called: Counter[str] = field(default_factory=Counter)
 
     def sentence(self) -> str:
-        """For people."""
+        """A summary for messages."""
         if not self.graphs:
             return "torch.compile has lowered nothing yet"
         as_they_are = ", ".join(f"{count} {name}" for name, count in self.called.most_common())
@@ -88,7 +87,7 @@ class CompiledOperators(Operators):
         device: where.
 
     Attributes:
-        lowered: what came of it.
+        lowered: the result so far.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
@@ -109,10 +108,10 @@ class CompiledOperators(Operators):
 
     def lower(self, run: RunLayers) -> RunLayers:
         def layers(hidden: Tensor, rotations: dict[str, Rotation]) -> Tensor:
-            # Nothing but attention asks for the cache and the batch, and that finds them itself.
+            # Only attention needs the cache and the batch, and it finds them itself.
             return run(hidden, rotations, None, None)  # pyright: ignore[reportArgumentType]
 
-        # The compiler gives up on code that it has compiled eight times, and the code of all models' layers is the same.
+        # The compiler gives up on code that it has compiled eight times, and all models share the layers' code.
         own = FunctionType(layers.__code__.replace(), layers.__globals__, "layers", None, layers.__closure__)
         compiled = torch.compile(own, dynamic=True, backend=_counting(self.lowered))
 
@@ -127,7 +126,7 @@ class CompiledOperators(Operators):
 
 
 class _Opaque:
-    """Attention that the compiler calls by its number."""
+    """Attention that compiled code calls by an index."""
 
     def __init__(self, attention: Attention, heads: Heads) -> None:
         self._number = len(_KNOWN)
@@ -142,7 +141,7 @@ class _Opaque:
 
 
 class _OpaqueMixture:
-    """A mixture of experts that the compiler calls by its number."""
+    """A mixture of experts that compiled code calls by an index."""
 
     def __init__(self, forward: FeedForward) -> None:
         self._number = len(_MIXTURES)
@@ -154,7 +153,7 @@ class _OpaqueMixture:
 
 
 def _counting(lowered: Lowered) -> Callable[..., Any]:
-    """Inductor, noting what goes in and what comes out."""
+    """Inductor, counting operators before and after."""
     from torch._functorch import config as functorch
     from torch._inductor import metrics
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -171,7 +170,7 @@ def _counting(lowered: Lowered) -> Callable[..., Any]:
         return made
 
     def backend(graph: Any, inputs: Any) -> Any:
-        # What this cache holds is not compiled again, and then not counted; Inductor's own keeps the kernels and their count.
+        # Entries of this cache are not compiled again and so not counted; Inductor's own cache keeps the kernels and their count.
         with functorch.patch(enable_autograd_cache=False):
             return compile_fx(graph, inputs, inner_compile=inner)
 

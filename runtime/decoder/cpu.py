@@ -13,7 +13,7 @@ _ZERO = 128  # oneDNN multiplies unsigned inputs with signed weights
 
 
 class Int8Linear:
-    """Int8 weights by int8 inputs, summed up exactly in int32; each row of inputs has a scale of its own, or all have a fixed one."""
+    """Int8 weights by int8 inputs, accumulated exactly in int32; inputs have dynamic scales per row, or one static scale."""
 
     def __init__(self, matrix: Matrix, bias: Tensor | None, dtype: torch.dtype) -> None:
         assert matrix.scale is not None
@@ -32,7 +32,7 @@ class Int8Linear:
 
     @staticmethod
     def takes(matrix: Matrix, dtype: torch.dtype) -> bool:
-        """Whether a weight is of this kind: int8, a scale a row, its inputs rounded to int8 as they come."""
+        """Whether a weight is of this kind: int8, one scale per row, inputs dynamically rounded to int8."""
         inputs = matrix.inputs
         return (
             dtype in (torch.float32, torch.bfloat16)
@@ -48,7 +48,7 @@ class Int8Linear:
     def __call__(self, x: Tensor) -> Tensor:
         if self._fixed is not None:
             codes = self._fixed.codes(x).float()
-            # What is not a number must reach the outputs, not vanish in a cast.
+            # NaN must reach the outputs and not vanish in a cast.
             scale = self._fixed.scale.float() + 0 * codes.sum(-1, keepdim=True)
         else:
             wide = x.float()

@@ -10,12 +10,12 @@ from .operators import Experts, Rowwise
 
 
 class GatedFeedForward:
-    """An activated gate times its inputs.
+    """An activated gate times the up projection.
 
     Args:
         gate_up: both, stacked.
-        down: from their product.
-        gate: makes that product; None if ``gate_up`` gives it already.
+        down: applied to their product.
+        gate: computes that product; None if ``gate_up`` returns it already.
     """
 
     def __init__(self, gate_up: Linear, down: Linear, gate: Rowwise | None) -> None:
@@ -26,12 +26,12 @@ class GatedFeedForward:
         return self.down(inner if self.gate is None else self.gate(inner))
 
     def linears(self) -> dict[str, Linear]:
-        """Its linears, by what they do."""
+        """Its linears, by role."""
         return {"gate, up": self.gate_up, "down": self.down}
 
 
 class PlainFeedForward:
-    """Two linears and an activation between them.
+    """Two linears with an activation between them.
 
     Args:
         up: the first.
@@ -47,7 +47,7 @@ class PlainFeedForward:
         return self.down(inner if self.activation is None else self.activation(inner))
 
     def linears(self) -> dict[str, Linear]:
-        """Its linears, by what they do."""
+        """Its linears, by role."""
         return {"up": self.up, "down": self.down}
 
 
@@ -57,9 +57,9 @@ class RoutedFeedForward:
     Args:
         router: scores each expert for a token.
         per_token: experts of a token.
-        normalized: whether the chosen experts' shares are made to sum to one.
-        together: all experts at once, if there is such a way.
-        experts: one by one, if not.
+        normalized: whether the chosen experts' weights are normalized to sum to one.
+        together: computes all experts at once, where supported.
+        experts: the experts one by one, otherwise.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RoutedFeedForward:
 
     @property
     def waits(self) -> bool:
-        """Whether the host must know which experts were chosen before it can go on."""
+        """Whether the host must wait to learn which experts were chosen."""
         return self._together is None
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class RoutedFeedForward:
         return out
 
     def linears(self) -> dict[str, Linear]:
-        """Each expert's linears, by what they do."""
+        """Each expert's linears, by role."""
         if self._together is not None:
             return self._together.linears()
         return {

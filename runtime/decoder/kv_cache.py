@@ -1,4 +1,4 @@
-"""The paged cache of keys and values, and the number formats it may keep them in."""
+"""The paged KV cache and its dtypes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Rules = Sequence[tuple["CacheRule", "CacheRule"]]
 
 
 class KeysValues(Protocol):
-    """A paged cache of keys and values, however it lies in memory.
+    """A paged KV cache, in any memory layout.
 
     Attributes:
         block_size: positions in a block.
         dtype: of what is stored.
-        handles: what kernels know its layers by; theirs to fill.
-        rules: how each layer's keys and values are rounded, where the checkpoint says so; None if it does not.
+        handles: the kernels' handles of its layers, filled by them.
+        rules: how each layer's keys and values are rounded, if the checkpoint sets it; None otherwise.
     """
 
     block_size: int
@@ -35,11 +35,11 @@ class KeysValues(Protocol):
     rules: Rules | None
 
     def layer(self, index: int) -> Any:
-        """One layer's part, as its kernels know it."""
+        """One layer's part, in the kernels' layout."""
         ...
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store ``[tokens, heads, size]`` at ``slots``: a block's number times its size, and the place inside."""
+        """Store ``[tokens, heads, size]`` at ``slots``: block index times block size plus the offset in the block."""
         ...
 
     def read(self, layer: int, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -56,7 +56,7 @@ class LayerStore:
     """One layer's part of the cache.
 
     Attributes:
-        keys: ``[blocks, heads, pairs of numbers, positions of a block, 2]``: a kernel reads a pair of many positions at once.
+        keys: ``[blocks, heads, pairs of elements, positions of a block, 2]``: a kernel reads a pair of many positions at once.
         values: ``[blocks, heads, pairs of positions, size, 2]``; the last pair of an odd block is half empty.
         key_scales, value_scales: ``[blocks, heads, positions of a block]``, in int8 and float8 only.
     """
@@ -71,7 +71,7 @@ class LayerStore:
         return [each for each in (self.keys, self.values, self.key_scales, self.value_scales) if each is not None]
 
     def part(self, index: int) -> LayerStore:
-        """Of several layers' parts with a dimension in front, one."""
+        """One layer of several layers' parts with a leading dimension."""
         scales = (None if each is None else each[index] for each in (self.key_scales, self.value_scales))
         return LayerStore(self.keys[index], self.values[index], *scales)
 
@@ -86,10 +86,10 @@ class PagedKeysValues:
         block_size: positions in a block.
         dtype: of what is stored; int8 and float8_e4m3fn have a scale for each head and position.
         device: where.
-        rules: how each layer's keys and values become codes and scales, where the checkpoint says so.
+        rules: how each layer's keys and values become codes and scales, if the checkpoint sets it.
 
     Attributes:
-        handles: what kernels know its layers by; theirs to fill.
+        handles: the kernels' handles of its layers, filled by them.
     """
 
     def __init__(
@@ -103,15 +103,13 @@ class PagedKeysValues:
         rules: Rules | None = None,
     ) -> None:
         if size % 2:
-            raise RuntimeProblem(
-                f"the model's heads have {size} numbers; the cache keeps pairs, so only even sizes fit"
-            )
+            raise RuntimeProblem(f"the model's head size is {size}; the cache stores pairs, so it must be even")
         self.block_size = block_size
         self.dtype = dtype
         self.handles: dict[Any, Any] = {}
         self.rules = rules
         self._layers: dict[int, LayerStore] = {}
-        # Layers of as many heads lie one after another, so that a block of all of them is copied at once.
+        # Layers with the same number of heads are contiguous, so that a block of all of them is copied at once.
         self._alike: list[LayerStore] = []
         for count in dict.fromkeys(heads):
             layers = [layer for layer, own in enumerate(heads) if own == count]
@@ -138,7 +136,7 @@ class PagedKeysValues:
         return self._layers[index]
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store ``[tokens, heads, size]`` at ``slots``: a block's number times its size, and the place inside."""
+        """Store ``[tokens, heads, size]`` at ``slots``: block index times block size plus the offset in the block."""
         part = self.layer(layer)
         blocks, inside = slots // self.block_size, slots % self.block_size
         if self.rules is None:
@@ -167,7 +165,7 @@ class PagedKeysValues:
 
 
 def _rounded(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Values ``[..., size]`` in the format they are kept in, and their scales ``[...]`` if it has any."""
+    """Values ``[..., size]`` in the cache's dtype, and their scales ``[...]`` if it has any."""
     largest = cache_type_of(dtype).limit
     if largest is None:
         return values.to(dtype), values
@@ -189,5 +187,5 @@ def _joined(found: Tensor, scales: Tensor | None, blocks: Tensor, dtype: torch.d
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """The same memory as bytes where torch cannot index the type itself."""
+    """The same memory as bytes where torch cannot index the dtype."""
     return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor

@@ -1,4 +1,4 @@
-"""How a layer's parts are put together: once, for torch's operators, torch.compile and the GPU's kernels alike."""
+"""The order of a layer's parts and norms, shared by torch's operators, torch.compile and the GPU kernels."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ PartName = Literal["attention", "mlp"]
 
 @dataclass(frozen=True)
 class Branch:
-    """A part that reads the hidden states and gives what is added to them.
+    """A part that reads the hidden states and whose output is added to them.
 
     Attributes:
-        part: which.
-        before: the norm of what it reads; None for none.
-        after: the norm of what it gives; None for none.
+        part: its name.
+        before: the norm of its input; None for none.
+        after: the norm of its output; None for none.
     """
 
     part: PartName
@@ -25,11 +25,11 @@ class Branch:
 
 @dataclass(frozen=True)
 class Stage:
-    """Branches that all read the same hidden states, and then add to them.
+    """Branches that read the same hidden states, and whose outputs are then added to them.
 
     Attributes:
-        branches: attention before the feed-forward part, where both are here.
-        closing: the norm of the hidden states themselves behind it; None for none.
+        branches: attention before the feed-forward part, if it has both.
+        closing: the norm of the hidden states after it; None for none.
     """
 
     branches: tuple[Branch, ...]

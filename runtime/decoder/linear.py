@@ -1,4 +1,4 @@
-"""What a linear layer is to a decoder, and the plainest of them."""
+"""The interface of a decoder's linear layers, and the plain implementation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Linear(Protocol):
     """A linear layer that is ready to compute.
 
     Attributes:
-        nbytes: what it holds in memory.
-        numel: the numbers of its weight.
-        columns: how wide its inputs are.
+        nbytes: its memory.
+        numel: elements of its weight.
+        columns: width of its inputs.
     """
 
     nbytes: int
@@ -31,12 +31,12 @@ class Linear(Protocol):
         ...
 
     def explain(self) -> str:
-        """What computes it, for people."""
+        """A description of the kernel that computes it."""
         ...
 
 
 class DenseLinear:
-    """torch's own linear, on values restored as the model was loaded."""
+    """torch's linear, on weights restored when the model is loaded."""
 
     def __init__(
         self, matrix: Matrix, bias: Tensor | None, dtype: torch.dtype, device: torch.device | None = None
@@ -60,7 +60,7 @@ class DenseLinear:
 
 
 class SideBySide:
-    """Linears of the same inputs, of which each rounds them in its own way; their outputs one after another.
+    """Linears of the same inputs that round them differently; their outputs are concatenated.
 
     Args:
         parts: at least one.
@@ -80,10 +80,10 @@ class SideBySide:
         return torch.cat([part(x) for part in self._parts], dim=-1)
 
     def wants(self, rows: int) -> None:
-        """No rounding before: not all want the same."""
+        """No rounding before, as the parts differ."""
 
     def adds(self, rows: int) -> bool:
-        """Nothing in the same launch."""
+        """Adds no residual in the same launch."""
         return False
 
     def explain(self) -> str:
@@ -91,6 +91,6 @@ class SideBySide:
 
 
 def restored_from(matrix: Matrix, dtype: torch.dtype) -> str:
-    """For people: that a weight is stored otherwise than it is computed with; empty if not."""
+    """A note that a weight is stored in another format than it is computed in; empty if not."""
     as_stored = matrix.scale is None and matrix.format == str(dtype).removeprefix("torch.")
     return "" if as_stored else f", stored as {matrix.format}"

@@ -1,4 +1,4 @@
-"""What rows of logits say before a token is chosen."""
+"""Statistics of rows of logits, before a token is chosen."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LogitStatistics:
-    """What rows of logits say before anything is chosen.
+    """Statistics of rows of logits, before a token is chosen.
 
     Attributes:
-        best: the most likely token of each row, the first if there are several.
-        highest: its logit; not a finite number if the row cannot be sampled from.
+        best: the most likely token of each row; the first of equals.
+        highest: its logit; not finite if the row cannot be sampled from.
         total: the logarithm of the sum of the exponentials of all logits.
     """
 
@@ -23,11 +23,11 @@ class LogitStatistics:
     total: list[float]
 
     def is_sound(self, row: int) -> bool:
-        """Whether a row can be sampled from: no NaN, and no infinity above."""
+        """Whether a row can be sampled from: no NaN, and no positive infinity."""
         return math.isfinite(self.highest[row])
 
 
 def logit_statistics(logits: Tensor) -> LogitStatistics:
-    """Look over logits ``[rows, vocabulary]`` of float32."""
+    """The statistics of float32 logits ``[rows, vocabulary]``."""
     highest, best = logits.max(-1)
     return LogitStatistics(best.tolist(), highest.tolist(), logits.logsumexp(-1).tolist())

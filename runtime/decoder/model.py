@@ -31,15 +31,15 @@ class Model:
     """A decoder with its weights.
 
     Attributes:
-        spec: what it is.
-        operators: what it computes with.
-        dtype: what it computes in.
+        spec: its architecture.
+        operators: its implementation of the parts.
+        dtype: its compute dtype.
         device: where.
-        head: from the last layer to logits.
-        logit_statistics: what rows of logits say before anything is chosen.
-        stack: all layers at once, if there is a way.
+        head: final norm and lm_head.
+        logit_statistics: computes statistics of rows of logits.
+        stack: computes all layers at once, where supported.
         rotations: its rotary positions.
-        cache_scheme: how keys and values are rounded, where the checkpoint says so.
+        cache_scheme: how keys and values are rounded, if the checkpoint sets it.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Model:
         self.head = Head(load.norm(names.final_norm), project_out, head, self.spec.logit_cap, operators.to_float32)
         self.rotations = Rotations(self.spec.ropes, dtype)
         scale = self.spec.embedding_scale
-        # In the model's own type, as transformers multiplies.
+        # In the model's dtype, as in transformers.
         self._embedding_scale = None if scale is None else torch.tensor(scale, device=self.device).to(dtype)
 
     @torch.inference_mode()
@@ -96,7 +96,7 @@ class Model:
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, store: KeysValues) -> Tensor:
-        """What the last layer makes of a step's tokens, ``[tokens, hidden]``; :attr:`head` makes logits of it."""
+        """The last layer's outputs for a step's tokens, ``[tokens, hidden]``; :attr:`head` computes logits from them."""
         hidden = self.embed(batch.tokens, batch.positions)
         rotations = self.rotations.of(batch.positions, batch.lengths)
         if self.stack is not None and self.stack.takes(batch, store):
@@ -114,7 +114,7 @@ class Model:
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """What the first layer reads."""
+        """The first layer's inputs."""
         hidden = self._embedding(tokens)
         if self._embedding_scale is not None:
             hidden = hidden * self._embedding_scale
@@ -125,7 +125,7 @@ class Model:
         return hidden
 
     def kept(self, wanted: torch.dtype) -> torch.dtype:
-        """What keys and values are kept in: what is wanted, if the checkpoint does not say itself what they are rounded to."""
+        """The KV cache dtype: the requested one, unless the checkpoint sets how keys and values are rounded."""
         if self.cache_scheme is None:
             return wanted
         codes = self.cache_scheme.kept
@@ -139,22 +139,22 @@ class Model:
 
     @property
     def cache_variants(self) -> bool:
-        """Whether equal tokens may have different keys, because rotation depends on how long a sequence may grow."""
+        """Whether equal tokens may have different keys, because RoPE depends on the sequence's largest length."""
         return self.rotations.by_length
 
     def variant(self, length: int) -> tuple[int, ...]:
-        """What distinguishes the keys of sequences that may grow to ``length``."""
+        """An identifier of the RoPE variant of sequences that may grow to ``length``."""
         return tuple(self.rotations.variants(length).values())
 
     def linears(self) -> dict[str, Linear]:
-        """Every linear, by what it does."""
+        """Every linear, by role."""
         found = {"head": self.head.linear}
         for i, layer in enumerate(self._layers):
             found |= {f"layer {i} {role}": module for role, module in layer.linears().items()}
         return found
 
     def bytes_per_token(self) -> int:
-        """Weights that a token alone must read; of a mixture, the chosen experts'."""
+        """Bytes of weights that a single token reads; for a mixture of experts, those of the chosen experts."""
         return int(sum(self._share(role) * module.nbytes for role, module in self.linears().items()))
 
     def operations_per_token(self) -> float:
@@ -173,10 +173,10 @@ class Model:
 
 
 class Head:
-    """From what the last layer gives to logits.
+    """The final norm and lm_head.
 
     Attributes:
-        linear: its matrix.
+        linear: the lm_head.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class _DecoderLoader:
         self.dtype = operators.dtype
 
     def tensor(self, name: str, shape: tuple[int | None, ...] | None) -> Tensor:
-        """A dense tensor, in the computing type."""
+        """A dense tensor, in the compute dtype."""
         found = self.checkpoint.tensor(name)
         if shape is not None:
             self._check(name, found.shape, shape)
@@ -226,7 +226,7 @@ class _DecoderLoader:
         self._check(f"{name}.weight", found.shape, (rows, None))
         shared = found.scale is None and (self.spec.tied or not self.checkpoint.has_matrix(self.spec.names.head))
         if shared and self.operators.device.type == "cpu":
-            # So that the head need not copy it.
+            # So that lm_head need not copy it.
             found = Matrix.plain(in_large_pages(found.values.to(self.dtype)))
         return TokenTable(found, self.dtype, self.operators.device)
 
@@ -243,18 +243,18 @@ class _DecoderLoader:
         return found
 
     def linear(self, *names: str, rows: Tensor | None = None, shape: tuple[int, int] | None = None) -> Linear:
-        """One linear of some matrices: stacked, or side by side where they must be."""
+        """One linear of several matrices: stacked, or computed separately where necessary."""
         found = self.stack(*names, rows=rows, shape=shape)
         return self.side_by_side(names) if found is None else self.operators.linear(*found)
 
     def side_by_side(self, names: tuple[str, ...]) -> Linear:
-        """Some linears of the same inputs, each on its own."""
+        """Several linears of the same inputs, computed separately."""
         return SideBySide([self.linear(name) for name in names])
 
     def stack(
         self, *names: str, rows: Tensor | None = None, shape: tuple[int, int] | None = None
     ) -> tuple[Matrix, Tensor | None] | None:
-        """Some matrices stacked, and their biases; None if their inputs are not rounded alike."""
+        """Several matrices stacked, and their biases; None if their inputs are not rounded alike."""
         self.checkpoint.place_together(names)
         parts = [self.matrix(name) for name in names]
         found = (sum(part.shape[0] for part in parts), parts[0].shape[1])
@@ -275,7 +275,7 @@ class _DecoderLoader:
         return matrix, bias
 
     def norm(self, name: str | None) -> Rowwise:
-        """A normalization; none at all for no name."""
+        """A norm; None without a name."""
         if name is None:
             return lambda hidden: hidden
         eps = self.spec.eps
@@ -297,12 +297,12 @@ class _DecoderLoader:
         return self.operators.rms_norm(wide, eps, rounds_first=self.spec.names.after_mlp is None)
 
     def check_removed(self, *names: str) -> None:
-        """See that the matrices that close a part which the config calls removed are zero, as other tools will compute it."""
+        """Check that the output matrices of a part that the config marks as removed are zero, as other tools still compute it."""
         for name in names:
             if self.checkpoint.has_matrix(name) and self.checkpoint.matrix(name).dense(self.dtype).any():
                 raise RuntimeProblem(
-                    f"{self.checkpoint.path}: {name} is not zero, though layer_parts in config.json says that its part was"
-                    " removed; they do not belong together"
+                    f"{self.checkpoint.path}: {name} is not zero, but layer_parts in config.json marks it as removed;"
+                    " the two do not match"
                 )
 
     def first_of(self, names: tuple[str, ...]) -> str:
@@ -373,7 +373,7 @@ class _Layer:
     ) -> Tensor:
         for stage in self._stages:
             added = None
-            # From behind, as transformers adds up the parts of a stage: its feed-forward part first.
+            # In reverse, the order in which transformers adds the parts of a stage: the feed-forward part first.
             for branch in reversed(stage.branches):
                 read = self._norms[branch.before](hidden)
                 if branch.part == "attention":
@@ -416,7 +416,7 @@ class _Layer:
         return torch.cat([*by_head, values], dim=-1)
 
     def _parts(self) -> LayerParts:
-        """What the layer is made of."""
+        """The layer's parts."""
         names = self._spec.names
         return LayerParts(
             self._spec.order,
@@ -449,7 +449,7 @@ def _feed_forward(load: _DecoderLoader, spec: DecoderSpec, prefix: str) -> FeedF
     if spec.gated:
         return _gated(load, up, prefix + spec.names.down, load.operators.gate(spec.activation))
     stored = load.stack(*up)
-    assert stored is not None  # it is one matrix
+    assert stored is not None  # there is one matrix
     fused = load.operators.activated(*stored, spec.activation)
     activation = None if fused else ACT2FN[spec.activation]
     return PlainFeedForward(fused or load.operators.linear(*stored), load.linear(prefix + spec.names.down), activation)
@@ -461,7 +461,7 @@ def _gated(load: _DecoderLoader, gate_up: tuple[str, ...], down: str, gate: Roww
         return GatedFeedForward(load.side_by_side(gate_up), load.linear(down), gate)
     fused = load.operators.gated(*stored, load.spec.activation)
     first = fused or load.operators.linear(*stored)
-    del stored  # so that it is not held while the other is packed
+    del stored  # so that it is freed while the other is packed
     return GatedFeedForward(first, load.linear(down), None if fused else gate)
 
 
@@ -490,7 +490,7 @@ def _experts(load: _DecoderLoader, spec: DecoderSpec, prefix: str) -> FeedForwar
 
 
 def _grouped(load: _DecoderLoader, named: list[tuple[tuple[str, str], str]]) -> Experts | None:
-    """All experts as one, if they have no biases and their inputs are rounded alike."""
+    """All experts together, if they have no biases and their inputs are rounded alike."""
     parts = [load.stack(*names) for up, down in named for names in (up, (down,))]
     matrices = [part[0] for part in parts if part is not None and part[1] is None]
     if len(matrices) < len(parts):

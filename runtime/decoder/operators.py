@@ -1,4 +1,4 @@
-"""What a decoder is computed with: plain torch here; faster kernels take its place part by part."""
+"""The operators of a decoder: plain torch here, replaced part by part by faster kernels."""
 
 from __future__ import annotations
 
@@ -47,28 +47,28 @@ class Attention(Protocol):
 
 
 class FeedForward(Protocol):
-    """What follows attention in a layer."""
+    """The feed-forward part of a layer."""
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """``[tokens, hidden]`` to the same."""
         ...
 
     def linears(self) -> dict[str, Linear]:
-        """Its linears, by what they do."""
+        """Its linears, by role."""
         ...
 
 
 @dataclass(frozen=True)
 class LayerParts:
-    """What a layer is made of.
+    """The parts of a layer.
 
     Attributes:
         query_key_value, out: of attention; None if it has none.
         feed_forward: None if it has none.
         order: how its parts are put together (see DecoderSpec).
         norms: ``before_attention``, ``query_norm``, ``key_norm``, ``after_attention``, ``before_mlp`` and ``after_mlp``;
-            None for those it has not.
-        whole_heads: whether queries and keys are normed as a whole, where they are.
+            None for missing ones.
+        whole_heads: whether query and key norms, if any, apply to all heads together.
         activation: of the feed-forward part.
         rope: the name of its rotation; None if positions are not rotated.
     """
@@ -88,11 +88,11 @@ class Experts(Protocol):
     """The feed-forward parts of all experts at once."""
 
     def __call__(self, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-        """``hidden [tokens, hidden]`` by each token's ``chosen`` experts, added up by its ``shares``."""
+        """``hidden [tokens, hidden]`` through each token's ``chosen`` experts, summed with the weights ``shares``."""
         ...
 
     def linears(self) -> dict[str, Linear]:
-        """Each expert's parts, by what they do."""
+        """Each expert's parts, by role."""
         ...
 
 
@@ -104,7 +104,7 @@ class Stack(Protocol):
         ...
 
     def __call__(self, hidden: Tensor, rotations: dict[str, Rotation], store: KeysValues, batch: Batch) -> Tensor:
-        """From embeddings ``[tokens, hidden]``, which may be overwritten, to what the last layer gives."""
+        """From embeddings ``[tokens, hidden]``, which may be overwritten, to the last layer's outputs."""
         ...
 
 
@@ -112,22 +112,22 @@ class RunLayers(Protocol):
     """All layers, one part after another."""
 
     def __call__(self, hidden: Tensor, rotations: dict[str, Rotation], store: KeysValues, batch: Batch) -> Tensor:
-        """From embeddings ``[tokens, hidden]`` to what the last layer gives."""
+        """From embeddings ``[tokens, hidden]`` to the last layer's outputs."""
         ...
 
 
 class Operators:
-    """The parts of a decoder in plain torch, for any device and number type.
+    """The parts of a decoder in plain torch, for any device and dtype.
 
     Args:
         dtype: what is computed in.
         device: where.
 
     Attributes:
-        name: which operators these are, in the table of cache types.
-        executor: what carries out their steps.
-        fusions: what is done together in one launch; None for operators that launch no kernels of Smelt's on a GPU.
-        block_multiple: what the number of positions in a cache block must be a multiple of.
+        name: their name in the table of cache dtypes.
+        executor: the executor of their steps.
+        fusions: the fused launches; None for operators without Smelt's GPU kernels.
+        block_multiple: the divisor that a cache block's number of positions must have.
     """
 
     name: OperatorsName = "torch"
@@ -140,33 +140,33 @@ class Operators:
         self.device = device or torch.device("cpu")
 
     def linear(self, matrix: Matrix, bias: Tensor | None) -> Linear:
-        """The fastest way that is known to multiply by ``matrix``."""
+        """The fastest available linear for ``matrix``."""
         if self.device.type == "cpu" and Int8Linear.takes(matrix, self.dtype):
             return Int8Linear(matrix, bias, self.dtype)
         return DenseLinear(matrix, bias, self.dtype, self.device)
 
     def gated(self, matrix: Matrix, bias: Tensor | None, activation: str) -> Linear | None:
-        """A gate and its inputs, stacked, as one linear that gives their product; None if there is no such."""
+        """Stacked gate and up matrices as one linear that returns their activated product; None if unsupported."""
         return None
 
     def activated(self, matrix: Matrix, bias: Tensor | None, activation: str) -> Linear | None:
-        """A linear whose outputs are activated; None if there is no such."""
+        """A linear with a fused activation; None if unsupported."""
         return None
 
     def router(self, weight: Tensor) -> Rowwise:
-        """What scores experts for each token, by a weight ``[experts, hidden]``."""
+        """The router, which scores experts for each token, with a weight ``[experts, hidden]``."""
         return lambda hidden: functional.linear(hidden, weight)
 
     def mixture(self, forward: FeedForward) -> FeedForward:
-        """A mixture of experts as it is computed here."""
+        """A mixture of experts."""
         return forward
 
     def groups_experts(self, activation: str) -> bool:
-        """Whether :meth:`experts` is worth having all experts' weights at hand at once."""
+        """Whether :meth:`experts` justifies loading all experts' weights at once."""
         return False
 
     def experts(self, gate_up: Sequence[Matrix], down: Sequence[Matrix], activation: str) -> Experts | None:
-        """All experts' feed-forward parts as one; None if there is no faster way than one after another."""
+        """All experts' feed-forward parts together; None if one after another is as fast."""
         return None
 
     def rms_norm(self, weight: Tensor, eps: float, rounds_first: bool) -> Rowwise:
@@ -175,7 +175,7 @@ class Operators:
         Args:
             weight: of float32.
             eps: added to the mean square.
-            rounds_first: whether the quotient is rounded to the computing type before it is multiplied.
+            rounds_first: whether the quotient is rounded to the compute dtype before it is multiplied.
         """
         if rounds_first:
             narrow = weight.to(self.dtype)
@@ -183,7 +183,7 @@ class Operators:
         return lambda hidden: (_normed(hidden, eps) * weight).to(hidden.dtype)
 
     def layer_norm(self, weight: Tensor | None, bias: Tensor | None, eps: float) -> Rowwise:
-        """Take the mean away, divide by the deviation, multiply by the weight, add the bias."""
+        """Subtract the mean, divide by the standard deviation, multiply by the weight, add the bias."""
         return lambda hidden: functional.layer_norm(hidden, (hidden.shape[-1],), weight, bias, eps)
 
     def gate(self, activation: str) -> Rowwise:
@@ -209,19 +209,19 @@ class Operators:
         return values.float() if out is None else out.copy_(values)
 
     def logit_statistics(self, logits: Tensor) -> LogitStatistics:
-        """What rows of logits say, for choosing tokens."""
+        """Statistics of rows of logits, for choosing tokens."""
         return logit_statistics(logits)
 
     def stack(self, layers: list[LayerParts]) -> Stack | None:
-        """All layers at once, if there is a faster way for some steps than one part after another."""
+        """All layers at once, where that is faster for some steps."""
         return None
 
     def lower(self, run: RunLayers) -> RunLayers:
-        """The layers as they are to be run, where no :meth:`stack` takes a step."""
+        """The layers in the form that is run where no :meth:`stack` takes a step."""
         return run
 
     def explain_layers(self) -> str | None:
-        """What became of the layers besides their linears, for people; None if there is nothing to say."""
+        """A description of the layers besides their linears; None if there is none."""
         return None
 
     def keys_values(
@@ -233,11 +233,11 @@ class Operators:
         kept: torch.dtype,
         rules: Rules | None = None,
     ) -> KeysValues:
-        """An empty cache, as these operators want it; arguments as of :class:`PagedKeysValues`."""
+        """An empty cache in these operators' layout; arguments as of :class:`PagedKeysValues`."""
         return PagedKeysValues(heads, size, blocks, block_size, kept, self.device, rules)
 
     def keeps(self, codes: torch.dtype) -> bool:
-        """Whether codes of keys and values can be kept as the checkpoint rounds them."""
+        """Whether the cache can store the codes to which the checkpoint rounds keys and values."""
         return True
 
     def block_bytes(self, heads: Sequence[int], size: int, block_size: int, kept: torch.dtype) -> int:
@@ -260,7 +260,7 @@ class _TorchAttention:
 def stored_by_torch(
     projected: Tensor, rotation: Rotation | None, store: KeysValues, layer: int, batch: Batch, heads: Heads
 ) -> Tensor:
-    """Rotate queries and keys and store keys and values, in plain torch; gives queries ``[tokens, heads, size]``."""
+    """Rotate queries and keys and store keys and values, in plain torch; returns queries ``[tokens, heads, size]``."""
     widths = [heads.queries, heads.shared, heads.shared]
     queries, keys, values = projected.unflatten(-1, (-1, heads.size)).split(widths, dim=1)
     if rotation is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-# These two choose their frequencies by how long a sequence is; all others are fixed.
+# These two choose their frequencies by the sequence length; all others are fixed.
 _BY_LENGTH = ("dynamic", "longrope")
 
 
@@ -19,7 +19,7 @@ class Rope:
 
     Attributes:
         kind: transformers' name of the scaling.
-        original_length: the length from which on frequencies change, where they do.
+        original_length: the length above which frequencies change, where they do.
     """
 
     kind: str
@@ -35,10 +35,10 @@ class Rope:
         return cls(parameters.get("rope_type", "default"), original, config, layer_type)
 
     def variant(self, length: int) -> int:
-        """Which frequencies a sequence uses that may grow to ``length`` tokens.
+        """The frequencies of a sequence that may grow to ``length`` tokens.
 
-        A sequence keeps them for its whole life, since rotated keys stay in the cache: transformers changes
-        them in mid-sequence, which no key that was cached before can follow.
+        A sequence keeps them throughout, since rotated keys stay in the cache: transformers changes
+        them in mid-sequence, which does not apply to keys cached before.
         """
         if self.kind == "longrope":
             return int(length > self.original_length)
@@ -47,7 +47,7 @@ class Rope:
         return 0
 
     def frequencies(self, variant: int) -> tuple[Tensor, float]:
-        """Inverse frequencies, and what cosines and sines are multiplied by."""
+        """Inverse frequencies, and the factor of cosines and sines."""
         if self.kind == "default":
             return self._default(), 1.0
         length = None
@@ -78,7 +78,7 @@ class Rotations:
 
     @property
     def by_length(self) -> bool:
-        """Whether frequencies depend on how long a sequence is."""
+        """Whether frequencies depend on the sequence length."""
         return any(rope.kind in _BY_LENGTH for rope in self._ropes.values())
 
     def variants(self, length: int) -> dict[str, int]:
@@ -110,7 +110,7 @@ class Rotations:
         return {name: self._cos_sin(positions, *self._frequencies(name, 0)) for name in self._ropes}
 
     def _table(self, name: str, highest: int) -> tuple[Tensor, Tensor]:
-        """Those of all positions up to ``highest`` and some more."""
+        """Cosines and sines of all positions up to ``highest`` and some more."""
         known = self._tables.get(name)
         if known is None or len(known[0]) <= highest:
             positions = torch.arange(max(1024, 2 * highest))
@@ -129,7 +129,7 @@ class Rotations:
 
 
 def rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Rotate ``[tokens, heads, size]``; only as many numbers of each head as there are frequencies for."""
+    """Rotate ``[tokens, heads, size]``; only the elements of each head that have frequencies."""
     half = cosine.shape[-1]
     first, second = heads[..., :half], heads[..., half : 2 * half]
     rotated = [first * cosine - second * sine, second * cosine + first * sine]

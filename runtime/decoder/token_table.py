@@ -1,4 +1,4 @@
-"""The input embedding: plain rows, or codes of which only the rows that are looked up are restored."""
+"""The input embedding: plain rows, or codes of which only the looked-up rows are restored."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..weights.matrix import Matrix
 
 
 class TokenTable:
-    """A row of numbers for each token.
+    """An embedding table.
 
     Args:
         matrix: the rows as they are stored.
-        dtype: what rows are wanted in.
+        dtype: of the returned rows.
         device: where.
 
     Attributes:
-        matrix: the rows as they are kept.
+        matrix: the rows in memory.
     """
 
     def __init__(self, matrix: Matrix, dtype: torch.dtype, device: torch.device) -> None:
@@ -39,5 +39,5 @@ class TokenTable:
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes."""
+        """Its memory."""
         return sum(t.nbytes for t in (self.matrix.values, self.matrix.scale, self.matrix.zero) if t is not None)

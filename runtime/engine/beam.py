@@ -1,4 +1,4 @@
-"""Beam search: all beams of a request advance together, sharing the blocks of what they have in common.
+"""Beam search: all beams of a request advance together and share the blocks of common prefixes.
 
 The rules are those of transformers with ``early_stopping=False``, so that both find the same sequences.
 """
@@ -18,8 +18,8 @@ from .text_stream import TextStream
 def continuations(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> list[BeamCandidate]:
     """A beam's best continuations, the best first.
 
-    There are enough of them to continue every beam even if the best ones all end. Biases and penalties change
-    the log probabilities that beams are scored by, as in transformers.
+    There are enough to continue every beam even if the best ones all end. Biases and penalties change
+    the log probabilities that score beams, as in transformers.
     """
     params = sequence.request.params
     count = min(max(2, 1 + len(_ends(sequence.request, ends))) * params.beam_width, row.shape[-1])
@@ -36,7 +36,7 @@ def continuations(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> list
 
 @dataclass(frozen=True)
 class _Choice:
-    """A beam, one of its candidates, its text with that, and the stop string or token that this ends with."""
+    """A beam, one of its candidates, its text with that candidate, and the stop string or token that ends it."""
 
     beam: Sequence
     candidate: BeamCandidate
@@ -45,10 +45,10 @@ class _Choice:
 
 
 def advance(request: Request, scheduler: Scheduler, ends: frozenset[int]) -> bool:
-    """Move all beams on by a token, if all of them have continuations to choose from.
+    """Advance all beams by a token, if all of them have continuations.
 
     Returns:
-        Whether they moved. When the search is over, the request's sequences are its results.
+        Whether they advanced. When the search is over, the request's sequences are its results.
     """
     beams = live(request)
     if any(beam.candidates is None for beam in beams):
@@ -65,7 +65,7 @@ def advance(request: Request, scheduler: Scheduler, ends: frozenset[int]) -> boo
         if choice.stopped_by is not None or at_limit:
             _finish(request, choice.candidate.score / length**params.length_penalty, choice)
     going_on = [] if at_limit else [choice for choice in choices if choice.stopped_by is None][:width]
-    # The best that can still come is judged by the length reached, as transformers does.
+    # The best possible remaining score is computed with the current length, as in transformers.
     hopeless = len(request.finished_beams) == width and (
         not going_on or going_on[0].candidate.score / length**params.length_penalty <= request.finished_beams[-1][0]
     )
@@ -102,7 +102,7 @@ def _finish(request: Request, score: float, choice: _Choice) -> None:
 
 
 def _heir(choice: _Choice) -> Sequence:
-    """A sequence of its own that has gone on as chosen."""
+    """A new sequence that continues as chosen."""
     heir = Sequence(choice.beam.request, 0, list(choice.beam.tokens))
     heir.logprobs = list(choice.beam.logprobs)
     heir.total_logprob = choice.beam.total_logprob

@@ -1,4 +1,4 @@
-"""Which cache block belongs to whom. Touches no tensor, so the scheduler and the simulator share it."""
+"""Allocation of cache blocks. Touches no tensor, so the scheduler and the simulator share it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Copy = tuple[int, int]
 
 
 class BlockCache:
-    """Blocks of cache positions: handed out as they are needed, counted, shared, copied when a sharer writes.
+    """Blocks of cache positions: allocated on demand, reference-counted, shared, copied on write.
 
-    A block that is full and computed can be published under a key made of all tokens up to its end. Whoever
-    comes later with the same beginning finds it; nobody writes to it again. Published blocks that nobody
-    holds stay findable until their memory is needed, the longest unused first.
+    A full, computed block can be published under a key made of all tokens up to its end. Later sequences
+    with the same prefix find it; it is not written again. Published blocks without holders stay
+    available until their memory is needed, in LRU order.
 
     Args:
         blocks: how many there are.
@@ -27,18 +27,18 @@ class BlockCache:
         self.block_size = block_size
         self._share = share_prefixes
         self._empty = list(range(blocks - 1, -1, -1))
-        self._idle: OrderedDict[int, None] = OrderedDict()  # published, held by nobody, oldest first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # published, without holders, oldest first
         self._holders = [0] * blocks
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
 
     @property
     def free(self) -> int:
-        """Blocks that can be handed out."""
+        """Blocks that can be allocated."""
         return len(self._empty) + len(self._idle)
 
     def forget(self) -> None:
-        """Let nothing be found again that was published: its keys and values are no longer those of the model."""
+        """Drop all published blocks: the model's weights have changed."""
         self._empty.extend(self._idle)
         self._idle.clear()
         self._block_of.clear()
@@ -49,7 +49,7 @@ class BlockCache:
         return -(-length // self.block_size)
 
     def find(self, tokens: list[int], salt: bytes) -> tuple[list[int], list[bytes]]:
-        """Hold the published blocks that ``tokens`` begin with; the last token is never among them, for its logits are wanted.
+        """Hold the published blocks of a prefix of ``tokens``, without the last token, whose logits are needed.
 
         Args:
             tokens: of the whole sequence.
@@ -73,10 +73,10 @@ class BlockCache:
         return blocks, keys
 
     def grow(self, blocks: list[int], start: int, stop: int) -> list[Copy] | None:
-        """Make ``blocks`` hold positions up to ``stop``, those from ``start`` on writable.
+        """Extend ``blocks`` to positions up to ``stop``, and make those from ``start`` on writable.
 
         Returns:
-            Blocks to copy before anything is written; None, and nothing changed, if there are too few free ones.
+            Blocks to copy before any write; None, with nothing changed, if there are too few free blocks.
         """
         first = start // self.block_size
         shared = [i for i in range(first, len(blocks)) if self._holders[blocks[i]] > 1]
@@ -99,7 +99,7 @@ class BlockCache:
         return list(blocks)
 
     def publish(self, blocks: list[int], keys: list[bytes], tokens: list[int], computed: int, salt: bytes) -> None:
-        """Make the blocks that ``computed`` positions fill findable; ``keys`` grows along."""
+        """Publish the blocks that ``computed`` positions fill, and append their keys to ``keys``."""
         if not self._share:
             return
         for i in range(len(keys), computed // self.block_size):
@@ -110,13 +110,13 @@ class BlockCache:
                 self._key_of[blocks[i]] = key
 
     def release(self, blocks: list[int]) -> None:
-        """Give blocks back; the list is emptied."""
-        for block in reversed(blocks):  # so that the end of a sequence is forgotten before its beginning
+        """Release blocks; the list is emptied."""
+        for block in reversed(blocks):  # so that the end of a sequence is evicted before its beginning
             self._release(block)
         blocks.clear()
 
     def check(self, holders: list[list[int]]) -> None:
-        """Assert that every block is accounted for, given everybody's blocks. For tests."""
+        """Assert that every block is accounted for, given all holders' blocks. For tests."""
         counts = [0] * self.blocks
         for blocks in holders:
             for block in blocks:

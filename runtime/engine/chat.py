@@ -1,4 +1,4 @@
-"""Talking with a checkpoint on a terminal."""
+"""Chat with a checkpoint on a terminal."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ...system.errors import RuntimeProblem, SmeltError
 from .engine import Engine
 from .params import SamplingParams
 
-HELP = "/reset forgets the conversation, /quit (or end of file) leaves, interrupting ends an answer"
+HELP = "/reset clears the conversation, /quit (or end of file) exits, Ctrl-C stops an answer"
 
 
 class Chat:
     """A conversation. Earlier turns stay in the engine's cache, so each answer computes only what is new.
 
     Args:
-        engine: what answers.
-        params: how.
-        system: a system message, for templates that take one.
+        engine: the engine.
+        params: sampling parameters.
+        system: a system message, for templates that support one.
     """
 
     def __init__(self, engine: Engine, params: SamplingParams, system: str | None = None) -> None:
         if engine.tokenizer is None:
-            raise RuntimeProblem("the checkpoint has no tokenizer, so there is no text to talk in")
+            raise RuntimeProblem("the checkpoint has no tokenizer, which chat needs")
         self._engine = engine
         self._params = params
         self._system = system
@@ -35,12 +35,12 @@ class Chat:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the conversation."""
+        """Clear the conversation."""
         self._turns = [{"role": "system", "content": self._system}] if self._system else []
         self._plain = ""
 
     def answer(self, message: str, write: Callable[[str], object]) -> str:
-        """Answer a message, writing text as it comes. An interruption keeps what was said so far.
+        """Answer a message, streaming the text. After an interruption the text so far is kept.
 
         Returns:
             A line about the speed.
@@ -69,7 +69,7 @@ class Chat:
         if first is None:
             return "interrupted before the first token"
         rate = f", then {(count - 1) / (ended - first):.1f} tokens/s" if count > 1 else ""
-        return f"{len(prompt)} tokens read, first answer after {first - begun:.2f} s{rate}"
+        return f"{len(prompt)} prompt tokens, first token after {first - begun:.2f} s{rate}"
 
     def _prompt(self, message: str) -> list[int]:
         tokenizer = self._engine.tokenizer
@@ -81,10 +81,10 @@ class Chat:
 
 
 def converse(chat: Chat, read: Callable[[str], str], write: Callable[[str], object]) -> None:
-    """Talk until the end of input."""
+    """Chat until the end of input."""
     write(HELP + "\n")
     if not chat.has_template:
-        write("the checkpoint has no chat template: what you type is continued as it is\n")
+        write("the checkpoint has no chat template: your input is continued as plain text\n")
     while True:
         try:
             message = read("> ")
@@ -95,13 +95,13 @@ def converse(chat: Chat, read: Callable[[str], str], write: Callable[[str], obje
             return
         if message.strip() == "/reset":
             chat.reset()
-            write("forgotten\n")
+            write("conversation cleared\n")
         elif message.startswith("/"):
-            write(f"there is no {message.split()[0]}; {HELP}\n")
+            write(f"unknown command {message.split()[0]}; {HELP}\n")
         elif message.strip():
             try:
                 speed = chat.answer(message, write)
             except SmeltError as problem:
-                write(f"{problem}; /reset begins anew\n")
+                write(f"{problem}; /reset starts over\n")
                 continue
             write(f"\n[{speed}]\n")

@@ -1,4 +1,4 @@
-"""Everything that an engine may be asked to do differently: one object for the Python API, the command line and benchmarks.
+"""The engine's options: one object for the Python API, the command line and benchmarks.
 
 Nothing here imports torch, so that a command can refuse a wrong option at once.
 """
@@ -18,36 +18,35 @@ DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """How an engine computes, what it keeps and whom it lets run.
+    """How an engine computes, how it uses memory and how it schedules.
 
     Attributes:
-        dtype: what to compute in: ``auto`` (the checkpoint's own), ``float32``, ``bfloat16`` or ``float16``.
+        dtype: compute dtype: ``auto`` (the checkpoint's), ``float32``, ``bfloat16`` or ``float16``.
         max_length: the most tokens of a sequence, prompt included; by default the model's own limit.
         max_sequences: the most sequences that run at once.
         token_budget: the most tokens computed in a step; long prompts are computed in pieces.
         block_size: positions in a cache block.
-        kv_cache_bytes: memory for keys and values; by default what ``memory_utilization`` leaves.
-        memory_utilization: the share of the memory that is free now which weights, activations and cache may take.
-        share_prefixes: whether prompts with the same beginning share what is computed of it.
-        policy: who runs, who waits and who gives way: ``fcfs`` (first come, first served) or ``static``.
-        static_batching: the same as the policy ``static``, the baseline: a batch starts only when the one before has ended.
-        seed: for requests that bring none.
-        trust_remote_code: run the checkpoint's own Python; never unless asked for.
-        kv_dtype: how keys and values are kept: ``auto`` (what is computed in), ``int8``, ``fp8`` or, on a GPU, ``int4``,
+        kv_cache_bytes: memory for keys and values; by default the rest of ``memory_utilization``.
+        memory_utilization: the share of the currently free memory for weights, activations and cache.
+        share_prefixes: prefix caching: prompts with a common prefix share its cache blocks.
+        policy: scheduling and preemption: ``fcfs`` (first come, first served) or ``static``.
+        static_batching: the same as the policy ``static``, the baseline: a batch starts only when the previous one has ended.
+        seed: for requests without one.
+        trust_remote_code: run the checkpoint's Python code; off by default.
+        kv_dtype: KV cache dtype: ``auto`` (the compute dtype), ``int8``, ``fp8`` or, on a GPU, ``int4``,
             with a scale for each head and position; int4 keys are rotated, which spreads their outliers.
-        native: use Smelt's compiled CPU kernels, in bfloat16; without, torch's operators.
-        exact_inputs: keep the inputs of weight-only formats in bfloat16, also for many rows, where int8 is faster.
-        reproducible: give a request the same tokens and log probabilities, to the bit, whatever runs beside it, however its prompt
-            is cut into pieces and whether it was preempted; in bfloat16 on Smelt's compiled CPU kernels. docs/runtime.md has
-            its price.
+        native: use Smelt's compiled CPU kernels, in bfloat16; otherwise torch's operators.
+        exact_inputs: keep the inputs of weight-only formats in bfloat16 also for many rows, where int8 is faster.
+        reproducible: batch-invariant: give a request bitwise the same tokens and log probabilities, regardless of other requests,
+            chunked prefill and preemption; in bfloat16 on Smelt's compiled CPU kernels. docs/runtime.md has its cost.
         device: ``cpu``, or ``cuda`` for a GPU with all of a step on Triton kernels; which has not been run on one yet.
-        fusions: what is done together in one launch on a GPU; all by default.
-        compile: let torch.compile lower the layers, instead of Smelt's own kernels; it takes a minute when the first
-            prompt and the first token come.
+        fusions: which operations are fused into one launch on a GPU; all by default.
+        compile: use torch.compile for the layers instead of Smelt's kernels; it takes a minute at the first
+            prompt and the first decode step.
         quiet: print nothing.
 
     Raises:
-        RuntimeProblem: a value is none that can be.
+        RuntimeProblem: a value is invalid.
     """
 
     dtype: str = "auto"
@@ -74,7 +73,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.max_length is not None and self.max_length < 2:
             raise RuntimeProblem(
-                f"max_length is {self.max_length}; it must be at least 2, a token of a prompt and one that follows"
+                f"max_length is {self.max_length}; it must be at least 2 (one prompt token and one generated token)"
             )
         for name in ("max_sequences", "token_budget", "block_size"):
             if getattr(self, name) < 1:
@@ -86,12 +85,12 @@ class EngineConfig:
         _check_choice("policy", self.policy, tuple(POLICIES))
         if self.static_batching and self.policy not in (EngineConfig.policy, "static"):
             raise RuntimeProblem(
-                f"static_batching is the policy static, and policy is {self.policy}; give one of the two"
+                f"static_batching means policy static, but policy is {self.policy}; set only one of them"
             )
 
     @property
     def scheduling(self) -> str:
-        """The policy's name, however it was asked for."""
+        """The policy's name, by either option."""
         return "static" if self.static_batching else self.policy
 
     @classmethod
@@ -103,15 +102,13 @@ class EngineConfig:
             options: fields and their values.
 
         Raises:
-            TypeError: one of ``options`` is no field.
-            RuntimeProblem: a value is none that can be.
+            TypeError: one of ``options`` is not a field.
+            RuntimeProblem: a value is invalid.
         """
         known = [field.name for field in fields(cls)]
         for name in options:
             if name not in known:
-                raise TypeError(
-                    f"an engine has no option {name!r}; it has {', '.join(known)}{nearest_name(name, known)}"
-                )
+                raise TypeError(f"unknown engine option {name!r}; known: {', '.join(known)}{nearest_name(name, known)}")
         return replace(config or cls(), **options)
 
 

@@ -1,4 +1,4 @@
-"""The loop between scheduler and executor, and the requests that go through it."""
+"""The loop between scheduler and executor, and its requests."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ Sink = Callable[[RequestOutput], object]
 
 
 class Engine:
-    """Loads a checkpoint and continues prompts, many at once.
+    """Loads a checkpoint and generates from prompts with continuous batching.
 
     Args:
         checkpoint: a Hugging Face directory: Smelt's, or any in compressed-tensors, GPTQ, AWQ or plain weights.
-        config: what to do differently from the defaults.
-        options: fields of :class:`EngineConfig` by their names, which replace those of ``config``.
+        config: the options; the defaults if None.
+        options: fields of :class:`EngineConfig` by their names, which override those of ``config``.
 
     Attributes:
-        config: everything that was asked for.
+        config: the options.
 
     Raises:
-        SmeltError: the checkpoint cannot be read; a RuntimeProblem, if it cannot be served or does not fit.
-        TypeError: one of ``options`` is no field of the configuration.
+        SmeltError: the checkpoint cannot be read; a RuntimeProblem if it cannot be served or does not fit in memory.
+        TypeError: one of ``options`` is not a field of the configuration.
     """
 
     def __init__(self, checkpoint: str | Path, config: EngineConfig | None = None, **options: Any) -> None:
@@ -71,7 +71,7 @@ class Engine:
         self._take_memory(kept)
         self.executor = self._executor()
         self._handle: tuple[StepPlan, StepHandle] | None = None
-        self._awaited: set[str] = set()  # requests whose tokens must be seen before the next step is made
+        self._awaited: set[str] = set()  # requests whose tokens are needed before the next step is scheduled
         self._requests: dict[str, Request] = {}
         self._sinks: dict[str, Sink] = {}
         self._names = itertools.count()
@@ -80,7 +80,7 @@ class Engine:
         self._thread: threading.Thread | None = None
 
     def _take_memory(self, kept: torch.dtype) -> None:
-        """Reserve memory, make the cache of it, and the scheduler over it."""
+        """Reserve memory, and create the cache and the scheduler."""
         config = self.config
         self.reservation: Reservation = reserve(self.model, config, max_length=self.max_length, kv_dtype=kept)
         self._log(self.reservation.sentence())
@@ -94,19 +94,19 @@ class Engine:
         )
 
     def _executor(self) -> Executor:
-        """What carries out steps: the executor that the model's operators name."""
+        """The executor that the model's operators require."""
         build = EXECUTORS[self.model.operators.executor]
         return build(self.model, self._store, self.ends, self.config, max_length=self.max_length, log=self._log)
 
     def take_weights(self, config: Any, names: Iterable[str], load: Callable[[str], Tensor]) -> None:
-        """Go on with other weights of the same shapes: what a model that is being trained has become, for one.
+        """Load other weights of the same shapes, such as those of a model in training.
 
-        They are packed anew, once; the checkpoint's files are not touched. What was cached of earlier prompts is forgotten.
+        They are packed again; the checkpoint's files are not touched. The prefix cache is cleared.
 
         Args:
-            config: the model's Hugging Face configuration, which may untie a head and nothing else.
-            names: of all tensors, as a plain checkpoint of the model would call them.
-            load: gives one by its name; it is copied.
+            config: the model's Hugging Face configuration, which may differ only by an untied lm_head.
+            names: of all tensors, as in an unquantized checkpoint of the model.
+            load: returns a tensor by name; it is copied.
 
         Raises:
             RuntimeProblem: requests are running, or a weight is missing.
@@ -124,14 +124,14 @@ class Engine:
     def generate(
         self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | SequenceOf[SamplingParams] | None = None
     ) -> list[RequestOutput]:
-        """Continue prompts and return when all are done.
+        """Generate from prompts and return when all are done.
 
         Args:
             prompts: one or many; a text, or token ids.
-            params: for all, or one for each.
+            params: one for all prompts, or one for each.
 
         Returns:
-            One output a prompt, in their order.
+            One output per prompt, in order.
 
         Raises:
             RuntimeProblem: a prompt or its parameters cannot be served; nothing was started.
@@ -147,16 +147,16 @@ class Engine:
         return self._finish([self._request(prompt, p, None) for prompt, p in zip(many, each, strict=True)])  # type: ignore[arg-type]
 
     def score(self, pairs: SequenceOf[tuple[SequenceOf[int], SequenceOf[int]]]) -> list[list[TokenScore]]:
-        """How likely given continuations are. A context that several pairs share is computed once.
+        """Score given continuations. A context that several pairs share is computed once.
 
         Args:
             pairs: a context and its continuation, as token ids; neither may be empty.
 
         Returns:
-            For each pair, its continuation's tokens' log probabilities, and whether each was the likeliest token.
+            For each pair, the log probabilities of its continuation's tokens, and whether each was the most likely token.
 
         Raises:
-            RuntimeProblem: a pair cannot be scored (nothing was started), or the model's logits are not numbers.
+            RuntimeProblem: a pair cannot be scored (nothing was started), or the model's logits are NaN or infinite.
         """
         groups = grouped(pairs, self.scheduler.max_sequences)
         outputs = self._finish([self._scoring_request(group.context, group.continuations) for group in groups])
@@ -168,7 +168,7 @@ class Engine:
         return [found[i] for i in range(len(pairs))]
 
     def _finish(self, requests: list[Request]) -> list[RequestOutput]:
-        """Run requests to their ends."""
+        """Run requests until they finish."""
         done: dict[str, RequestOutput] = {}
 
         def sink(output: RequestOutput) -> None:
@@ -190,7 +190,7 @@ class Engine:
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, id: str | None = None
     ) -> AsyncIterator[RequestOutput]:
-        """Continue a prompt, giving its state after every token. Leaving the loop early aborts the request."""
+        """Generate from a prompt and yield its state after every token. Leaving the loop early aborts the request."""
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[RequestOutput] = asyncio.Queue()
         request = self._request(prompt, params or SamplingParams(), id)
@@ -211,7 +211,7 @@ class Engine:
         """Queue a prompt; :meth:`step` continues it.
 
         Returns:
-            The request's name.
+            The request's id.
         """
         request = self._request(prompt, params or SamplingParams(), id)
         with self._lock:
@@ -219,11 +219,11 @@ class Engine:
         return request.id
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step. Returns the state of every request that got on."""
+        """Compute one step. Returns the state of every request that progressed."""
         with self._lock:
             handle, changed, started = self._handle, [], None
             try:
-                # A step may begin before the one before it has given its tokens, if nobody needs to see them in between.
+                # A step may start before the previous one has returned its tokens, if they are not needed in between.
                 if self._awaited:
                     changed += self._collect()
                 started = self._started(self.scheduler.schedule())
@@ -236,11 +236,9 @@ class Engine:
                 self._fail_all("the engine failed while computing this request's step")
                 raise
             if handle is None and started is None and self.scheduler.has_work:
-                # Requests are checked to fit, so this would be our mistake; better than for ever.
-                self._fail_all("no step can be made for this request")
-                raise RuntimeProblem(
-                    "nothing that waits can run in the cache; this is a bug in Smelt, please report it"
-                )
+                # Requests are checked to fit, so this would be a bug; better than looping forever.
+                self._fail_all("this request cannot be scheduled")
+                raise RuntimeProblem("no waiting request fits into the cache; this is a bug in Smelt, please report it")
             changed = list({request.id: request for request in changed}.values())
             outputs = [RequestOutput.of(request) for request in changed]
             for output in outputs:
@@ -252,7 +250,7 @@ class Engine:
             return outputs
 
     def abort(self, id: str) -> None:
-        """End a request; nothing happens if it has ended already."""
+        """Abort a request; a no-op if it has finished."""
         with self._lock:
             request = self._requests.get(id)
             if request is None:
@@ -273,7 +271,7 @@ class Engine:
         return id in self._requests
 
     def explain(self) -> dict[str, str]:
-        """What computes each linear, by its role; layers that agree share one entry."""
+        """The kernel of each linear, by role; layers with the same one share an entry."""
         found: dict[str, dict[str, list[int]]] = {}
         for name, module in self.model.linears().items():
             parts = name.split(" ", 2)
@@ -290,7 +288,7 @@ class Engine:
         return explanations if lowered is None else {**explanations, "layers": lowered}
 
     def _request(self, prompt: Prompt, params: SamplingParams, id: str | None) -> Request:
-        """A checked request. Nothing is queued yet."""
+        """A validated request, not queued yet."""
         text = prompt if isinstance(prompt, str) else None
         if text is not None and self.tokenizer is None:
             raise RuntimeProblem("the checkpoint has no tokenizer; give the prompt as token ids")
@@ -300,7 +298,7 @@ class Engine:
             raise RuntimeProblem(problem)
         most = self.max_length - len(tokens)
         grows_to = len(tokens) + min(most, params.max_tokens or most)
-        self._check_room(grows_to, "lower max_tokens or give the engine more kv_cache_bytes")
+        self._check_room(grows_to, "lower max_tokens or raise kv_cache_bytes")
         salt = repr(self.model.variant(grows_to)).encode() if self.model.cache_variants else b""
         name = id if id is not None else f"request-{next(self._names)}"
         request = Request(name, tokens, params, grows_to, salt, text)
@@ -314,16 +312,16 @@ class Engine:
 
     def _scoring_request(self, context: list[int], continuations: list[list[int]]) -> Request:
         longest = max(map(len, continuations))
-        # The last token of a continuation is only looked up, never computed.
+        # The last token of a continuation is only scored, never computed.
         grows_to = len(context) + longest - 1
         problem = self._token_problem(context, "context")
         for continuation in continuations:
             problem = problem or self._token_problem(continuation, "continuation")
         if problem is None and grows_to > self.max_length:
-            problem = f"context and continuation have {grows_to + 1} tokens, more than the engine's max_length of {self.max_length} and one"
+            problem = f"context and continuation have {grows_to + 1} tokens, more than the engine's max_length of {self.max_length} plus one"
         if problem:
             raise RuntimeProblem(problem)
-        self._check_room(grows_to, "give the engine more kv_cache_bytes or a smaller max_length")
+        self._check_room(grows_to, "raise kv_cache_bytes or lower max_length")
         salt = repr(self.model.variant(grows_to)).encode() if self.model.cache_variants else b""
         request = Request(f"request-{next(self._names)}", context, SamplingParams(), grows_to, salt)
         request.sequences = [Sequence(request, i, list(context), expected) for i, expected in enumerate(continuations)]
@@ -333,7 +331,7 @@ class Engine:
         needed = self.cache.needed(grows_to)
         if needed > self.cache.blocks:
             raise RuntimeProblem(
-                f"the request may grow to {grows_to} tokens, which need {needed} cache blocks, and there are {self.cache.blocks};"
+                f"the request may grow to {grows_to} tokens, which need {needed} cache blocks, but there are {self.cache.blocks};"
                 f" {advice}"
             )
 
@@ -377,28 +375,28 @@ class Engine:
         self.scheduler.add(request.sequences[0])
 
     def _started(self, plan: StepPlan) -> tuple[StepPlan, StepHandle] | None:
-        """Start a step; None if there is nothing in it."""
+        """Start a step; None if it is empty."""
         if not plan.chunks:
             return None
         self.scheduler.started(plan)
         return plan, self.executor.execute(plan)
 
     def _collect(self) -> list[Request]:
-        """Wait for the step that was started, and note what it found; returns the requests that got on."""
+        """Wait for the started step and record its results; returns the requests that progressed."""
         if self._handle is None:
             return []
         (plan, handle), self._handle = self._handle, None
         return self._commit(plan, handle.collect())
 
     def _commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
-        """Note what a step found; returns the requests that got on."""
+        """Record a step's results; returns the requests that progressed."""
         self.scheduler.commit(plan)
         changed: dict[str, Request] = {}
         for sequence in result.broken:
             request = sequence.request
             if sequence.finish is not None:
-                continue  # it ended while this step was on its way
-            request.error = "the model's logits are not numbers; the checkpoint or its quantization is broken"
+                continue  # it ended while this step was running
+            request.error = "the model's logits are NaN or infinite; the checkpoint or its quantization is broken"
             self._end_all(request, "error")
             changed[request.id] = request
         for sequence, logprobs in result.prompt_logprobs.items():
@@ -411,7 +409,7 @@ class Engine:
                     self._end(sequence, "stop")
                     changed[sequence.request.id] = sequence.request
         for sequence, sampled in result.tokens.items():
-            if sequence.finish is None:  # else a sibling's logits were broken
+            if sequence.finish is None:  # otherwise a sibling's logits were not finite
                 self._append(sequence, sampled)
                 changed[sequence.request.id] = sequence.request
         for sequence, candidates in result.continuations.items():
@@ -424,7 +422,7 @@ class Engine:
         return list(changed.values())
 
     def _fork(self, plan: StepPlan, result: StepResult) -> None:
-        """Let a prompt's samples go their own ways once it is computed."""
+        """Fork a prompt's samples once it is computed."""
         for chunk in plan.chunks:
             request = chunk.sequence.request
             if chunk.is_last and not request.forked and request.error is None:
@@ -490,7 +488,7 @@ class Engine:
         self._sinks.pop(id, None)
 
     def _keep_running(self) -> None:
-        """Step in the background for as long as there is work. The lock is held."""
+        """Step in the background while there is work. The lock is held."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._serve, name="smelt-engine", daemon=True)
             self._thread.start()

@@ -1,4 +1,4 @@
-"""What carries out a step's plan, and what it gives back."""
+"""The executor interface: it runs a step's plan and returns the results."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .sequence import BeamCandidate, Request, Sequence, TokenLogprobs, TokenScor
 
 @dataclass
 class StepResult:
-    """What a step found.
+    """The results of a step.
 
     Attributes:
         tokens: the next token of each sequence that was computed to its end (all samples of a prompt at once).
         continuations: in beam search, each beam's candidates instead.
-        prompt_logprobs: for each sequence, of the prompt tokens that follow those computed.
-        scores: of each sequence's expected tokens that were reached (of all a prompt's continuations at once).
-        broken: sequences whose logits are not numbers.
+        prompt_logprobs: for each sequence, those of the prompt tokens that follow the computed ones.
+        scores: those of each sequence's expected tokens that were reached (of all a prompt's continuations at once).
+        broken: sequences whose logits are NaN or infinite.
     """
 
     tokens: dict[Sequence, Sampled] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class StepResult:
 
 
 class RunsBatches(Protocol):
-    """What the executor needs of a model."""
+    """The part of a model that the executor needs."""
 
     @property
     def logit_statistics(self) -> Callable[[Tensor], LogitStatistics]: ...
@@ -45,45 +45,45 @@ class RunsBatches(Protocol):
 
 
 class StepHandle(Protocol):
-    """A step that was started.
+    """A started step.
 
     Attributes:
-        completed: whether it is done already, so that nothing is won by starting the next one before asking for its result.
+        completed: whether it is done already, so that starting the next one first has no benefit.
     """
 
     @property
     def completed(self) -> bool: ...
 
     def collect(self) -> StepResult:
-        """What it found; waits for it."""
+        """Its results; waits for them."""
         ...
 
 
 @dataclass(frozen=True)
 class CompletedStep:
-    """A step that was carried out at once."""
+    """A step that ran synchronously."""
 
     found: StepResult
     completed: bool = True
 
     def collect(self) -> StepResult:
-        """What it found."""
+        """Its results."""
         return self.found
 
 
 class Executor(Protocol):
-    """Carries out plans: with a model, or with a clock in the simulator.
+    """Runs plans: with a model, or with a clock in the simulator.
 
     Attributes:
-        model: what computes; a profile puts a clock around it.
+        model: the model; a profile wraps it with a timer.
     """
 
     model: RunsBatches
 
     def execute(self, plan: StepPlan) -> StepHandle:
-        """Start a step, or carry it out."""
+        """Start a step, or run it."""
         ...
 
     def runs_ahead(self, request: Request) -> bool:
-        """Whether steps with this request may be started before the ones before them have given their tokens."""
+        """Whether steps with this request may start before earlier ones have returned their tokens."""
         ...

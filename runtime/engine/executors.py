@@ -1,4 +1,4 @@
-"""Which executor carries out the steps of a model: the one that its operators name."""
+"""The executor of a model: the one that its operators require."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .torch_executor import TorchExecutor
 
 
 class BuildExecutor(Protocol):
-    """Makes one executor."""
+    """Creates an executor."""
 
     def __call__(
         self,
@@ -30,8 +30,8 @@ class BuildExecutor(Protocol):
         """An executor that is ready for steps.
 
         Args:
-            model: that computes.
-            store: its keys and values.
+            model: the model.
+            store: its KV cache.
             ends: tokens that end a sequence.
             config: of the engine.
             max_length: the most tokens of a sequence.

@@ -1,4 +1,4 @@
-"""Steps on a GPU: laid out while the one before still runs, replayed as graphs, their tokens chosen on the device."""
+"""Steps on a GPU: prepared while the previous one runs, replayed as CUDA graphs, with sampling on the device."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from .scheduler import Chunk, StepPlan
 from .sequence import Request, Sequence
 from .torch_executor import TorchExecutor
 
-_EDITS = 64  # of logits, that a request may ask of the device
+_EDITS = 64  # of logits, per request on the device
 _ALWAYS = 2**31 - 1
 _FEW = (1, 2, 4, 8)
-# Tokens of a step that is captured in one way only, as if all sequences that there may be were in it, some with one token:
-# what that costs for nothing is little beside a long step's products.
+# Tokens of a step that is captured only once, with the largest number of sequences, some with one token: the wasted work
+# is small compared to a long step's products.
 _LONG = 512
 
 
 class StepKind(NamedTuple):
-    """What steps have in common that are computed, and captured, alike.
+    """The shape of a step; steps of one kind share a captured graph.
 
     Attributes:
-        tokens, sequences: that there is room for.
+        tokens, sequences: the capacity.
         prompts, singles: whether some sequences have several tokens, and whether some have one.
     """
 
@@ -53,11 +53,11 @@ class StepKind(NamedTuple):
 
 
 class GpuExecutor(TorchExecutor):
-    """Like :class:`TorchExecutor`; steps whose tokens are chosen on the device are only started, not waited for.
+    """Like :class:`TorchExecutor`; steps with sampling on the device run asynchronously.
 
     Args:
-        model, store, ends, seed: see there.
-        max_sequences, token_budget, max_length: the most that a step and a sequence may have.
+        model, store, ends, seed: as there.
+        max_sequences, token_budget, max_length: the limits of a step and of a sequence.
         graphs: whether steps are captured and replayed.
     """
 
@@ -94,27 +94,27 @@ class GpuExecutor(TorchExecutor):
         self._pool: Any = None
         self._stream = torch.cuda.Stream(self._place) if self._captures else None
         self._current = torch.cuda.device(self._place) if self._place.type == "cuda" else nullcontext()
-        self._stale: set[int] = set()  # slots whose blocks the device does not know any more
+        self._stale: set[int] = set()  # slots whose blocks on the device are outdated
         self._sees_stores = target_of(self._place).splits
         self._logits = torch.empty(max_sequences, model.spec.vocabulary, dtype=torch.float32, device=self._place)
 
     def runs_ahead(self, request: Request) -> bool:
-        """Whether all of it can be chosen on the device."""
+        """Whether all its tokens can be sampled on the device."""
         params = request.params
         plain = params.n == 1 and not params.is_beam_search and params.prompt_logprobs is None
         if not plain or any(sequence.expected for sequence in request.sequences):
             return False
         edits = len(_edits(request, self._ends))
-        # Where a barrier does not make stores visible, rows may not be changed or narrowed in memory.
+        # Where a barrier does not make stores visible, logits cannot be changed or filtered in memory.
         return edits <= _EDITS and (self._sees_stores or not (edits or _is_changed(params)))
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepHandle:
-        """Start a step; or carry it out, if some request must be looked at on the host."""
+        """Start a step, or run it synchronously if some request needs the host."""
         self._release()
         if not all(self.runs_ahead(chunk.sequence.request) for chunk in plan.chunks):
             result = self._compute(plan)
-            # Their blocks may have become more meanwhile.
+            # They may have more blocks by now.
             self._stale.update(self._slots[c.sequence] for c in plan.chunks if c.sequence in self._slots)
             return CompletedStep(result)
         with self._current:
@@ -131,7 +131,7 @@ class GpuExecutor(TorchExecutor):
             return _LaunchedStep(plan, found.sent(plan))
 
     def warm_up(self, log: Log) -> None:
-        """Compile what steps need, and capture them.
+        """Compile the kernels and capture the graphs.
 
         Args:
             log: gets messages for the user.
@@ -153,7 +153,7 @@ class GpuExecutor(TorchExecutor):
                     log(f"{what} {i + 1} of {len(kinds)} kinds of steps, {time.monotonic() - begun:.0f} s")
 
     def _kinds(self) -> list[StepKind]:
-        """The steps that are captured, the largest first."""
+        """The kinds of steps to capture, the largest first."""
         room = self._layout.room
         singles = [StepKind(count, count, False, True) for count in buckets(room.sequences)]
         prompts = [
@@ -166,7 +166,7 @@ class GpuExecutor(TorchExecutor):
         return sorted([*singles, *prompts], reverse=True)
 
     def _kind(self, tokens: int, counts: list[int]) -> StepKind:
-        """What a step is computed as: of the captured ones, the smallest that has room for it."""
+        """A step's kind: the smallest captured one that fits."""
         room, sequences = self._layout.room, len(counts)
         if max(counts) == 1:
             sequences = _bucket(sequences, room.sequences)
@@ -192,7 +192,7 @@ class GpuExecutor(TorchExecutor):
         self._graphs[kind] = (graph, found)
 
     def _body(self, kind: StepKind) -> _StepOutputs:
-        """The whole step, from the device's own lists to the chosen tokens; nothing waits for the host."""
+        """The whole step, from the device's lists to the sampled tokens, without synchronization."""
         layout, model = self._layout, self._decoder
         tokens, sequences = kind.tokens, kind.sequences
         positions = layout.part("positions", tokens)
@@ -208,7 +208,7 @@ class GpuExecutor(TorchExecutor):
             self._rotary.of(positions),
         )
         hidden = self._layers.run(model.embed(ids, positions), step, self._cache)
-        # All graphs share these, so that none keeps its own.
+        # Shared by all graphs.
         logits = model.head(hidden.index_select(0, layout.part("wanted", sequences)), self._logits[:sequences])
         chosen, logprobs, sound = sample_tokens(
             logits, layout.part("choosers", sequences), layout.part("lengths", sequences), self._choices
@@ -216,7 +216,7 @@ class GpuExecutor(TorchExecutor):
         return _StepOutputs(logits, torch.stack([logprobs, sound.float()]), chosen)
 
     def _release(self) -> None:
-        """Take back the slots of sequences that ended, or gave way."""
+        """Free the slots of sequences that ended or were preempted."""
         for sequence, slot in list(self._slots.items()):
             if sequence.finish is not None or sequence.blocks is not self._blocks[slot] or not sequence.blocks:
                 del self._slots[sequence], self._blocks[slot]
@@ -232,7 +232,7 @@ class GpuExecutor(TorchExecutor):
         return SequenceTokens(chunk.start, chunk.count, list(sequence.blocks), slot, chunk.is_last, fresh)
 
     def _slot_of(self, sequence: Sequence) -> int:
-        """The sequence's slot on the device, where it is put if it has none."""
+        """The sequence's slot on the device, assigned if it has none."""
         slot = self._slots.get(sequence)
         if slot is None:
             slot = self._free.pop()
@@ -242,7 +242,7 @@ class GpuExecutor(TorchExecutor):
         return slot
 
     def _introduce(self, sequence: Sequence, slot: int) -> None:
-        """Tell the device what a sequence has, and how it chooses."""
+        """Send a sequence's tokens and sampling parameters to the device."""
         params, known = sequence.request.params, self._choices
         edits = _edits(sequence.request, self._ends)
         tokens, values, until = zip(*edits, strict=True) if edits else ((), (), ())
@@ -264,13 +264,13 @@ class GpuExecutor(TorchExecutor):
             (known.edit_counts[slot : slot + 1], [len(edits)]),
         ):
             host = torch.tensor(given, dtype=place.dtype, device="cpu")
-            # From pinned memory it travels while the host goes on.
+            # From pinned memory the copy is asynchronous.
             place.copy_(host.pin_memory() if self._place.type == "cuda" else host, non_blocking=True)
 
     def _chosen(
         self, there: Tensor, logits: Tensor, stats: LogitStatistics, rows: list[int], sequences: list[Sequence]
     ) -> dict[Sequence, Sampled]:
-        """As in steps that nobody looks at, where the device may choose: a seed means the same in any company."""
+        """Sample on the device where possible, as in asynchronous steps, so that a seed gives the same tokens in any batch."""
         here = [i for i, sequence in enumerate(sequences) if not self.runs_ahead(sequence.request)]
         found = super()._chosen(there, logits, stats, [rows[i] for i in here], [sequences[i] for i in here])
         mine = [i for i in range(len(sequences)) if i not in set(here)]
@@ -293,11 +293,11 @@ class GpuExecutor(TorchExecutor):
 
 @dataclass(frozen=True)
 class _StepOutputs:
-    """What a step leaves on the device.
+    """A step's outputs on the device.
 
     Attributes:
         logits: ``[sequences, vocabulary]``.
-        scores: float32 ``[2, sequences]``: the tokens' log probabilities, and whether logits were numbers.
+        scores: float32 ``[2, sequences]``: the tokens' log probabilities, and whether logits were finite.
         chosen: int32, the tokens themselves.
     """
 
@@ -306,7 +306,7 @@ class _StepOutputs:
     chosen: Tensor
 
     def sent(self, plan: StepPlan) -> _Sent:
-        """On its way to the host."""
+        """Start the copy to the host."""
         asked = ((i, chunk.sequence.request.params.logprobs) for i, chunk in enumerate(plan.chunks) if chunk.is_last)
         wanting = {i: count for i, count in asked if count is not None}
         best = None
@@ -331,7 +331,7 @@ class _Sent:
 
 
 def _host(tensor: Tensor) -> Tensor:
-    """A copy on the host, which is there once the stream has come so far."""
+    """An asynchronous copy on the host, valid once the stream has reached it."""
     if tensor.device.type != "cuda":
         return tensor.clone()
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True, device="cpu").copy_(tensor, non_blocking=True)
@@ -339,14 +339,14 @@ def _host(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _LaunchedStep:
-    """A step on its way."""
+    """A running step."""
 
     plan: StepPlan
     sent: _Sent
     completed: bool = False
 
     def collect(self) -> StepResult:
-        """What it found; waits for the device."""
+        """Its results; waits for the device."""
         if self.sent.event is not None:
             self.sent.event.synchronize()
         logprobs, sound = self.sent.scores.tolist()
@@ -366,7 +366,7 @@ class _LaunchedStep:
 
 
 class _RotaryBuffers:
-    """Rotary positions for steps: tables of all positions, or of a step's own where frequencies change with the length."""
+    """RoPE cosines and sines for steps: tables of all positions, or per step where frequencies depend on the length."""
 
     def __init__(self, model: Model, tokens: int, longest: int) -> None:
         self._rotations = model.rotations
@@ -383,13 +383,13 @@ class _RotaryBuffers:
             self._each = torch.arange(tokens, dtype=torch.int32)
 
     def fill(self, positions: Tensor, lengths: list[tuple[int, int]]) -> None:
-        """Send a step's own, computed on the host from its positions there."""
+        """Send a step's values, computed on the host from its positions."""
         for name, table in self._rotations.of(positions, lengths).items():
             for kept, new in zip(self._tables[name], _flat(table), strict=True):
                 kept[: len(new)].copy_(new.pin_memory() if kept.device.type == "cuda" else new, non_blocking=True)
 
     def of(self, positions: Tensor) -> dict[str, RotaryTables]:
-        """A step's."""
+        """A step's values."""
         rows = self._each[: len(positions)] if self.by_length else positions
         return {name: RotaryTables(cosine, sine, rows) for name, (cosine, sine) in self._tables.items()}
 
@@ -399,10 +399,10 @@ def _flat(table: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def buckets(most: int) -> list[int]:
-    """Sizes that steps come in, and ``most``: 1, 2, 4, 8, 16, 32, then by 32 to 128, by half as much again to 512, by an eighth.
+    """The sizes to which steps are padded, and ``most``: 1, 2, 4, 8, 16, 32, then by 32 to 128, by half to 512, then by an eighth.
 
-    What fills a step up is computed for nothing. Few tokens cost little more than reading the weights; beyond 512 each costs
-    its products, so that sizes lie closer together, at multiples of 64.
+    Padding is wasted work. Few tokens cost little more than reading the weights; beyond 512 each costs its
+    products, so sizes are closer together, at multiples of 64.
     """
     found = [size for size in _FEW if size < most]
     size = 16
@@ -423,14 +423,14 @@ def _bucket(count: int, most: int) -> int:
 
 
 def _is_changed(params: SamplingParams) -> bool:
-    """Whether logits are changed, or some are left out, before a token is drawn."""
+    """Whether logits are changed or filtered before a token is sampled."""
     penalties = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
     narrowed = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
     return bool(penalties or narrowed)
 
 
 def _edits(request: Request, ends: frozenset[int]) -> list[tuple[int, float, int]]:
-    """What is added to which logit until which length."""
+    """The additions to logits, and the length up to which they apply."""
     params = request.params
     found = [(token, float(bias), _ALWAYS) for token, bias in params.logit_bias.items()]
     if params.min_tokens:

@@ -1,4 +1,4 @@
-"""From a checkpoint's directory to a model that is ready to compute."""
+"""Loading a checkpoint's directory as a model."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_N
 
 
 def load_model(checkpoint: str | Path, config: EngineConfig | None = None, *, log: Log) -> tuple[Checkpoint, Model]:
-    """Read a checkpoint's weights for the fastest operators that this machine has.
+    """Load a checkpoint for the fastest operators on this machine.
 
     Args:
         checkpoint: a Hugging Face directory.
-        config: what computes, in what and where; the defaults if None.
+        config: operators, dtype and device; the defaults if None.
         log: gets messages for the user.
 
     Returns:
         The checkpoint, for its config and tokenizer; and the model.
 
     Raises:
-        SmeltError: the checkpoint cannot be read; a RuntimeProblem, if it cannot be served.
+        SmeltError: the checkpoint cannot be read; a RuntimeProblem if it cannot be served.
     """
     config = config or EngineConfig()
     where = device_named(config.device)
@@ -47,10 +47,10 @@ def load_model(checkpoint: str | Path, config: EngineConfig | None = None, *, lo
 
 
 def operators_for(dtype: torch.dtype, device: torch.device, *, log: Log) -> Operators:
-    """The fastest operators that this machine has.
+    """The fastest operators on this machine.
 
     Args:
-        dtype: what is computed in.
+        dtype: the compute dtype.
         device: where.
         log: gets messages for the user.
     """
@@ -66,8 +66,8 @@ def _reproducible(dtype: torch.dtype, device: torch.device, config: EngineConfig
         name = str(dtype).removeprefix("torch.")
         raise RuntimeProblem(
             f"reproducible needs Smelt's compiled CPU kernels, which compute in bfloat16 on processors with AVX-512 (VNNI and"
-            f" BF16), and this engine would compute in {name} on {device.type} by other ones; give dtype bfloat16 on such a"
-            " processor, with native and without compile, or leave reproducible off"
+            f" BF16), but this engine would compute in {name} on {device.type} with others; set dtype bfloat16 on such a"
+            " processor, with native on and compile off, or leave reproducible off"
         )
     return ReproducibleOperators(compiled, config.exact_inputs)
 
@@ -79,7 +79,7 @@ def _operators(dtype: torch.dtype, device: torch.device, config: EngineConfig, l
         try:
             return GpuOperators(dtype, device, config.fusions)
         except ValueError as error:
-            log(f"{error}; torch's operators compute")
+            log(f"{error}; using torch's operators instead")
             return Operators(dtype, device)
     compiled = kernels(log) if config.native and dtype == torch.bfloat16 else None
     return Operators(dtype) if compiled is None else NativeOperators(compiled, config.exact_inputs)

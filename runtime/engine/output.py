@@ -1,4 +1,4 @@
-"""What a request has given so far."""
+"""A request's outputs so far."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Completion:
     Attributes:
         index: which of the request's samples.
         text: the text so far; None if the checkpoint has no tokenizer.
-        tokens: the ids behind it, an end token included.
+        tokens: its token ids, including an end token.
         finish_reason: ``stop``, ``length``, ``abort`` or ``error``; None while it grows.
         stopped_by: the stop string or token.
         total_logprob: sum of the tokens' log probabilities.
-        logprobs: for each token, its own log probability and those of the most likely ones, if asked for.
+        logprobs: for each token, its log probability and those of the most likely ones, if requested.
     """
 
     index: int
@@ -35,14 +35,14 @@ class RequestOutput:
     """A request's completions, finished or not.
 
     Attributes:
-        id: the request's name.
+        id: the request's id.
         prompt: its text; None if it was given as tokens.
         prompt_tokens: its ids.
-        completions: one for each sample, or the best beams, the best first.
-        finished: whether nothing more will come.
+        completions: one per sample, or the best beams, best first.
+        finished: whether the request is complete.
         error: what went wrong, if something did.
-        prompt_logprobs: for each prompt token but the first, if asked for.
-        scores: of each continuation that was given to be scored, by token; there are no completions then.
+        prompt_logprobs: for each prompt token but the first, if requested.
+        scores: for scoring requests, by continuation and token; there are no completions then.
     """
 
     id: str
@@ -56,7 +56,7 @@ class RequestOutput:
 
     @classmethod
     def of(cls, request: Request) -> RequestOutput:
-        """The present state of a request."""
+        """The current state of a request."""
         asked = request.params.prompt_logprobs is not None
         is_scoring = any(sequence.expected for sequence in request.sequences)
         return cls(

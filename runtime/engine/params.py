@@ -1,4 +1,4 @@
-"""What a request may ask of generation."""
+"""A request's generation parameters."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class SamplingParams:
     """How to choose tokens, and when to stop.
 
     Attributes:
-        max_tokens: the most tokens to generate; None for as many as the model's length allows.
-        min_tokens: no end and no stop before so many.
+        max_tokens: the most tokens to generate; None for the rest of the model's length.
+        min_tokens: no end token and no stop before this many tokens.
         temperature: 0 is greedy.
-        top_k: sample among so many most likely tokens; 0 for all.
+        top_k: sample among this many most likely tokens; 0 for all.
         top_p: sample among the most likely tokens that together have this probability.
         min_p: drop tokens less likely than this share of the most likely one.
         repetition_penalty: above 1, tokens of prompt and output become less likely.
         presence_penalty, frequency_penalty: subtracted once, or as often as it occurs, from a token of the output.
         logit_bias: added to tokens' logits.
-        seed: fixes this request's draws; with ``Engine(reproducible=True)`` its tokens, whatever runs beside it.
+        seed: fixes this request's draws; with ``Engine(reproducible=True)`` its tokens, regardless of other requests.
         stop: strings that end the output; they are not part of it.
         stop_token_ids: tokens that end the output.
-        ignore_eos: do not stop at the model's own end token.
-        logprobs: report so many most likely tokens' log probabilities with each token (the model's own, before any change).
+        ignore_eos: do not stop at the model's end token.
+        logprobs: report the log probabilities of this many most likely tokens with each token (the model's, before any change).
         prompt_logprobs: the same for the prompt.
         n: how many samples of the same prompt.
         beam_width: above 1, beam search of that width; ``n`` best are returned.
@@ -71,12 +71,12 @@ class SamplingParams:
 
     @property
     def sequences(self) -> int:
-        """How many sequences may run at once."""
+        """The number of sequences that run at once."""
         return self.beam_width if self.is_beam_search else self.n
 
     @property
     def is_plainly_greedy(self) -> bool:
-        """Whether the most likely token is always the one."""
+        """Whether the most likely token is always chosen."""
         return (
             self.temperature == 0
             and self.repetition_penalty == 1

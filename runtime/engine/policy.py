@@ -1,7 +1,7 @@
-"""What the scheduler asks: who may start next, who runs first, and who gives way. Touches no tensor.
+"""Scheduling policies: which requests start next, which run first, and which are preempted. Touches no tensor.
 
-A new policy is a class with these three methods and a row of :data:`POLICIES`. What keeps any of them sound stays with the
-scheduler: the step's budget, the places, the room in the cache, and that all of a request's sequences get on.
+A new policy is a class with these three methods and a row of :data:`POLICIES`. The scheduler enforces the invariants of all
+policies: the token budget, the number of sequences, the cache's capacity, and progress of all sequences of a request.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ from .sequence import Request, Sequence
 
 
 class Policy(Protocol):
-    """Decides between sequences; one object for each scheduler, which may keep what it needs from step to step."""
+    """Orders sequences; one object per scheduler, which may keep state between steps."""
 
     def admissible(self, waiting: SequenceOf[Sequence], running: list[Sequence], places: int) -> Iterable[Sequence]:
-        """Those that may start in this step, the first to try first. None is admitted past one that does not fit.
+        """The sequences that may start in this step, in order. None is admitted past one that does not fit.
 
         Args:
-            waiting: all that wait, in the order in which they came; those that lost their blocks before all others.
-            running: all that run, in the order in which they were admitted.
-            places: how many sequences may run at once.
+            waiting: all waiting sequences in order of arrival; preempted ones first.
+            running: all running sequences, in the order in which they were admitted.
+            places: the most sequences that run at once.
         """
         ...
 
     def running_order(self, running: list[Sequence]) -> list[Sequence]:
-        """All that run, in the order in which they get tokens of a step, and blocks."""
+        """All running sequences, in the order in which they get a step's tokens and blocks."""
         ...
 
     def victim(self, sequence: Sequence, running: list[Sequence]) -> Sequence:
-        """Who gives its blocks to ``sequence``, which lacks some, and is computed again later; ``sequence`` itself, if nobody.
+        """The sequence to preempt for ``sequence``, which lacks blocks, and to recompute later; ``sequence`` itself if there is none.
 
-        Whoever comes before ``sequence`` in :meth:`running_order` must not give way: it is in the step already, and the
-        first must always get on, or nobody may ever finish.
+        Sequences before ``sequence`` in :meth:`running_order` must not be preempted: they are in the step already, and the
+        first must always progress, or no request might ever finish.
         """
         ...
 
 
 class FirstComeFirstServed:
-    """Whoever came first starts first, runs first and keeps its blocks the longest."""
+    """The earliest request starts first, runs first and keeps its blocks the longest."""
 
     def admissible(self, waiting: SequenceOf[Sequence], running: list[Sequence], places: int) -> Iterable[Sequence]:
-        """All, as they came."""
+        """All, in order of arrival."""
         return waiting
 
     def running_order(self, running: list[Sequence]) -> list[Sequence]:
-        """As they were admitted."""
+        """In the order in which they were admitted."""
         return running
 
     def victim(self, sequence: Sequence, running: list[Sequence]) -> Sequence:
-        """The last behind it, else a beam that waits for it, else itself."""
+        """The last one after it, else a beam that waits for it, else itself."""
         order = self.running_order(running)
         if order[-1] is not sequence:
             return order[-1]
@@ -61,15 +61,13 @@ class FirstComeFirstServed:
 
 
 class StaticBatching(FirstComeFirstServed):
-    """The baseline: a batch starts only when the one before has ended: those that wait then, as many as may run."""
+    """The baseline: a batch of waiting sequences starts only when the previous one has ended."""
 
     def __init__(self) -> None:
-        self._batch: dict[
-            int, Request
-        ] = {}  # requests are equal when they ask for the same: these are known by identity
+        self._batch: dict[int, Request] = {}  # requests with equal fields compare equal, so these are kept by identity
 
     def admissible(self, waiting: SequenceOf[Sequence], running: list[Sequence], places: int) -> Iterable[Sequence]:
-        """Those of the batch."""
+        """The sequences of the batch."""
         if not any(map(self._is_of_batch, [*running, *waiting])):
             self._batch = {id(sequence.request): sequence.request for sequence in islice(waiting, places)}
         return takewhile(self._is_of_batch, waiting)

@@ -1,4 +1,4 @@
-"""How much memory goes to weights, activations and the cache."""
+"""Memory for weights, activations and the KV cache."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SUMS = 64 << 20
 
 @dataclass(frozen=True)
 class Reservation:
-    """What an engine takes.
+    """An engine's memory.
 
     Attributes:
         weights, activations, cache: bytes.
-        blocks: of the cache.
-        positions: that the cache holds.
+        blocks: cache blocks.
+        positions: the cache's capacity in positions.
         per_sequence: positions of the longest sequence.
     """
 
@@ -34,7 +34,7 @@ class Reservation:
     per_sequence: int
 
     def sentence(self) -> str:
-        """For people."""
+        """A summary for messages."""
         return (
             f"reserved {human_bytes(self.weights)} for weights, {human_bytes(self.cache)} for keys and values"
             f" ({self.positions} positions, {self.positions / self.per_sequence:.1f} sequences of {self.per_sequence}),"
@@ -43,16 +43,16 @@ class Reservation:
 
 
 def reserve(model: Model, config: EngineConfig, *, max_length: int, kv_dtype: torch.dtype) -> Reservation:
-    """Divide the memory that is free now; the weights are loaded already.
+    """Divide the free memory; the weights are loaded already.
 
     Args:
         model: loaded.
         config: of the engine.
         max_length: the most tokens of a sequence.
-        kv_dtype: what keys and values are kept in.
+        kv_dtype: the KV cache dtype.
 
     Raises:
-        RuntimeProblem: not even one sequence fits; the sentence shows the arithmetic.
+        RuntimeProblem: the cache does not fit; the message shows the sizes.
     """
     max_sequences, token_budget, block_size = config.max_sequences, config.token_budget, config.block_size
     spec = model.spec
@@ -64,7 +64,7 @@ def reserve(model: Model, config: EngineConfig, *, max_length: int, kv_dtype: to
     else:
         from ..gpu.memory import measured_activations
 
-        # Steps and their graphs have memory of their own. Besides: logits, and for rows that are narrowed scores and tokens;
+        # Steps and their graphs have their own memory. In addition: logits, and scores and tokens of filtered rows;
         # the tokens of each sequence, and its table, here and there.
         activations = 2 * measured_activations(model, token_budget, max_sequences, block_size) + _SUMS
         activations += max_sequences * (12 * spec.vocabulary + 4 * max_length + 12 * -(-max_length // block_size))
@@ -76,7 +76,7 @@ def reserve(model: Model, config: EngineConfig, *, max_length: int, kv_dtype: to
     if blocks == 0 or blocks * block > free - activations:
         needed = max(1, blocks) * block
         raise RuntimeProblem(
-            f"the cache does not fit: {human_bytes(free)} are free beside {human_bytes(weights)} of weights, activations take about"
+            f"the KV cache does not fit: {human_bytes(free)} are free besides {human_bytes(weights)} of weights, activations take about"
             f" {human_bytes(activations)} and the cache {human_bytes(needed)} (a block of {block_size} positions is"
             f" {human_bytes(block)}); lower max_length, max_sequences, token_budget or kv_cache_bytes"
         )
@@ -84,10 +84,10 @@ def reserve(model: Model, config: EngineConfig, *, max_length: int, kv_dtype: to
 
 
 def _guessed(model: Model, max_length: int, max_sequences: int, token_budget: int) -> int:
-    """What a step takes at most on a CPU."""
+    """An upper bound for a step's memory on a CPU."""
     spec = model.spec
     widest = max(4 * spec.hidden, spec.most_heads * spec.head_size)
-    # A long prompt's mask, or, where scores are capped, the scores themselves; and its keys and values, gathered.
+    # A long prompt's mask or, where scores are capped, its scores; and its gathered keys and values.
     attending = token_budget * max_length * (8 * spec.most_heads if spec.score_cap else 5)
     gathered = 2 * max(max_length, 16384) * max(spec.cached_heads) * spec.head_size * model.dtype.itemsize
     return token_budget * widest * 8 * 4 + max_sequences * spec.vocabulary * 4 * 3 + attending + gathered

@@ -22,7 +22,7 @@ class Sampled:
     Attributes:
         token: its id.
         logprob: its log probability under the model, before any change.
-        top: the most likely tokens' too, if they were asked for; the chosen one is always among them.
+        top: the most likely tokens' too, if requested; always includes the chosen one.
     """
 
     token: int
@@ -37,11 +37,11 @@ def sample(
 
     Args:
         logits: float32 ``[rows, vocabulary]``.
-        stats: what they say before anything is chosen.
-        rows: which row is for which sequence.
-        sequences: whose next tokens are chosen.
+        stats: their statistics.
+        rows: the row of each sequence.
+        sequences: the sequences to sample for.
         ends: the model's end tokens.
-        seed: of the engine, for requests without one of their own.
+        seed: of the engine, for requests without one.
     """
     found = []
     for row, sequence in zip(rows, sequences, strict=True):
@@ -87,7 +87,7 @@ def changed_logits(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> Ten
 
 
 def narrowed(row: Tensor, params: SamplingParams) -> Tensor:
-    """A row of logits over the temperature, with what may not be sampled at minus infinity: top-k, then top-p, then min-p."""
+    """A row of logits divided by the temperature, with filtered tokens at minus infinity: top-k, then top-p, then min-p."""
     row = row / params.temperature
     nothing = float("-inf")
     if 0 < params.top_k < len(row):
@@ -104,7 +104,7 @@ def narrowed(row: Tensor, params: SamplingParams) -> Tensor:
 
 
 def sequence_seed(sequence: Sequence, seed: int) -> int:
-    """Of a sequence's noise; ``seed`` is the engine's, for requests without one of their own."""
+    """The seed of a sequence's noise; ``seed`` is the engine's, for requests without one."""
     own = seed if sequence.request.params.seed is None else sequence.request.params.seed
     return (own + _SEED_STEP * sequence.index) % 2**63
 
@@ -117,6 +117,6 @@ def _choose(row: Tensor, sequence: Sequence, ends: frozenset[int], seed: int) ->
     if sequence.generator is None:
         sequence.generator = torch.Generator().manual_seed(sequence_seed(sequence, seed))
     shares = narrowed(row, params).softmax(-1)
-    # The largest of shares over exponential noise is a sample of them, and takes as much noise whatever is narrowed.
+    # The argmax of probabilities over exponential noise is a sample, and uses the same noise regardless of filtering.
     noise = torch.empty_like(shares).exponential_(generator=sequence.generator)
     return int((shares / noise).argmax())

@@ -1,4 +1,4 @@
-"""Who runs in the next step, and with how many tokens. Touches no tensor."""
+"""Which sequences run in the next step, and with how many tokens. Touches no tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Chunk:
     """Tokens of one sequence to compute: ``count`` from position ``start`` on.
 
     Attributes:
-        is_last: whether the sequence is computed to its end, so that its next token can be chosen.
+        is_last: whether it reaches the end of the sequence, so that its next token can be sampled.
     """
 
     sequence: Sequence
@@ -26,7 +26,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What to do in a step: copy blocks, then compute chunks."""
+    """The work of a step: copy blocks, then compute chunks."""
 
     chunks: list[Chunk]
     copies: list[Copy] = field(default_factory=list)
@@ -37,20 +37,20 @@ class StepPlan:
 
 
 class Scheduler:
-    """Continuous batching: every step is filled anew, decodes first, then prompts in pieces.
+    """Continuous batching: every step is filled anew, decodes first, then chunked prefills.
 
-    A policy decides who runs first, who gives way and who starts next. With the default, ``running`` and ``waiting``
-    together are one order, first come, first served: a running sequence takes blocks only from those behind it (and from
-    beams of its own request that wait for it), and nobody is admitted past one that waits. So the first sequence that has
-    something to compute always gets on, whatever the cache holds: a request that fits alone finishes. One is admitted only
-    when there is room for all its tokens beside what the running ones have still to compute, so that sequences do not lose
-    their blocks by turns while none of them gets a token.
+    A policy decides which sequences run first, are preempted and start next. With the default, ``running`` and ``waiting``
+    together are in first come, first served order: a running sequence takes blocks only from those after it (and from
+    beams of its own request that wait for it), and no sequence is admitted past a waiting one. So the first sequence with
+    work always progresses: a request that fits alone finishes. A sequence is admitted only when there is room for all its
+    tokens besides the pending tokens of the running ones, so that sequences do not preempt each other in turn without
+    progress.
 
     Args:
-        cache: where blocks come from.
+        cache: the block allocator.
         token_budget: the most tokens in a step.
         max_sequences: the most sequences that run at once.
-        policy: what is asked; first come, first served by default.
+        policy: first come, first served by default.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait for its turn."""
+        """Queue a sequence."""
         self.waiting.append(sequence)
 
     def schedule(self) -> StepPlan:
@@ -82,34 +82,34 @@ class Scheduler:
         return plan
 
     def started(self, plan: StepPlan) -> None:
-        """Note that a plan is being carried out: the next step may go on from what it will have found."""
+        """Record that a plan is running: the next step may build on its results."""
         for chunk in plan.chunks:
             sequence = chunk.sequence
             sequence.computed = chunk.start + chunk.count
             sequence.pending += chunk.is_last
 
     def commit(self, plan: StepPlan) -> None:
-        """Note that a plan was carried out; its tokens are appended after this."""
+        """Record that a plan has run; its tokens are appended after this."""
         for chunk in plan.chunks:
             sequence = chunk.sequence
             sequence.pending -= chunk.is_last
             if sequence.finish is not None:
-                continue  # it ended while this was on its way, and has no blocks any more
+                continue  # it ended while this step was running, and has no blocks
             known = min(sequence.computed, len(sequence.tokens))
             self.cache.publish(sequence.blocks, sequence.keys, sequence.tokens, known, sequence.request.salt)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let ``child`` run beside ``parent``, sharing what is computed."""
+        """Run ``child`` alongside ``parent``, sharing its computed blocks."""
         child.blocks = self.cache.fork(parent.blocks)
         child.keys = list(parent.keys)
         child.computed = parent.computed
         if parent in self.running:
             self.running.insert(self.running.index(parent) + 1, child)
-        else:  # the parent was preempted while its siblings were waited for
+        else:  # the parent was preempted while it waited for its siblings
             self.waiting.insert(self.waiting.index(parent) + 1, child)
 
     def end(self, sequence: Sequence, reason: str) -> None:
-        """Take a sequence out."""
+        """Remove a sequence."""
         sequence.finish = sequence.finish or reason
         self.cache.release(sequence.blocks)
         sequence.candidates = None
@@ -131,7 +131,7 @@ class Scheduler:
         return budget
 
     def _make_room(self, sequence: Sequence, stop: int, plan: StepPlan) -> bool:
-        """Give a running sequence blocks, taking them from others if need be; it may have to give up its own."""
+        """Allocate blocks for a running sequence, preempting others if necessary; it may be preempted itself."""
         while True:
             copies = self.cache.grow(sequence.blocks, sequence.computed, stop)
             if copies is not None:
@@ -144,7 +144,7 @@ class Scheduler:
                 return False
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take a sequence's blocks; it is computed again, from its own tokens, when there is room."""
+        """Free a sequence's blocks; it is recomputed from its tokens when there is room."""
         self.preemptions += 1
         self.running.remove(sequence)
         self._drop(sequence)
@@ -161,7 +161,7 @@ class Scheduler:
             if passed is not None and sequence.request is not passed:
                 continue
             if sequence.candidates is not None or sequence.pending:
-                # It has nothing to compute until its siblings, or its own last token, have come.
+                # It has nothing to compute until its siblings or its last token are available.
                 passed = sequence.request
                 continue
             if budget == 0 or sum(map(_places, [*self.running, sequence])) > self.max_sequences:
@@ -181,9 +181,9 @@ class Scheduler:
             budget -= count
 
     def _find(self, sequence: Sequence) -> None:
-        """Hold what the cache has of a sequence's beginning."""
+        """Hold the cached blocks of a sequence's prefix."""
         sequence.blocks, sequence.keys = self.cache.find(sequence.tokens, sequence.request.salt)
-        usable = sequence.first_wanted // self.cache.block_size  # what lies behind is computed for its logits
+        usable = sequence.first_wanted // self.cache.block_size  # later positions are computed for their logits
         beyond, sequence.blocks = sequence.blocks[usable:], sequence.blocks[:usable]
         self.cache.release(beyond)
         del sequence.keys[usable:]
@@ -194,7 +194,7 @@ class Scheduler:
         return max(0, self.cache.needed(len(sequence.tokens)) - len(sequence.blocks))
 
     def _give_way(self) -> bool:
-        """Preempt a beam that only waits for its siblings, so that they can run."""
+        """Preempt a beam that waits for its siblings, so that they can run."""
         idle = [sequence for sequence in self.running if sequence.candidates is not None]
         if idle:
             self._preempt(idle[-1])
@@ -202,7 +202,7 @@ class Scheduler:
 
 
 def _places(sequence: Sequence) -> int:
-    """How many sequences it will be once its prompt is computed."""
+    """The number of sequences after its prompt is computed."""
     request = sequence.request
     return 1 if request.forked else max(request.params.sequences, len(request.sequences))
 

@@ -1,4 +1,4 @@
-"""Continuations to be scored, gathered by the context they share."""
+"""Scoring requests, grouped by shared context."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Group:
 
     Attributes:
         context: token ids.
-        continuations: what is scored after it, each once.
-        places: for each continuation, which of the pairs asked for it.
+        continuations: the distinct continuations to score after it.
+        places: for each continuation, the indices of its pairs.
     """
 
     context: list[int]
@@ -22,11 +22,11 @@ class Group:
 
 
 def grouped(pairs: Sequence[tuple[Sequence[int], Sequence[int]]], most: int) -> list[Group]:
-    """Pairs of context and continuation by context, neighbours having beginnings in common.
+    """Pairs of context and continuation grouped by context, with contexts of common prefix next to each other.
 
     Args:
         pairs: token ids.
-        most: continuations of a group.
+        most: the largest number of continuations in a group.
     """
     asked: dict[tuple[int, ...], dict[tuple[int, ...], list[int]]] = {}
     for i, (context, continuation) in enumerate(pairs):

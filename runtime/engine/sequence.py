@@ -16,7 +16,7 @@ TokenLogprobs = dict[int, float]
 
 
 class TokenScore(NamedTuple):
-    """How likely the model held a token that was given, and whether it was its first choice."""
+    """The log probability of a given token, and whether it was the most likely one."""
 
     logprob: float
     is_best: bool
@@ -24,13 +24,13 @@ class TokenScore(NamedTuple):
 
 @dataclass(frozen=True)
 class BeamCandidate:
-    """How a beam may go on.
+    """A candidate continuation of a beam.
 
     Attributes:
-        token: with this one.
-        score: what the beam is ranked by then, before its length is considered.
+        token: the next token.
+        score: the beam's score with it, before the length penalty.
         logprob: of the token, under the model.
-        top: the most likely tokens' too, if they were asked for.
+        top: the most likely tokens' too, if requested.
     """
 
     token: int
@@ -40,21 +40,21 @@ class BeamCandidate:
 
 
 class Sequence:
-    """Tokens that are being continued.
+    """A sequence of tokens in generation.
 
     Attributes:
-        request: whose sequence it is.
+        request: its request.
         index: which of the request's samples.
-        tokens: the prompt and what was generated.
+        tokens: prompt and generated tokens.
         computed: how many of them have keys and values in the cache.
-        pending: how many tokens of it are being chosen, and not yet among ``tokens``.
+        pending: how many of its tokens are being sampled and not yet in ``tokens``.
         blocks, keys: cache blocks, and the keys of those published or found.
         finish: why it ended: ``stop``, ``length``, ``abort`` or ``error``; None while it runs.
         total_logprob: sum of its generated tokens' log probabilities.
         score: in beam search, the sum of its tokens' log probabilities after biases and penalties.
         candidates: in beam search, its continuations while its siblings are waited for.
-        expected: a continuation to be scored, where nothing is to be generated.
-        scores: of the tokens of ``expected``, as far as they are known.
+        expected: the continuation to score, for scoring requests.
+        scores: of the tokens of ``expected``, as far as known.
     """
 
     def __init__(self, request: Request, index: int, tokens: list[int], expected: list[int] | None = None) -> None:
@@ -78,7 +78,7 @@ class Sequence:
 
     @property
     def first_wanted(self) -> int:
-        """The first position whose logits are still wanted."""
+        """The first position whose logits are still needed."""
         if self.expected:
             return len(self.request.prompt) - 1 + len(self.scores)
         if self.request.params.prompt_logprobs is not None and not self.request.forked:
@@ -92,9 +92,9 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens whose keys and values are still to be computed; none while siblings are waited for.
+        """Tokens whose keys and values are still to be computed; none while it waits for siblings.
 
-        Those being chosen count, too, but for the last that the sequence may have, after which nothing is computed.
+        Pending tokens count, too, except the last possible one, which is never computed.
         """
         if self.candidates is not None:
             return 0
@@ -104,18 +104,18 @@ class Sequence:
 
 @dataclass
 class Request:
-    """A prompt to be continued.
+    """A request: a prompt with its parameters.
 
     Attributes:
-        id: its name.
+        id: its id.
         prompt: token ids.
-        params: how.
-        grows_to: the most tokens a sequence of it may come to have.
+        params: sampling parameters.
+        grows_to: the largest possible length of its sequences.
         salt: distinguishes cached keys and values that depend on more than tokens.
-        sequences: all of them, ended ones too.
-        prompt_logprobs: for each token of the prompt but the first, if asked for.
-        forked: whether the prompt has been computed and its samples have gone their ways.
-        error: the sentence, if it failed.
+        sequences: all of them, including finished ones.
+        prompt_logprobs: for each token of the prompt but the first, if requested.
+        forked: whether the prompt is computed and its samples are forked.
+        error: the message, if it failed.
     """
 
     id: str

@@ -1,8 +1,8 @@
-"""Tokens to text as they come, and stop strings that may be split across tokens.
+"""Incremental detokenization, with stop strings that may be split across tokens.
 
-``tokenizers.decoders.DecodeStream`` decodes in the same way, but for fast tokenizers only: it repeats a prompt that ends
-inside a character, raises where bytes make no text (sentencepiece's), and keeps what is unfinished when no token follows.
-So one mechanism serves all tokenizers here.
+``tokenizers.decoders.DecodeStream`` works in the same way, but for fast tokenizers only: it repeats a prompt that ends
+inside a character, raises on bytes that are not text (sentencepiece's), and holds back unfinished text at the end.
+So all tokenizers use this class.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ _MOST_BYTES = 4  # of a character in UTF-8
 class TextStream:
     """The text of a growing list of tokens.
 
-    Text is given out once no later token can change it: not while a character lacks bytes, nor while its
-    end may be the beginning of a stop string.
+    Text is emitted once no later token can change it: not while a character lacks bytes, nor while its
+    end may begin a stop string.
 
     Args:
         tokenizer: turns ids into text.
-        prompt: tokens before, which decide whether the first word begins with a space.
+        prompt: preceding tokens, which decide whether the first word begins with a space.
         stop: strings that end the text.
 
     Attributes:
-        text: what may be given out.
-        stopped_by: the stop string that was met.
+        text: the text to emit.
+        stopped_by: the stop string that was found.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: list[int], stop: tuple[str, ...]) -> None:
         self._tokenizer = tokenizer
         self._stop = stop
         self._tokens = self._context(prompt)
-        self._from = 0  # decoding begins here, early enough to join words as the whole would
+        self._from = 0  # decoding begins here, early enough to join words correctly
         self._to = len(self._tokens)  # text up to here is decoded
         self._decoded = ""
         self._searched = 0  # stop strings are looked for from here on
@@ -46,7 +46,7 @@ class TextStream:
         self.stopped_by: str | None = None
 
     def add(self, token: int, *, may_stop: bool = True) -> None:
-        """Take one more token; stop strings that begin in its text do not count unless it ``may_stop``."""
+        """Add a token; stop strings that begin in its text count only if it ``may_stop``."""
         self._tokens.append(token)
         before = self._decode(self._tokens[self._from : self._to])
         after = self._decode(self._tokens[self._from :])
@@ -59,13 +59,13 @@ class TextStream:
         self._from, self._to = self._to, len(self._tokens)
 
     def fork(self) -> TextStream:
-        """A stream of its own that goes on from here."""
+        """A copy that continues from here."""
         other = copy.copy(self)
         other._tokens = list(self._tokens)
         return other
 
     def end(self) -> None:
-        """No token follows: give out all there is."""
+        """No token follows: emit the rest."""
         if self.stopped_by is not None:
             return
         rest = self._decode(self._tokens[self._from :])[len(self._decode(self._tokens[self._from : self._to])) :]
@@ -76,7 +76,7 @@ class TextStream:
 
     def _extend(self, piece: str) -> None:
         longest = max((len(s) for s in self._stop), default=0)
-        start = max(self._searched, len(self._decoded) - longest)  # one may have begun in what was held back
+        start = max(self._searched, len(self._decoded) - longest)  # one may have begun in text that was held back
         self._decoded += piece
         met = [(place, s) for s in self._stop if (place := self._decoded.find(s, start)) >= 0]
         if met:
@@ -98,7 +98,7 @@ class TextStream:
     def _context(self, prompt: list[int]) -> list[int]:
         """The prompt's last tokens, from the beginning of a character on.
 
-        Sentencepiece's bytes are decoded a run at a time, and a run that begins inside a character is no text at all.
+        Sentencepiece's bytes are decoded one run at a time, and a run that begins inside a character is not valid text.
         """
         sizes = range(_CONTEXT, _CONTEXT + _MOST_BYTES)
         whole = (size for size in sizes if not self._decode(prompt[-size:]).startswith(_UNFINISHED))

@@ -1,4 +1,4 @@
-"""Carrying out a step's plan with a model, at once; torch on the host chooses the tokens."""
+"""Synchronous execution of a step's plan, with sampling by torch on the host."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class TorchExecutor:
 
     Args:
         model: the model.
-        store: its keys and values.
+        store: its KV cache.
         ends: tokens that end a sequence.
-        seed: for requests that bring none.
+        seed: for requests without one.
 
     Attributes:
-        model: what computes; a profile puts a clock around it.
+        model: the model; a profile wraps it with a timer.
     """
 
     def __init__(self, model: Model, store: KeysValues, ends: frozenset[int], seed: int) -> None:
@@ -42,7 +42,7 @@ class TorchExecutor:
         self._seed = seed
 
     def execute(self, plan: StepPlan) -> StepHandle:
-        """Carry out a step."""
+        """Run a step."""
         return CompletedStep(self._compute(plan))
 
     def runs_ahead(self, request: Request) -> bool:
@@ -51,7 +51,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> StepResult:
-        """Copy blocks, compute the plan's tokens, choose the next ones."""
+        """Copy blocks, compute the plan's tokens, sample the next ones."""
         self._store.copy(plan.copies)
         runs = [_run(chunk) for chunk in plan.chunks]
         with self._device:
@@ -89,7 +89,7 @@ class TorchExecutor:
     def _chosen(
         self, there: Tensor, logits: Tensor, stats: LogitStatistics, rows: list[int], sequences: list[Sequence]
     ) -> dict[Sequence, Sampled]:
-        """The next token of each sequence, by its row of the logits, which are on the device and on the CPU."""
+        """The next token of each sequence from its row of the logits, which are on the device and on the CPU."""
         found = sample(logits, stats, rows, sequences, self._ends, self._seed)
         return dict(zip(sequences, found, strict=True))
 
@@ -116,7 +116,7 @@ def _prompt_logprobs(sequence: Sequence, logits: Tensor) -> list[TokenLogprobs]:
 def _scores(
     sequence: Sequence, logits: Tensor, stats: LogitStatistics, rows: slice
 ) -> dict[Sequence, list[TokenScore]]:
-    """What rows say of the expected tokens; a prompt's last row says it of all its continuations."""
+    """Scores of the expected tokens from rows of logits; a prompt's last row serves all its continuations."""
     request = sequence.request
     return {
         each: [

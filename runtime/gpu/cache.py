@@ -1,4 +1,4 @@
-"""The paged cache of keys and values on a GPU."""
+"""The paged KV cache on a GPU."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ..kernels.rows.cached import LayerCache, layer_cache, restored, rotation
 
 
 class GpuKeysValues:
-    """Keys and values of all layers, in blocks, as the kernels read them.
+    """Keys and values of all layers in blocks, in the kernels' layout.
 
     Args:
         heads: of each layer's keys and values.
         size: of a head.
         blocks: how many blocks.
         block_size: positions in a block.
-        kept: of what is stored; int4, int8 and 8-bit floats have a scale for each head and position.
+        kept: the cache dtype; int4, int8 and 8-bit floats have a scale for each head and position.
         device: where.
-        rules: how each layer's keys and values become codes and scales, where the checkpoint says so.
+        rules: how each layer's keys and values become codes and scales, if the checkpoint sets it.
 
     Attributes:
         block_size, dtype, handles, rules: see :class:`KeysValues`.
@@ -43,8 +43,8 @@ class GpuKeysValues:
         self.dtype = kept
         self.rules = rules
         self.handles: dict[Any, Any] = {}
-        # Layers of as many heads lie one after another, so that a block of all of them is copied at once. Each has one
-        # block more, where plain torch puts what goes nowhere.
+        # Layers with the same number of heads are contiguous, so that a block of all of them is copied at once. Each has one
+        # extra block, to which plain torch writes tokens without a slot.
         each = self._each = blocks + 1
         self._layers: dict[int, LayerCache] = {}
         self._alike: list[tuple[LayerCache, int]] = []
@@ -93,7 +93,7 @@ class GpuKeysValues:
         return found[0].to(dtype), found[1].to(dtype)
 
     def rotated(self, layer: int, queries: Tensor) -> Tensor:
-        """Queries ``[..., size]`` as they meet the layer's keys in the kernels."""
+        """Queries ``[..., size]``, rotated like the layer's keys in the kernels."""
         part = self._layers[layer]
         if not part.rotated():
             return queries
@@ -132,5 +132,5 @@ def _rounded(values: Tensor, kind: str) -> tuple[Tensor, Tensor]:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """The same memory as bytes where torch cannot index the type itself."""
+    """The same memory as bytes where torch cannot index the dtype."""
     return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

@@ -18,12 +18,12 @@ class GpuStep:
     """Runs of tokens, of a few sequences each.
 
     Attributes:
-        slots: int32 ``[tokens]``, where keys and values go; -1 for tokens that are none.
+        slots: int32 ``[tokens]``, where keys and values go; -1 for padding.
         runs: whose tokens these are.
-        work: int32 ``[tiles, 2]``, the tiles of runs of several tokens; None if there is none.
+        work: int32 ``[tiles, 2]``, the tiles of runs of several tokens; None if there are none.
         singles: whether some run has a single token.
         rotary: rotary positions, by rope.
-        batch: the same as lists, where plain torch must compute it.
+        batch: the same as lists, where plain torch computes it.
     """
 
     slots: Tensor
@@ -35,7 +35,7 @@ class GpuStep:
 
 
 def step_of(batch: Batch, rotations: dict[str, tuple[Tensor, Tensor]], tokens_of_tile: int) -> GpuStep:
-    """A step laid out anew, on torch's default device.
+    """A step's lists, built on torch's default device.
 
     Args:
         batch: its runs.

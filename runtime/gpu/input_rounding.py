@@ -1,4 +1,4 @@
-"""Rounding inputs as a checkpoint's scheme says, for weights that are multiplied by 16 bits."""
+"""Rounding inputs by a checkpoint's scheme, for weights that are multiplied by 16-bit inputs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..weights.rounding import is_fixed, rounder
 
 
 class InputRounding:
-    """To codes and back; nothing if there is no scheme.
+    """Fake quantization; the identity without a scheme.
 
     Args:
-        rounding: the scheme, and the scale where it is fixed.
+        rounding: the scheme, and the scale if it is static.
         dtype: of inputs.
         device: where.
 
     Attributes:
-        waits: whether compressed-tensors' own code rounds, which sends scalars to the device and waits.
+        waits: whether compressed-tensors' code rounds, which synchronizes with the device.
     """
 
     def __init__(self, rounding: ActivationRounding | None, dtype: torch.dtype, device: torch.device) -> None:
@@ -37,12 +37,12 @@ class InputRounding:
 
 
 def is_e4m3(args: QuantizationArgs) -> bool:
-    """Whether inputs are rounded to 8-bit floats as tensor cores have them, with scales computed from them."""
+    """Whether inputs are rounded to the tensor cores' 8-bit floats, with dynamic scales."""
     return args.num_bits == 8 and args.type == "float" and args.symmetric is True and args.dynamic is True
 
 
 def _code_of(args: QuantizationArgs) -> tuple[torch.dtype, bool] | None:
-    """What a kernel rounds to, and whether by 128 columns; None if it does not."""
+    """A kernel's target dtype, and whether by 128 columns; None if no kernel rounds."""
     if is_int8_by_token(args):
         return torch.int8, False
     if is_e4m3(args) and args.strategy == "token":

@@ -30,13 +30,13 @@ class GpuLayers:
     """The layers, for every kind of step.
 
     Args:
-        parts: of each layer, made of this folder's operators.
-        dtype: what is computed in.
+        parts: of each layer, from this folder's operators.
+        dtype: the compute dtype.
         tiles: of the device.
-        fusions: what is done together.
+        fusions: the fused launches.
 
     Attributes:
-        captures: whether no attention or mixture waits for the host, so that steps can be captured if no linear does.
+        captures: whether no attention or mixture synchronizes, so that steps can be captured if no linear does.
     """
 
     def __init__(self, parts: list[LayerParts], dtype: torch.dtype, tiles: Tiles, fusions: Fusions) -> None:
@@ -52,7 +52,7 @@ class GpuLayers:
         return True
 
     def __call__(self, hidden: Tensor, rotations: dict[str, Rotation], store: Any, batch: Batch) -> Tensor:
-        """From embeddings ``[tokens, hidden]``, which are overwritten, to what the last layer gives."""
+        """From embeddings ``[tokens, hidden]``, which are overwritten, to the last layer's outputs."""
         return self.run(hidden, self.laid_out(rotations, store, batch), store)
 
     def laid_out(self, rotations: dict[str, Rotation], store: GpuKeysValues, batch: Batch) -> GpuStep:
@@ -60,7 +60,7 @@ class GpuLayers:
         return step_of(batch, rotations, self.tokens_of_tile(store))
 
     def run(self, hidden: Tensor, step: GpuStep, store: GpuKeysValues) -> Tensor:
-        """The same for a step that is laid out already."""
+        """The same for a step whose lists are on the device."""
         stream = _Stream(hidden, self._fusions)
         cached = 0
         for layer in self._layers:
@@ -69,12 +69,12 @@ class GpuLayers:
         return stream.value()
 
     def tokens_of_tile(self, store: GpuKeysValues) -> int:
-        """How many tokens a tile of attention takes."""
+        """Tokens per attention tile."""
         return self._tiles.of_prompts(self._heads, self._dtype, store.layer(0).kind).tokens(self._heads.group)
 
 
 class _Stream:
-    """What the layers add to, with what is still to be added: the norm that follows does that, if it may."""
+    """The residual stream, with a pending addition that the next norm fuses if possible."""
 
     def __init__(self, hidden: Tensor, fusions: Fusions) -> None:
         self._hidden = hidden
@@ -83,13 +83,13 @@ class _Stream:
         self._before: GpuNorm | None = None
 
     def value(self) -> Tensor:
-        """With everything added."""
+        """The hidden states with everything added."""
         if self._added is not None:
             self._hidden = self._summed(None, None)[0]
         return self._hidden
 
     def normed(self, norm: GpuNorm | None, reader: GpuLinear | None) -> Tensor | Rounded:
-        """What a part reads; rounded, if the linear that reads it wants that."""
+        """A part's normed input, rounded if the linear that reads it requires that."""
         wanted = reader.wants(self._hidden.shape[0]) if reader is not None and self._fusions.rounding else None
         if norm is None and self._added is None and wanted is None:
             return self._hidden
@@ -100,7 +100,7 @@ class _Stream:
         return Rounded(found, scales, self._hidden.dtype)
 
     def take(self, linear: GpuLinear, x: Tensor | Rounded, after: GpuNorm | None) -> None:
-        """Add what a linear makes of ``x``, normed by ``after``."""
+        """Add a linear's outputs for ``x``, normed by ``after``."""
         rows = x.codes.shape[0] if isinstance(x, Rounded) else x.shape[0]
         if after is None and self._fusions.residual and linear.adds(rows):
             self._hidden = linear(self._read_by(linear, x), self.value())
@@ -113,7 +113,7 @@ class _Stream:
         self._added, self._before = found, after
 
     def replace(self, hidden: Tensor) -> None:
-        """Go on with this instead."""
+        """Replace the hidden states."""
         self._hidden = hidden
 
     def _read_by(self, linear: GpuLinear, x: Tensor | Rounded) -> Tensor | Rounded:
@@ -184,7 +184,7 @@ class _GpuLayer:
 
     @property
     def _first(self) -> Any:
-        """The linear that reads what the feed-forward part is given; None if others read it, too."""
+        """The only linear that reads the feed-forward part's input; None if others read it, too."""
         forward = self._forward
         if isinstance(forward, GatedFeedForward):
             return forward.gate_up
@@ -229,7 +229,7 @@ class _Attention:
     ) -> None:
         self._heads, self._rope = parts.heads, parts.rope
         self._fusions, self._tiles = fusions, tiles
-        # Where programs cannot see each other's stores, keys must be there before attention begins.
+        # Where programs cannot see each other's stores, keys must be stored before attention begins.
         self._storing = (
             fusions.storing and fusions.rotation and fusions.attention and may_store(parts.heads, tiles.target)
         )
@@ -245,7 +245,7 @@ class _Attention:
     def __call__(
         self, projected: Tensor, step: GpuStep, store: GpuKeysValues, index: int, reader: GpuLinear
     ) -> Tensor | Rounded:
-        """What the heads give; rounded, if the linear that reads it wants that, and it saves a launch."""
+        """The heads' outputs, rounded if the linear that reads them requires that and it saves a launch."""
         heads, cache = self._heads, store.layer(index)
         rotary = None if self._rope is None else step.rotary[self._rope]
         out = torch.empty(

@@ -1,4 +1,4 @@
-"""Linears on the Triton kernels; what computes a step is chosen by its rows."""
+"""Linears on the Triton kernels; the kernel is chosen by a step's number of rows."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ DENSE_ROWS = 64
 
 
 class Rounded(NamedTuple):
-    """Inputs that were rounded to 8 bits before.
+    """Inputs that are already rounded to 8 bits.
 
     Attributes:
         codes: ``[rows, columns]``.
         scales: float32, by row or by 128 columns.
-        dtype: what they were rounded from.
+        dtype: their dtype before rounding.
     """
 
     codes: Tensor
@@ -56,23 +56,23 @@ Inputs = Tensor | Rounded
 
 
 class GpuLinear(Linear, Protocol):
-    """A linear that may add what is there already, in the same launch, and may want its inputs rounded."""
+    """A linear that may fuse the residual addition, and may require rounded inputs."""
 
     def __call__(self, x: Inputs, residual: Tensor | None = None) -> Tensor:
         """``x [rows, columns]`` to ``[rows, outputs]``; plus ``residual``, which is overwritten."""
         ...
 
     def wants(self, rows: int) -> tuple[torch.dtype, bool] | None:
-        """What inputs of so many rows should be rounded to before, and whether by 128 columns; None for not at all."""
+        """The dtype to which inputs of this many rows must be rounded before, and whether by 128 columns; None for no rounding."""
         ...
 
     def adds(self, rows: int) -> bool:
-        """Whether a residual of so many rows is added in the same launch."""
+        """Whether a residual of this many rows is added in the same launch."""
         ...
 
 
 class DenseGpuLinear:
-    """Plain numbers, or such as no kernel multiplies as they are stored: for few rows a kernel, for many torch's product.
+    """Unquantized weights, or formats without a kernel: a kernel for few rows, torch's product for many.
 
     Args:
         matrix: the weight.
@@ -80,13 +80,13 @@ class DenseGpuLinear:
         dtype: of inputs and outputs.
         device: where.
         tiles: of the device.
-        gate: what is done with the outputs (see finish.py).
+        gate: the fused gate or activation (see finish.py).
 
     Attributes:
         weight: on the device.
-        kernel: what multiplies few rows, for people.
-        waits: whether the host waits for the device while inputs are rounded (see input_rounding.py).
-        groups: whether experts like it can be multiplied in one launch.
+        kernel: the name of the kernel for few rows.
+        waits: whether rounding inputs synchronizes with the device (see input_rounding.py).
+        groups: whether experts of this kind can be computed in one launch.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class DenseGpuLinear:
         self._rounding, self._tiles = InputRounding(matrix.inputs, dtype, device), tiles
         self.waits = self._rounding.waits
         self.numel, (rows, self.columns) = weight.numel(), weight.shape
-        # Columns that are no multiple of 16 numbers are read one number at a time.
+        # If the columns are not a multiple of 16, elements are read one at a time.
         self._few = DENSE_ROWS if dtype in HALVES and self.columns % 16 == 0 else 0
         self.groups = self._few > 0 and not self.waits
         if dtype in HALVES:
@@ -134,7 +134,7 @@ class DenseGpuLinear:
         return found if residual is None else residual.add_(found)
 
     def adds(self, rows: int) -> bool:
-        """By the kernel, or by torch's product of what has no bias."""
+        """By the kernel, or by torch's product without a bias."""
         return rows <= self._few or (self.weight.bias is None and self.weight.gate == "none")
 
     def wants(self, rows: int) -> tuple[torch.dtype, bool] | None:
@@ -142,11 +142,11 @@ class DenseGpuLinear:
         return None
 
     def explain(self) -> str:
-        """What computes it, for people."""
+        """A description of the kernel that computes it."""
         return self._explanation
 
     def tile(self, rows: int, row_tiles: int = 0) -> Tile:
-        """How a step of so many rows is cut up; ``row_tiles`` are those of all experts."""
+        """The tile for a step of this many rows; ``row_tiles`` are those of all experts."""
         if (rows, row_tiles) not in self._by_rows:
             shape = LinearShape(rows, self.weight.rows, self.columns, self.columns, 16)
             form = "experts" if self.weight.experts else "half"
@@ -155,28 +155,28 @@ class DenseGpuLinear:
         return self._by_rows[rows, row_tiles]
 
     def join(self, weights: Sequence[Any]) -> None:
-        """Have all experts' weights, in one copy, instead of its own."""
+        """Use all experts' weights, in one copy, instead of its own."""
         self.weight = dense_of_experts(list(weights))
 
     def routed(self, x: Tensor, tile: Tile, routing: Routing) -> Tensor:
-        """Each row by its expert's weight."""
+        """Each row times its expert's weight."""
         return linear_dense(self._rounding(x), self.weight, tile, routing=routing)
 
 
 class PackedLinear:
-    """Codes of 2 to 8 bits or small floats, multiplied by inputs of 16 bits.
+    """Codes of 2 to 8 bits or small floats, multiplied by 16-bit inputs.
 
     Args:
         weight: packed, on the device.
-        matrix: what it was made of.
+        matrix: its source.
         dtype: of inputs and outputs.
         tiles: of the device.
 
     Attributes:
         weight: packed.
-        kernel: what multiplies it, for people.
-        waits: whether the host waits for the device while inputs are rounded (see input_rounding.py).
-        groups: whether experts like it can be multiplied in one launch: none that reorder their inputs, or wait.
+        kernel: the name of its kernel.
+        waits: whether rounding inputs synchronizes with the device (see input_rounding.py).
+        groups: whether experts of this kind can be computed in one launch: not if they reorder inputs or synchronize.
     """
 
     def __init__(self, weight: CodesWeight, matrix: Matrix, dtype: torch.dtype, tiles: Tiles) -> None:
@@ -213,12 +213,12 @@ class PackedLinear:
         return None
 
     def adds(self, rows: int) -> bool:
-        """By the kernel, or by torch's product of what has no bias."""
+        """By the kernel, or by torch's product without a bias."""
         restored = self._tiles.restore_rows and rows >= self._tiles.restore_rows
         return not restored or (self.weight.bias is None and self.weight.gate == "none")
 
     def tile(self, rows: int, row_tiles: int = 0) -> Tile:
-        """How a step of so many rows is cut up; ``row_tiles`` are those of all experts."""
+        """The tile for a step of this many rows; ``row_tiles`` are those of all experts."""
         if (rows, row_tiles) not in self._by_rows:
             form, weight = FORMATS[self.weight.form], self.weight
             group = weight.group if weight.kind != "none" else weight.columns
@@ -231,11 +231,11 @@ class PackedLinear:
         return self._explanation
 
     def join(self, weights: Sequence[Any]) -> None:
-        """Have all experts' weights, in one copy, instead of its own."""
+        """Use all experts' weights, in one copy, instead of its own."""
         self.weight = codes_of_experts(list(weights))
 
     def routed(self, x: Tensor, tile: Tile, routing: Routing) -> Tensor:
-        """Each row by its expert's weight."""
+        """Each row times its expert's weight."""
         return linear_codes.linear_codes(self._rounding(x), self.weight, tile, routing=routing)
 
     def _restored(self, x: Tensor, residual: Tensor | None) -> Tensor:
@@ -249,17 +249,17 @@ class PackedLinear:
 
 
 class BytesLinear:
-    """8-bit weights by inputs that are rounded to 8 bits before.
+    """8-bit weights by inputs that are already rounded to 8 bits.
 
     Args:
         weight: packed, on the device.
-        matrix: what it was made of.
+        matrix: its source.
         tiles: of the device.
 
     Attributes:
         weight: packed.
-        kernel: what multiplies it, for people.
-        groups: whether experts like it can be multiplied in one launch.
+        kernel: the name of its kernel.
+        groups: whether experts of this kind can be computed in one launch.
     """
 
     groups = True
@@ -297,7 +297,7 @@ class BytesLinear:
         return linear_bytes.linear_bytes(x.contiguous(), self.weight, self.tile(rows), out=residual, residual=residual)
 
     def wants(self, rows: int) -> tuple[torch.dtype, bool] | None:
-        """Its own type, however many there are."""
+        """Its dtype, for any number of rows."""
         return self.weight.codes.dtype, self.weight.block_scales is not None
 
     def adds(self, rows: int) -> bool:
@@ -305,7 +305,7 @@ class BytesLinear:
         return True
 
     def tile(self, rows: int, row_tiles: int = 0) -> Tile:
-        """How a step of so many rows is cut up; ``row_tiles`` are those of all experts."""
+        """The tile for a step of this many rows; ``row_tiles`` are those of all experts."""
         if (rows, row_tiles) not in self._by_rows:
             weight = self.weight
             group = CHUNK if weight.block_scales is not None else weight.columns
@@ -315,11 +315,11 @@ class BytesLinear:
         return self._by_rows[rows, row_tiles]
 
     def join(self, weights: Sequence[Any]) -> None:
-        """Have all experts' weights, in one copy, instead of its own."""
+        """Use all experts' weights, in one copy, instead of its own."""
         self.weight = bytes_of_experts(list(weights))
 
     def routed(self, x: Tensor, tile: Tile, routing: Routing) -> Tensor:
-        """Each row by its expert's weight."""
+        """Each row times its expert's weight."""
         return linear_bytes.linear_bytes(x, self.weight, tile, routing=routing)
 
     def explain(self) -> str:
@@ -335,7 +335,7 @@ def _gate_explanation(gate: str) -> str:
 def on_kernels(
     matrix: Matrix, bias: Tensor | None, dtype: torch.dtype, device: torch.device, tiles: Tiles, gate: str = "none"
 ) -> PackedLinear | BytesLinear | None:
-    """A linear on the kernels, or None if none takes it.
+    """A linear on the kernels, or None if no kernel supports it.
 
     Args:
         matrix: the weight.
@@ -343,12 +343,12 @@ def on_kernels(
         dtype: of inputs and outputs.
         device: where it is computed.
         tiles: of the device.
-        gate: the activation of a gate whose rows come first; None is given where that cannot be fused.
+        gate: the activation of a gate whose rows come first; returns None where that cannot be fused.
     """
     if dtype not in HALVES or (is_gated(gate) and matrix.shape[0] % 16):
         return None
     if is_gated(gate) and matrix.inputs is not None and matrix.inputs.args.strategy == "group":
-        return None  # rows of a gate and of its inputs do not share a block's scale
+        return None  # rows of a gate and of its up projection do not share a block's scale
     bias = None if bias is None else bias.to(device, dtype)
     eight = _bytes_weight(matrix, bias, device, tiles, gate)
     if eight is not None:
@@ -360,7 +360,7 @@ def on_kernels(
 def _bytes_weight(
     matrix: Matrix, bias: Tensor | None, device: torch.device, tiles: Tiles, gate: str
 ) -> BytesWeight | None:
-    """For weights and inputs of 8 bits that the device multiplies as such."""
+    """For 8-bit weights and inputs that the device multiplies natively."""
     floats = matrix.floats
     if matrix.inputs is None or matrix.order is not None:
         return None
@@ -374,7 +374,7 @@ def _bytes_weight(
         return None
     codes, twice = floats.codes.to(device), 1.0
     if code == torch.float8_e4m3fnuz:
-        # The same bits are half as much there, and what would be -0 is no number.
+        # The same bits have half the value there, and the bits of -0 are NaN.
         bits = codes.view(torch.uint8)
         codes, twice = torch.where(bits == 128, 0, bits).to(torch.uint8).view(code), 2.0
     scale = floats.scale.to(device).float() * twice
@@ -389,7 +389,7 @@ def _bytes_weight(
 def _codes_weight(
     matrix: Matrix, bias: Tensor | None, dtype: torch.dtype, device: torch.device, gate: str
 ) -> CodesWeight | None:
-    """For weights that are multiplied by inputs of 16 bits."""
+    """For weights that are multiplied by 16-bit inputs."""
     if matrix.floats is not None:
         return _of_floats(matrix.floats, bias, dtype, device, gate)
     scale, zero = matrix.scale, matrix.zero

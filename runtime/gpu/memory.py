@@ -1,4 +1,4 @@
-"""What a step takes of a GPU's memory, measured on the largest one."""
+"""A step's GPU memory, measured on the largest step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..kernels.base.precompile import precompile_work
 
 
 def measured_activations(model: Model, token_budget: int, max_sequences: int, block_size: int) -> int:
-    """Bytes that the largest step needs beside weights and cache: prompts as long as can be, many of whose logits are wanted.
+    """Bytes that the largest step needs besides weights and cache: the longest prompts, with logits for many tokens.
 
     Args:
         model: loaded.

@@ -12,8 +12,8 @@ class GpuNorm:
     """Norms rows in one launch.
 
     Args:
-        norm: which.
-        plainly: the same in plain torch.
+        norm: the norm.
+        plainly: its plain torch version.
     """
 
     def __init__(self, norm: Norm, plainly: Rowwise) -> None:

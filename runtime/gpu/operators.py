@@ -1,4 +1,4 @@
-"""A decoder's parts on a GPU: linears on the Triton kernels; what they do not know is left to torch."""
+"""A decoder's parts on a GPU: linears on the Triton kernels; unsupported parts are left to torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .layers import GpuLayers
 from .linears import HALVES, BytesLinear, DenseGpuLinear, PackedLinear, on_kernels
 from .norms import GpuNorm
 
-# As models name them, and as kernels do: gates, and activations on their own.
+# Models' and kernels' names of gates and of plain activations.
 GATES = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 ALONE = {**GATES, "gelu": "gelu", "gelu_python": "gelu", "gelu_fast": "gelu_tanh", "relu": "relu"}
 _GpuLinear = PackedLinear | BytesLinear | DenseGpuLinear
@@ -31,9 +31,9 @@ class GpuOperators(Operators):
     """Like :class:`Operators`, with linears, norms and attention on the kernels.
 
     Args:
-        dtype: what is computed in.
-        device: the GPU; a CPU where Triton's interpreter stands for one.
-        fusions: what is done together.
+        dtype: the compute dtype.
+        device: the GPU; a CPU with Triton's interpreter.
+        fusions: the fused launches.
     """
 
     name = "gpu"
@@ -43,7 +43,7 @@ class GpuOperators(Operators):
         super().__init__(dtype, device)
         self._tiles = tiles_of(device)
         self._fusions = self.fusions = fusions or Fusions()
-        if self._fusions.sampling and self._fusions.attention:  # plain attention goes over a step's lists
+        if self._fusions.sampling and self._fusions.attention:  # plain attention reads a step's lists
             self.executor = "gpu"
 
     def linear(self, matrix: Matrix, bias: Tensor | None) -> Linear:
@@ -95,12 +95,12 @@ class GpuOperators(Operators):
         return GpuKeysValues.block_bytes(heads, size, block_size, self._kept(kept))
 
     def _kept(self, kept: torch.dtype) -> torch.dtype:
-        """8-bit floats as the device has them."""
+        """The cache dtype with the device's 8-bit floats."""
         own = self._tiles.target.float8
         if kept != torch.float8_e4m3fn:
             return kept
         if own is None:
-            raise RuntimeProblem("this GPU knows no 8-bit floats; keep keys and values in int8")
+            raise RuntimeProblem("this GPU does not support 8-bit floats; use an int8 KV cache")
         return own
 
     def groups_experts(self, activation: str) -> bool:
@@ -114,7 +114,7 @@ class GpuOperators(Operators):
         return None if inner is None or outer is None else _GpuExperts(inner, outer)
 
     def _grouped(self, matrices: Sequence[Matrix], gate: str) -> _Grouped | None:
-        """None if some must be computed on their own, or not all are alike."""
+        """None if some must be computed separately, or not all are alike."""
         if not see_the_same(matrices):
             return None
         parts: list[_GpuLinear] = []
@@ -133,14 +133,14 @@ class _Grouped:
 
     def __init__(self, parts: Sequence[_GpuLinear]) -> None:
         self.parts = [_Expert(part.numel, part.nbytes, part.columns, part.kernel) for part in parts]
-        # The weights of all are one copy from here on; the first's tiles serve.
+        # From here on all experts' weights are in one copy; the first one's tiles are used.
         self._all = parts[0]
         self._all.join([part.weight for part in parts])
 
     def __call__(self, x: Tensor, chosen: Tensor, *, by_slot: bool, shares: Tensor | None = None) -> Tensor:
         """``x`` of each token, or of each slot, by each slot's expert."""
         experts, slots = len(self.parts), chosen.numel()
-        # About as many rows as an expert gets.
+        # About the number of rows per expert.
         rows = max(1, slots // experts)
         height = self._all.tile(rows).rows
         tile = self._all.tile(rows, most_blocks(slots, experts, height))
@@ -148,14 +148,14 @@ class _Grouped:
 
 
 class _Expert:
-    """How one expert's part is named in explanations."""
+    """An expert's part in explanations."""
 
     def __init__(self, numel: int, nbytes: int, columns: int, explanation: str) -> None:
         self.numel, self.nbytes, self.columns = numel, nbytes, columns
         self._explanation = f"{explanation}, all experts in one launch"
 
     def __call__(self, x: Tensor) -> Tensor:
-        raise NotImplementedError("an expert is computed together with the others")
+        raise NotImplementedError("experts are computed together")
 
     def explain(self) -> str:
         return self._explanation

@@ -1,4 +1,4 @@
-"""What the device knows of the sequences that run: their tokens, how they choose, and a step's layout."""
+"""The device's tables of running sequences: tokens, sampling parameters, and a step's layout."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..kernels.attention.flash import Runs
 
 @dataclass(frozen=True)
 class Room:
-    """The most that a step may have.
+    """The limits of a step.
 
     Attributes:
         tokens, sequences: of a step.
         blocks: of a sequence.
-        tokens_of_tile: that a tile of attention takes.
+        tokens_of_tile: tokens per attention tile.
     """
 
     tokens: int
@@ -35,14 +35,14 @@ class Room:
 
 @dataclass(frozen=True)
 class SequenceTokens:
-    """Consecutive tokens of one sequence, which the device has already.
+    """Consecutive tokens of one sequence, already on the device.
 
     Attributes:
         start, count: their positions.
         blocks: of the sequence in the cache.
         slot: of the sequence on the device.
-        chooses: whether they end what the sequence has, so that its next token is chosen.
-        fresh: whether its blocks are not those that the slot had before.
+        chooses: whether they reach the sequence's end, so that its next token is sampled.
+        fresh: whether its blocks differ from the slot's previous ones.
     """
 
     start: int
@@ -59,17 +59,17 @@ class SequenceTokens:
 
 
 class TableLayout:
-    """A step's lists as one tensor, so that they travel to the device at once, and lie where a graph expects them.
+    """A step's lists in one tensor, sent to the device in one copy, at addresses that a graph expects.
 
     Args:
-        room: the most there may be.
+        room: the limits.
         device: where.
 
     Attributes:
         positions, owners, slots: of each token: its position, its sequence's slot and its place in the cache.
         rows, counts, stops, tables: see :class:`Runs`.
         work: tiles of attention.
-        wanted: int32, which token each sequence's next one is chosen after.
+        wanted: int32, the token after which each sequence's next one is sampled.
         choosers, lengths: the slot that each wanted token's sequence has, and its tokens so far; -1 for none.
     """
 
@@ -92,10 +92,10 @@ class TableLayout:
         first = 0
         for name, size in sizes.items():
             self._places[name] = slice(first, first + size)
-            first += -(-size // 4) * 4  # so that each begins at a multiple of 16 bytes
+            first += -(-size // 4) * 4  # to align each to 16 bytes
         self._tables = first
         total = first + room.sequences * room.blocks
-        # Two, since one may still be on its way while the next step is laid out.
+        # Two, since one may still be in transfer while the next step is prepared.
         self._hosts = [torch.zeros(total, dtype=torch.int32, pin_memory=self._pinned, device="cpu") for _ in range(2)]
         self._sent: list[torch.cuda.Event | None] = [None, None]
         self._device = torch.zeros(total, dtype=torch.int32, device=device)
@@ -115,7 +115,7 @@ class TableLayout:
         return Runs(rows, counts, stops, tables)
 
     def fill(self, parts: list[SequenceTokens], block_size: int) -> None:
-        """Lay out a step and send it to the device; nothing waits.
+        """Build a step's lists and send them to the device asynchronously.
 
         Args:
             parts: whose tokens these are.
@@ -124,7 +124,7 @@ class TableLayout:
         self._turn = 1 - self._turn
         event = self._sent[self._turn]
         if event is not None:
-            event.synchronize()  # the step before the last has long been sent
+            event.synchronize()  # the step before the last was sent long ago
         host = self._hosts[self._turn].numpy()
         lists: dict[str, list[int]] = {name: [] for name in self._places if name != "work"}
         tables = host[self._tables :].reshape(-1, self.room.blocks)
@@ -141,7 +141,7 @@ class TableLayout:
             lists["wanted"].append(row - 1)
             lists["choosers"].append(part.slot if part.chooses else -1)
             lists["lengths"].append(part.stop)
-            # What lies before a part's own tokens is as it was.
+            # Table entries before a part's tokens are unchanged.
             first, last = 0 if part.fresh else part.start // block_size, -(-part.stop // block_size)
             self._known[part.slot, first:last] = blocks[first:last]
             tables[i, :last] = self._known[part.slot, :last]
@@ -151,7 +151,7 @@ class TableLayout:
             place = host[self._places[name]]
             place[: len(values)] = values
             place[len(values) :] = nothing.get(name, 0)
-        # Tables come last; those of runs that are not there need not travel.
+        # Tables come last; those of missing runs are not sent.
         used = self._tables + len(parts) * self.room.blocks
         self._device[:used].copy_(self._hosts[self._turn][:used], non_blocking=True)
         if self._pinned:

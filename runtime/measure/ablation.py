@@ -1,4 +1,4 @@
-"""What each fusion on a GPU buys: launches, bytes and time of a step, with all of them and without each."""
+"""An ablation of the GPU fusions: launches, bytes and time of a step, with all of them and without each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .bench import run_load
 from .counting import Counted, count, count_decode, count_prompt
 from .workload import Arrival
 
-# Everything off is the eager way: what is left are the linears' own kernels.
+# With everything off it runs eagerly: only the linears' kernels are left.
 EAGER = "everything"
 _REPEATS = 5
 
@@ -32,10 +32,10 @@ class Row:
     """One combination.
 
     Attributes:
-        without: what is switched off; empty for nothing.
-        launches, moved: of a step that adds a token to one sequence, with the choice of the token; and bytes.
-        prompt_launches, prompt_moved: of a step that computes a prompt.
-        decode_seconds, prompt_seconds: medians on the GPU; None where there is none.
+        without: the fusion that is switched off; empty for none.
+        launches, moved: launches and bytes of a decode step of one sequence, including sampling.
+        prompt_launches, prompt_moved: the same of a prefill step.
+        decode_seconds, prompt_seconds: medians on the GPU; None without one.
     """
 
     without: str
@@ -49,12 +49,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Ablation:
-    """All of them.
+    """All combinations.
 
     Attributes:
         prompt: its tokens, and the context of the single token.
         layers: of the model.
-        device: that times are of; None if nothing was timed.
+        device: where times were measured; None if nothing was timed.
     """
 
     prompt: int
@@ -82,8 +82,8 @@ def ablate(
         checkpoint: a directory.
         prompt: tokens of the prompt.
         output: tokens generated where a step is timed.
-        dtype: what to compute in; float32 has no kernels for its linears.
-        kv_dtype: how keys and values are kept where a step is timed.
+        dtype: compute dtype; float32 has no kernels for its linears.
+        kv_dtype: KV cache dtype where a step is timed.
         log: gets messages for the user.
     """
     timed = torch.cuda.is_available()
@@ -96,9 +96,7 @@ def ablate(
         model = Model(opened, GpuOperators(computing, torch.device("cpu"), fusions))
         layers = len(model.spec.layers)
         if prompt > model.spec.max_length:
-            raise RuntimeProblem(
-                f"prompt is {prompt}, more than the {model.spec.max_length} tokens that the model takes"
-            )
+            raise RuntimeProblem(f"prompt is {prompt}, more than the model's limit of {model.spec.max_length} tokens")
         decode, whole = count_decode(model, 1, prompt), count_prompt(model, prompt)
         _add_choice(decode, model, fusions)
         del model
@@ -108,7 +106,7 @@ def ablate(
 
 
 def _add_choice(found: Counted, model: Model, fusions: Fusions) -> None:
-    """What stands behind the layers: the head, and the choice of the token."""
+    """Add what follows the layers: lm_head and sampling."""
     hidden = torch.zeros(1, model.spec.hidden, dtype=model.dtype)
     one = torch.zeros(1, dtype=torch.int32)
     of_slots = choices(1, 1, 16, torch.device("cpu"))
@@ -150,7 +148,7 @@ def _times(
 
 
 def table(found: Ablation) -> str:
-    """For a terminal."""
+    """A table for the terminal."""
     whole = found.rows[0]
     head = f"{'without':<12}{'one token: launches':>20}{'MB':>9}{'ms':>9}{f'prompt of {found.prompt}: launches':>28}{'MB':>9}{'ms':>9}"
     lines = [head]
@@ -165,7 +163,7 @@ def table(found: Ablation) -> str:
     how = (
         f"times on {found.device}, medians of {_REPEATS}"
         if found.device
-        else "no times: there is no GPU here; launches and bytes are counted from the launches themselves"
+        else "no times, as there is no GPU; launches and bytes are counted from the launches themselves"
     )
     return "\n".join([*lines, "", f"{found.layers} layers; {how}"])
 

@@ -1,4 +1,4 @@
-"""How fast an engine is here, and how much of what the machine can do that is."""
+"""An engine's speed on this machine, also relative to the machine's peak."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _PRODUCT = 2048
 
 @dataclass(frozen=True)
 class LoadResult:
-    """What one load measured. Times are in seconds.
+    """The measurements of one load. Times are in seconds.
 
     Attributes:
         name: which load.
         requests: how many.
-        prompt_tokens, output_tokens: of all of them together.
+        prompt_tokens, output_tokens: totals over all requests.
         seconds: from the first arrival to the last token.
         first_token_p50, first_token_p99: from a request's arrival to its first token.
         between_tokens_p50, between_tokens_p99: between a request's tokens.
@@ -53,12 +53,12 @@ class LoadResult:
 
 @dataclass
 class MachineSpeed:
-    """What the machine can do, measured just now.
+    """The machine's peak rates, measured just before.
 
     Attributes:
-        read_bytes: bytes a second, reading memory; on a GPU of a large copy, read and written.
-        operations: a second, of a matrix product in the type that the model computes in.
-        dtype: that type.
+        read_bytes: memory read bandwidth in bytes per second; on a GPU that of a large copy, read and written.
+        operations: per second, of a matrix product in the model's compute dtype.
+        dtype: that dtype.
         device: ``cpu``, or the name of a GPU.
     """
 
@@ -75,9 +75,9 @@ class BenchResult:
     Attributes:
         prefill_rate: prompt tokens a second, alone.
         decode_rate: generated tokens a second, alone.
-        prefill_of_peak: the share of the machine's matrix product rate that prefilling reaches; integers may exceed it.
-        decode_of_peak: the share of its memory bandwidth that decoding reaches, counting each weight once a token.
-        peak_memory: the largest memory of this process so far, in bytes: resident, or on the GPU that it computes on.
+        prefill_of_peak: prefill's share of the machine's matrix product rate; integer kernels may exceed it.
+        decode_of_peak: decode's share of its memory bandwidth, counting each weight once per token.
+        peak_memory: this process's peak memory in bytes: resident, or on its GPU.
     """
 
     machine: MachineSpeed
@@ -113,13 +113,13 @@ def measure(
         concurrencies: how many requests to keep in flight, one load each.
         requests: how many requests a load has, at least its concurrency.
         trace: arrivals to replay as one more load, instead of the fixed shapes' concurrencies if those are empty.
-        repeats: of the single-request measurements; their medians are given.
+        repeats: of the single-request measurements, of which medians are reported.
         log: gets messages for the user.
     """
     if prompt + output > engine.max_length:
         raise RuntimeProblem(
-            f"a prompt of {prompt} tokens and {output} to generate are more than the {engine.max_length} that the engine"
-            " has room for; lower them"
+            f"a prompt of {prompt} tokens and {output} to generate exceed the engine's max_length of"
+            f" {engine.max_length}; lower them"
         )
     log("measuring the machine")
     dtype = engine.model.dtype
@@ -153,7 +153,7 @@ def measure(
 
 
 def run_load(engine: Engine, name: str, arrivals: list[Arrival], in_flight: int | None, seed: int) -> LoadResult:
-    """Serve arrivals at their times, or as many at once as ``in_flight`` says.
+    """Serve arrivals at their times, or with ``in_flight`` concurrent requests.
 
     Args:
         engine: that nothing else uses.
@@ -209,7 +209,7 @@ def _share(values: list[float], share: float) -> float:
 
 
 def machine_rates(device: torch.device, dtype: torch.dtype) -> MachineSpeed:
-    """What a device can do.
+    """A device's peak rates.
 
     Args:
         device: a CPU or a GPU.
@@ -243,7 +243,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """The most memory that this process had resident, or on a GPU, so far; None where the system does not report it."""
+    """This process's peak memory, resident or on a GPU; None where the system does not report it."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     try:

@@ -1,4 +1,4 @@
-"""How many launches a step takes, and how many bytes they move, without a GPU: launches are noted instead of run."""
+"""Counting a step's launches and the bytes that they move, without a GPU: launches are recorded instead of run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..decoder.model import Model
 from ..kernels.base.launch import Launch, noted
 from ..kernels.base.workspace import set_apart
 
-# Of a cache, of tables and of workspaces a launch reads only a part; the cache's is counted by positions.
+# A launch reads only a part of caches, tables and workspaces; the cache's part is counted by positions.
 _NOT_WHOLE = frozenset(
     [
         "keys",
@@ -36,7 +36,7 @@ _NOT_WHOLE = frozenset(
         "hadamard",
     ]
 )
-# Views, and what only gives out memory; a workspace grows once.
+# Views and allocations; a workspace grows once.
 _FREE = frozenset(
     [
         "view",
@@ -73,11 +73,11 @@ _FREE = frozenset(
 
 @dataclass
 class Counted:
-    """What a step does.
+    """A step's launches and bytes.
 
     Attributes:
         launches: of kernels, ours and torch's.
-        moved: bytes that they read and write, each tensor once a launch.
+        moved: bytes that they read and write, with each tensor once per launch.
         kinds: how often each was launched.
     """
 
@@ -95,12 +95,12 @@ class Counted:
 def count(
     work: Callable[[], object], cache_bytes: Callable[[Launch], int] = lambda _: 0, *, computes: bool = False
 ) -> Counted:
-    """Count what ``work`` launches, on CPU tensors that are not computed: whatever asked the host for a value would fail.
+    """Count the launches of ``work`` on CPU tensors that are not computed: reading a value on the host would fail.
 
     Args:
         work: a step, or a part of one.
-        cache_bytes: what a launch reads of the cache.
-        computes: let torch's operators compute, for work that asks for values.
+        cache_bytes: bytes that a launch reads of the cache.
+        computes: let torch's operators compute, for work that reads values.
     """
     found, launches = Counted(), list[Launch]()
     mode = nullcontext() if computes else FakeTensorMode(allow_non_fake_inputs=True)
@@ -117,13 +117,13 @@ def count(
 
 
 def count_decode(model: Model, sequences: int, context: int) -> Counted:
-    """A step of the layers in which each of some sequences adds one token to a context."""
+    """A decode step of the layers, with one token per sequence after a context."""
     runs, block = _runs([1] * sequences, context, model)
     return _count_layers(model, runs, block, sequences)
 
 
 def count_prompt(model: Model, tokens: int) -> Counted:
-    """A step of the layers that computes a prompt from its beginning."""
+    """A prefill step of the layers, for a whole prompt."""
     runs, block = _runs([tokens], tokens, model)
     return _count_layers(model, runs, block, 1)
 
@@ -156,7 +156,7 @@ def _count_layers(model: Model, runs: list[Run], block: int, sequences: int) -> 
 
 
 class _TorchCalls(TorchDispatchMode):
-    """Counts torch's own operators."""
+    """Counts torch's operators."""
 
     def __init__(self, found: Counted) -> None:
         super().__init__()

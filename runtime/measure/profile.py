@@ -1,4 +1,4 @@
-"""Where the time of a step goes."""
+"""A step's time by part."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHOOSING, SCHEDULING = "choosing tokens and laying out the step", "scheduling an
 
 
 def time_of_decoding(engine: Engine, prompt: int, generate: int) -> dict[str, float]:
-    """Seconds of a step that adds one token to one sequence, by part.
+    """Seconds of a decode step of one sequence, by part.
 
     Args:
         engine: that nothing else uses.
@@ -41,7 +41,7 @@ def time_of_decoding(engine: Engine, prompt: int, generate: int) -> dict[str, fl
 
 
 def time_of_prompt(engine: Engine, prompt: int) -> dict[str, float]:
-    """Seconds that a prompt alone takes until its first token, by part."""
+    """Seconds until the first token of a single prompt, by part."""
     found = []
     with _Clock(engine) as clock:
         for i in range(3):
@@ -126,14 +126,14 @@ class _TimedModel:
 
 
 def _split(engine: Engine, parts: dict[str, float], rows: int, times: float) -> dict[str, float]:
-    """The layers' time divided into the linears, which are measured apart, and the rest."""
+    """The layers' time divided into the linears, measured separately, and the rest."""
     linears = min(parts[LAYERS], times * _time_of_linears(engine.model, rows))
     return {LINEARS: linears, **parts, LAYERS: parts[LAYERS] - linears}
 
 
 @torch.inference_mode()
 def _time_of_linears(model: Model, rows: int) -> float:
-    """Of all linears of the layers, one after another as in a step, so that none finds its weights in the caches."""
+    """The time of all linears of the layers in order, as in a step, so that no weights are in the processor's caches."""
     found = []
     linears = [(role, linear) for role, linear in model.linears().items() if role != "head"]
     experts, chosen = model.spec.experts, model.spec.experts_per_token
@@ -141,7 +141,7 @@ def _time_of_linears(model: Model, rows: int) -> float:
     for _ in range(_REPEATS):
         total = 0.0
         for role, linear in linears:
-            # Of a mixture's experts, each row goes to a few.
+            # In a mixture of experts each row goes to a few experts.
             share = chosen / experts if " expert " in role else 1.0
             total += _timed(linear, inputs[linear.columns]) * share
         found.append(total)

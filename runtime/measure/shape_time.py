@@ -1,4 +1,4 @@
-"""How long a decoding step takes for models of given shapes, whatever their weights: timed side by side on the runtime's kernels."""
+"""Step times of models of given shapes, with any weights: timed alternately on the runtime's kernels."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ class ModelShape:
 def decode_seconds(
     shapes: Sequence[ModelShape], dtype: torch.dtype, *, batch: int, context: int, log: Log
 ) -> list[float]:
-    """Seconds of a step that adds one token to each sequence, for every shape: medians of rounds in which all take turns.
+    """Seconds of a decode step for every shape: medians of rounds in which the shapes take turns.
 
     Args:
         shapes: the models; all are in memory at once.
-        dtype: what they compute in.
-        batch: how many sequences.
-        context: how many tokens each has, the new one included; at least two.
+        dtype: their compute dtype.
+        batch: the batch size.
+        context: the context length, including the new token; at least two.
         log: gets messages for the user.
 
     Raises:
-        RuntimeProblem: the runtime does not serve such a model.
+        RuntimeProblem: the runtime does not support such a model.
     """
     blocks = -(-context // _BLOCK)
     runs = [Run([1], context - 1, list(range(i * blocks, (i + 1) * blocks)), context, wants=1) for i in range(batch)]
@@ -54,7 +54,7 @@ def decode_seconds(
 
 
 def prompt_seconds(shapes: Sequence[ModelShape], dtype: torch.dtype, *, tokens: int, log: Log) -> list[float]:
-    """The same for a step that reads a prompt of so many tokens and asks for one token's logits."""
+    """The same for a prefill step of a prompt, with one token's logits."""
     runs = [Run([1] * tokens, 0, list(range(-(-tokens // _BLOCK))), tokens, wants=1)]
     return _in_turns(shapes, dtype, runs, log, steps=1)
 
@@ -69,7 +69,7 @@ def _in_turns(
     spent: list[list[float]] = [[] for _ in models]
     for turn in range(_ROUNDS + 1):
         for mine, model, store in zip(spent, models, stores, strict=True):
-            model(Batch(runs, _BLOCK), store)  # so that a cache holds of it what it would if it ran alone
+            model(Batch(runs, _BLOCK), store)  # so that the caches hold what they would if it ran alone
             begun = time.perf_counter()
             for _ in range(steps):
                 model(Batch(runs, _BLOCK), store)
@@ -79,7 +79,7 @@ def _in_turns(
 
 
 def _filled(shape: ModelShape, dtype: torch.dtype) -> LiveWeights:
-    """Every tensor holds small numbers, in memory of its own."""
+    """Tensors of small values, each in its own memory."""
     return LiveWeights(
         shape.config, dtype, shape.tensors, lambda name: torch.full(shape.tensors[name], 1e-3, dtype=dtype)
     )

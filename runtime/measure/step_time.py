@@ -1,6 +1,6 @@
-"""What a token's step takes here, and each of its linears: timed on the kernels that serve them.
+"""The time of a decode step on this machine, and of each of its linears, on the kernels that serve them.
 
-The fastest of several rounds counts: what other work on the machine adds is no property of a kernel.
+The fastest of several rounds is used, to exclude other work on the machine.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _PROMPT, _OUTPUT = 16, 48
 def linear_seconds(
     rows: int, columns: int, schemes: Sequence[Scheme | None], dtype: torch.dtype, step: int
 ) -> list[float]:
-    """Seconds that a linear takes for one row, on this machine's CPU, by what it is stored as.
+    """Seconds of a linear for one row on this machine's CPU, by scheme.
 
-    The schemes take turns, so that the machine's moods hit all alike. Of each, so many copies of the weight take turns
-    that they are as large as all that a step reads would be, stored so: a cache then holds no more of them than it would.
-    No more than fill it four times. What a call takes that does next to nothing is taken off.
+    The schemes take turns, so that variations of the machine affect all alike. Each rotates through enough copies of the
+    weight to match all bytes that a step would read, so that no more of them is cached than in a step, but at most
+    four times the cache size. The time of a nearly empty call is subtracted.
 
     Args:
         rows, columns: of the weight.
-        schemes: what it is stored as; None for as it is.
-        dtype: what the model computes in.
-        step: how many weights a step reads altogether.
+        schemes: how it is stored; None for unquantized.
+        dtype: the model's compute dtype.
+        step: the number of weights that a step reads.
     """
     operators = operators_for(dtype, torch.device("cpu"), log=lambda _: None)
     all_of_step = -(-step // (rows * columns))
@@ -71,12 +71,12 @@ def linear_seconds(
 
 
 def step_seconds(checkpoint: str | Path, log: Log, *, trust_remote_code: bool = False) -> float:
-    """Seconds between the tokens of one request alone, on this machine's CPU.
+    """Seconds between the tokens of a single request, on this machine's CPU.
 
     Args:
         checkpoint: a Hugging Face directory.
         log: gets messages for the user.
-        trust_remote_code: run the checkpoint's own Python.
+        trust_remote_code: run the checkpoint's Python code.
 
     Raises:
         RuntimeProblem: it cannot be served.
@@ -128,7 +128,7 @@ class _Held:
 
 
 def _last_cache() -> int:
-    """Bytes of the largest cache of the processor; a usual size where the system does not report it."""
+    """Bytes of the processor's largest cache; a typical size where the system does not report it."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     found = []
     for path in _CACHE_SIZES.glob("index*/size"):

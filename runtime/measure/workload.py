@@ -1,4 +1,4 @@
-"""What a benchmark asks an engine: requests of given lengths, at given times."""
+"""Benchmark workloads: requests of given lengths at given times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...system.errors import RuntimeProblem
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request: when it comes (in seconds), how long its prompt is, and how much it generates."""
+    """A request: its arrival time (in seconds), prompt length and output length."""
 
     at: float
     prompt: int
@@ -31,7 +31,7 @@ def read_trace(path: Path, most: int, longest: int) -> list[Arrival]:
     milliseconds, ``input_length``, ``output_length``) are read.
 
     Raises:
-        RuntimeProblem: the file is no such trace, or nothing in it fits.
+        RuntimeProblem: the file is not such a trace, or nothing in it fits.
     """
     if path.exists() and not path.is_file():
         raise RuntimeProblem(f"{path}: is not a file; give a trace, Azure's CSV or Mooncake's JSONL")
@@ -48,7 +48,7 @@ def read_trace(path: Path, most: int, longest: int) -> list[Arrival]:
                     Arrival(r["timestamp"] / 1000, index(r["input_length"]), index(r["output_length"])) for r in records
                 ]
         if not all(math.isfinite(row.at) for row in rows):
-            raise ValueError("a time is no finite number")
+            raise ValueError("a time is not finite")
     except OSError as error:
         raise RuntimeProblem(f"{path}: cannot be read ({error.strerror}); check the path") from None
     except (KeyError, ValueError, TypeError, OverflowError, RecursionError, csv.Error) as error:
@@ -62,7 +62,7 @@ def read_trace(path: Path, most: int, longest: int) -> list[Arrival]:
 
 
 def random_prompt(length: int, vocabulary: int, seed: int) -> list[int]:
-    """Token ids that nothing else shares a beginning with."""
+    """Random token ids, so that no prefix is shared."""
     return torch.randint(0, vocabulary, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 

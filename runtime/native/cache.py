@@ -1,4 +1,4 @@
-"""The kernels' view of the cache of keys and values."""
+"""The kernels' view of the KV cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGEST_HEAD = 512  # attention_runs.cpp packs 16 positions of a head at a time 
 
 
 def stores(store: KeysValues) -> bool:
-    """Whether the kernels write to the cache; if not, torch rounds as the checkpoint says, and they only read."""
+    """Whether the kernels write to the cache; if not, torch rounds as the checkpoint requires, and they only read."""
     return store.rules is None or cache_type_of(store.dtype).limit is not None
 
 
@@ -38,7 +38,7 @@ def layer_handle(kernels: ModuleType, store: KeysValues, layer: int, heads: Head
 
 
 def _rule(store: KeysValues, layer: int, heads: int) -> dict[str, Any]:
-    """How the checkpoint wants codes made, for the kernels."""
+    """The checkpoint's rounding of keys and values, for the kernels."""
     if store.rules is None or not stores(store):
         return {}
     rules = store.rules[layer]

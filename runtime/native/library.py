@@ -1,4 +1,4 @@
-"""The compiled kernels: built once, kept for later runs, absent where they cannot be built or run."""
+"""The compiled kernels: built once and cached, unavailable where they cannot be built or run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NEEDED = ("avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16")
 
 
 class Verdict(enum.IntEnum):
-    """What the trial of matrix tiles ends with; other numbers are of a process that broke."""
+    """The exit status of the AMX trial; others mean that the process crashed."""
 
     RIGHT = 0
     WRONG = 64
@@ -39,7 +39,7 @@ class Verdict(enum.IntEnum):
 
 @functools.cache
 def processor_features() -> frozenset[str]:
-    """What instructions this processor knows, by the kernel's names for them; nothing where that is not known."""
+    """This processor's instruction sets, by Linux's names; empty where unknown."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("flags"):
@@ -48,21 +48,21 @@ def processor_features() -> frozenset[str]:
 
 
 def kernels(log: Log) -> ModuleType | None:
-    """The compiled kernels, or None with a sentence that says why and what is used instead.
+    """The compiled kernels, or None with a log message that says why and what is used instead.
 
-    They are compiled at the first call on a machine, which takes about ten seconds, and kept in
+    They are compiled at the first call on a machine, which takes about ten seconds, and cached in
     ``$XDG_CACHE_HOME/smelt`` (``~/.cache/smelt``) for later runs.
     """
     missing = [name for name in _NEEDED if name not in processor_features()]
     if missing:
-        log(f"this processor has no {', '.join(missing)}: torch's operators compute instead of Smelt's kernels")
+        log(f"this processor has no {', '.join(missing)}: using torch's operators instead of Smelt's kernels")
         return None
     try:
         return _loaded(log)
     except (OSError, RuntimeError, ImportError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         log(
-            f"Smelt's kernels cannot be compiled here ({reason}): torch's operators compute instead; a C++ compiler is needed"
+            f"Smelt's kernels cannot be compiled here ({reason}): using torch's operators instead; a C++ compiler is needed"
         )
         return None
 
@@ -85,7 +85,7 @@ def _loaded(log: Log) -> ModuleType:
 
 
 def _tiles_are_right(kept: Path, log: Log) -> bool:
-    """Whether matrix tiles were found to give what vector instructions give; tried once, in a process of its own."""
+    """Whether AMX tiles give the same results as vector instructions; tried once, in a separate process."""
     verdict = kept.with_name("tiles")
     if verdict.is_file():
         found = verdict.read_text(encoding="utf-8")
@@ -98,12 +98,12 @@ def _tiles_are_right(kept: Path, log: Log) -> bool:
                 os.replace(file.name, verdict)
     if found != "right":
         why = "give wrong results" if found == "wrong" else f"could not be tried ({found})"
-        log(f"this processor's matrix tiles {why}: vector instructions multiply instead")
+        log(f"this processor's matrix tiles {why}: using vector instructions instead")
     return found == "right"
 
 
 def _tiles_tried(kept: Path) -> str:
-    """``right``, ``wrong``, or why neither is known, which may be otherwise the next time."""
+    """``right``, ``wrong``, or why neither is known, which may change the next time."""
     command = [sys.executable, "-m", "smelt.runtime.native.try_tiles", str(kept)]
     try:
         code = subprocess.run(command, check=False, capture_output=True, timeout=300).returncode
@@ -112,7 +112,7 @@ def _tiles_tried(kept: Path) -> str:
     if code in (Verdict.RIGHT, Verdict.WRONG):
         return "right" if code == Verdict.RIGHT else "wrong"
     if code == Verdict.REFUSED:
-        return "the system does not give them"
+        return "the operating system does not allow them"
     return "wrong" if -code in (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS) else f"exit status {code}"
 
 
@@ -121,7 +121,7 @@ def _sources() -> list[Path]:
 
 
 def _key() -> str:
-    """Changes with whatever the compiled code depends on."""
+    """A key of everything that the compiled code depends on."""
     digest = hashlib.blake2b(digest_size=12)
     for path in (*_sources(), *sorted(_HERE.glob("*.h"))):
         digest.update(path.read_bytes())
@@ -131,7 +131,7 @@ def _key() -> str:
 
 
 def _build(target: Path) -> None:
-    """Compile in a directory of its own and move the result into place, so that builds beside this one do no harm."""
+    """Compile in a temporary directory and move the result into place, so that concurrent builds do not conflict."""
     from torch.utils import cpp_extension
 
     target.parent.mkdir(parents=True, exist_ok=True)

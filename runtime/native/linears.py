@@ -15,23 +15,23 @@ from ..weights.rounding import is_fixed_int8, rounding_explanation
 from .library import processor_features
 
 _TILE = 32  # outputs that a tile of codes holds
-# Up to here inputs stay as they are: reading the weight takes the time, and rounding would gain nothing.
+# Up to this many rows inputs are not rounded: reading the weight dominates, and rounding would gain nothing.
 _EXACT_ROWS = {4: 2, 8: 1}
-# Inputs rounded to int8 together, where the checkpoint leaves them alone.
+# Group size of int8 inputs, where the checkpoint does not round them.
 _TOGETHER = (128, 64, 32, 16, 8)
 # More products of 255 by 128 might not fit in 32 bits.
 _LONGEST_SUM = 1 << 16
-# Up to here our product of bfloat16 was measured to be at least as fast as torch's; where that has matrix tiles, not beyond
-# the rows for which reading the weight is all that counts.
+# Up to this many rows our bfloat16 product was measured to be at least as fast as torch's; where torch has AMX, only up to
+# the rows for which reading the weight dominates.
 DENSE_ROWS = 8 if "amx_bf16" in processor_features() else 64
 
 
 class CodesLinear:
-    """4 or 8 bit codes, multiplied as they are stored; codes of 2 and 3 bits are kept in 4.
+    """4- or 8-bit codes, multiplied as stored; 2- and 3-bit codes are widened to 4 bits.
 
-    Few rows are multiplied as they come. More are rounded to int8 first, a scale for each group of
+    Few rows are multiplied unrounded. More are rounded to int8 first, with a scale for each group of
     inputs, unless ``exact``; then more rows than :data:`_EXACT_ROWS` are slow. Without ``few_exact`` the inputs of few
-    rows are rounded, too. Either way of multiplying gives a row the same numbers whatever the other rows are.
+    rows are rounded, too. In either case a row's results do not depend on the other rows.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class CodesLinear:
         self._order = matrix.order
         fixed = 0.0
         if matrix.inputs is not None and matrix.inputs.scale is not None:
-            # In bfloat16, as inputs are.
+            # In bfloat16, like the inputs.
             fixed = float(matrix.inputs.scale.bfloat16())
             self._group, self._exact = matrix.group, 0
         elif matrix.inputs is not None:
@@ -98,7 +98,7 @@ class CodesLinear:
 
     @property
     def reads_in_order(self) -> bool:
-        """Whether the kernel alone does it: columns in activation order need inputs that are ordered first."""
+        """Whether the kernel needs no reordering: columns in activation order need permuted inputs."""
         return self._order is None
 
     def explain(self) -> str:
@@ -119,9 +119,9 @@ class CodesLinear:
 
 
 class NativeDenseLinear:
-    """bfloat16 weights: a kernel that reads them as fast as memory can for few rows, torch's product for many.
+    """bfloat16 weights: a memory-bound kernel for few rows, torch's product for many.
 
-    With ``any_rows`` the kernel computes them all, which gives a row the same numbers whatever the other rows are.
+    With ``any_rows`` the kernel computes them all, so that a row's results do not depend on the other rows.
     """
 
     def __init__(

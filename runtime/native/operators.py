@@ -1,4 +1,4 @@
-"""A decoder's parts on the compiled kernels, in bfloat16; what they do not know is left to torch."""
+"""A decoder's parts on the compiled kernels, in bfloat16; unsupported parts are left to torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class NativeOperators(Operators):
 
     def linear(self, matrix: Matrix, bias: Tensor | None) -> Linear:
         if matrix.scale is not None and matrix.inputs is not None and "amx_int8" in processor_features():
-            return super().linear(matrix, bias)  # oneDNN uses matrix tiles there
+            return super().linear(matrix, bias)  # oneDNN uses AMX there
         if CodesLinear.takes(matrix):
             return CodesLinear(self._kernels, matrix, bias, self._exact)
         if matrix.inputs is None:
@@ -57,7 +57,7 @@ class NativeOperators(Operators):
             return super().attention(heads)
         return NativeAttention(self._kernels, heads)
 
-    # torch's threads wait for each other, and so for one whose core another process has: these two are computed here for that alone.
+    # torch's threads wait for each other, and so for one whose core another process uses: only for that these two are here.
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         if not (
             a.dtype == b.dtype == torch.bfloat16 and a.shape == b.shape and a.is_contiguous() and b.is_contiguous()
@@ -89,8 +89,8 @@ class NativeAttention:
     Args:
         kernels: the compiled module.
         heads: the layer's.
-        each_alone: whether the tokens of a prompt attend as single tokens do, so that each gets the same numbers however the
-            prompt is cut into pieces.
+        each_alone: whether the tokens of a prompt attend like single tokens, so that results do not depend on how the
+            prompt is chunked.
     """
 
     def __init__(self, kernels: ModuleType, heads: Heads, *, each_alone: bool = False) -> None:

@@ -1,10 +1,9 @@
-"""The decoder's parts for a reproducible engine: a token's numbers depend on its own sequence alone, to the bit.
+"""Batch-invariant decoder parts for a reproducible engine: a token's results depend bitwise on its own sequence alone.
 
-Elsewhere the fastest kernel is chosen by the number of rows, and kernels add up in different orders or round inputs or not; so
-what runs beside a request, and how its prompt is cut into pieces, moves its last bits. Here each part has one kernel for any
-number of rows, which adds up each row in one order: weights of codes multiply inputs rounded to int8 (or never rounded,
-where exact inputs are asked for), bfloat16 weights have our own product for prompts, too, and every token of a prompt attends
-as it does when it is generated.
+Elsewhere the fastest kernel is chosen by the number of rows, and kernels sum in different orders or round inputs or not; so
+other requests and chunked prefill change a request's last bits. Here each part has one kernel for any number of rows, which
+sums each row in one order: quantized weights multiply inputs rounded to int8 (or never rounded, with exact inputs),
+bfloat16 weights use our product for prompts, too, and every token of a prompt attends as in decoding.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from .operators import NativeAttention, NativeOperators
 
 
 class ReproducibleOperators(NativeOperators):
-    """Like :class:`NativeOperators`, with each row computed alike whatever the others are.
+    """Like :class:`NativeOperators`, with each row computed independently of the others.
 
     Args:
         kernels: the compiled module.
-        exact: whether weight-only formats keep their inputs in bfloat16, for all rows; else they are rounded for all.
+        exact: whether weight-only formats keep their inputs in bfloat16, for all rows; otherwise they are rounded for all.
     """
 
     def __init__(self, kernels: ModuleType, exact: bool) -> None:
@@ -46,8 +45,8 @@ class ReproducibleOperators(NativeOperators):
             return dense
         if matrix.inputs.args.dynamic is True and matrix.inputs.args.strategy == "tensor":
             raise RuntimeProblem(
-                "reproducible: the checkpoint rounds a linear's inputs with one scale for all tokens of a step, which depends"
-                " on what runs beside a request; leave reproducible off, or quantize with scales by token"
+                "reproducible: the checkpoint rounds a linear's inputs with one scale for all tokens of a batch, so results depend"
+                " on the other requests; leave reproducible off, or quantize with scales by token"
             )
         return _RoundedInputs(rounder(matrix.inputs, torch.bfloat16), dense, rounding_explanation(matrix.inputs))
 
@@ -57,14 +56,14 @@ class ReproducibleOperators(NativeOperators):
     def attention(self, heads: Heads) -> Attention:
         if heads.size > LARGEST_HEAD:
             raise RuntimeProblem(
-                f"reproducible: heads of {heads.size} numbers have no compiled kernel, which goes up to {LARGEST_HEAD};"
+                f"reproducible: the compiled kernel takes heads of up to {LARGEST_HEAD} elements, not {heads.size};"
                 " leave reproducible off"
             )
         return NativeAttention(self._kernels, heads, each_alone=True)
 
 
 class _RoundedInputs:
-    """A linear whose inputs are rounded first, as the checkpoint says."""
+    """A linear whose inputs are rounded first, as the checkpoint requires."""
 
     def __init__(self, rounded: Callable[[Tensor], Tensor], linear: NativeDenseLinear, suffix: str) -> None:
         self._rounded, self._linear, self._suffix = rounded, linear, suffix

@@ -1,4 +1,4 @@
-"""What a layer does to each row on its own, on the compiled kernels."""
+"""Row-wise operations of a layer on the compiled kernels."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class NativeRmsNorm:
     """Root mean square norm of the last dimension.
 
     Attributes:
-        handle: what the kernels know it by.
+        handle: the kernels' handle.
     """
 
     def __init__(self, kernels: ModuleType, weight: Tensor, eps: float, rounds_first: bool) -> None:
-        # A weight that multiplies a rounded quotient is itself of the computing type.
+        # A weight that multiplies a rounded quotient is in the compute dtype.
         self._weight = (weight.to(torch.bfloat16).float() if rounds_first else weight).contiguous()
         self._kernel = kernels.rms_norm
         self.handle = kernels.Norm(self._weight.data_ptr(), weight.numel(), eps, rounds_first)

@@ -27,11 +27,11 @@ class NativeStack:
         self._layers = kernels.Layers([_layer(kernels, parts, ropes) for parts in layers])
 
     def takes(self, batch: Batch, store: KeysValues) -> bool:
-        """Whether a step is of this kind; for more rows torch's product of bfloat16 is the faster one."""
+        """Whether a step is of this kind; for more rows torch's bfloat16 product is faster."""
         return not batch.longer and len(batch.runs) <= DENSE_ROWS and stores(store)
 
     def __call__(self, hidden: Tensor, rotations: dict[str, Rotation], store: KeysValues, batch: Batch) -> Tensor:
-        """From embeddings ``[tokens, hidden]``, which are overwritten, to what the last layer gives."""
+        """From embeddings ``[tokens, hidden]``, which are overwritten, to the last layer's outputs."""
         singles = batch.singles
         assert singles is not None
         hidden = hidden.contiguous()
@@ -102,5 +102,5 @@ def _layer(kernels: ModuleType, parts: LayerParts, ropes: list[str]) -> object:
 
 
 def _handle(part: Any) -> object:
-    """What the kernels know a native part by, if there is one."""
+    """The kernels' handle of a native part, if it has one."""
     return None if part is None else part.handle

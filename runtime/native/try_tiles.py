@@ -1,7 +1,7 @@
-"""Products on matrix tiles beside those on vector instructions: ``python -m smelt.runtime.native.try_tiles LIBRARY``.
+"""Products on AMX tiles compared with those on vector instructions: ``python -m smelt.runtime.native.try_tiles LIBRARY``.
 
-Ends with what :class:`~.library.Verdict` says. It runs in a process of its own, since an instruction that the system refuses ends
-the process.
+Exits with a :class:`~.library.Verdict`. It runs in a separate process, since an instruction that the operating system refuses
+kills the process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SHAPES = ((48, 256, 32), (80, 384, 128), (33, 512, 512))
 
 
 def tried(kernels: ModuleType) -> Verdict:
-    """Whether all products of some random weights agree to the bit; from then on tiles are used, if there are any."""
+    """Whether all products of some random weights agree bitwise; afterwards tiles are in use, if available."""
     generator = torch.Generator().manual_seed(0)
     cases = []
     for bits in (4, 8):

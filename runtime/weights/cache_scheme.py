@@ -1,4 +1,4 @@
-"""How a checkpoint wants its keys and values rounded: compressed-tensors' ``kv_cache_scheme``, and the scales of each layer."""
+"""The KV cache quantization of a checkpoint: compressed-tensors' ``kv_cache_scheme``, and the scales of each layer."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class CacheScheme:
     """How all layers' keys and values are rounded.
 
     Attributes:
-        args: the number format, and what shares a scale.
+        args: the number format and granularity of scales.
         layers: keys and values of each layer.
-        head_size: numbers of a head.
+        head_size: elements of a head.
     """
 
     args: QuantizationArgs
@@ -35,21 +35,21 @@ class CacheScheme:
 
     @property
     def kept(self) -> torch.dtype | None:
-        """What holds the codes, if every head and position has one scale and no zero-point; None if they cannot be kept so."""
+        """The cache dtype of the codes, if every head and position has one scale and no zero-point; None if they cannot be stored so."""
         if not self.args.symmetric or (self.args.dynamic is True and self.args.group_size != self.head_size):
             return None
         return type_that_holds(self.args.type).torch_dtype(torch.float32)
 
     @property
     def numbers(self) -> str:
-        """As an engine's ``kv_dtype`` calls them."""
+        """Their name in an engine's ``kv_dtype``."""
         return type_that_holds("float").name if self.args.type == "float" else f"int{self.args.num_bits}"
 
     def sentence(self, kept: torch.dtype) -> str:
-        """For people: what is rounded to what, and kept in what."""
+        """A description of the rounding and the cache dtype."""
         scale = "a scale for each position and head"
         if self.args.dynamic is True and self.args.group_size != self.head_size:
-            scale = f"a scale for {self.args.group_size} numbers of a position and head"
+            scale = f"a scale for each {self.args.group_size} elements of a position and head"
         if self.args.dynamic is False:
             scale = "a fixed scale" + (" for each head" if self.args.strategy == "attn_head" else "")
         zero = "" if self.args.symmetric else " and zero-point"
@@ -59,11 +59,11 @@ class CacheScheme:
     def rules(
         self, dtype: torch.dtype, kept: torch.dtype, device: torch.device | None = None
     ) -> list[tuple[CacheRule, CacheRule]]:
-        """What rounds keys and values of each layer.
+        """The rules that round keys and values of each layer.
 
         Args:
-            dtype: what they are computed in.
-            kept: what they are kept in: :attr:`kept`, or ``dtype``.
+            dtype: their compute dtype.
+            kept: the cache dtype: :attr:`kept`, or ``dtype``.
             device: where.
         """
         return [
@@ -76,14 +76,14 @@ class CacheRule:
     """Rounds keys, or values, of one layer ``[tokens, heads, size]``.
 
     Args:
-        rounding: to what.
-        dtype: what they are computed in.
-        kept: what they are kept in; ``dtype`` itself for numbers after rounding and back.
+        rounding: the rounding.
+        dtype: their compute dtype.
+        kept: the cache dtype; ``dtype`` for dequantized values.
         device: where.
 
     Attributes:
-        rounding: that.
-        waits: whether compressed-tensors' own code rounds, which sends scalars to a GPU and waits.
+        rounding: the rounding.
+        waits: whether compressed-tensors' code rounds, which synchronizes with a GPU.
     """
 
     def __init__(
@@ -93,19 +93,19 @@ class CacheRule:
         self._kept = None if kept == dtype else kept
         self._round: Callable[[Tensor], Tensor] = cache_rounding(rounding)
         if is_fixed(rounding):
-            # Scales stand for heads, which are the last dimension but one here.
+            # Scales are per head, the second-to-last dimension here.
             scale, zero = (None if part is None else part.reshape(-1, 1) for part in (rounding.scale, rounding.zero))
             self._round = FixedRounding(replace(rounding, scale=scale, zero=zero), dtype, device)
         self.waits = self._round is rounding
 
     def by_head(self, heads: int) -> Tensor | None:
-        """float32 scales of each head, in the computing type's precision; None if they are not fixed."""
+        """float32 scales of each head, in the compute dtype's precision; None if they are dynamic."""
         if not isinstance(self._round, FixedRounding):
             return None
         return self._round.scale.float().flatten().expand(heads).contiguous()
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes as they are kept, and float32 scales ``[tokens, heads]``; rounded numbers, twice, where no codes are kept."""
+        """Codes as stored, and float32 scales ``[tokens, heads]``; the dequantized values, twice, where no codes are stored."""
         if self._kept is None or not isinstance(self._round, FixedRounding | RowRounding):
             found = self._round(x)
             return found, found
@@ -114,10 +114,10 @@ class CacheRule:
 
 
 def cache_args(config: dict[str, Any] | None) -> QuantizationArgs | None:
-    """What a ``quantization_config`` says of keys and values; None if they are left as they are.
+    """The KV cache arguments of a ``quantization_config``; None if it has none.
 
     Raises:
-        RuntimeProblem: it says what the runtime does not compute.
+        RuntimeProblem: the runtime does not support them.
     """
     scheme = (config or {}).get("kv_cache_scheme")
     if not scheme:
@@ -125,7 +125,9 @@ def cache_args(config: dict[str, Any] | None) -> QuantizationArgs | None:
     try:
         args = QuantizationArgs.model_validate(scheme)
     except ValidationError as error:
-        raise RuntimeProblem(f"kv_cache_scheme is not one of compressed-tensors ({error.errors()[0]['msg']})") from None
+        raise RuntimeProblem(
+            f"kv_cache_scheme is not valid for compressed-tensors ({error.errors()[0]['msg']})"
+        ) from None
     known = args.num_bits == 8 if args.type == "float" else 2 <= args.num_bits <= 8
     fixed = args.dynamic is False and args.strategy in ("tensor", "attn_head")
     by_group = args.dynamic is True and args.strategy == "group"
@@ -144,25 +146,27 @@ def cache_scheme(
     """The scheme with its scales.
 
     Args:
-        args: what the checkpoint says of keys and values, if anything.
+        args: the checkpoint's KV cache arguments, if any.
         tensors: of the checkpoint.
-        attentions: each layer's attention, by its name there.
-        heads: that each one's keys and values have.
-        head_size: numbers of a head.
+        attentions: the name of each layer's attention.
+        heads: the number of key-value heads of each.
+        head_size: elements of a head.
 
     Raises:
-        RuntimeProblem: a layer lacks scales, or has too few of them.
+        RuntimeProblem: a layer's scales are missing, or too few.
     """
     if args is None:
         return None
     if args.dynamic is True and head_size % (args.group_size or 1):
-        raise RuntimeProblem(f"kv_cache_scheme: groups of {args.group_size} do not divide heads of {head_size} numbers")
+        raise RuntimeProblem(
+            f"kv_cache_scheme: groups of {args.group_size} do not divide heads of {head_size} elements"
+        )
     layers = []
     for name, count in zip(attentions, heads, strict=True):
         keys, values = (rounding_of(args, tensors, name, what) for what in ("k", "v"))
         for what, rounding in (("k", keys), ("v", values)):
             wanted = count if args.strategy == "attn_head" else 1
             if rounding.scale is not None and rounding.scale.numel() != wanted:
-                raise RuntimeProblem(f"{name}: its {what}_scale has {rounding.scale.numel()} numbers, not {wanted}")
+                raise RuntimeProblem(f"{name}: its {what}_scale has {rounding.scale.numel()} elements, not {wanted}")
         layers.append((keys, values))
     return CacheScheme(args, layers, head_size)

@@ -1,4 +1,4 @@
-"""A Hugging Face directory as the runtime reads it: its weights in whatever format they are stored."""
+"""A Hugging Face directory as the runtime reads it, with weights in any supported format."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .stored import reader_of
 
 
 class Checkpoint:
-    """A directory with ``config.json`` and safetensors, checked; numbers are checked as they are read.
+    """A directory with ``config.json`` and safetensors, checked; values are checked as they are read.
 
     Args:
         path: the directory.
-        trust_remote_code: run the checkpoint's own Python for its config; refused unless asked for.
+        trust_remote_code: run the checkpoint's Python code for its config; off by default.
 
     Attributes:
-        directory: it, for its tokenizer and end tokens.
-        weights: its tensors as they are stored.
+        directory: the directory, for its tokenizer and end tokens.
+        weights: its stored tensors.
         cache_args: how keys and values are rounded; None if they are not.
 
     Raises:
-        SmeltError: it is damaged, or no model that the runtime reads.
+        SmeltError: it is damaged, or not a model that the runtime supports.
     """
 
     def __init__(self, path: str | Path, *, trust_remote_code: bool = False) -> None:
@@ -53,16 +53,16 @@ class Checkpoint:
             ) from None
 
     def check(self) -> None:
-        """See that it holds the tensors that its config calls for, of these shapes, and no more layers.
+        """Check that it holds the tensors that its config requires, with their shapes, and no more layers.
 
         Raises:
-            SmeltError: one line for each that does not fit.
+            SmeltError: one line for each mismatch.
         """
         self.directory.check_weights(self.config, self.weights)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type that the model computes in."""
+        """The model's compute dtype."""
         dtype = getattr(self.config, "dtype", None)
         return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
@@ -74,14 +74,14 @@ class Checkpoint:
         """A tensor as it is stored.
 
         Raises:
-            SmeltError: it is not there, or not finite.
+            SmeltError: it is missing, or not finite.
         """
         if not self.weights.has(name):
             raise RuntimeProblem(f"{self.path}: the checkpoint lacks {name}")
         return self.weights.load(name, self._rooms.pop(name, None))
 
     def place_together(self, names: Sequence[str]) -> None:
-        """Have the plain weights of some linears read, the next time, to one place, so that nobody has to copy them there."""
+        """Read the unquantized weights of some linears, the next time, into contiguous memory, so that they need no copy."""
         self._rooms.clear()
         tensors = [f"{name}.weight" for name in names]
         if len(tensors) < 2 or not all(map(self.has, tensors)):
@@ -102,7 +102,7 @@ class Checkpoint:
             raise
         except (RuntimeError, ValueError, TypeError, LookupError, AssertionError) as error:
             first = " ".join(str(error).split())[:200]
-            raise RuntimeProblem(f"{self.path}: {name}: its parts do not fit each other ({first})") from None
+            raise RuntimeProblem(f"{self.path}: {name}: its tensors do not fit together ({first})") from None
         rows, columns = found.shape
         for part in (found.scale, found.zero):
             if part is not None and (part.dim() != 2 or part.shape[0] != rows or columns % max(part.shape[1], 1)):

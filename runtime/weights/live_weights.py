@@ -1,4 +1,4 @@
-"""A checkpoint that is in memory: plain weights by name, with the configuration of the files they began as."""
+"""A checkpoint in memory: unquantized weights by name, with their configuration."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .matrix import Matrix
 
 
 class LiveWeights:
-    """Stands in for a :class:`Checkpoint` whose weights are elsewhere, such as in a model that is being trained.
+    """Stands in for a :class:`Checkpoint` whose weights are in memory, such as those of a model in training.
 
     Args:
         config: the Hugging Face configuration.
-        dtype: what the model computes in.
-        names: of the tensors, as a checkpoint would call them.
-        load: gives a tensor by its name.
+        dtype: the model's compute dtype.
+        names: of the tensors, as in a checkpoint.
+        load: returns a tensor by name.
     """
 
     cache_args = None
@@ -31,19 +31,19 @@ class LiveWeights:
         self._names, self._load = frozenset(names), load
 
     def check(self) -> None:
-        """Nothing to see: a model that computes has all its tensors."""
+        """Nothing to check: a working model has all its tensors."""
 
     def place_together(self, names: Sequence[str]) -> None:
-        """Nothing to do: weights are copied from where they are."""
+        """Nothing to do: weights are copied."""
 
     def has(self, name: str) -> bool:
         """Whether there is such a tensor."""
         return name in self._names
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor of its own: later changes of the weights do not reach it."""
+        """A copy of a tensor: later changes of the weights do not affect it."""
         if name not in self._names:
-            raise RuntimeProblem(f"{self.path} lack {name}")
+            raise RuntimeProblem(f"{self.path} do not include {name}")
         return self._load(name).detach().clone()
 
     def optional(self, name: str) -> Tensor | None:

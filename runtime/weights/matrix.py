@@ -18,10 +18,10 @@ class FloatCodes:
     """The bits of a weight of 4- or 8-bit floats, for kernels that multiply them as they are stored.
 
     Attributes:
-        codes: e4m3 ``[rows, columns]``, or two e2m1 numbers a byte ``[rows, columns / 2]``, the low four bits first.
+        codes: e4m3 ``[rows, columns]``, or two e2m1 values per byte ``[rows, columns / 2]``, the low four bits first.
         scale: ``[rows / height, groups]``; e8m0 is its bits as uint8.
         height: rows that share a scale.
-        factor: float32 ``[rows]``, multiplied besides; None for ones.
+        factor: float32 ``[rows]``, an additional scale; None for ones.
     """
 
     codes: Tensor
@@ -30,13 +30,13 @@ class FloatCodes:
     factor: Tensor | None = None
 
     def rows(self, index: Tensor) -> FloatCodes:
-        """The same with rows chosen and ordered."""
+        """The same with selected and reordered rows."""
         factor, each = None if self.factor is None else self.factor[index], self.by_row().scale
         codes, scale = bits(self.codes)[index].view(self.codes.dtype), bits(each)[index].view(each.dtype)
         return FloatCodes(codes, scale, 1, factor)
 
     def by_row(self) -> FloatCodes:
-        """The same with scales of its own for each row."""
+        """The same with separate scales for each row."""
         scale = bits(self.scale).repeat_interleave(self.height, 0)[: self.codes.shape[0]].view(self.scale.dtype)
         return FloatCodes(self.codes, scale, 1, self.factor)
 
@@ -65,7 +65,7 @@ class FloatCodes:
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """The same memory as bytes where torch cannot stack or order the type itself."""
+    """The same memory as bytes where torch cannot stack or index the dtype."""
     return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 
@@ -75,14 +75,14 @@ class Matrix:
 
     Attributes:
         values: the weight itself, or int8 codes.
-        format: the number format's name, for people: ``bfloat16``, ``int4 g128``, ``float8``…
+        format: the number format's name, for messages: ``bfloat16``, ``int4 g128``, ``float8``…
         bits: of each code, or of each value.
         scale: ``[rows, groups]``, with codes only; groups are of equal size along the columns.
         zero: ``[rows, groups]``, subtracted from codes; None if symmetric.
         inputs: how the layer's inputs are rounded at run time; None if they are not.
-        order: which input each column of ``values`` is for; None if they stand in the inputs' order.
-        floats: the bits of 4- and 8-bit floats, of which ``values`` has the restored numbers.
-        widens: whether scales are float32 where that is computed in: transformers then loads those of compressed-tensors so.
+        order: which input each column of ``values`` is for; None if in the inputs' order.
+        floats: the bits of 4- and 8-bit floats, of which ``values`` holds the restored values.
+        widens: whether scales are float32 when computing in float32, as transformers loads those of compressed-tensors.
     """
 
     values: Tensor
@@ -97,13 +97,13 @@ class Matrix:
 
     @classmethod
     def plain(cls, values: Tensor, inputs: ActivationRounding | None = None, format: str | None = None) -> Matrix:
-        """A weight given by its values."""
+        """An unquantized weight."""
         name = format or str(values.dtype).removeprefix("torch.")
         return cls(values, name, 8 * values.element_size(), inputs=inputs)
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is given by its values alone."""
+        """Whether it is unquantized."""
         return self.scale is None and self.floats is None
 
     @property
@@ -116,7 +116,7 @@ class Matrix:
         return self.values.shape[1] if self.scale is None else self.values.shape[1] // self.scale.shape[1]
 
     def rows(self, index: Tensor) -> Matrix:
-        """The same matrix with its rows chosen and ordered by ``index``."""
+        """The same matrix with the rows ``index``."""
         return replace(
             self,
             values=self.values[index],
@@ -126,7 +126,7 @@ class Matrix:
         )
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """The values, whatever they are stored as.
+        """The values, from any storage format.
 
         Computed in the scale's type; where it ``widens``, in float32 if ``dtype`` is that.
         """
@@ -141,12 +141,12 @@ class Matrix:
 
 
 def see_the_same(parts: Sequence[Matrix]) -> bool:
-    """Whether linears that are given the same inputs round them alike."""
+    """Whether linears with the same inputs round them alike."""
     return all(alike(part.inputs, parts[0].inputs) for part in parts)
 
 
 def stacked(parts: Sequence[Matrix], dtype: torch.dtype) -> Matrix:
-    """Matrices with the same columns as one. Those that are stored alike stay so, others become plain.
+    """Matrices with the same columns, stacked. Those of one format keep it, others are restored to plain values.
 
     All must have their inputs rounded alike.
     """

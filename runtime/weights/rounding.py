@@ -1,4 +1,4 @@
-"""Rounding inputs, keys and values as a checkpoint says, by compressed-tensors' arithmetic."""
+"""Rounding inputs, keys and values by a checkpoint's scheme, with compressed-tensors' arithmetic."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ...quant.row_rounding import nearest_code
 
 
 class FixedRounding:
-    """To numbers with a scale that calibration fixed; on a GPU nothing of it waits for the host.
+    """Rounding with a static scale; on a GPU without synchronization.
 
     Args:
-        rounding: the numbers and the scale, which is broadcast to what is rounded.
-        dtype: of what is rounded, which is also what is computed in.
+        rounding: the number format and the scale, which is broadcast to the inputs.
+        dtype: of the inputs, and the compute dtype.
         device: where.
 
     Attributes:
-        scale: in that type.
+        scale: in that dtype.
     """
 
     def __init__(self, rounding: ActivationRounding, dtype: torch.dtype, device: torch.device | None = None) -> None:
@@ -36,7 +36,7 @@ class FixedRounding:
         return self.codes(x) * self.scale
 
     def codes(self, x: Tensor) -> Tensor:
-        """What is multiplied by the scale, in the type of ``x``; less the zero-point, if there is one."""
+        """The codes, in the dtype of ``x``; less the zero-point, if there is one."""
         found = x / self.scale
         if self._zero is None:
             return nearest_code(found, self._args)
@@ -48,12 +48,12 @@ class FixedRounding:
 
 
 def is_fixed(rounding: ActivationRounding) -> bool:
-    """Whether the scale is known before there is anything to round."""
+    """Whether the scale is static."""
     return rounding.args.dynamic is False
 
 
 def is_fixed_int8(rounding: ActivationRounding) -> bool:
-    """Whether codes are what integer kernels multiply, with one scale for all."""
+    """Whether codes are int8 with one static scale, as integer kernels multiply them."""
     args = rounding.args
     return is_fixed(rounding) and args.type == "int" and args.num_bits == 8 and args.symmetric is True
 
@@ -61,7 +61,7 @@ def is_fixed_int8(rounding: ActivationRounding) -> bool:
 def rounder(
     rounding: ActivationRounding, dtype: torch.dtype, device: torch.device | None = None
 ) -> Callable[[Tensor], Tensor]:
-    """What rounds, in ``dtype`` and on ``device``."""
+    """The rounding function, for ``dtype`` and ``device``."""
     if is_fixed(rounding):
         return FixedRounding(rounding, dtype, device)
     total = rounding.global_scale
@@ -69,7 +69,7 @@ def rounder(
 
 
 def alike(one: ActivationRounding | None, other: ActivationRounding | None) -> bool:
-    """Whether two linears see the same numbers when they are given the same."""
+    """Whether two roundings give the same values for the same inputs."""
     if one is None or other is None:
         return one is other
     pairs = ((one.scale, other.scale), (one.zero, other.zero), (one.global_scale, other.global_scale))
@@ -79,7 +79,7 @@ def alike(one: ActivationRounding | None, other: ActivationRounding | None) -> b
 
 
 def described(rounding: ActivationRounding) -> str:
-    """For people: to what."""
+    """The target format, for messages."""
     args = rounding.args
     kind = f"{args.type}{args.num_bits}"
     if not is_fixed(rounding):
@@ -88,5 +88,5 @@ def described(rounding: ActivationRounding) -> str:
 
 
 def rounding_explanation(rounding: ActivationRounding | None) -> str:
-    """For people: that inputs are rounded; empty if they are not."""
+    """A note that inputs are rounded; empty if they are not."""
     return "" if rounding is None else f", inputs rounded to {described(rounding)}"

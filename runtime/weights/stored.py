@@ -1,4 +1,4 @@
-"""How weights are stored on the disk: plain, compressed-tensors, GPTQ, AWQ. Each reader gives a :class:`Matrix`."""
+"""Storage formats of weights: plain, compressed-tensors, GPTQ, AWQ. Each reader returns a :class:`Matrix`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class Tensors(Protocol):
-    """Where tensors come from."""
+    """A source of tensors."""
 
     def has(self, name: str) -> bool: ...
     def tensor(self, name: str) -> Tensor: ...
 
 
 class WeightReader(Protocol):
-    """Reads a linear's weight by the linear's name, or that of another kind of module."""
+    """Reads the weight of a linear, or of another kind of module, by its name."""
 
     def matrix(self, name: str, kind: str = "Linear") -> Matrix: ...
 
@@ -64,7 +64,7 @@ class _CompressedTensors:
             self._config = QuantizationConfig.model_validate({k: v for k, v in config.items() if k != "version"})
         except ValidationError as error:
             raise RuntimeProblem(
-                f"quantization_config is not one of compressed-tensors ({error.errors()[0]['msg']})"
+                f"quantization_config is not valid for compressed-tensors ({error.errors()[0]['msg']})"
             ) from None
         for name, scheme in self._config.config_groups.items():
             assert isinstance(scheme, QuantizationScheme)
@@ -155,7 +155,7 @@ def rounding_of(args: QuantizationArgs, tensors: Tensors, module: str, what: str
     """How ``input``, ``k`` or ``v`` of a module is rounded.
 
     Raises:
-        RuntimeProblem: the checkpoint lacks a scale or a zero-point.
+        RuntimeProblem: a scale or a zero-point is missing.
     """
     kinds = ("scale", "global_scale") if args.symmetric else ("scale", "zero_point")
     names = {f"{what}_{kind}": f"{module}.{what}_{kind}" for kind in kinds}
@@ -169,7 +169,7 @@ def rounding_of(args: QuantizationArgs, tensors: Tensors, module: str, what: str
 
 
 def _float_codes(stored: dict[str, Tensor], args: QuantizationArgs, rows: int, columns: int) -> FloatCodes | None:
-    """The bits that kernels multiply; None for layouts that none knows."""
+    """The bits that kernels multiply; None for unsupported layouts."""
     codes, scale = stored.get("weight_packed", stored.get("weight")), stored["weight_scale"]
     if codes is None or args.type != "float" or codes.dtype not in (torch.float8_e4m3fn, torch.uint8):
         return None
@@ -186,12 +186,12 @@ def _float_codes(stored: dict[str, Tensor], args: QuantizationArgs, rows: int, c
 
 
 class _Gptq:
-    """``qweight`` holds codes along its rows; zeros are stored one less than they are (v1) or as they are (v2)."""
+    """``qweight`` holds codes along its rows; zero-points are stored minus one (v1) or unchanged (v2)."""
 
     def __init__(self, config: dict[str, Any], tensors: Tensors) -> None:
         self._bits = int(config["bits"])
         self._group = int(config.get("group_size", -1))
-        # GPTQModel's settings of layers that differ, by regular expression.
+        # GPTQModel's per-layer overrides, by regular expression.
         self._dynamic: dict[str, dict[str, Any]] = config.get("dynamic") or {}
         self._v1 = config.get("checkpoint_format", "gptq") == "gptq"
         self._tensors = tensors
@@ -225,7 +225,7 @@ class _Gptq:
 
 
 class _Awq:
-    """``qweight`` packs eight 4-bit codes of neighbouring rows into a word, in an order of its own."""
+    """``qweight`` packs eight 4-bit codes of neighbouring rows into a word, in AWQ's order."""
 
     def __init__(self, config: dict[str, Any], tensors: Tensors) -> None:
         bits = int(config.get("bits", config.get("w_bit", 4)))

@@ -107,7 +107,7 @@ def test_dry_run_lists_every_problem_and_fails(tmp_path: Path) -> None:
     ("arguments", "status", "expected"),
     [
         (("run", "nowhere.yaml"), 1, "smelt: nowhere.yaml: recipe file not found; check the path\n"),
-        (("inspect", "nowhere/at/all"), 1, "smelt: model nowhere/at/all: there is no such directory"),
+        (("inspect", "nowhere/at/all"), 1, "smelt: model nowhere/at/all: directory not found"),
         (("run",), 2, "Missing argument"),
         (("rum", "x"), 2, "Did you mean 'run'"),
     ],

@@ -1,8 +1,8 @@
-"""Attention of runs of tokens to all that their sequences hold: flash attention, which never writes scores down.
+"""Flash attention of runs of tokens to their sequences' cached positions; scores are never written to memory.
 
-A program has a tile of queries, those heads of a group together that share a key, and goes over the
-positions that they see. Where the linear that follows reads 8 bits, whichever program of a tile's tokens comes
-last rounds them: that saves a launch.
+A program has a tile of queries, with the heads of a group that share a key together, and loops over the
+positions that they attend to. Where the following linear reads 8-bit inputs, the last program of a tile's
+tokens rounds them, which saves a launch.
 """
 
 # Triton's functions are not typed as what they are inside of one.
@@ -28,8 +28,8 @@ from ..tiles.attention_tiles import PromptTile, prompt_tile
 from .case import AttentionCase, attention_cases
 from .flash import CHANGING, Runs, dot_types, over_positions
 
-_ROUNDED_BLOCK = 128  # columns with a scale of their own
-_ROUNDED = 16384  # numbers that a program rounds at once
+_ROUNDED_BLOCK = 128  # columns that share a scale
+_ROUNDED = 16384  # elements that a program rounds at once
 
 
 @triton.jit
@@ -211,7 +211,7 @@ def launch(
 ) -> Launch:
     """One step's, ready to run."""
     if not queries.is_contiguous():
-        raise ValueError("queries must follow one another")
+        raise ValueError("queries must be contiguous")
     codes, scales = rounded_to or (None, None)
     by_block = scales is not None and scales.dim() == 2
     tokens = triton.next_power_of_2(tile.tokens(heads.group))
@@ -247,14 +247,14 @@ def launch(
 
 
 def attention_constants(dtype: torch.dtype, heads: Heads, cache: LayerCache) -> dict[str, object]:
-    """What all attention kernels must know of a layer.
+    """The constants of a layer for all attention kernels.
 
     Raises:
-        ValueError: scores' factor is not positive, or the cache has too many rows to number them in 32 bits.
+        ValueError: the score scale is not positive, or the cache has too many rows for 32-bit indices.
     """
     if heads.scale <= 0:
-        # The highest score is looked for before the factor.
-        raise ValueError(f"attention needs a positive factor of its scores, not {heads.scale}")
+        # The highest score is found before scaling.
+        raise ValueError(f"attention needs a positive score scale, not {heads.scale}")
     if cache.keys[..., 0].numel() >= 1 << 31:
         raise ValueError("a layer's cache has more than 2 billion rows")
     return {
@@ -270,7 +270,7 @@ def attention_constants(dtype: torch.dtype, heads: Heads, cache: LayerCache) -> 
 
 
 def work_of(counts: list[int], stops: list[int], tokens: int) -> list[tuple[int, int]]:
-    """The tiles of some runs, as pairs of a run and its first token; those that see most come first.
+    """The tiles of some runs, as pairs of a run and its first token; those with the most positions come first.
 
     Args:
         counts: tokens of each run; runs of 1 or none have no tile.
@@ -296,7 +296,7 @@ def attend_prompts(
     tile: PromptTile | None = None,
     rounded_to: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Attention of some runs' tokens, causal, to what their sequences hold, themselves included.
+    """Causal attention of some runs' tokens to their sequences' cached positions, including their own.
 
     Args:
         queries: ``[tokens, query heads x size]``.
@@ -305,7 +305,7 @@ def attend_prompts(
         runs: all of the step's.
         work: int32 ``[tiles, 2]`` of :func:`work_of`; -1 for no tile.
         out: ``[tokens, query heads x size]``, of which the runs' rows are written.
-        tile: how queries and positions are cut; by default the device's.
+        tile: the tile of queries and positions; by default the device's.
         rounded_to: codes and scales as :func:`quantize_rows` makes them of ``out``, whose rows are written, too; only where
             programs see each other's stores.
     """
@@ -325,7 +325,7 @@ def _case(case: AttentionCase, tile: PromptTile) -> AttentionCase:
 
 
 def _rounded_case(case: AttentionCase, code: torch.dtype, by_block: bool) -> Case:
-    """Codes and scales must be those that a launch of their own makes of the outputs, to the last bit."""
+    """Codes and scales must be bitwise those of a separate rounding launch on the outputs."""
 
     def prepare(device: torch.device, draw: torch.Generator) -> PreparedCase:
         def compute(queries: Tensor, cache: LayerCache, runs: Runs, out: Tensor) -> None:

@@ -1,10 +1,9 @@
-"""The FLAT dataflow of attention: a tile of rows of scores is computed whole, then its softmax, then what it attends to.
+"""The FLAT dataflow of attention: a whole tile of rows of scores, then its softmax, then the product with the values.
 
 The three are fused for each tile of queries, as in FLAT (Kao and others, 2021, row granularity): the tile's scores stay
-close by, here in scratch memory that few programs use again and again (up to about 1500 positions it fits an H100's
-second-level cache), and no sum is ever rescaled, since the highest
-score of a row is known before its softmax begins. Flash attention (:mod:`attend_prompts`) keeps no scores at all, and
-rescales. Same inputs, same outputs; which one is faster is a matter of measurement.
+in scratch memory that few programs reuse (up to about 1500 positions it fits an H100's L2 cache), and no sum is ever
+rescaled, since the highest score of a row is known before its softmax begins. Flash attention (:mod:`attend_prompts`)
+stores no scores, and rescales. Inputs and outputs are the same; which one is faster must be measured.
 """
 
 # Triton's functions are not typed as what they are inside of one.
@@ -112,7 +111,7 @@ def _attend_rows(
 
 
 def row_tile(target: Target, heads: Heads, dtype: torch.dtype, kind: str) -> PromptTile:
-    """Fewer rows than flash attention takes: each keeps all of its scores."""
+    """A tile with fewer rows than flash attention's, as each row stores all its scores."""
     found = prompt_tile(target, heads, dtype, kind)
     small = min(found.queries, 64 if padded(heads.size) <= 128 else 32)
     queries = max(small, 1 << (heads.group - 1).bit_length())
@@ -144,7 +143,7 @@ def launch(
     programs = min(target.units, work.shape[0] * heads.shared, max(1, _SCRATCH // (tile.queries * stride)))
     scratch, _ = space.reserve(programs * tile.queries * stride, 1)
     if not queries.is_contiguous():
-        raise ValueError("queries must follow one another")
+        raise ValueError("queries must be contiguous")
     arguments: dict[str, Tensor | int | None] = {
         "queries": queries,
         "work": work,
@@ -175,11 +174,11 @@ def attend_rows(
     *,
     longest: int | None = None,
 ) -> Tensor:
-    """What :func:`attend_prompts` computes, by FLAT's dataflow.
+    """:func:`attend_prompts` with FLAT's dataflow.
 
     Args:
         queries, heads, cache, runs, work, out, tile: as there.
-        longest: positions of the longest sequence; by default as many as the tables have room for.
+        longest: positions of the longest sequence; by default the tables' capacity.
     """
     target = target_of(queries.device)
     tile = tile or row_tile(target, heads, queries.dtype, cache.kind)

@@ -1,9 +1,9 @@
-"""Attention of single tokens to what their sequences hold: flash decoding.
+"""Flash decoding: attention of single tokens to their sequences' cached positions.
 
-All positions of a step's sequences are cut into parts of about the same size, as many as keep the device busy,
-however long each sequence is. A program has one part, with all query heads that share a key; whichever
-program of a sequence comes last merges its parts. On the way in it may norm and rotate the step's own
-queries and keys, and store them: that saves a launch.
+The positions of a step's sequences are split into parts of about the same size, enough to fill the device
+for any sequence lengths. A program has one part, with all query heads that share a key; the last
+program of a sequence merges its parts. It may first norm and rotate the step's queries and keys, and store
+keys and values, which saves a launch.
 """
 
 # Triton's functions are not typed as what they are inside of one.
@@ -36,7 +36,7 @@ _MERGED = tl.constexpr(4096)  # numbers of parts that a program reads at once to
 
 
 def may_store(heads: Heads, target: Target) -> bool:
-    """Whether storing on the way in costs no more rows, and what is stored can be seen."""
+    """Whether the fused store needs no more rows, and programs can see each other's stores."""
     return target.splits and rows_of_group(heads.group + 2, target) == rows_of_group(heads.group, target)
 
 
@@ -383,7 +383,7 @@ def _merge(
 
 @dataclass(frozen=True)
 class Storing:
-    """What is done to a step's queries and keys on the way in."""
+    """The fused processing of a step's queries and keys."""
 
     norms: HeadNorms | None
     rotary: RotaryTables | None
@@ -464,17 +464,17 @@ def attend_tokens(
     tile: TokenTile | None = None,
     target: Target | None = None,
 ) -> Tensor:
-    """Attention of those runs that have a single token to what their sequences hold, themselves included.
+    """Attention of the runs with a single token to their sequences' cached positions, including their own.
 
     Args:
-        x: queries ``[tokens, query heads x size]``; or, with ``storing_too``, what :func:`rotate_and_store` takes.
+        x: queries ``[tokens, query heads x size]``; or, with ``storing_too``, the inputs of :func:`rotate_and_store`.
         heads: the layer's.
         cache: the layer's.
-        runs: all of the step's; those of other counts are left alone.
+        runs: all of the step's; those with other counts are skipped.
         out: ``[tokens, query heads x size]``, of which the runs' rows are written.
         storing_too: norm and rotate queries and keys, and store keys and values, in the same launch.
-        tile: how positions are cut; by default the device's.
-        target: what is launched on; by default the device.
+        tile: the tile of positions; by default the device's.
+        target: where it is launched; by default the device.
     """
     target = target or target_of(x.device)
     tile = tile or token_tile(target, heads, x.dtype, cache.kind)
@@ -506,7 +506,7 @@ def _cases() -> list[AttentionCase]:
 
 
 def _stored_case(case: AttentionCase, norm: str, half: int) -> Case:
-    """Storing on the way in must give what storing before does, and leave the same cache."""
+    """The fused store must give the same outputs and the same cache as a separate one."""
     shape = StoreCase(case.heads, case.kind, case.dtype, norm, half=half, tokens=len(case.runs))
 
     def prepare(device: torch.device, draw: torch.Generator) -> PreparedCase:
@@ -526,7 +526,7 @@ def _stored_case(case: AttentionCase, norm: str, half: int) -> Case:
         expected = reference(queries, heads, before, runs)
         target = replace(target_of(device), units=3 * heads.shared)
         if not target.splits:
-            raise ValueError("this device stores keys by a launch of its own")
+            raise ValueError("this device stores keys in a separate launch")
 
         def compute() -> Tensor:
             out = poisoned(len(rows), heads.queries * heads.size, case.dtype, device)
@@ -581,7 +581,7 @@ def _build(
         return launches(queries, heads, cache, runs, out, tile, target, space, storing_too)[0]
 
     halves = dtype != torch.float32
-    # On AMD's GPUs keys are stored by a launch of their own: a barrier does not make them visible.
+    # On AMD's GPUs keys are stored in a separate launch: a barrier does not make them visible.
     targets = case.targets
     if stores:
         targets = tuple(name for name in (targets or ("sm_80", "sm_90", "sm_100")) if name != "gfx942")

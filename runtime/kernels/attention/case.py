@@ -1,4 +1,4 @@
-"""Cases that all attention kernels are checked with, and their float64 reference."""
+"""Test cases of all attention kernels, and their float64 reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class AttentionCase:
         dtype: of queries.
         block: positions of a cache block.
         runs: each one's tokens and how many positions its sequence has with them.
-        note: what else is special, for people.
+        note: other special features, for the name.
         compute: the kernel.
     """
 
@@ -41,7 +41,7 @@ class AttentionCase:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The case's name."""
         h = self.heads
         rest = f"{f', window {h.window}' if h.window else ''}{f', cap {h.cap}' if h.cap else ''}{self.note}"
         lengths = " ".join(f"{count}/{stop}" for count, stop in self.runs)
@@ -53,7 +53,7 @@ class AttentionCase:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """That know the cache's numbers."""
+        """The targets that support the cache's dtype."""
         return targets_of(self.kind)
 
     def computed_by(self, compute: Compute) -> AttentionCase:
@@ -61,7 +61,7 @@ class AttentionCase:
         return replace(self, compute=compute)
 
     def random_cache(self, device: torch.device, draw: torch.Generator) -> tuple[LayerCache, Tensor]:
-        """A cache full of random numbers, and each run's blocks, all over the place."""
+        """A cache of random values, and each run's blocks in random order."""
         needed = [-(-stop // self.block) for _, stop in self.runs]
         blocks, h = sum(needed) + 2, self.heads
         cache = layer_cache(blocks, h.shared, self.block, h.size, self.kind, self.dtype, device)
@@ -82,7 +82,7 @@ class AttentionCase:
         tables = torch.full((len(self.runs), max(needed) + 1), 1 << 29, dtype=torch.int32)
         for i, count in enumerate(needed):
             tables[i, :count] = order[sum(needed[:i]) : sum(needed[:i]) + count]
-        # What no run has is not finite, and must not be read into any output.
+        # Blocks of no run are not finite, and must not affect any output.
         if self.kind == "plain":
             cache.keys[order[-2:].long()] = cache.values[order[-2:].long()] = float("nan")
         return cache, tables.to(device)
@@ -109,7 +109,7 @@ class AttentionCase:
         return PreparedCase(compute, expected, cache.keys.nbytes + cache.values.nbytes)
 
     def on_meta(self) -> tuple[Tensor, LayerCache, Runs, Tensor]:
-        """Queries, cache, runs and outputs without numbers."""
+        """Queries, cache, runs and outputs on ``meta``."""
         h, meta, n = self.heads, "meta", len(self.runs)
         cache = layer_cache(8, h.shared, self.block, h.size, self.kind, self.dtype, meta)
         queries = torch.empty(sum(c for c, _ in self.runs), h.queries * h.size, dtype=self.dtype, device=meta)
@@ -125,7 +125,7 @@ class AttentionCase:
 
 
 def reference(queries: Tensor, heads: Heads, cache: LayerCache, runs: Runs) -> Tensor:
-    """Each token's attention on its own, in float64; keys of int4 are rotated, and so are the queries that come."""
+    """Each token's attention on its own, in float64; int4 keys are rotated, and so are queries."""
     out = torch.zeros(queries.shape, dtype=torch.float64, device=queries.device)
     keys = restored(cache.keys, cache.key_scales, cache.kind)
     values = restored(cache.values, cache.value_scales, cache.kind)

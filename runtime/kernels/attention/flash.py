@@ -1,4 +1,4 @@
-"""Online softmax over cached keys and values, tile by tile: what all attention kernels share."""
+"""Online softmax over cached keys and values, tile by tile, shared by all attention kernels."""
 
 # Triton's functions are not typed as what they are inside of one.
 # pyright: reportGeneralTypeIssues=false
@@ -14,16 +14,16 @@ from torch import Tensor
 from ..base.launch import interpreted
 from ..rows.cached import numbers_of, rows_of
 
-# Where a step's lengths change from launch to launch, no variants may be made of their values.
+# A step's lengths change from launch to launch, so kernels must not be specialized on their values.
 CHANGING = ("M", "sequences", "programs", "tables_stride", "scratch_stride", "items")
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Consecutive tokens of sequences, on the device; what is not there has a count of 0.
+    """Consecutive tokens of sequences, on the device; unused entries have a count of 0.
 
     Attributes:
-        rows: int32 ``[sequences]``, where each run's first token stands in the step.
+        rows: int32 ``[sequences]``, the row of each run's first token in the step.
         counts: int32, how many tokens.
         stops: int32, how many positions the sequence has with them.
         tables: int32 ``[sequences, blocks]`` of the cache.
@@ -35,7 +35,7 @@ class Runs:
     tables: Tensor
 
     def arguments(self) -> dict[str, Tensor | int | None]:
-        """As kernels take them."""
+        """Kernel arguments."""
         return {
             "rows": self.rows,
             "counts": self.counts,

@@ -1,4 +1,4 @@
-"""What every kernel brings along to be checked: cases with references, and what of it is compiled for whom."""
+"""What every kernel provides for its checks: test cases with references, and builds for each target."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PreparedCase:
     """A case with its inputs.
 
     Attributes:
-        compute: launches the kernel, into outputs that were not numbers before.
+        compute: launches the kernel, with outputs filled with NaN before.
         expected: in float64.
         reads: bytes of weights that a launch must read.
     """
@@ -30,15 +30,15 @@ class PreparedCase:
 
 @dataclass(frozen=True)
 class Case:
-    """One way to call a kernel.
+    """A test case of a kernel.
 
     Attributes:
-        name: for people.
+        name: for messages.
         prepare: draws inputs.
-        tolerance: how far outputs may be from float64, relative to their size.
-        large: only for a GPU; the interpreter would take minutes.
-        targets: names of those that it is for; empty for all.
-        launch: the same on ``meta``, to be compiled before.
+        tolerance: the largest error relative to float64.
+        large: run only on a GPU, as the interpreter would take minutes.
+        targets: names of its targets; empty for all.
+        launch: the same on ``meta``, to compile it ahead.
     """
 
     name: str
@@ -51,17 +51,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Build:
-    """One compilation of a kernel, with what its machine code must show.
+    """One compilation of a kernel, with requirements on its machine code.
 
     Attributes:
-        name: for people.
+        name: for messages.
         launch: for a target's shipped tiles.
         matrix: whether it must use tensor cores.
-        wide: whether they must be those of the target's own generation.
-        streamed: arguments that must be read 16 bytes a thread.
-        targets: names of those that it is for; empty for all.
-        rare: whether other builds show the same format, tile and options, only not together.
-        overlapped: whether its loops must compute while what they read next is on its way, and may not gather bytes.
+        wide: whether they must be of the target's generation.
+        streamed: arguments that must be read with 16-byte loads per thread.
+        targets: names of its targets; empty for all.
+        rare: whether other builds cover the same format, tile and options, but not in this combination.
+        overlapped: whether its loops must overlap computation with their next loads, and must not gather bytes.
     """
 
     name: str
@@ -84,11 +84,11 @@ class Kernel:
 
 
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
-_KEPT = 4 << 30  # bytes of outputs that wait to be compared
+_KEPT = 4 << 30  # bytes of outputs held for comparison
 
 
 def poisoned(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Outputs that show whether each was written."""
+    """Outputs filled with values that show unwritten elements."""
     return torch.full((rows, columns), float("nan"), dtype=dtype, device=device)
 
 
@@ -100,29 +100,29 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def problem(case: Case, device: torch.device, seed: int, runs: int = 2) -> str | None:
-    """Run a case back to back, and compare with float64; say what is wrong, or None.
+    """Run a case repeatedly and compare with float64; returns what is wrong, or None.
 
     Args:
         case: which.
         device: where.
         seed: of its inputs.
-        runs: how often, all with the same bits: programs that race meet in another order each time.
+        runs: number of runs, which must agree bitwise, to detect races between programs.
     """
     trial = case.prepare(device, torch.Generator(device).manual_seed(seed))
     first, others = trial.compute(), runs - 1
-    # Launched without looking in between, as many as little memory holds.
+    # Launched back to back, as many as fit in little memory.
     together = max(1, min(others, _KEPT // max(1, first.nbytes)))
     while others > 0:
         for again in [trial.compute() for _ in range(min(together, others))]:
             others -= 1
             if not torch.equal(first.view(torch.uint8), again.view(torch.uint8)):
-                return f"run {runs - others} gave other bits than the first, with the same inputs"
+                return f"run {runs - others} differs bitwise from the first on the same inputs"
     got = first.double()
     if not bool(torch.isfinite(got).all()):
-        return f"{int((~torch.isfinite(got)).sum())} of {got.numel()} outputs were not written, or are no numbers"
+        return f"{int((~torch.isfinite(got)).sum())} of {got.numel()} outputs were not written, or are NaN or infinite"
     apart, size = got - trial.expected, trial.expected.square().mean().sqrt()
     whole = float(apart.norm() / trial.expected.norm())
-    # An error in few places hides in the norm of all.
+    # An error in few elements is hidden in the norm of all.
     worst = float((apart.abs() / (trial.expected.abs() + size)).max())
     if whole > case.tolerance:
         return f"outputs are {whole:.1e} away from float64, {case.tolerance:.1e} allowed"

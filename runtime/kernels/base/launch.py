@@ -1,4 +1,4 @@
-"""A kernel's launch as a value: it can be run, or compiled for a machine that is not here."""
+"""A kernel's launch as a value: it can be run, or compiled for another machine."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ TYPES = {
     torch.float8_e4m3fnuz: "fp8e4b8",
 }
 
-# Arguments for whose values Triton makes no variants: a step's number of rows changes all the time, and must not make it
-# compile again.
+# Arguments on whose values Triton does not specialize: a step's number of rows changes constantly, and must not cause
+# recompilation.
 GENERAL = ("M", "row_tiles", "split", "sequences", "programs", "tables_stride", "scratch_stride", "items")
 
 
@@ -40,7 +40,7 @@ class Launch:
 
     Attributes:
         function: the Triton function.
-        arguments: by name; tensors, integers, or None for what is not there.
+        arguments: by name; tensors, integers, or None if absent.
         constants: compile-time arguments.
         grid: programs.
         warps: of a program.
@@ -55,7 +55,7 @@ class Launch:
     stages: int
 
     def run(self) -> None:
-        """Launch it where its tensors are; or only report it, while launches are :func:`noted`."""
+        """Launch it on its tensors' device; or only report it, while launches are :func:`noted`."""
         observer = _OBSERVER.get()
         if observer is not None:
             observer(self)
@@ -105,16 +105,16 @@ class Launch:
         return ASTSource(self.function, signature=signature, constexprs=constants, attrs=attributes)
 
 
-# Of its own thread: another's launches go on.
+# Thread-local: other threads' launches still run.
 _OBSERVER: ContextVar[Callable[[Launch], object] | None] = ContextVar("observer", default=None)
 
 
 @contextmanager
 def noted(observer: Callable[[Launch], object]) -> Iterator[None]:
-    """Launch nothing inside; outputs hold whatever was in their memory.
+    """Launch nothing inside; outputs stay uninitialized.
 
     Args:
-        observer: called with each launch instead; what keeps it keeps its tensors.
+        observer: called with each launch instead; keeping the launch keeps its tensors.
     """
     before = _OBSERVER.set(observer)
     try:
@@ -125,30 +125,30 @@ def noted(observer: Callable[[Launch], object]) -> Iterator[None]:
 
 # Programmatic dependent launch
 # -----------------------------
-# A launch ends with programs that leave units idle, and the next one begins with programs that find their place, read
-# their arguments and wait for memory: a few microseconds, 200 times a token. From sm_90 on all launches here carry the
-# attribute that lets them begin as soon as every program of the launch before is running. The price is a rule that each
-# kernel keeps (check.py reads it in the machine code):
+# At the end of a launch units are idle, and at the start of the next one programs compute their index, read their
+# arguments and wait for memory: a few microseconds, 200 times a token. From sm_90 on all launches here have the
+# attribute that lets them begin as soon as every program of the previous launch is running. In return each kernel
+# must follow a rule (check.py verifies it in the machine code):
 #
 #   Every program, on every path, waits (`wait_for_earlier` of overlap.py) before it reads what an earlier launch of the
 #   step wrote, and before it writes what an earlier launch may still read (outputs, workspaces, the cache). Also a program
 #   that has nothing to do and returns.
 #
-# The wait ends when the launch just before has completed. That this one's predecessors have, too, follows only because
-# none of its programs completes before it has waited itself: a single path without the wait, and launch C would begin to
-# work when B has ended while A still writes. What nobody writes during a step, weights, may be asked for before; no value may
-# be read then. And what programs of other launches could use up must be taken before these may begin: Triton takes
-# Blackwell's tensor memory first of all.
+# The wait ends when the previous launch has completed. That its predecessors have completed, too, follows only because
+# none of its programs completes before it has waited itself: with a single path without the wait, launch C could begin
+# work when B has ended while A still writes. Data that nothing writes during a step (weights) may be prefetched before,
+# but no value may be read. And resources that programs of other launches could use up must be allocated before these may
+# begin: Triton allocates Blackwell's tensor memory first of all.
 #
-# torch's own operators in between have no such attribute: they wait for everything before them, and what follows waits
-# for their end. A captured graph keeps these edges (CUDA 12.3 and later). A kernel compiled with the wait does no harm
-# where it is launched without the attribute.
+# torch's operators in between lack the attribute: they wait for everything before them, and later launches wait for
+# their end. A captured graph keeps these edges (CUDA 12.3 and later). A kernel compiled with the wait also works when
+# launched without the attribute.
 _OVERLAPPED: ContextVar[bool] = ContextVar("overlapped", default=True)
 
 
 @contextmanager
 def overlapping(allowed: bool) -> Iterator[None]:
-    """Let launches inside begin before the one before them has ended, or not: to see what that buys."""
+    """Enable or disable the overlap of launches inside, to measure its benefit."""
     before = _OVERLAPPED.set(allowed)
     try:
         yield
@@ -157,7 +157,7 @@ def overlapping(allowed: bool) -> Iterator[None]:
 
 
 def overlaps() -> bool:
-    """Whether launches on the current device begin before the one before them has ended."""
+    """Whether launches on the current device overlap with their predecessors."""
     if interpreted() or not _OVERLAPPED.get():
         return False
     from triton.runtime.driver import driver
@@ -175,7 +175,7 @@ def _overlaps_on_device(_: int) -> bool:
 
 
 def overlaps_on(backend: str, arch: int | str) -> bool:
-    """Whether launches on such a device can."""
+    """Whether launches on such a device can overlap."""
     return backend == "cuda" and int(arch) >= 90
 
 
@@ -185,12 +185,12 @@ def interpreted() -> bool:
 
 
 def takes_ptx(device: torch.device) -> bool:
-    """Whether a kernel's PTX can run there; ``meta`` stands for a machine with it, when something is compiled."""
+    """Whether a kernel's PTX can run there; ``meta`` counts as a machine with PTX, for compilation."""
     return not interpreted() and torch.version.hip is None and device.type in ("cuda", "meta")
 
 
 def multiplied_as(dtype: torch.dtype) -> tl.dtype:
-    """The type of a kernel's products. Triton's interpreter multiplies bfloat16 as if its bits were integers: float32 there."""
+    """The dtype of a kernel's products: float32 in Triton's interpreter, which multiplies bfloat16 bits as integers."""
     if dtype == torch.bfloat16:
         return tl.float32 if interpreted() else tl.bfloat16
     return tl.float16

@@ -1,4 +1,4 @@
-"""What kernels say to let the next launch begin early, and before they read what an earlier one wrote (see launch.py)."""
+"""Overlap of launches: letting the next one begin early, and waiting for earlier ones (see launch.py)."""
 
 # Triton takes constants where its types say that it takes what they hold.
 # pyright: reportArgumentType=false, reportOperatorIssue=false
@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# Bytes of its weight that a program asks for before it waits. Of programs with four warps about eight fit on a unit, so that
-# on 132 units they ask for 17 MB, a third of an H100's second-level cache: nothing that is needed before is driven out.
+# Bytes of its weight that a program prefetches before it waits. About eight programs with four warps fit on a unit, so
+# on 132 units they prefetch 17 MB, a third of an H100's L2 cache: nothing that is needed earlier is evicted.
 AHEAD = tl.constexpr(16384)
 _LINE = tl.constexpr(128)
 

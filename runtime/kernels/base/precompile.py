@@ -1,4 +1,4 @@
-"""Compiling many launches at once for the GPU that is here, before they are checked, timed or needed."""
+"""Parallel compilation of many launches for this machine's GPU, before they are checked, timed or needed."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import triton
 from ....system.progress import Log
 from .launch import GENERAL, Launch, noted
 
-_EVERY = 25  # kernels between two notices
+_EVERY = 25  # kernels between two log lines
 
 
 @contextmanager
 def compiling(log: Log) -> Iterator[Callable[[Launch], None]]:
-    """Compile launches on all processors that this process may use; at the end all are there, for these launches and like ones.
+    """Compile launches on all processors available to this process; afterwards these and equivalent launches are compiled.
 
     Args:
         log: gets progress, how many kernels did not compile, and the first error.
 
     Yields:
-        What takes a launch; those that share a compilation are compiled once.
+        A function that takes a launch; launches that share a compilation are compiled once.
     """
     begun, known = time.monotonic(), set[tuple[Any, ...]]()
     failures: list[BaseException] = []
@@ -42,7 +42,7 @@ def compiling(log: Log) -> Iterator[Callable[[Launch], None]]:
             failures.append(error)
 
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # Most of a compilation holds no lock of Python's.
+    # Most of a compilation does not hold the GIL.
     with ThreadPoolExecutor(processors) as pool, triton.AsyncCompileMode(pool, ignore_errors=True) as mode:
         try:
             yield take
@@ -60,21 +60,21 @@ def compiling(log: Log) -> Iterator[Callable[[Launch], None]]:
 
 
 def precompile(launches: Iterable[Launch], log: Log) -> None:
-    """The same for launches that are known, with tensors or on ``meta``."""
+    """The same for given launches, with tensors or on ``meta``."""
     with compiling(log) as take:
         for launch in launches:
             take(launch)
 
 
 def precompile_work(works: Iterable[Callable[[], object]], log: Log) -> None:
-    """The same for whatever ``works`` would launch; torch's own operators in them do run, on whatever is in the memory."""
+    """The same for the launches of ``works``; torch's operators in them do run, on uninitialized memory."""
     with compiling(log) as take, noted(take):
         for work in works:
             work()
 
 
 def identity(launch: Launch) -> tuple[Any, ...]:
-    """What two launches must share for one compilation to serve both."""
+    """A key that is equal for launches that share a compilation."""
 
     def kind(value: Any) -> Any:
         if isinstance(value, torch.Tensor):

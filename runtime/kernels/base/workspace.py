@@ -1,4 +1,4 @@
-"""Memory that launches of one stream share: partial sums, and who has arrived."""
+"""Memory shared by the launches of one stream: partial sums and arrival counters."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 class Workspace:
-    """Grows when a larger launch is prepared, and keeps what it had: a captured graph may still write there.
+    """Grows when a larger launch is prepared, and keeps its old memory: a captured graph may still write there.
 
     Attributes:
-        parts: float32 for partial sums; what it holds means nothing between launches.
+        parts: float32 for partial sums; its contents are meaningless between launches.
         arrived: counters, which each launch leaves at zero.
     """
 
@@ -24,7 +24,7 @@ class Workspace:
         self.arrived = torch.zeros(0, dtype=torch.int32, device=device)
 
     def reserve(self, parts: int, tiles: int) -> tuple[Tensor, Tensor]:
-        """At least so many partial sums and counters."""
+        """Reserve at least this many partial sums and counters."""
         if self.parts.numel() < parts:
             self.parts = self._grown(self.parts, torch.empty(_rounded(parts), dtype=torch.float32, device=self._device))
         if self.arrived.numel() < tiles:
@@ -34,7 +34,7 @@ class Workspace:
         return self.parts, self.arrived
 
     def _grown(self, before: Tensor, after: Tensor) -> Tensor:
-        # While a graph is captured memory comes from the graph's own, and zeros would be written at its replays only.
+        # During capture memory comes from the graph's pool, and zeros would be written at replay only.
         if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("a workspace was too small while a CUDA graph was captured; run the step once before")
         if before.numel():
@@ -43,18 +43,18 @@ class Workspace:
 
 
 def parts_allowed(split: int, steps: int) -> int:
-    """How many programs may share a tile's columns: no more than there are iterations; on AMD's GPUs one (see targets.py).
+    """How many programs may share a tile's columns: at most the number of iterations; on AMD's GPUs one (see targets.py).
 
     Raises:
-        ValueError: the split is still to be found, by :func:`tile.filling`.
+        ValueError: the split is not yet chosen by :func:`tile.filling`.
     """
     if split < 1:
-        raise ValueError("a tile of no programs computes nothing")
+        raise ValueError("a launch needs at least one program")
     return 1 if torch.version.hip is not None else min(split, steps)
 
 
 def _rounded(count: int) -> int:
-    """The next power of two, so that all that was outgrown is less than what is used."""
+    """The next power of two, so that all outgrown memory is less than the memory in use."""
     return 1 << max(count - 1, 0).bit_length()
 
 
@@ -63,7 +63,7 @@ _OF_DEVICE: dict[torch.device, Workspace] = {}
 
 @contextmanager
 def set_apart() -> Iterator[None]:
-    """Let launches inside have workspaces of their own: their tensors may have no memory."""
+    """Give launches inside separate workspaces: their tensors may have no memory."""
     kept = dict(_OF_DEVICE)
     _OF_DEVICE.clear()
     try:

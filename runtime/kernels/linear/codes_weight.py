@@ -19,7 +19,7 @@ class CodesWeight:
         rows, columns: of the matrix.
         form: which of :data:`FORMATS`.
         codes, more: fragments; ``more`` is the second plane of formats that have two.
-        kind, group, scale_type: of the scales of groups; kind ``none`` if there are none.
+        kind, group, scale_type: of the group scales; kind ``none`` if there are none.
         scales: their words.
         row_scales: float32, one for each row; None if there are none.
         bias: one for each row, in the rows' packed order.
@@ -48,17 +48,17 @@ class CodesWeight:
 
     @property
     def outputs(self) -> int:
-        """How many numbers come out for each row of inputs."""
+        """Outputs per row of inputs."""
         return self.rows // 2 if is_gated(self.gate) else self.rows
 
     @property
     def nbytes(self) -> int:
-        """What a product by it reads, of one expert."""
+        """Bytes that a product reads, for one expert."""
         parts = [t for t in (self.codes, self.more, self.scales, self.row_scales, self.bias) if t is not None]
         return sum(part.nbytes for part in parts) // max(self.experts, 1)
 
     def copied(self) -> CodesWeight:
-        """The same numbers in other memory."""
+        """A copy."""
         parts = {name: getattr(self, name) for name in ("codes", "more", "scales", "row_scales", "bias")}
         return replace(self, **{name: None if part is None else part.clone() for name, part in parts.items()})
 
@@ -80,17 +80,17 @@ def prepare(
         form: one of :data:`FORMATS`.
         scale: ``[rows, groups]``; see :func:`pack_scales`.
         zero: ``[rows, groups]``; None if symmetric.
-        row_scale: ``[rows]``, multiplied besides.
+        row_scale: ``[rows]``, an additional scale.
         bias: ``[rows]``.
         gate: ``silu`` or ``gelu_tanh`` if the first half of the rows is a gate for the second; with ``alone_``
             before it (also ``relu`` and ``gelu``), an activation of all rows.
 
     Raises:
-        ValueError: the kernel cannot take this.
+        ValueError: the kernel does not support it.
     """
     rows, columns = codes.shape
     if zero is not None and form == "sparse4":
-        raise ValueError("2:4 sparse weights with zero-points are not known: a pruned weight would not be zero")
+        raise ValueError("2:4 sparse weights with zero-points are not supported: a pruned weight would not be zero")
     if is_gated(gate):
         order = interleaved(rows).to(codes.device)
         codes = codes[order]
@@ -98,7 +98,7 @@ def prepare(
             None if part is None else part[order] for part in (scale, zero, row_scale, bias)
         )
     if codes.numel() * FORMATS[form].bits // 16 >= 1 << 31:
-        raise ValueError(f"a weight of {rows} by {columns} has more words than 32 bits can count")
+        raise ValueError(f"a weight of {rows} by {columns} has more words than 32-bit indices can address")
     planes = pack(codes, form)
     kind, group, words, scale_type = "none", 128, None, torch.float32
     if scale is not None:
@@ -130,11 +130,11 @@ def prepare(
 
 
 def of_experts(weights: list[CodesWeight]) -> CodesWeight:
-    """Matrices of the same kind as one that has them all."""
+    """Matrices of the same kind, joined into one with experts."""
     first = weights[0]
     alike = ("rows", "columns", "form", "kind", "group", "scale_type", "gate")
     if any(getattr(w, name) != getattr(first, name) for w in weights for name in alike):
-        raise ValueError("experts are stored differently from each other")
+        raise ValueError("experts must all be stored alike")
 
     def all_of(name: str) -> Tensor | None:
         parts = [getattr(w, name) for w in weights]
@@ -144,5 +144,5 @@ def of_experts(weights: list[CodesWeight]) -> CodesWeight:
     assert codes is not None
     changed = {name: all_of(name) for name in ("more", "scales", "row_scales")}
     if first.bias is not None:
-        raise ValueError("experts with biases are not known")
+        raise ValueError("experts with biases are not supported")
     return replace(first, codes=codes, experts=len(weights), **changed)

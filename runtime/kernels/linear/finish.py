@@ -1,4 +1,4 @@
-"""What every linear does once its sums are there: add the parts, then bias, gate or activation, share and residual."""
+"""The epilogue of every linear: sum the parts, then apply bias, gate or activation, routing weight and residual."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _ACTIVATIONS = {
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
 }
 _GATED = ("silu", "gelu_tanh")
-# A tile of so few rows is likely the only one, so that its weights are read once and nothing else need leave the cache for
-# them. Triton's copies to shared memory (two stages and more) go past the first-level cache and drop this.
+# A tile of so few rows is likely the only one, so its weights are read once and need not evict other data from the cache.
+# Triton's copies to shared memory (two stages and more) bypass the L1 cache and drop this hint.
 ONE_TILE = tl.constexpr(16)
 GATES = ("none", *_GATED, *(f"alone_{name}" for name in _ACTIVATIONS))
 
 
 def is_gated(gate: str) -> bool:
-    """Whether outputs are an activated gate's products with its inputs: half as many as the weight has rows.
+    """Whether outputs are products of an activated gate and its up projection: half as many as the weight's rows.
 
     Raises:
-        ValueError: it is none of :data:`GATES`.
+        ValueError: it is not one of :data:`GATES`.
     """
     if gate not in GATES:
-        raise ValueError(f"gate {gate!r} is not known; known: {', '.join(GATES)}")
+        raise ValueError(f"unknown gate {gate!r}; known: {', '.join(GATES)}")
     return gate in _GATED
 
 
 def activated(sums: Tensor, gate: str) -> Tensor:
-    """What :func:`store_outputs` does to ``[rows, sums]``, in plain torch; all of a gate come before all its inputs."""
+    """:func:`store_outputs` on ``[rows, sums]`` in plain torch; all rows of a gate come before those of its up projection."""
     if gate == "none":
         return sums
     activate = _ACTIVATIONS[gate.removeprefix("alone_")]

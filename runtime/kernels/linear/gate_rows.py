@@ -1,4 +1,4 @@
-"""Gates and activations of many rows, after torch's own product; few rows have them in the product's launch."""
+"""Gates and activations of many rows, after torch's product; for few rows they are fused with the product."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..base.targets import Target
 from .finish import activated, activation, is_gated
 from .packing import interleaved
 
-_TILE = 2048  # outputs of a program: twice 16 bytes for each thread of four warps of 32, once for those of 64
+_TILE = 2048  # outputs of a program: two 16-byte accesses per thread of four warps of 32, one for warps of 64
 
 
 @triton.jit
@@ -53,13 +53,13 @@ def launch(x: Tensor, out: Tensor, gate: str) -> Launch:
 
 
 def gate_rows(x: Tensor, gate: str, *, out: Tensor | None = None) -> Tensor:
-    """Activated gates times their inputs, or values activated alone.
+    """Activated gates times their up projections, or plain activations.
 
     Args:
-        x: float16 or bfloat16, each row's numbers together: ``[rows, 2 outputs]``, a gate and its inputs 8 by 8; or
+        x: float16 or bfloat16, with contiguous rows: ``[rows, 2 outputs]``, a gate and its inputs 8 by 8; or
             ``[rows, outputs]``.
         gate: one of :data:`GATES` of :mod:`finish`, except ``none``.
-        out: where to; made if there is none. Values alone may be written over ``x``.
+        out: the output, allocated by default. Plain activations may be written to ``x``.
 
     Returns:
         ``[rows, outputs]``.
@@ -77,7 +77,7 @@ class _GateCase:
     outputs: int
     dtype: torch.dtype
     gate: str
-    apart: int = 0  # numbers between rows that are nobody's
+    apart: int = 0  # padding elements between rows
     in_place: bool = False
 
     @property
@@ -107,7 +107,7 @@ class _GateCase:
         return PreparedCase(compute, expected, x.nbytes)
 
     def launch(self, target: Target) -> Launch:
-        """On ``meta``, to be compiled."""
+        """On ``meta``, for compilation."""
         x = torch.empty(self.rows, self.columns, dtype=self.dtype, device="meta")
         return launch(x, torch.empty(self.rows, self.outputs, dtype=self.dtype, device="meta"), self.gate)
 

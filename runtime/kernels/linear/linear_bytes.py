@@ -1,7 +1,7 @@
 """Linears of 8-bit weights by 8-bit inputs: int8 and e4m3, scaled by output and token, or by blocks of 128.
 
-Inputs come rounded: by the norm or the attention before, or by a launch of quantize_rows. If every program
-rounded them itself it would read all of a row before its first weight, and spend five times the
+Inputs are already rounded, by the preceding norm or attention, or by a launch of quantize_rows. If every
+program rounded them itself it would read a whole row before its first weight, and spend five times the
 instructions for each weight.
 """
 
@@ -28,7 +28,7 @@ from .packing import ROWS, interleaved
 from .routing import Routing, route
 from .start import routed_product, rows_of
 
-CHUNK = 128  # columns that lie together in a row of the packed weight, and a block of scales
+CHUNK = 128  # contiguous columns in a row of the packed weight, and the width of a scale block
 
 
 @triton.jit(do_not_specialize=GENERAL)
@@ -148,7 +148,7 @@ def _linear_bytes(
 
 @dataclass(frozen=True)
 class BytesWeight:
-    """A packed matrix of 8-bit numbers, or one for each expert.
+    """A packed matrix of 8-bit values, or one for each expert.
 
     Attributes:
         rows, columns: of the matrix.
@@ -176,17 +176,17 @@ class BytesWeight:
 
     @property
     def outputs(self) -> int:
-        """How many numbers come out for each row of inputs."""
+        """Outputs per row of inputs."""
         return self.rows // 2 if is_gated(self.gate) else self.rows
 
     @property
     def nbytes(self) -> int:
-        """What a product by it reads, of one expert."""
+        """Bytes that a product reads, for one expert."""
         parts = [t for t in (self.codes, self.row_scales, self.block_scales, self.bias) if t is not None]
         return sum(part.nbytes for part in parts) // max(self.experts, 1)
 
     def copied(self) -> BytesWeight:
-        """The same numbers in other memory."""
+        """A copy."""
         parts = {name: getattr(self, name) for name in ("codes", "row_scales", "block_scales", "bias")}
         return replace(self, **{name: None if part is None else part.clone() for name, part in parts.items()})
 
@@ -210,23 +210,23 @@ def prepare(
             before it (also ``relu`` and ``gelu``), an activation of all rows.
 
     Raises:
-        ValueError: the kernel cannot take this.
+        ValueError: the kernel does not support it.
     """
     rows, columns = codes.shape
     if codes.numel() >= 1 << 31:
-        raise ValueError(f"a weight of {rows} by {columns} has more numbers than 32 bits can count")
+        raise ValueError(f"a weight of {rows} by {columns} has more elements than 32-bit indices can address")
     if (row_scale is None) == (block_scale is None):
-        raise ValueError("a weight has scales by row or by block")
+        raise ValueError("a weight needs scales by row or by block")
     if is_gated(gate):
         order = interleaved(rows).to(codes.device)
         if block_scale is not None:
-            # Rows of the gate lie beside those of its inputs, so that blocks of both become blocks of neither.
+            # Interleaving the rows of gate and up projection breaks the scale blocks of both.
             raise ValueError("a gate in blocks of 128 cannot be fused with its inputs")
         assert row_scale is not None
         codes, row_scale = codes[order], row_scale.flatten()[order]
         bias = None if bias is None else bias[order]
     filled, across = -(-rows // ROWS) * ROWS, -(-columns // CHUNK) * CHUNK
-    # Padding knows no e4m3; zero bits are zero.
+    # torch's padding does not support e4m3; zero bits are zero.
     bits = functional.pad(codes.view(torch.int8), (0, across - columns, 0, filled - rows))
     packed = bits.view(filled, -1, CHUNK).transpose(0, 1).contiguous().view(codes.dtype)
     if row_scale is not None:
@@ -239,15 +239,15 @@ def prepare(
 
 
 def of_experts(weights: list[BytesWeight]) -> BytesWeight:
-    """Matrices of the same kind as one that has them all."""
+    """Matrices of the same kind, joined into one with experts."""
     first = weights[0]
     if any(
         w.codes.shape != first.codes.shape or w.codes.dtype != first.codes.dtype or w.gate != first.gate
         for w in weights
     ):
-        raise ValueError("experts are stored differently from each other")
+        raise ValueError("experts must all be stored alike")
     if first.bias is not None:
-        raise ValueError("experts with biases are not known")
+        raise ValueError("experts with biases are not supported")
 
     def all_of(name: str) -> Tensor | None:
         parts = [getattr(w, name) for w in weights]
@@ -272,7 +272,7 @@ def launch(
     """One product of codes and their scales, ready to run."""
     chunks = -(-weight.columns // CHUNK)
     if tile.slices > 1 and (weight.columns % (CHUNK * tile.slices) or weight.block_scales is not None):
-        raise ValueError(f"{weight.columns} columns do not divide into {tile.slices} slices of {CHUNK}, scaled alike")
+        raise ValueError(f"{weight.columns} columns do not divide into {tile.slices} slices of {CHUNK} with one scale")
     common = routed_product(
         x,
         weight,
@@ -311,13 +311,13 @@ def linear_bytes(
     residual: Tensor | None = None,
     routing: Routing | None = None,
 ) -> Tensor:
-    """``x [rows, columns]``, rounded to the weight's type in a launch of its own, times the weight, and what follows it.
+    """``x [rows, columns]``, rounded to the weight's dtype in a separate launch, times the weight, with the epilogue.
 
     Args:
         x: float16 or bfloat16.
         weight: from :func:`prepare`, or :func:`of_experts` with ``routing``.
-        tile: how to cut it up.
-        out: where to; made if there is none.
+        tile: the tile.
+        out: the output, allocated by default.
         residual: added, of the output's shape.
         routing: which rows go to which expert.
 
@@ -352,7 +352,7 @@ def reference(
     gate: str = "none",
     residual: Tensor | None = None,
 ) -> Tensor:
-    """What :func:`linear_bytes` computes, in float64 except for how inputs are rounded."""
+    """:func:`linear_bytes` in float64, except for the rounding of inputs."""
     values, limit = codes.double(), LARGEST[codes.dtype]
     wide = x.float()
     if block_scale is None:
@@ -377,7 +377,7 @@ def reference(
 
 @dataclass(frozen=True)
 class BytesCase:
-    """A weight and a launch, from which inputs are drawn."""
+    """A test case: a weight and a launch, with random inputs."""
 
     code: torch.dtype
     rows: int
@@ -404,7 +404,7 @@ class BytesCase:
 
     @property
     def bits(self) -> int:
-        """Of a weight."""
+        """Bits per weight."""
         return 8
 
     @property
@@ -414,20 +414,20 @@ class BytesCase:
 
     @property
     def key(self) -> str:
-        """What its tiles are listed under."""
+        """The key of its tiles."""
         return f"linear_bytes/{NAMES[self.code]}"
 
     @property
     def shape(self) -> LinearShape:
-        """What its tile is looked up for."""
+        """The shape that its tile is looked up by."""
         return LinearShape(self.rows, self.outputs, self.columns, CHUNK if self.blocks else self.columns, 8)
 
     def packed(self, device: torch.device) -> BytesWeight:
-        """A weight to be timed."""
+        """A weight for timing."""
         return prepare(**self.weight(torch.Generator(device).manual_seed(0)))
 
     def weight(self, draw: torch.Generator) -> dict[str, Any]:
-        """What both :func:`prepare` and :func:`reference` take."""
+        """Arguments of :func:`prepare` and :func:`reference`."""
         shape = (self.outputs, self.columns)
         if self.code == torch.int8:
             codes, size = (
@@ -447,7 +447,7 @@ class BytesCase:
         return found
 
     def tile_on(self, tiles: Tiles) -> Tile:
-        """Its own, or the shipped one."""
+        """Its tile, or the shipped one."""
         return self.tile or tiles.find("linear_bytes", NAMES[self.code], self.shape, CHUNK)
 
     def trial(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
@@ -494,7 +494,7 @@ class BytesCase:
         return Case(self.name, prepare_trial, TOLERANCE[self.dtype], large, TARGETS_OF[self.code], self.launch)
 
     def launch(self, target: Target) -> Launch:
-        """On ``meta``, to be compiled. What is in the weight does not matter, so a small one stands for it."""
+        """On ``meta``, for compilation. The weight's contents do not matter, so a small one is used."""
         draw, meta = torch.Generator().manual_seed(0), torch.device("meta")
         weight = prepare(**replace(self, outputs=128, columns=512).weight(draw))
         if self.experts:

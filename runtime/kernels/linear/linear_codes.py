@@ -1,9 +1,8 @@
 """Linears whose weights are packed codes: W2/W3/W4/W8A16, FP8 and FP4 weights, 2:4 sparse W4A16; plain or by expert.
 
-The weights are the left operand of the product and come straight from memory into the registers from
-which tensor cores take it; a step's few rows are the narrow right one. Programs split the columns among
-them, and whoever comes last for a tile adds up the parts in a fixed order, so equal inputs give equal
-bits.
+The weights are the left operand of the product and are loaded straight into the registers that tensor
+cores read; a step's few rows are the narrow right operand. Programs split the columns (split-K), and the
+last one of a tile sums the parts in a fixed order, so equal inputs give bitwise equal outputs.
 """
 
 from __future__ import annotations
@@ -331,13 +330,13 @@ def linear_codes(
     residual: Tensor | None = None,
     routing: Routing | None = None,
 ) -> Tensor:
-    """``x [rows, columns]`` times the weight, and what follows it.
+    """``x [rows, columns]`` times the weight, with the epilogue.
 
     Args:
         x: float16 or bfloat16.
         weight: from :func:`prepare`, or :func:`of_experts` with ``routing``.
-        tile: how to cut it up.
-        out: where to; made if there is none.
+        tile: the tile.
+        out: the output, allocated by default.
         residual: added, of the output's shape.
         routing: which rows go to which expert.
 
@@ -363,7 +362,7 @@ def reference(
     gate: str = "none",
     residual: Tensor | None = None,
 ) -> Tensor:
-    """What :func:`linear_codes` computes, in float64, from codes given by their values."""
+    """:func:`linear_codes` in float64, from the codes' values."""
     values = codes.double()
     if scale is not None:
         wide = scale.double().unsqueeze(-1)
@@ -380,7 +379,7 @@ def reference(
 
 @dataclass(frozen=True)
 class CodesCase:
-    """A weight and a launch, from which inputs are drawn."""
+    """A test case: a weight and a launch, with random inputs."""
 
     form: str
     rows: int
@@ -420,7 +419,7 @@ class CodesCase:
 
     @property
     def bits(self) -> int:
-        """Of a weight."""
+        """Bits per weight."""
         return FORMATS[self.form].bits
 
     @property
@@ -430,16 +429,16 @@ class CodesCase:
 
     @property
     def key(self) -> str:
-        """What its tiles are listed under."""
+        """The key of its tiles."""
         return f"linear_codes/{self.form}"
 
     @property
     def shape(self) -> LinearShape:
-        """What its tile is looked up for."""
+        """The shape that its tile is looked up by."""
         return LinearShape(self.rows, self.outputs, self.columns, self.group or self.columns, self.bits)
 
     def packed(self, device: torch.device) -> CodesWeight:
-        """A weight of small random codes, many times repeated: enough to be timed, at any size."""
+        """A weight of few random codes, repeated: enough for timing at any size."""
         few = replace(self, outputs=256).weight(torch.Generator(device).manual_seed(0))[0]
         whole: dict[str, Any] = {
             name: _repeated(part, self.outputs) if isinstance(part, Tensor) else part for name, part in few.items()
@@ -463,7 +462,7 @@ class CodesCase:
         return codes, codes
 
     def weight(self, draw: torch.Generator) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What :func:`prepare` takes, and what :func:`reference` does."""
+        """Arguments of :func:`prepare` and of :func:`reference`."""
         codes, values = self.codes(draw)
         size = float(values.double().square().mean().sqrt() * self.columns**0.5)
         packed: dict[str, Any] = {"codes": codes, "form": self.form, "gate": self.gate}
@@ -493,7 +492,7 @@ class CodesCase:
         return packed, plain
 
     def tile_on(self, tiles: Tiles) -> Tile:
-        """Its own, or the shipped one."""
+        """Its tile, or the shipped one."""
         return self.tile or tiles.find("linear_codes", self.form, self.shape, FORMATS[self.form].block)
 
     def trial(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
@@ -519,7 +518,7 @@ class CodesCase:
         return PreparedCase(compute, expected, weight.nbytes)
 
     def trial_of_experts(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
-        """Each token goes to two of the experts, whose outputs are scaled by its shares."""
+        """Each token goes to two of the experts, whose outputs are multiplied by its routing weights."""
         tile = self.tile_on(tiles_of(device))
         x = torch.randn(self.rows, self.columns, generator=draw, device=draw.device).to(self.dtype).to(device)
         both = [self.weight(draw) for _ in range(self.experts)]
@@ -542,7 +541,7 @@ class CodesCase:
         return Case(self.name, prepare_trial, TOLERANCE[self.dtype], large, launch=self.launch)
 
     def launch(self, target: Target) -> Launch:
-        """On ``meta``, to be compiled. What is in the weight does not matter, so a small one stands for it."""
+        """On ``meta``, for compilation. The weight's contents do not matter, so a small one is used."""
         draw, meta = torch.Generator().manual_seed(0), torch.device("meta")
         small = replace(self, outputs=16, columns=8 * (self.group or 64))
         weight = prepare(**small.weight(draw)[0])

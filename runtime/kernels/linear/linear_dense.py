@@ -1,9 +1,9 @@
-"""Linears of plain float16 and bfloat16 weights for few rows, or by expert, with what follows them in the same launch.
+"""Linears of float16 and bfloat16 weights for few rows, or by expert, with a fused epilogue.
 
-The weight stays as it is stored, one row after another, so that :func:`torch.nn.functional.linear` can
-multiply many rows by the same memory. As elsewhere it is the left operand: of a step's few rows 8 are
-enough to fill the right one. Rows of several experts come here however many they are: torch's products
-would wait to know how many each expert has.
+The weight keeps its row-major layout, so that :func:`torch.nn.functional.linear` can use the same memory
+for many rows. As elsewhere it is the left operand: 8 rows are enough to fill the right one. Rows of
+several experts use this kernel for any number of rows: torch's products would synchronize to learn how
+many each expert has.
 """
 
 from __future__ import annotations
@@ -134,21 +134,21 @@ class DenseWeight:
 
     @property
     def outputs(self) -> int:
-        """How many numbers come out for each row of inputs."""
+        """Outputs per row of inputs."""
         return self.rows // 2 if is_gated(self.gate) else self.rows
 
     @property
     def nbytes(self) -> int:
-        """What a product by it reads, of one expert."""
+        """Bytes that a product reads, for one expert."""
         return self.weight.nbytes // max(self.experts, 1) + (0 if self.bias is None else self.bias.nbytes)
 
     def copied(self) -> DenseWeight:
-        """The same numbers in other memory."""
+        """A copy."""
         return replace(self, weight=self.weight.clone(), bias=None if self.bias is None else self.bias.clone())
 
 
 def prepare(weight: Tensor, bias: Tensor | None = None, gate: str = "none") -> DenseWeight:
-    """A matrix for :func:`linear_dense`; unless it is gated it stays where it is, without a copy.
+    """A matrix for :func:`linear_dense`; copied only if it is gated.
 
     Args:
         weight: float16 or bfloat16, ``[rows, columns]``.
@@ -157,7 +157,7 @@ def prepare(weight: Tensor, bias: Tensor | None = None, gate: str = "none") -> D
             before it (also ``relu`` and ``gelu``), an activation of all rows.
 
     Raises:
-        ValueError: the kernel cannot take this.
+        ValueError: the kernel does not support it.
     """
     rows, columns = weight.shape
     if weight.dtype not in (torch.float16, torch.bfloat16):
@@ -169,15 +169,15 @@ def prepare(weight: Tensor, bias: Tensor | None = None, gate: str = "none") -> D
 
 
 def of_experts(weights: list[DenseWeight]) -> DenseWeight:
-    """Matrices of the same kind as one that has them all."""
+    """Matrices of the same kind, joined into one with experts."""
     first = weights[0]
     if any(
         w.weight.shape != first.weight.shape or w.weight.dtype != first.weight.dtype or w.gate != first.gate
         for w in weights
     ):
-        raise ValueError("experts are stored differently from each other")
+        raise ValueError("experts must all be stored alike")
     if any(w.bias is not None for w in weights):
-        raise ValueError("experts with biases are not known")
+        raise ValueError("experts with biases are not supported")
     return replace(first, weight=torch.stack([w.weight for w in weights]), experts=len(weights))
 
 
@@ -231,13 +231,13 @@ def linear_dense(
     residual: Tensor | None = None,
     routing: Routing | None = None,
 ) -> Tensor:
-    """``x [rows, columns]`` times the weight, and what follows it.
+    """``x [rows, columns]`` times the weight, with the epilogue.
 
     Args:
-        x: of the weight's type; each row's numbers lie together.
+        x: of the weight's dtype, with contiguous rows.
         weight: from :func:`prepare`, or :func:`of_experts` with ``routing``.
-        tile: how to cut it up.
-        out: where to, also float32; made, of the inputs' type, if there is none.
+        tile: the tile.
+        out: the output, possibly float32; by default allocated in the inputs' dtype.
         residual: added, of the output's shape; may be ``out`` itself.
         routing: which rows go to which expert.
 
@@ -260,7 +260,7 @@ def reference(
     gate: str = "none",
     residual: Tensor | None = None,
 ) -> Tensor:
-    """What :func:`linear_dense` computes, in float64."""
+    """:func:`linear_dense` in float64."""
     sums = x.double() @ weight.double().T
     found = activated(sums if bias is None else sums + bias.double(), gate)
     return found if residual is None else found + residual.double()
@@ -268,7 +268,7 @@ def reference(
 
 @dataclass(frozen=True)
 class DenseCase:
-    """A weight and a launch, from which inputs are drawn."""
+    """A test case: a weight and a launch, with random inputs."""
 
     rows: int
     outputs: int
@@ -294,7 +294,7 @@ class DenseCase:
 
     @property
     def bits(self) -> int:
-        """Of a weight."""
+        """Bits per weight."""
         return 16
 
     @property
@@ -304,27 +304,27 @@ class DenseCase:
 
     @property
     def key(self) -> str:
-        """What its tiles are listed under."""
+        """The key of its tiles."""
         return "linear_dense"
 
     @property
     def shape(self) -> LinearShape:
-        """What its tile is looked up for; with experts, by the rows that each gets."""
+        """The shape that its tile is looked up by; with experts, with the rows of each."""
         rows = max(1, 2 * self.rows // self.experts) if self.experts else self.rows
         return LinearShape(rows, self.outputs, self.columns, self.columns, 16)
 
     def packed(self, device: torch.device) -> DenseWeight:
-        """A weight to be timed."""
+        """A weight for timing."""
         return prepare(**self.weight(torch.Generator(device).manual_seed(0)))
 
     def weight(self, draw: torch.Generator) -> dict[str, Any]:
-        """What both :func:`prepare` and :func:`reference` take."""
+        """Arguments of :func:`prepare` and :func:`reference`."""
         values = torch.randn(self.outputs, self.columns, generator=draw, device=draw.device) / self.columns**0.5
         bias = torch.randn(self.outputs, generator=draw, device=draw.device).to(self.dtype) if self.bias else None
         return {"weight": values.to(self.dtype), "bias": bias, "gate": self.gate}
 
     def tile_on(self, tiles: Tiles) -> Tile:
-        """Its own, or the shipped one."""
+        """Its tile, or the shipped one."""
         form = "experts" if self.experts else "half"
         return self.tile or tiles.find("linear_dense", form, self.shape, BLOCK, self.experts)
 
@@ -378,7 +378,7 @@ class DenseCase:
         return Case(self.name, prepare_trial, TOLERANCE[self.dtype], large, launch=self.launch)
 
     def launch(self, target: Target) -> Launch:
-        """On ``meta``, to be compiled."""
+        """On ``meta``, for compilation."""
         meta = torch.device("meta")
         bias = torch.empty(self.outputs, dtype=self.dtype, device=meta) if self.bias else None
         values = torch.empty(self.outputs, self.columns, dtype=self.dtype, device=meta)
@@ -450,7 +450,7 @@ _QWEN = [
         DenseCase(rows, 2048, 768, _B, experts=16, by_slot=True),
     )
 ]
-# More numbers than 31 bits count.
+# More elements than 31-bit indices address.
 _MANY = DenseCase(3, 28672, 4096, _B, gate="silu", experts=20)
 _LARGE = [*_LLAMA, *(DenseCase(rows, 4096, 4096, dtype) for rows in (7, 32, 64) for dtype in (_F, _B)), *_QWEN, _MANY]
 _BUILDS = [_LLAMA[0], _LLAMA[5], _QWEN[2]]

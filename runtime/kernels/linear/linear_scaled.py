@@ -1,7 +1,7 @@
-"""MXFP4 weights by inputs rounded to MXFP8, on tensor cores that take the scales of groups of 32 themselves.
+"""MXFP4 weights by MXFP8 inputs, on tensor cores with native support for scales of groups of 32.
 
-Only Blackwell's do; elsewhere :mod:`linear_codes` multiplies such weights by inputs of 16 bits. Inputs
-lose precision here, so a checkpoint must ask for it.
+Only Blackwell has them; elsewhere :mod:`linear_codes` multiplies such weights by 16-bit inputs. Inputs
+lose precision here, so the checkpoint must request it.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class ScaledWeight:
 
     Attributes:
         rows, columns: of the matrix.
-        codes: uint8 ``[steps, rows, 64]``, two numbers a byte, filled up.
+        codes: uint8 ``[steps, rows, 64]``, two values per byte, padded.
         scales: uint8 ``[steps, rows, 4]``, e8m0.
         bias: one for each row.
     """
@@ -154,7 +154,7 @@ def prepare(codes: Tensor, scale: Tensor, bias: Tensor | None = None) -> ScaledW
     rows, columns = codes.shape[0], 2 * codes.shape[1]
     if scale.shape != (rows, columns // GROUP) or columns % GROUP:
         raise ValueError(
-            f"scales of {list(scale.shape)} are not those of {rows} by {columns} numbers in groups of {GROUP}"
+            f"scales of {list(scale.shape)} do not match {rows} by {columns} elements in groups of {GROUP}"
         )
     filled, across = -(-rows // ROWS) * ROWS, -(-columns // _STEP) * _STEP
     padded = torch.nn.functional.pad(codes, (0, (across - columns) // 2, 0, filled - rows))
@@ -191,7 +191,7 @@ def linear_scaled(
 
 
 def reference(x: Tensor, values: Tensor, scale: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-    """What :func:`linear_scaled` computes, in float64 except for how inputs are rounded."""
+    """:func:`linear_scaled` in float64, except for the rounding of inputs."""
     grouped = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
     power = torch.exp2(torch.floor(torch.log2(grouped.abs().amax(-1, keepdim=True))) - 8)
     power = torch.where(power > 0, power, 1.0)

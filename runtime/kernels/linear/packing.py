@@ -1,9 +1,9 @@
-"""Weights in the order in which kernels read them, made once when a model is loaded.
+"""Packing weights in the kernels' layout, once when a model is loaded.
 
-A tensor core's left operand is 16 by 16 numbers, of which each of 32 threads holds 8. A *fragment* is
+A tensor core's left operand has 16 by 16 elements, of which each of 32 threads holds 8. A *fragment* is
 256 words of 16 bits in that order, so each thread reads its 16 bytes at once; a word holds several codes,
-each for another 16 columns. Fragments of all rows for the same columns lie one after another: what a
-program reads next is what lies next.
+each for another 16 columns. Fragments of all rows for the same columns are contiguous, in the order in
+which programs read them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ SPAN = 256  # and columns to this
 
 @dataclass(frozen=True)
 class Format:
-    """How one kind of codes is packed.
+    """The packing of one kind of codes.
 
     Attributes:
-        name: what kernels call it.
-        bits: that a weight takes, without scales.
+        name: its name in kernels.
+        bits: per weight, without scales.
         block: columns that are unpacked together.
     """
 
@@ -53,7 +53,7 @@ def pack(codes: Tensor, form: str) -> list[Tensor]:
 
     Args:
         codes: signed integers for int formats and ``sparse4`` (where two of each four are zero); the bits
-            of each number for float formats.
+            of each value for float formats.
         form: one of :data:`FORMATS`.
 
     Returns:
@@ -75,11 +75,11 @@ def pack(codes: Tensor, form: str) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class ScaleKind:
-    """How scales of groups lie in 32-bit words.
+    """The packing of group scales in 32-bit words.
 
     Attributes:
-        name: what kernels call it.
-        groups: that share a word.
+        name: its name in kernels.
+        groups: per word.
     """
 
     name: str
@@ -101,7 +101,7 @@ _GROUPS = (128, 64, 32, 16)
 
 
 def kernel_group(group: int) -> int | None:
-    """The columns that share a scale in a kernel, for weights where ``group`` do; None if no kernel can."""
+    """The kernels' group size for weights with groups of ``group`` columns; None if unsupported."""
     return next((size for size in _GROUPS if group % size == 0), None)
 
 
@@ -111,7 +111,7 @@ def pack_scales(scale: Tensor, zero: Tensor | None, group: int) -> tuple[str, Te
     Args:
         scale: float16, bfloat16 or float32; or e8m0 or e4m3 (the bits as uint8 or the type itself).
         zero: integers to subtract from codes before they are scaled; only with 16-bit scales.
-        group: columns that share a scale, of which :func:`kernel_group` knows a part.
+        group: columns that share a scale, a multiple of :func:`kernel_group`.
     """
     part = kernel_group(group)
     if part is None:
@@ -139,13 +139,13 @@ def _bits_of(scale: Tensor) -> tuple[str, Tensor]:
         return "e8m0", scale.view(torch.uint8).to(torch.int64)
     if scale.dtype == torch.float8_e4m3fn:
         return "e4m3", scale.view(torch.uint8).to(torch.int64)
-    raise ValueError(f"scales of {scale.dtype} are not known")
+    raise ValueError(f"scales of {scale.dtype} are not supported")
 
 
 def interleaved(rows: int) -> Tensor:
     """The order of a gate's and its inputs' rows, stacked, that puts each pair into the same thread: 8 of one, 8 of the other."""
     if rows % 16:
-        raise ValueError(f"a gate and its inputs are {rows} rows; kernels take multiples of 16")
+        raise ValueError(f"a fused gate has {rows} rows; kernels take multiples of 16")
     return torch.arange(rows).view(2, rows // 16, 8).transpose(0, 1).flatten()
 
 
@@ -183,7 +183,7 @@ def _two_of_four(codes: Tensor) -> tuple[Tensor, Tensor]:
     groups = codes.view(rows, -1, 4)
     kept = groups != 0
     if not is_two_of_four(codes):
-        raise ValueError("a weight is not 2:4 sparse: some four neighbours have more than two that are not zero")
+        raise ValueError("a weight is not 2:4 sparse: a group of four has more than two nonzeros")
     # Zeros fill up groups with fewer than two.
     order = torch.sort(kept.to(torch.int8), dim=2, descending=True, stable=True).indices[:, :, :2].sort(2).values
     places = (1 << order).sum(2)

@@ -35,8 +35,8 @@ class Half:
         while magnitude < 1:
             magnitude, exponent = magnitude * 2, exponent - 1
         fraction = (magnitude - 1) * (1 << self.mantissa)
-        assert fraction == int(fraction), f"{value} is no {self.name}"
-        assert 0 < exponent + self.bias < (1 << (15 - self.mantissa)) - 1, f"{value} is no normal {self.name}"
+        assert fraction == int(fraction), f"{value} is not a {self.name}"
+        assert 0 < exponent + self.bias < (1 << (15 - self.mantissa)) - 1, f"{value} is not a normal {self.name}"
         return sign << 15 | (exponent + self.bias) << self.mantissa | int(fraction)
 
     @property

@@ -1,4 +1,4 @@
-"""Packed codes back to a plain matrix, for steps with so many rows that a plain product pays for the detour."""
+"""Unpacking codes to a dense matrix, for steps with so many rows that a dense product is faster in total."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ def launch(weight: CodesWeight, out: Tensor) -> Launch:
 
 
 def restore_codes(weight: CodesWeight, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-    """The numbers of a packed matrix, ``[rows, columns]``; a gate's rows stay between those of its inputs.
+    """The values of a packed matrix, ``[rows, columns]``; a gate's rows stay interleaved with its up projection's.
 
     Args:
         weight: without experts.
         dtype: float16 or bfloat16.
-        out: where to; made if there is none.
+        out: the output, allocated by default.
     """
     if out is None:
         out = torch.empty(weight.rows, weight.columns, dtype=dtype, device=weight.codes.device)

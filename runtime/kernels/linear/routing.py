@@ -1,4 +1,4 @@
-"""Which rows of a step go to which expert, in blocks that a grouped linear computes; nothing waits for the device."""
+"""Routing of a step's rows to experts, in blocks for a grouped linear, without synchronization."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Routing:
         block_expert: int32 ``[blocks]``; -1 for blocks that are not used.
         total: how many slots there are.
         per_token: slots that share a row of inputs; 1 if each has its own.
-        shares: what each slot's outputs are multiplied by; None for nothing.
+        shares: the routing weights that multiply each slot's outputs; None for none.
     """
 
     slots: Tensor
@@ -30,7 +30,7 @@ class Routing:
 
 
 def most_blocks(slots: int, experts: int, rows: int) -> int:
-    """The most blocks of ``rows`` that so many slots can fill: how many they do is not known without waiting."""
+    """The most blocks of ``rows`` that this many slots can fill; the actual number is not known without synchronization."""
     return min(slots, experts) + slots // rows
 
 

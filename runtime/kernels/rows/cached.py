@@ -1,4 +1,4 @@
-"""Keys and values as a paged cache on a GPU keeps them: rows of numbers, or of codes with a scale for each."""
+"""The storage of a paged KV cache on a GPU: rows of values, or of codes with one scale per row."""
 
 # Triton's functions are not typed as what they are inside of one.
 # pyright: reportArgumentType=false
@@ -22,7 +22,7 @@ class LayerCache:
 
     Attributes:
         keys, values: ``[blocks, heads, positions of a block, size]``; of int4 two codes to a byte, the first one low.
-        key_scales, value_scales: float32 ``[blocks, heads, positions of a block]``; None for plain numbers.
+        key_scales, value_scales: float32 ``[blocks, heads, positions of a block]``; None if unquantized.
         kind: one of :data:`.cache_types.BY_KIND`.
         size: of a head.
     """
@@ -61,11 +61,11 @@ class LayerCache:
         return replace(self, **{name: None if part is None else part.clone() for name, part in parts.items()})
 
     def arguments(self) -> dict[str, Tensor | int | None]:
-        """As kernels take them."""
+        """For the kernels."""
         return {name: getattr(self, name) for name in ("keys", "values", "key_scales", "value_scales")}
 
     def constants(self) -> dict[str, object]:
-        """As kernels take them."""
+        """For the kernels."""
         return {
             "D": self.size,
             "DP": padded(self.size),
@@ -75,7 +75,7 @@ class LayerCache:
         }
 
     def rotated(self) -> int:
-        """How many numbers of a key are rotated together; 0 for none."""
+        """The size of the key's rotation; 0 for none."""
         return min(64, self.size & -self.size) if BY_KIND[self.kind].rotated else 0
 
 
@@ -93,18 +93,18 @@ def layer_cache(
 
 
 def targets_of(kind: str) -> tuple[str, ...]:
-    """The targets that know a kind's numbers; none stands for all."""
+    """The targets that support a kind; empty for all."""
     codes = BY_KIND[kind].stored_dtype(torch.float32)
     return TARGETS_OF[codes] if codes.is_floating_point and codes.itemsize == 1 else ()
 
 
 def padded(size: int) -> int:
-    """A head's numbers, filled up to what tensor cores multiply."""
+    """A head's size, padded for tensor cores."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 def rotation(size: int, together: int, device: torch.device | str) -> Tensor:
-    """The orthogonal matrix that int4 keys, and the queries that meet them, are rotated by: Hadamard's, in blocks."""
+    """The orthogonal matrix that rotates int4 keys and their queries: a block-diagonal Hadamard matrix."""
     block = torch.ones(1, 1, dtype=torch.float64)
     while block.shape[0] < together:
         block = torch.cat([torch.cat([block, block], 1), torch.cat([block, -block], 1)])
@@ -112,7 +112,7 @@ def rotation(size: int, together: int, device: torch.device | str) -> Tensor:
 
 
 def restored(codes: Tensor, scales: Tensor | None, kind: str) -> Tensor:
-    """float64 numbers of codes ``[..., width]``; keys of int4 stay rotated."""
+    """float64 values of codes ``[..., width]``; int4 keys stay rotated."""
     if kind == "int4":
         codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2).to(torch.int16) - 8
     return codes.double() if scales is None else codes.double() * scales.double().unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""Losses of rows of logits with their gradients, in one launch that reads each row two or three times and keeps nothing else.
+"""Losses of rows of logits with their gradients, in one launch that reads each row two or three times and stores nothing else.
 
 What distillation and training minimise: how far a student's next-token distribution is from its teacher's, from what was stored of
 one, or from the text. torch's operators would write and read again every step of the way; rows of a chunk of logits stay in
@@ -172,7 +172,7 @@ def _loss_rows(
 
 @dataclass(frozen=True)
 class Compared:
-    """What rows of a student's logits are compared with; each kind needs some of it.
+    """The targets of a student's logits; each kind of loss needs some of them.
 
     Attributes:
         teacher: logits ``[rows, vocabulary]``, of the divergences.
@@ -199,7 +199,7 @@ def launch(
         raise ValueError(f"{kind} needs {', '.join(missing) or f'to be one of {KINDS}'}")
     teacher, places = compared.teacher, compared.places
     if student.stride(1) != 1 or (teacher is not None and (teacher.shape != student.shape or teacher.stride(1) != 1)):
-        raise ValueError("logits must be [rows, vocabulary] of both, each row's together")
+        raise ValueError("both logits must be [rows, vocabulary] with contiguous rows")
     count = 1 if places is None else places.shape[1]
     arguments: dict[str, Tensor | int | None] = {
         "student": student,
@@ -232,7 +232,7 @@ def loss_rows(
     Args:
         kind: one of :data:`KINDS`.
         student: float32 or 16-bit logits ``[rows, vocabulary]``.
-        compared: what with.
+        compared: the targets.
         temperature: of both distributions.
         beta: the teacher's share of ``jsd``'s mixture.
 
@@ -254,7 +254,7 @@ class _LossCase:
     dtype: torch.dtype
     temperature: float = 1.0
     beta: float = 0.5
-    padded: int = 0  # numbers between rows that are nobody's
+    padded: int = 0  # padding elements between rows
     kept: int = 16
 
     @property
@@ -287,7 +287,7 @@ class _LossCase:
         return PreparedCase(compute, torch.cat(((expected.detach() / size)[:, None], slope / scale), 1), student.nbytes)
 
     def launch(self, target: Target) -> Launch:
-        """On ``meta``, to be compiled."""
+        """On ``meta``, for compilation."""
 
         def empty(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device="meta")
@@ -312,7 +312,7 @@ class _LossCase:
 
 
 def _value(kind: str, student: Tensor, compared: Compared, temperature: float, beta: float) -> Tensor:
-    """The formulas, written down once more for the cases."""
+    """The formulas, repeated for the test cases."""
     ours = torch.log_softmax(student / temperature, -1)
     q = ours.exp()
     if kind == "cross_entropy":

@@ -1,4 +1,4 @@
-"""What stands between a decoder's linears, in one reading: norm, add what was there, norm again, round to 8 bits."""
+"""The operations between a decoder's linears in one pass: norm, residual addition, norm, rounding to 8 bits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Norm:
     """A norm of rows.
 
     Attributes:
-        kind: ``rms``, or ``layer`` for one that also takes the mean away.
+        kind: ``rms``, or ``layer`` for one that also subtracts the mean.
         weight: for each column; None for ones.
         bias: for each column; None for zeros.
         eps: added to the mean square.
@@ -213,7 +213,7 @@ def launch_of(
     """
     columns = x.shape[1]
     if columns > _WIDEST:
-        raise ValueError(f"rows of {columns} numbers cannot be normed; a program holds at most {_WIDEST}")
+        raise ValueError(f"rows of {columns} elements cannot be normed; a program holds at most {_WIDEST}")
     first, last = before or _ABSENT, norm or _ABSENT
     by_block = scales is not None and scales.dim() == 2
     block = 1 << max(_BLOCK - 1, columns - 1).bit_length()
@@ -262,17 +262,17 @@ def normalize_rows(
     code: torch.dtype | None = None,
     by_block: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Norm rows, add what they are added to, norm the sums, and round those to codes; each of these if it is asked for.
+    """Norm rows, add the residual, norm the sums, and round those to codes; each of these is optional.
 
-    What the first norm gives, and the sums, are rounded to the type of ``x`` before they are used further.
+    The first norm's outputs and the sums are rounded to the dtype of ``x`` before they are used further.
 
     Args:
-        x: ``[rows, columns]`` of float16, bfloat16 or float32; each row's numbers lie together.
-        residual: of the same type; is added to ``x``, or to what ``before`` makes of it.
+        x: ``[rows, columns]`` of float16, bfloat16 or float32, with contiguous rows.
+        residual: of the same dtype; added to ``x``, or to the outputs of ``before``.
         before: a norm of ``x``.
         norm: a norm of the sums.
-        sums: where they go, which may be ``residual`` itself; made if there is none.
-        code: int8 or e4m3, for codes instead of numbers.
+        sums: their output, possibly ``residual`` itself; allocated by default.
+        code: int8 or e4m3, to output codes.
         by_block: a scale for each 128 columns instead of each row.
 
     Returns:

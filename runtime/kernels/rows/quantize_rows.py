@@ -1,4 +1,4 @@
-"""Rounding inputs to 8 bits, or to those numbers and back; each row (or each 128 numbers of it) has a scale of its own."""
+"""Rounding inputs to 8 bits, or fake quantization; each row (or each 128 elements of it) has a scale."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..base.launch import Launch, interpreted
 from ..base.overlap import launch_and_wait
 from ..base.targets import Target
 
-# What a row's largest number becomes: int8's is between its two ends, as compressed-tensors has it.
+# The code of a row's largest magnitude: for int8 it is between its two ends, as in compressed-tensors.
 LARGEST = {torch.int8: 127.5, torch.float8_e4m3fn: 448.0, torch.float8_e4m3fnuz: 240.0}
 CODES = {torch.int8: tl.int8, torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e4m3fnuz: tl.float8e4b8}
 NAMES = {torch.int8: "int8", torch.float8_e4m3fn: "e4m3", torch.float8_e4m3fnuz: "e4m3fnuz"}
@@ -159,7 +159,7 @@ def quantize_rows(x: Tensor, dtype: torch.dtype, *, by_block: bool = False) -> t
     """Codes and float32 scales of ``x [rows, columns]``.
 
     Args:
-        x: float16 or bfloat16; each row's numbers lie together.
+        x: float16 or bfloat16, with contiguous rows.
         dtype: int8 or e4m3.
         by_block: a scale for each 128 columns instead of each row.
     """
@@ -178,7 +178,7 @@ def code_room(x: Tensor, dtype: torch.dtype, *, by_block: bool = False) -> tuple
 
 
 def round_rows(x: Tensor, dtype: torch.dtype, *, by_block: bool = False) -> Tensor:
-    """``x`` after rounding and back, in its own type; also where the device has no such codes.
+    """``x`` after fake quantization, in its dtype; also where the device does not support the codes.
 
     Args:
         x: see :func:`quantize_rows`.
@@ -197,7 +197,7 @@ def divided_by(values: Tensor, limit: float) -> Tensor:
 
 
 def reference(x: Tensor, dtype: torch.dtype, *, by_block: bool = False) -> tuple[Tensor, Tensor]:
-    """What :func:`quantize_rows` computes, in plain torch."""
+    """:func:`quantize_rows` in plain torch."""
     wide = x.float()
     grouped = torch.nn.functional.pad(wide, (0, -x.shape[1] % _BLOCK)).unflatten(1, (-1, _BLOCK)) if by_block else wide
     scale = divided_by(grouped.abs().amax(-1, keepdim=True), LARGEST[dtype])

@@ -1,5 +1,5 @@
-"""What comes between a layer's first product and its attention: norms of queries and keys, rotary positions, and the
-cache's format, in one launch, or on the way into attention."""
+"""The operations between a layer's QKV projection and its attention: query and key norms, RoPE, and the store
+to the cache, in one launch, or fused with attention."""
 
 # Triton's functions are not typed as what they are inside of one.
 # pyright: reportAttributeAccessIssue=false
@@ -23,13 +23,13 @@ from .cached import LayerCache, layer_cache, padded, restored, rotation, store_k
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """Norms of queries and keys by their root mean square.
+    """RMS norms of queries and keys.
 
     Attributes:
         queries, keys: float32 weights, of a head or of all heads.
         eps: added to the mean square.
         whole: whether all heads of a token are one row.
-        rounds_first: whether the quotient is rounded to the computing type before it is multiplied.
+        rounds_first: whether the quotient is rounded to the compute dtype before it is multiplied.
     """
 
     queries: Tensor
@@ -269,13 +269,13 @@ def rotate_and_store(
     norms: HeadNorms | None = None,
     rotary: RotaryTables | None = None,
 ) -> Tensor:
-    """Queries ``[tokens, query heads x size]`` as attention wants them; keys and values go to the cache.
+    """Queries ``[tokens, query heads x size]`` for attention; keys and values go to the cache.
 
     Args:
         x: ``[tokens, (query heads + 2 shared heads) x size]``.
         heads: the layer's.
         cache: the layer's.
-        slots: int32, where each token's key goes: a block's number times its size, and the place inside; -1 for nowhere.
+        slots: int32, the slot of each token's key: block index times block size plus the offset in the block; -1 for none.
         norms: of queries and keys.
         rotary: rotary positions; None if they are not rotated.
     """
@@ -353,7 +353,7 @@ class StoreCase:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The case's name."""
         parts = f"{self.heads.queries}/{self.heads.shared}x{self.heads.size} {self.kind} {self.dtype}"
         first = ", rounds first" if self.rounds_first else ""
         return f"{parts}, norm {self.norm}{first}, {2 * self.half} rotated, blocks of {self.block}".replace(
@@ -362,7 +362,7 @@ class StoreCase:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """That know the cache's numbers."""
+        """The targets that support the cache's dtype."""
         return targets_of(self.kind)
 
     def norms(self, draw: torch.Generator, device: torch.device | str) -> HeadNorms | None:
@@ -375,7 +375,7 @@ class StoreCase:
         return HeadNorms(weights[0], weights[1], 1e-6, whole, self.rounds_first)
 
     def rotary(self, draw: torch.Generator, device: torch.device | str) -> RotaryTables | None:
-        """Of positions that are all over the place."""
+        """RoPE tables for random positions."""
         if not self.half:
             return None
         angles = 6 * torch.rand(50, self.half, generator=draw, device=draw.device)
@@ -384,7 +384,7 @@ class StoreCase:
         return RotaryTables(*parts)
 
     def trial(self, device: torch.device, draw: torch.Generator) -> PreparedCase:
-        """Queries, and what the cache gives back; codes may be either neighbour of a tie."""
+        """Queries, and the restored cache; codes may be either neighbour of a tie."""
         heads = self.heads
         width = (heads.queries + 2 * heads.shared) * heads.size
         x = torch.randn(self.tokens, width, generator=draw, device=draw.device).to(device, self.dtype)

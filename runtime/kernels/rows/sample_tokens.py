@@ -1,8 +1,8 @@
-"""Choosing each row's next token on the GPU, as :mod:`smelt.runtime.engine.sampling` does on the CPU, without a sort.
+"""Sampling each row's next token on the GPU, as :mod:`smelt.runtime.engine.sampling` does on the CPU, without a sort.
 
-One launch looks over chunks of the logits, changes them as the sequence's request asks and, where every token may be
-chosen, draws already. A second one, a program for each row, puts the chunks together. For rows that top-k, top-p or
-min-p narrow it first searches the lowest logit that stays, in what is left of the row after ever higher lower bounds.
+One launch reads chunks of the logits, applies biases and penalties and, for rows without filtering, samples already. A
+second one, with a program per row, combines the chunks. For rows with top-k, top-p or min-p it first searches for the
+lowest remaining logit, in what is left of the row after increasing lower bounds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOTHING = float("-inf")
 
 @dataclass(frozen=True)
 class SamplingState:
-    """How the sequence in each slot chooses its tokens, and what it has so far.
+    """The sampling parameters and history of the sequence in each slot.
 
     Attributes:
         history: int32 ``[slots, most]``, prompt and output.
@@ -41,7 +41,7 @@ class SamplingState:
         edit_counts: int32; how many of the slot's edits are used.
         edit_tokens: int32 ``[slots, edits]``; whose logits are changed before anything else.
         edit_values: float32; what is added to them, minus infinity to forbid.
-        edit_until: int32; the first length of the sequence at which an edit is not made any more.
+        edit_until: int32; the first length of the sequence at which an edit no longer applies.
     """
 
     history: Tensor
@@ -519,10 +519,10 @@ def launches(
 def sample_tokens(
     logits: Tensor, slots: Tensor, lengths: Tensor, choices: SamplingState
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose the next token of each row, and write it behind its sequence.
+    """Sample the next token of each row, and append it to its sequence.
 
     Args:
-        logits: ``[rows, vocabulary]`` of float32, float16 or bfloat16; each row's lie together.
+        logits: ``[rows, vocabulary]`` of float32, float16 or bfloat16, with contiguous rows.
         slots: int32 ``[rows]``; whose sequence a row is of, negative for none.
         lengths: int32 ``[rows]``; how many tokens the sequence has.
         choices: how to choose; tokens are written to its history where there is room.
@@ -553,7 +553,7 @@ _LIKELY = 16
 
 @dataclass(frozen=True)
 class SampleCase:
-    """Rows of one call, each with other wishes, all of them certain.
+    """Rows of one call with different sampling parameters, each with a certain outcome.
 
     Attributes:
         rows: how many.

@@ -1,4 +1,4 @@
-"""How attention is cut up: rules by kind of device, for whatever was not measured."""
+"""Attention tiles: rules by kind of device, for shapes that were not measured."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class TokenTile:
 
 
 def prompt_tile(target: Target, heads: Heads, dtype: torch.dtype, kind: str) -> PromptTile:
-    """The largest tiles that leave no register in memory, by the compiler's word; never measured on a GPU.
+    """The largest tiles without register spills, according to the compiler; never measured on a GPU.
 
     A load waits for the block's number that leads to it, so that twice as many stages are as many loads in flight.
     """
@@ -76,7 +76,7 @@ def prompt_tile(target: Target, heads: Heads, dtype: torch.dtype, kind: str) -> 
 
 
 def token_tile(target: Target, heads: Heads, dtype: torch.dtype, kind: str) -> TokenTile:
-    """The largest tiles that leave no register in memory, by the compiler's word; never measured on a GPU."""
+    """The largest tiles without register spills, according to the compiler; never measured on a GPU."""
     large, small = padded(heads.size) > 128, padded(heads.size) <= 64
     rows = rows_of_group(heads.group, target)
     if dtype == torch.float32:

@@ -1,4 +1,4 @@
-"""How launches are cut up: shipped as a file for each device, looked up by the nearest shape, never tuned on a request."""
+"""Tiles of launches: shipped in a file per device, looked up by the nearest shape, never tuned during a request."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .attention_tiles import PromptTile, TokenTile, prompt_tile, token_tile
 _SHIPPED = Path(__file__).parent / "configs"
 # Of a weight's bytes, what partial sums may move.
 _SHARE = 1 / 8
-_MOST_PARTS = 16  # whoever comes last adds them one after another
-_WAVES = 8  # programs for each unit; more have too few iterations each to keep loads in flight
+_MOST_PARTS = 16  # the last program adds them one after another
+_WAVES = 8  # programs per unit; with more, each has too few iterations to keep loads in flight
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a launch is cut up.
+    """The tile of a launch.
 
     Attributes:
         outputs: of the weight's rows, a program's.
         rows: of the inputs.
         step: columns that an iteration reads.
-        split: programs that share a tile's columns; 0 for as many as fill the device.
+        split: programs that share a tile's columns (split-K); 0 to fill the device.
         warps: of a program.
         stages: iterations whose loads are in flight, and the one that is computed.
         fold: multiply weights by their scales, instead of each group's sum.
@@ -86,10 +86,10 @@ class Tiles:
     """The tiles of one device.
 
     Attributes:
-        description: what they are for and whether they were measured, for people.
+        description: their device and whether they were measured, for messages.
         target: the device.
         entries: for each kernel and format, shapes with their tiles.
-        restore_rows: from how many rows on weights are restored for a plain product; 0 for never.
+        restore_rows: the number of rows from which weights are restored for a dense product; 0 for never.
         tokens, prompts: of attention, where they were measured.
     """
 
@@ -101,7 +101,7 @@ class Tiles:
     prompts: dict[AttentionShape, PromptTile] = field(default_factory=dict)
 
     def of_tokens(self, heads: Heads, dtype: torch.dtype, kind: str) -> TokenTile:
-        """How attention of single tokens is cut up: as it was measured, otherwise by the rule for the kind of device."""
+        """The tile for attention of single tokens: the measured one, otherwise by the rule for the kind of device."""
         rule = token_tile(self.target, heads, dtype, kind)
         return rule if dtype.itemsize != 2 else self.tokens.get(AttentionShape(kind, heads.size, heads.group), rule)
 
@@ -113,8 +113,8 @@ class Tiles:
     def find(self, kernel: str, form: str, shape: LinearShape, block: int, row_tiles: int = 0) -> Tile:
         """The tile of the nearest shape, made to fit the device's shared memory.
 
-        Rows count most: a tile with fewer rows than there are reads the weight several times, one with
-        more computes for nothing.
+        Rows matter most: a tile with fewer rows than the step reads the weight several times, one with
+        more wastes work.
 
         Args:
             kernel, form: what it is for.
@@ -141,7 +141,7 @@ def tiles_of(device: torch.device) -> Tiles:
     """The device's own tiles if it was measured, otherwise those of its kind.
 
     Raises:
-        ValueError: no kernel is made for it.
+        ValueError: no kernel supports it.
     """
     target = target_of(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
@@ -155,7 +155,7 @@ def tiles_of_target(target: Target) -> Tiles:
 
 
 def file_name(device: str) -> str:
-    """Where a device's own tiles are kept."""
+    """The path of a device's tuned tiles."""
     return "-".join("".join(c if c.isalnum() else " " for c in device).split()).lower() + ".json"
 
 
@@ -163,7 +163,7 @@ def read(path: Path, target: Target) -> Tiles:
     """Tiles from a file.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: it is not a file of tiles.
     """
     try:
         found = json.loads(path.read_text())
@@ -176,7 +176,7 @@ def read(path: Path, target: Target) -> Tiles:
         prompts = {AttentionShape(**e["shape"]): PromptTile(**e["tile"]) for e in attention.get("attend_prompts", [])}
         return Tiles(found["description"], target, entries, int(found["restore_rows"]), tokens, prompts)
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: these are no tiles ({error})") from error
+        raise ValueError(f"{path}: not valid tiles ({error})") from error
 
 
 def text(tiles: Tiles, facts: dict[str, Any] | None = None) -> str:
@@ -193,7 +193,7 @@ def text(tiles: Tiles, facts: dict[str, Any] | None = None) -> str:
     attention = {"attend_tokens": tiles.tokens, "attend_prompts": tiles.prompts}
     measured = {kernel: listed(found.items()) for kernel, found in attention.items() if found}
     lines = json.dumps(data | ({"attention": measured} if measured else {}), indent=1).splitlines()
-    # One line a tile keeps a file of hundreds readable.
+    # One line per tile keeps a file of hundreds readable.
     return _on_one_line(lines) + "\n"
 
 
@@ -237,7 +237,7 @@ def _smaller(tile: Tile, block: int) -> Tile:
 
 
 def shared(tile: Tile, shape: LinearShape) -> int:
-    """About the shared memory that a program takes: what its stages load."""
+    """A program's approximate shared memory: the loads of its stages."""
     return tile.stages * tile.step * tile.slices * (tile.outputs * shape.bits // 8 + 2 * tile.rows)
 
 
@@ -247,7 +247,7 @@ def divides(tile: Tile, columns: int, block: int) -> bool:
 
 
 def filling(tile: Tile, shape: LinearShape, units: int, row_tiles: int = 0) -> Tile:
-    """The tile with as many programs to its columns as fill a device of so many units."""
+    """The tile with its columns split among enough programs to fill a device with this many units."""
     row_tiles = row_tiles or -(-shape.rows // tile.rows)
     tiles = row_tiles * -(-shape.outputs // tile.outputs)
     steps = -(-shape.columns // (tile.step * tile.slices))

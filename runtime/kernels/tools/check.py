@@ -1,7 +1,7 @@
-"""Compiling every shipped kernel for machines that are not here, and reading what the compiler made of it.
+"""Compiling every shipped kernel for other machines, and checking the machine code.
 
-What a GPU would show by running slowly, its machine code shows by standing there: values spilled to
-memory, products without tensor cores, narrow loads, too much shared memory.
+The machine code shows what would make a kernel slow: register spills, products without tensor cores,
+narrow loads, too much shared memory.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ _JUMP = re.compile(
 )
 _LOADS = re.compile(r"(?:tt\.load|async_copy_global_to_local|buffer_load\w*)\b[^\n]*")
 _LAYOUT = re.compile(r"^(#\w+) = #ttg\.blocked<\{sizePerThread = \[([\d, ]+)\]", re.MULTILINE)
-# What reads or writes memory that other launches see, and what leaves a program. Subroutines are ptxas's own, and return.
+# Instructions that access memory that other launches see, and that end a program. Subroutines are ptxas's, and return.
 _TOUCHES = frozenset(["LD", "LDG", "LDGSTS", "ST", "STG", "ATOM", "ATOMG", "RED", "REDG", "UBLKCP", "UTMALDG"])
 _LEAVES = frozenset(["BRX", "JMP", "EXIT"])
-_FEW_BYTES = 16  # that are not numbers: what barriers keep
+_FEW_BYTES = 16  # that hold no values: the state of barriers
 _BYTES = {"i8": 1, "f8E4M3FN": 1, "f8E4M3FNUZ": 1, "i16": 2, "f16": 2, "bf16": 2, "i32": 4, "f32": 4}
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What one build became.
+    """The result of one build.
 
     Attributes:
         kernel, build, target: which.
         registers: of a thread.
         spills: registers kept in memory instead.
         shared: bytes of shared memory.
-        occupancy: the share of a unit's warps that can be there at once.
-        wide_loads: instructions that load 16 bytes a thread.
+        occupancy: the share of a unit's warps that can be resident at once.
+        wide_loads: instructions that load 16 bytes per thread.
         matrix: instructions for tensor cores.
         kinds: which ones.
-        loop: instructions of the longest loop, which each thread runs for an iteration; 0 on AMD, where they are not counted.
-        faults: which gates it fails, in words.
+        loop: instructions per iteration and thread of the longest loop; 0 on AMD, where they are not counted.
+        faults: the checks that it fails, in words.
     """
 
     kernel: str
@@ -68,15 +68,15 @@ class Compiled:
 
 
 def check(targets: Sequence[str], kernels: Sequence[str] = (), *, rare: bool = True) -> Iterator[Compiled]:
-    """Compile all builds for some targets, on all processors; results come as they are done, in order.
+    """Compile all builds for some targets, on all processors; results are yielded in order.
 
     Args:
         targets: names of :data:`TARGETS`.
         kernels: names of kernels; empty for all.
-        rare: also builds whose format, tile and options others show.
+        rare: also builds whose format, tile and options others cover.
 
     Raises:
-        KeyError: a name is not known.
+        KeyError: a name is unknown.
     """
     todo = [
         (kernel.name, build.name, target)
@@ -86,7 +86,7 @@ def check(targets: Sequence[str], kernels: Sequence[str] = (), *, rare: bool = T
         for build in kernel.builds
         if (rare or not build.rare) and (not build.targets or target in build.targets)
     ]
-    # Triton in the interpreter compiles nothing, and a process decides that once.
+    # Triton in interpreter mode compiles nothing, and the mode is fixed per process.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     kept = dict(os.environ)
     os.environ.clear()
@@ -155,16 +155,16 @@ def _compile_named(which: tuple[str, str, str]) -> Compiled:
 
 
 def unordered(code: str) -> list[str]:
-    """What a kernel does before it has waited for the launches before it (see launch.py); prefetching is no harm."""
+    """Violations of the rule to wait for earlier launches first (see launch.py); prefetching is allowed."""
     places = [(int(at, 16), name) for at, name in _INSTRUCTION.findall(code)]
     waits = [at for at, name in places if name == "ACQBULK"]
     begins = [at for at, name in places if name == "PREEXIT"]
     if not waits or not begins:
-        return ["does not wait for earlier launches, or lets none begin early"]
+        return ["does not wait for earlier launches, or lets no later one begin early"]
     if any(at > begins[0] for at, name in places if name.startswith("UTCATOMSWS.FIND")):
-        return ["lets others begin before it has its tensor memory, which they may take and then wait for its end"]
+        return ["lets later launches begin before it has its tensor memory; they may take it and then wait for its end"]
     before = {name.split(".")[0] for at, name in places if at < waits[0]}
-    # What jumps to somewhere before the wait comes to it: Blackwell's tensor memory is given out in loops.
+    # Branches to before the wait still reach it: Blackwell's tensor memory is allocated in loops.
     past = any(int(at, 16) < waits[0] < int(to, 16) for at, to in _JUMP.findall(code))
     faults = []
     if touching := sorted(_TOUCHES & before):
@@ -175,7 +175,7 @@ def unordered(code: str) -> list[str]:
 
 
 def _machine_code(found: Any) -> str:
-    """What cuobjdump says of a kernel: what it uses, then its instructions."""
+    """cuobjdump's output for a kernel: its resources, then its instructions."""
     from triton import knobs
 
     with tempfile.TemporaryDirectory() as folder:
@@ -190,11 +190,11 @@ def _machine_code(found: Any) -> str:
 
 
 def _nvidia(code: str) -> tuple[int, int, Counter[str], int]:
-    """Registers, spills, instructions and those of the longest loop, from the machine code itself."""
+    """Registers, spills, instructions and those of the longest loop, from the machine code."""
     counts = Counter(name for _, name in _INSTRUCTION.findall(code))
     registers = int(re.search(r"REG:(\d+)", code)[1])  # pyright: ignore[reportOptionalSubscript]
     spills = sum(n for name, n in counts.items() if name.split(".")[0] in ("LDL", "STL"))
-    # A branch to before itself closes a loop; an instruction takes 16 bytes.
+    # A backward branch closes a loop; an instruction takes 16 bytes.
     jumps = ((int(at, 16), int(to, 16)) for at, to in _JUMP.findall(code))
     return registers, spills, counts, max(((at - to) // 16 + 1 for at, to in jumps if to < at), default=0)
 
@@ -216,7 +216,7 @@ def _is_wide(instruction: str) -> bool:
 
 
 def _narrow(ttgir: str, launch: Launch, streamed: tuple[str, ...]) -> list[str]:
-    """Which of the arguments that must be read 16 bytes a thread are not, by the compiler's own layouts."""
+    """The arguments that must be read with 16-byte loads per thread but are not, by the compiler's layouts."""
     per_thread = {name: _product(sizes) for name, sizes in _LAYOUT.findall(ttgir)}
     wanted = {_element(launch.arguments[name]): name for name in streamed}
     seen: dict[str, int] = {}
@@ -235,7 +235,7 @@ def _narrow(ttgir: str, launch: Launch, streamed: tuple[str, ...]) -> list[str]:
 
 
 def _waiting(ttgir: str) -> list[str]:
-    """Loops that wait for all their copies before they compute, so that nothing is on its way meanwhile."""
+    """Loops that wait for all their copies before they compute, so that no load is in flight meanwhile."""
     loops: list[tuple[int, list[str]]] = []
     faults = []
     for line in ttgir.splitlines():
@@ -276,7 +276,7 @@ def _product(sizes: str) -> int:
 
 
 def _occupancy(registers: int, shared: int, warps: int, target: Target) -> float:
-    """Warps that fit on a unit at once, of those that it holds."""
+    """The share of a unit's warps that fit at once."""
     if target.backend == "hip":
         # Each of four vector units has 512 registers for each of 64 lanes, given out by eights, and 8 waves.
         of_registers = 4 * min(8, 512 // max(8, -(-registers // 8) * 8)) // warps

@@ -1,4 +1,4 @@
-"""Timing launches on a GPU: whole graphs of them, on inputs that no cache holds, medians."""
+"""Timing launches on a GPU: medians over graphs of them, on uncached inputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import median
 
 import torch
 
-# Bytes that a copy moves to find the memory's rate: more than any cache holds, little beside an engine.
+# Bytes of a copy that measures memory bandwidth: more than any cache holds, little compared to an engine.
 _COPIED = 1 << 28
 _SHORTEST = 1e-3  # seconds of what is timed
 _MOST_LAUNCHES = 4096  # in a graph
@@ -20,9 +20,9 @@ def seconds(calls: Sequence[Callable[[], object]], replays: int = 7) -> float:
     """The median time of one call.
 
     Args:
-        calls: the same work on different memory, so that none finds its inputs in the cache; they are
-            captured into one graph, again and again until it takes a millisecond.
-        replays: how often that is timed.
+        calls: the same work on different memory, so that inputs are not cached; they are
+            captured into one graph, repeated until it takes a millisecond.
+        replays: the number of timed replays.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -52,8 +52,8 @@ def _captured(calls: Sequence[Callable[[], object]], rounds: int) -> torch.cuda.
 def _timed(graph: torch.cuda.CUDAGraph) -> float:
     """Seconds of a graph on the device.
 
-    An event on a stream that has nothing to do passes before the graph is even launched, and its launch would be counted.
-    So the stream is kept busy until all is in its queue; if it was not busy for long enough, once more for longer.
+    On an idle stream the first event is recorded before the graph is launched, so that the launch would be timed.
+    So the stream is kept busy until everything is queued; if that was too short, it is repeated for longer.
     """
     cycles = _ASLEEP
     while True:
@@ -70,7 +70,7 @@ def _timed(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def device_lives() -> bool:
-    """Whether the device still computes; after an illegal access it never does again in this process."""
+    """Whether the device still works; after an illegal access it does not work again in this process."""
     try:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -80,19 +80,19 @@ def device_lives() -> bool:
 
 
 def copies_needed(nbytes: int, device: torch.device, calls: int = 8) -> int:
-    """How many inputs of ``nbytes`` to take turns with, so that the cache holds none until its next turn."""
+    """How many inputs of ``nbytes`` to rotate through, so that none stays in the cache until its next turn."""
     cache = torch.cuda.get_device_properties(device).L2_cache_size
     return max(calls, -(-3 * cache // max(nbytes, 1)))
 
 
 def copy_rate(device: torch.device) -> float:
-    """Bytes a second, read and written, of a large copy."""
+    """Bytes per second, read and written, of a large copy."""
     source = torch.randint(0, 256, (_COPIED,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * _COPIED / seconds([lambda: target.copy_(source)] * 4)
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype = torch.bfloat16, size: int = 8192) -> float:
-    """Operations a second of a large product of random numbers (zeros run faster)."""
+    """Operations per second of a large product of random values (zeros run faster)."""
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     return 2 * size**3 / seconds([lambda: a @ b] * 4)

@@ -1,4 +1,4 @@
-"""Finding the fastest tiles for a device, once, into the file that is shipped for it."""
+"""Tuning: finding the fastest tiles for a device once, for its shipped file."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Tunable(Protocol):
     """One shape of a kernel.
 
     Attributes:
-        name: for people.
-        stage: what is compiled together, before any of it is timed.
-        listed: what its tile is listed under, for people.
+        name: for messages.
+        stage: shapes of one stage are compiled together before timing.
+        listed: the name that its tile is listed under.
         rounds: how often tiles around the best are tried.
     """
 
@@ -42,7 +42,7 @@ class Tunable(Protocol):
     def rounds(self) -> int: ...
 
     def shipped(self, tiles: Tiles) -> Any:
-        """The tile that it has now."""
+        """Its current tile."""
         ...
 
     def around(self, best: Any, done: int, target: Target) -> list[Any]:
@@ -50,15 +50,15 @@ class Tunable(Protocol):
         ...
 
     def launches(self, tile: Any, target: Target) -> list[Launch]:
-        """What a call launches, on ``meta``."""
+        """A call's launches, on ``meta``."""
         ...
 
     def calls(self, device: torch.device) -> list[Callable[[Any], Tensor]]:
-        """The same work by a tile, on different memory, so that none finds its inputs in the cache."""
+        """The same work with a tile, on different memory, so that inputs are not cached."""
         ...
 
     def kept(self, tiles: Tiles, tile: Any) -> Tiles:
-        """Tiles with this one for it."""
+        """A copy of the tiles with this one for it."""
         ...
 
 
@@ -70,8 +70,8 @@ class Found:
         of: the shape.
         tile: the fastest.
         seconds: its time.
-        tried: how many were.
-        finished: whether no other will be.
+        tried: how many tiles were tried.
+        finished: whether the search is complete.
     """
 
     of: Tunable
@@ -86,13 +86,13 @@ class NotHere(Exception):  # noqa: N818 - the user sees it as a message
 
 
 def tune(work: Sequence[Tunable], limit_s: float, log: Log) -> Iterator[Found]:
-    """Time candidates of each shape on this machine's GPU, until time is up.
+    """Time candidates of each shape on this machine's GPU, within a time limit.
 
-    All shapes of a stage go through their rounds together, so that a round's variants are compiled on all processors at once.
+    All shapes of a stage run their rounds together, so that a round's variants are compiled in parallel on all processors.
 
     Args:
         work: later ones may not be reached.
-        limit_s: nothing is begun after so long.
+        limit_s: nothing is started after this time.
         log: gets messages for the user.
 
     Yields:
@@ -123,7 +123,7 @@ def search(work: Sequence[Tunable], device: torch.device, limit_s: float, log: L
                     log(f"{one.of.name}: round {done + 1} not reached in {limit_s:.0f} s")
                     continue
                 lives = one.take(tiles, log)
-                # What stopped the device would do so again.
+                # A tile that crashed the device would do so again.
                 best = one.found(finished=not lives or done + 1 == one.of.rounds)
                 if best is not None:
                     log(f"{best.of.name}: {best.seconds * 1e6:.1f} us with {best.tile}")
@@ -133,22 +133,22 @@ def search(work: Sequence[Tunable], device: torch.device, limit_s: float, log: L
 
 
 def require_gpu() -> None:
-    """Say so if there is none.
+    """Raise an error without a GPU.
 
     Raises:
         NotHere: there is no GPU.
     """
     if not torch.cuda.is_available():
-        raise NotHere("tiles are tuned on a GPU, and this machine has none; the shipped ones serve without")
+        raise NotHere("tiles are tuned on a GPU, and this machine has none; without tuning, the shipped tiles are used")
 
 
 def write(found: Sequence[Found], restore_rows: int | None, path: Path | None = None) -> Path:
-    """Keep what was found as this device's tiles, over those that it had.
+    """Write the tuned tiles as this device's, replacing earlier ones for the same shapes.
 
     Args:
         found: from :func:`tune`.
-        restore_rows: from how many rows on restoring pays; None leaves what was known.
-        path: where to; the shipped place if there is none.
+        restore_rows: the number of rows from which restoring is faster; None keeps the known value.
+        path: the file; by default the shipped one.
 
     Raises:
         NotHere: the file cannot be written.
@@ -185,7 +185,7 @@ def _here() -> dict[str, str]:
 
 
 def _measured(path: Path) -> dict[str, Any]:
-    """What a file of tiles says of how they were measured; nothing if there is no such file."""
+    """How the tiles in a file were measured; empty without a file."""
     try:
         return json.loads(path.read_text())["measured"] or {}
     except (OSError, ValueError, KeyError):
@@ -193,7 +193,7 @@ def _measured(path: Path) -> dict[str, Any]:
 
 
 def destination() -> Path:
-    """Where this device's tiles are kept.
+    """The path of this device's tiles.
 
     Raises:
         NotHere: nothing can be written there.
@@ -205,7 +205,7 @@ def destination() -> Path:
 
 
 def overlaid(before: Tiles, found: Sequence[Found]) -> Tiles:
-    """Known tiles with new ones in place of those for the same shape."""
+    """Known tiles, with those of the same shape replaced by new ones."""
     for one in found:
         before = one.of.kept(before, one.tile)
     return before
@@ -222,16 +222,16 @@ class _TileSearch:
         self._expected: Tensor | None = None
 
     def asked(self, done: int) -> list[Any]:
-        """The tiles of this round that no round before tried."""
+        """The tiles of this round that were not tried before."""
         best = self._best() or self.of.shipped(tiles_of(self._device))
         return [
             tile for tile in dict.fromkeys([best, *self.of.around(best, done, self._target)]) if tile not in self._tried
         ]
 
     def take(self, tiles: list[Any], log: Log) -> bool:
-        """Time them; false if one stopped the device.
+        """Time them; false if one crashed the device.
 
-        What does not compute what the first tile does, which is the shipped one, is left out.
+        Tiles whose results differ from those of the first, shipped tile are skipped.
         """
         self._calls = self._calls or self.of.calls(self._device)
         for tile in tiles:
@@ -240,9 +240,9 @@ class _TileSearch:
                 self._tried[tile] = self._seconds(tile, log)
             except Exception as error:
                 if not device_lives():
-                    log(f"{self.of.name}: {tile} stopped the device ({error})")
+                    log(f"{self.of.name}: {tile} crashed the device ({error})")
                     return False
-                # It does not compile, or asks for too much.
+                # It does not compile, or needs too much memory.
         return True
 
     def found(self, *, finished: bool) -> Found | None:
@@ -264,6 +264,6 @@ class _TileSearch:
             self._expected = got
         error = float((got.float() - self._expected.float()).norm())
         if not error <= 2e-2 * float(self._expected.float().norm()):
-            log(f"{self.of.name}: {tile} computes something else, and is left out")
+            log(f"{self.of.name}: {tile} gives wrong results and is skipped")
             return None
         return seconds([lambda call=call, tile=tile: call(tile) for call in self._calls], replays=5)

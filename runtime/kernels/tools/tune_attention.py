@@ -1,4 +1,4 @@
-"""Attention's tiles to be tuned: long contexts and long prompts, by the kind of the cache."""
+"""Tuning of attention tiles: long contexts and long prompts, by the kind of cache."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class AttentionTuning:
 
     @property
     def shape(self) -> AttentionShape:
-        """What its tile is looked up for."""
+        """The shape that its tile is looked up by."""
         return AttentionShape(self.kind, self.heads.size, self.heads.group)
 
     def shipped(self, tiles: Tiles) -> TokenTile | PromptTile:
-        """The tile that it has now."""
+        """Its current tile."""
         return (tiles.of_prompts if self.prompts else tiles.of_tokens)(self.heads, _DTYPE, self.kind)
 
     @property
@@ -68,7 +68,7 @@ class AttentionTuning:
         return self.candidates(target)
 
     def candidates(self, target: Target) -> list[TokenTile | PromptTile]:
-        """Tiles that may be faster; what does not compile, or asks for too much, is left out when it is tried."""
+        """Tiles that may be faster; those that do not compile, or need too much memory, are skipped when tried."""
         stages = (1, 2) if target.backend == "hip" else (2, 4, 6)
         if not self.prompts:
             return [
@@ -88,7 +88,7 @@ class AttentionTuning:
         ]
 
     def launches(self, tile: TokenTile | PromptTile, target: Target) -> list[Launch]:
-        """What a call launches, on ``meta``."""
+        """A call's launches, on ``meta``."""
         meta = torch.device("meta")
         cache, runs, x, out, work = self._inputs(meta, tile)
         if isinstance(tile, PromptTile):
@@ -100,7 +100,7 @@ class AttentionTuning:
         return [self._call(device) for _ in range(_COPIES)]
 
     def kept(self, tiles: Tiles, tile: TokenTile | PromptTile) -> Tiles:
-        """Tiles with this one for it."""
+        """A copy of the tiles with this one for it."""
         if isinstance(tile, PromptTile):
             return replace(tiles, prompts={**tiles.prompts, self.shape: tile})
         return replace(tiles, tokens={**tiles.tokens, self.shape: tile})
@@ -148,7 +148,7 @@ class AttentionTuning:
 
 
 def attention(target: Target, *, prompts: bool) -> list[AttentionTuning]:
-    """What is to be tuned: prompts, or single tokens, for each kind of cache that the device knows."""
+    """The shapes to tune: prompts, or single tokens, for each kind of cache that the device supports."""
     kinds = [each.kind for each in CACHE_TYPES if not targets_of(each.kind) or target.name in targets_of(each.kind)]
     return [AttentionTuning(heads, kind, prompts) for heads in HEADS for kind in kinds]
 

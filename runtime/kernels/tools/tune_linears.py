@@ -1,7 +1,7 @@
-"""Linears' tiles to be tuned: each format at the shapes of a Llama-3-8B.
+"""Tuning of linears' tiles: each format at the shapes of a Llama-3-8B.
 
-All combinations would take hours. So first come outputs and warps of a program, then iterations and how many are on their
-way, then splits, and at last the programs again, each time around the best so far: about 60 tiles of some 1500 for few rows.
+All combinations would take hours. So a program's outputs and warps are tuned first, then steps and stages, then splits, and
+finally the programs again, each time around the best so far: about 60 tiles of some 1500 for few rows.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class LinearTuning:
         return self.case.key
 
     def shipped(self, tiles: Tiles) -> Tile:
-        """The tile that it has now."""
+        """Its current tile."""
         return self.case.tile_on(tiles)
 
     @property
@@ -135,11 +135,11 @@ class LinearTuning:
         return list(dict.fromkeys(found))
 
     def launches(self, tile: Tile, target: Target) -> list[Launch]:
-        """What a call launches, on ``meta``."""
+        """A call's launches, on ``meta``."""
         return [replace(self.case, tile=tile).launch(target)]
 
     def calls(self, device: torch.device) -> list[Callable[[Tile], Tensor]]:
-        """The product by several copies of the weight."""
+        """The product with several copies of the weight."""
         case = self.case
         draw = torch.Generator().manual_seed(0)
         x = torch.randn(case.rows, case.columns, generator=draw).to(case.dtype).to(device)
@@ -157,7 +157,7 @@ class LinearTuning:
         return [lambda tile, w=w: linear_bytes.multiply(codes, scales, w, tile, x.dtype) for w in eights]
 
     def kept(self, tiles: Tiles, tile: Tile) -> Tiles:
-        """Tiles with this one for it; a format's first ones start from its kernel's."""
+        """A copy of the tiles with this one for it; a format's first ones start from its kernel's."""
         key, shape = self.case.key, self.case.shape
         listed = tiles.entries.get(key) or tiles.entries.get(key.split("/")[0], [])
         mine = [entry for entry in listed if entry[0] != shape] + [(shape, tile)]
@@ -167,7 +167,7 @@ class LinearTuning:
 def linears(
     forms: Sequence[str], shapes: Sequence[tuple[int, int]] = SHAPES, rows: Sequence[int] = ROWS
 ) -> list[LinearTuning]:
-    """What is to be tuned: each format at each shape, rows by rows.
+    """The shapes to tune: each format at each shape, for each number of rows.
 
     Args:
         forms: of :data:`FORMATS`, :data:`BYTES`, or ``bf16``.
@@ -184,10 +184,10 @@ def linears(
 
 
 def restoring_pays_from(found: Sequence[Found], log: Log) -> int | None:
-    """From how many rows on restoring int4 weights for torch's product is faster than multiplying them, over all shapes.
+    """The number of rows from which restoring int4 weights for torch's product is faster than the kernel, over all shapes.
 
     Args:
-        found: what was tuned; what it found for int4 is compared.
+        found: the tuned tiles, of which those for int4 are compared.
         log: gets messages for the user.
 
     Returns:

@@ -373,7 +373,7 @@ def test_a_baseline_from_another_machine_is_refused_unless_allowed(
     ("settings", "sentence"),
     [
         ({"tasks": ["nowhere.yaml"]}, "nowhere.yaml: file not found"),
-        ({"text": "nowhere.txt"}, "text: nowhere.txt: there is no such text file"),
+        ({"text": "nowhere.txt"}, "text: nowhere.txt: text file not found"),
         ({"device": "tpu"}, "device: device is 'tpu'; it must be cpu or cuda"),
         ({"length": 4096}, "length: 4096 tokens exceed the context length of"),
         (
@@ -420,7 +420,7 @@ def test_a_task_that_leaves_no_room_for_a_prompt_is_reported(tmp_path: Path) -> 
 
 
 def test_missing_checkpoints_are_all_reported(tmp_path: Path) -> None:
-    with pytest.raises(SmeltError, match=r"(?s)\./one: there is no such directory.*\./two: there is no such directory"):
+    with pytest.raises(SmeltError, match=r"(?s)\./one: directory not found.*\./two: directory not found"):
         evaluate(["./one", "./two"], output=tmp_path / "out")
     with pytest.raises(SmeltError, match="is named twice"):
         evaluate(["builtin:smelt-6m"], baseline="builtin:smelt-6m", output=tmp_path / "out")

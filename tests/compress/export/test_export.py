@@ -282,7 +282,7 @@ def test_a_run_is_its_checkpoint_and_outputs_are_not_overwritten(coded: Callable
             ("builtin:smelt-6m", "gtpq"),
             "unknown format 'gtpq'; known: gptq, gptq-v2, awq, dense, gguf; did you mean gptq?",
         ),
-        (("no/such/place", "awq"), "no such directory"),
+        (("no/such/place", "awq"), "directory not found"),
     ],
 )
 def test_mistakes_are_reported(arguments: tuple[str, str], sentence: str, tmp_path: Path) -> None:

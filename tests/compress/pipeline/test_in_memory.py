@@ -71,7 +71,7 @@ def test_experts_in_memory(tmp_path: Path) -> None:
     [
         ({"scheme": "W5A61"}, "scheme: unknown scheme 'W5A61'"),
         ({"rounding": "gtpq"}, "did you mean gptq"),
-        ({"group_size": 48}, "do not divide by group_size 48"),
+        ({"group_size": 48}, "are not divisible by group_size 48"),
         ({"ignore": ["nothing.like.it"]}, "matches no linear"),
         ({"calibrate": {"sample": 3}}, "calibrate.sample"),
     ],

@@ -114,7 +114,7 @@ def test_targets_and_ignore_choose_what_is_quantized(tiny: Callable[..., Path], 
 @pytest.mark.parametrize(
     ("quantize", "expected"),
     [
-        ({"group_size": 100}, "do not divide by group_size 100"),
+        ({"group_size": 100}, "are not divisible by group_size 100"),
         ({"targets": ["self_attn.qproj"]}, "matches no linear of the model"),
         ({"targets": ["model.layers.0.self_attn.qproj"]}, "did you mean model.layers.0.self_attn.q_proj"),
         ({"ignore": ["lm_haed"]}, "'lm_haed' matches no linear"),
@@ -131,7 +131,9 @@ def test_what_would_fail_later_fails_in_the_check(
 
 def test_stories260k_divides_by_no_group_and_the_error_says_so(shared: Path, recipe: Callable[..., Recipe]) -> None:
     plan = Plan.make(recipe(shared / "models/stories260K", group_size=64))
-    assert any("172 input columns do not divide by group_size 64; use group_size: -1" in str(p) for p in plan.problems)
+    assert any(
+        "172 input columns are not divisible by group_size 64; use group_size: -1" in str(p) for p in plan.problems
+    )
 
 
 def test_too_little_memory_or_disk_is_found_before_any_work(

@@ -287,7 +287,7 @@ def test_overrides_fix_what_is_not_chosen(tiny: Callable[..., Path], recipe: Cal
         ({"target": {"bits": 1.5}}, "target.bits: 1.5 cannot be reached: the least is 2.51 with W2A16 g32 everywhere"),
         ({"target": {"bytes": 1000}}, r"target.bytes: 1000 cannot be reached: the least is \d{7} \(\d.\d MB\)"),
         ({"target": {"bits": 16}}, "the model keeps to 16 bits as it is"),
-        ({"target": {"bits": 4}, "group_size": 100}, "do not divide by group_size 100"),
+        ({"target": {"bits": 4}, "group_size": 100}, "are not divisible by group_size 100"),
     ],
 )
 def test_what_is_impossible_is_reported_before_any_work(

@@ -159,7 +159,7 @@ def test_what_cannot_be_trained_is_reported_before_any_work(trained: Make, tiny:
     for recipe, said in (
         (
             trained(tiny(), {"data": "nowhere.txt"}, scheme="W8A16"),
-            "train.data: nowhere.txt: there is no such text file",
+            "train.data: nowhere.txt: text file not found",
         ),
         (trained(tiny(), {"length": 512, "tokens": 4096}, scheme="W8A16"), "train.length: 512 tokens exceed"),
     ):

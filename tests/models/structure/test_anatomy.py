@@ -183,13 +183,13 @@ def test_experts_in_an_unknown_layout_are_named() -> None:
         layer_types=["full_attention"] * 2,
     )
     found = _described_or_unknown(config)
-    assert "not supported" in found or "experts in a layout Smelt does not know" in found
+    assert "not supported" in found or "experts in an unknown layout" in found
 
 
 def test_what_is_no_transformer_is_described_or_named() -> None:
     config = CONFIG_MAPPING["mamba"](hidden_size=32, num_hidden_layers=2, vocab_size=64, state_size=4)
     found = _described_or_unknown(config)
-    assert "not supported" in found or "not a linear Smelt knows" in found
+    assert "not supported" in found or "not a known linear" in found
 
 
 def _described_or_unknown(config: PretrainedConfig) -> str:

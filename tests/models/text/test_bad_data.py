@@ -41,8 +41,8 @@ def refused(recipe: Callable[..., Recipe], tiny: Callable[..., Path], tmp_path: 
         (b"caf\xe9 " * 200, ".txt", "is not UTF-8"),
         (b'{"text": "caf\xe9"}\n', ".jsonl", ":1: is not UTF-8"),
         (b'{"text": "fine"}\n{"text": \n', ".jsonl", ":2: is not JSON"),
-        (b'{"body": "fine"}\n', ".jsonl", "has no field 'text'; there is body"),
-        (b'["fine"]\n', ".jsonl", "has no field 'text'; there is list"),
+        (b'{"body": "fine"}\n', ".jsonl", "has no field 'text'; available: body"),
+        (b'["fine"]\n', ".jsonl", "has no field 'text'; available: list"),
         (b'{"text": 3}\n', ".jsonl", "holds int, not text"),
     ],
 )
@@ -104,4 +104,4 @@ def test_windows_longer_than_the_model_reads(refused: Callable[..., str]) -> Non
 def test_a_wrong_field_of_a_good_file(refused: Callable[..., str], tmp_path: Path) -> None:
     file = tmp_path / "text.jsonl"
     file.write_text(json.dumps({"text": "one", "body": "two"}) + "\n")
-    assert "has no field 'content'; there is text, body" in refused({"source": str(file), "field": "content"})
+    assert "has no field 'content'; available: text, body" in refused({"source": str(file), "field": "content"})

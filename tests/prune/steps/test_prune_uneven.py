@@ -247,7 +247,7 @@ def test_a_recipe_that_makes_no_sense_is_refused(steps: list[Any], said: str, tm
         (
             {},
             [_prune(multiple=64), {"quantize": {"scheme": "W4A16", "group_size": 128}}],
-            "its 64 input columns do not divide by group_size 128",
+            "its 64 input columns are not divisible by group_size 128",
         ),
         ({"num_hidden_layers": 1}, [_prune()], "steps.0.prune.allocation: only one block has them"),
     ],
@@ -278,7 +278,7 @@ def test_formats_whose_tools_cannot_load_it_are_refused(tiny: Callable[..., Path
 def test_sizes_that_mean_nothing_are_refused(wrong: Any, tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny()
     (model / "config.json").write_text(json.dumps(_config(model) | {"layer_sizes": wrong}))
-    with pytest.raises(SmeltError, match="layer_sizes must have for each of 3 layers"):
+    with pytest.raises(SmeltError, match="layer_sizes must list, for each of 3 layers"):
         Engine(model, quiet=True)
     (problem,) = Plan.make(_recipe(model, tmp_path / "out", {"quantize": {"scheme": "W8A16"}})).problems
-    assert "layer_sizes must have for each of 3 layers" in str(problem)
+    assert "layer_sizes must list, for each of 3 layers" in str(problem)

@@ -142,7 +142,7 @@ def test_a_share_is_exact(by_row: bool) -> None:
 
 @pytest.mark.parametrize("name", ["4:2", "2:2", "0:4", "two"])
 def test_what_is_no_pattern(name: str) -> None:
-    with pytest.raises(ValueError, match="no pattern"):
+    with pytest.raises(ValueError, match="is not a pattern"):
         Pattern.named(name)
 
 

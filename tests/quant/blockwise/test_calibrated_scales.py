@@ -139,7 +139,9 @@ def test_a_killed_run_with_a_rounded_cache_continues_with_the_same_bytes(
 def test_an_architecture_without_a_known_cache_is_a_problem(
     tiny: Callable[..., Path], recipe: Callable[..., Recipe]
 ) -> None:
-    with pytest.raises(SmeltError, match="has no attention whose cache compressed-tensors knows; remove the field"):
+    with pytest.raises(
+        SmeltError, match="has no attention with a cache that compressed-tensors knows; remove the field"
+    ):
         run(recipe(tiny("gpt_neox"), kv_cache="fp8"))
 
 

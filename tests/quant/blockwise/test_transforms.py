@@ -254,7 +254,7 @@ def test_linears_can_have_schemes_of_their_own(tiny: Callable[..., Path], recipe
 def test_linears_that_servers_fuse_must_be_stored_alike(
     tiny: Callable[..., Path], recipe: Callable[..., Recipe]
 ) -> None:
-    with pytest.raises(SmeltError, match="read the same input, and servers multiply such linears as one"):
+    with pytest.raises(SmeltError, match="read the same input, and servers fuse such linears"):
         run(recipe(tiny("llama"), overrides=[{"targets": ["re:.*k_proj"], "scheme": "W8A16"}]))
 
 

@@ -103,7 +103,7 @@ def test_without_inputs_the_smallest_go() -> None:
     ("options", "said"),
     [
         ({"sparsity": 1.5}, "no share between 0 and 1"),
-        ({"sparsity": "4:2"}, "no pattern"),
+        ({"sparsity": "4:2"}, "is not a pattern"),
         ({"sparsity": "3:5"}, "not made of groups of 5"),
         ({"sparsity": 0.5, "refit_groups": True}, "keep one"),
     ],

@@ -142,6 +142,6 @@ def test_a_config_that_contradicts_the_tensors_is_named(tmp_path: Path) -> None:
     path = save_model(make_model("llama"), tmp_path)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"num_attention_heads": 8}))
-    sentence = r"self_attn.q_proj.weight: the checkpoint stores \(128, 128\), but config.json makes it \(256, 128\)"
+    sentence = r"self_attn.q_proj.weight: the checkpoint stores \(128, 128\), but config.json implies \(256, 128\)"
     with pytest.raises(SmeltError, match=sentence):
         Model(Checkpoint(path), Operators(torch.float32))

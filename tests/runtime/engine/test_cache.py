@@ -99,5 +99,5 @@ def test_blocks_are_conserved_under_anything(seed: int) -> None:
 
 
 def test_heads_of_odd_size_are_refused() -> None:
-    with pytest.raises(RuntimeProblem, match="so only even sizes fit"):
+    with pytest.raises(RuntimeProblem, match="so it must be even"):
         PagedKeysValues([1], 5, 4, 16, torch.float32)

@@ -36,9 +36,9 @@ def test_without_a_template_text_is_continued_and_reset_forgets() -> None:
     assert "no chat template" in said
     assert said.count(first) >= 2
     assert second in said
-    assert "forgotten" in said
-    assert "there is no /nonsense" in said
-    assert said.count("tokens read, first answer after") == 3
+    assert "conversation cleared" in said
+    assert "unknown command /nonsense" in said
+    assert said.count("prompt tokens, first token after") == 3
     running.cache.check([])
 
 
@@ -61,5 +61,5 @@ def test_a_template_sees_the_whole_conversation() -> None:
 def test_a_conversation_that_is_too_long_is_said_and_can_begin_anew() -> None:
     running = engine(SMELT_6M, max_length=40)
     said = _said(running, ["word " * 60, "/reset", "The city"])
-    assert "leaves no room to continue it; /reset begins anew" in said
-    assert said.count("tokens read") == 1
+    assert "leaves no room to continue it; /reset starts over" in said
+    assert said.count("prompt tokens, first token after") == 1

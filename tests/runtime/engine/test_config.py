@@ -23,7 +23,7 @@ def test_keywords_replace_fields(tiny: Callable[..., Path]) -> None:
 
 def test_an_unknown_option_is_named() -> None:
     with pytest.raises(
-        TypeError, match=r"an engine has no option 'max_lenght'; it has dtype, .*did you mean max_length\?"
+        TypeError, match=r"unknown engine option 'max_lenght'; known: dtype, .*did you mean max_length\?"
     ):
         Engine("nowhere", max_lenght=5)
 

@@ -79,7 +79,7 @@ def test_names_select_policies(tiny: Callable[..., Path]) -> None:
 
 def test_two_policies_cannot_be_asked_for(named: str) -> None:
     assert EngineConfig(policy="static", static_batching=True).scheduling == "static"
-    with pytest.raises(RuntimeProblem, match="static_batching is the policy static, and policy is shortest"):
+    with pytest.raises(RuntimeProblem, match="static_batching means policy static, but policy is shortest"):
         EngineConfig(policy=named, static_batching=True)
 
 

@@ -74,7 +74,7 @@ def test_a_race_is_found() -> None:
     out = right.half()
     other = out.clone()
     other[0, 0] = torch.nextafter(out[0, 0], torch.tensor(9.0).half())
-    assert "run 2 gave other bits" in str(problem(_trial([out, other], right.double()), CPU, 0))
+    assert "run 2 differs bitwise" in str(problem(_trial([out, other], right.double()), CPU, 0))
     fifty = [*[out] * 36, other, *[out] * 13]
-    assert "run 37 gave other bits" in str(problem(_trial(fifty, right.double()), CPU, 0, runs=50))
+    assert "run 37 differs bitwise" in str(problem(_trial(fifty, right.double()), CPU, 0, runs=50))
     assert problem(_trial([out] * 50, right.double()), CPU, 0, runs=50) is None

@@ -77,7 +77,9 @@ def test_what_is_no_trace_is_said(name: str, text: str, sentence: str, tmp_path:
 
 def test_what_the_engine_has_no_room_for_is_refused_before_any_measurement(tmp_path: Path) -> None:
     running = engine(SMELT_6M, max_length=64)
-    with pytest.raises(RuntimeProblem, match="a prompt of 60 tokens and 5 to generate are more than the 64"):
+    with pytest.raises(
+        RuntimeProblem, match="a prompt of 60 tokens and 5 to generate exceed the engine's max_length of 64"
+    ):
         measure(running, prompt=60, output=5, concurrencies=[], requests=1)
     os.mkfifo(tmp_path / "trace.csv")
     with pytest.raises(RuntimeProblem, match="is not a file"):

@@ -177,7 +177,7 @@ def test_groups_that_matrix_tiles_do_not_take(compiled: ModuleType) -> None:
         (library.Verdict.RIGHT, True, "right", None),
         (library.Verdict.WRONG, False, "wrong", "give wrong results"),
         (-signal.SIGILL, False, "wrong", "give wrong results"),
-        (library.Verdict.REFUSED, False, None, "the system does not give them"),
+        (library.Verdict.REFUSED, False, None, "the operating system does not allow them"),
         (1, False, None, "exit status 1"),
         (-signal.SIGKILL, False, None, "exit status -9"),
     ],
@@ -204,7 +204,7 @@ def test_what_a_trial_of_matrix_tiles_ends_with(
 def test_a_trial_of_matrix_tiles_runs(compiled: ModuleType) -> None:
     """The process itself, on whatever this processor is."""
     assert compiled.__file__ is not None
-    expected = "right" if "amx_int8" in library.processor_features() else "the system does not give them"
+    expected = "right" if "amx_int8" in library.processor_features() else "the operating system does not allow them"
     assert library._tiles_tried(Path(compiled.__file__)) == expected
 
 

@@ -190,9 +190,9 @@ def test_what_cannot_be_served_is_said(tiny: Callable[..., Path], tmp_path: Path
 
     head = INT8 | {"strategy": "attn_head"}
     refused("model.layers.0.self_attn: its v_scale is missing", head, "v_scale")
-    refused("its k_scale has 2 numbers, not 1", INT8)
+    refused("its k_scale has 2 elements, not 1", INT8)
     refused("its k_zero_point is missing", head | {"symmetric": False})
     refused("int8 with dynamic scales by token are not supported", INT8 | {"strategy": "token", "dynamic": True})
-    refused("groups of 24 do not divide heads of 32 numbers", TOKEN | {"group_size": 24})
+    refused("groups of 24 do not divide heads of 32 elements", TOKEN | {"group_size": 24})
     queries = {"targets": ["LlamaAttention"], "input_activations": FP8}
     refused("attention rounds inputs of LlamaAttention but no weights", head, attention=queries)

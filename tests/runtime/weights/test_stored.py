@@ -269,7 +269,7 @@ def test_a_gptq_model_runs_as_its_dense_twin(order: str, tmp_path: Path) -> None
         ({"quant_method": "bitsandbytes"}, "'bitsandbytes' is not supported; the runtime reads"),
         ({"quant_method": "gptq", "bits": 5}, "GPTQ of 5 bits"),
         ({"quant_method": "awq", "bits": 4, "version": "marlin"}, "not 4 bits in marlin"),
-        ({"quant_method": "compressed-tensors", "config_groups": 3}, "is not one of compressed-tensors"),
+        ({"quant_method": "compressed-tensors", "config_groups": 3}, "is not valid for compressed-tensors"),
     ],
 )
 def test_what_cannot_be_read_is_said(config: dict[str, Any], sentence: str, tmp_path: Path) -> None:

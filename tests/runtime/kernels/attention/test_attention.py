@@ -130,7 +130,7 @@ def test_what_32_bits_do_not_number_is_refused() -> None:
     cache = cached.layer_cache(1 << 27, 1, 16, 16, "int8", torch.float16, "meta")
     with pytest.raises(ValueError, match="more than 2 billion rows"):
         attention_constants(torch.float16, heads, cache)
-    with pytest.raises(ValueError, match="a positive factor"):
+    with pytest.raises(ValueError, match="a positive score scale"):
         attention_constants(torch.float16, replace(heads, scale=-1.0), cache)
 
 

@@ -132,7 +132,7 @@ def test_no_rows_need_no_launch() -> None:
 
 
 def test_experts_must_be_alike() -> None:
-    with pytest.raises(ValueError, match="differently"):
+    with pytest.raises(ValueError, match="must all be stored alike"):
         codes_weight.of_experts([prepared(), replace(prepared(), group=32)])
 
 

@@ -127,7 +127,7 @@ def test_a_file_reads_back(tmp_path: Path) -> None:
 def test_a_broken_file_is_reported(tmp_path: Path, broken: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(broken)
-    with pytest.raises(ValueError, match=r"x\.json: these are no tiles"):
+    with pytest.raises(ValueError, match=r"x\.json: not valid tiles"):
         read(path, TARGETS["sm_90"])
 
 

@@ -104,4 +104,7 @@ def test_unknown_names_are_show(option: str, name: str) -> None:
 def test_tuning_without_a_gpu_says_so() -> None:
     done = here("tune", "--form", "int4")
     assert done.exit_code == 1
-    assert done.stderr == "smelt: tiles are tuned on a GPU, and this machine has none; the shipped ones serve without\n"
+    assert (
+        done.stderr
+        == "smelt: tiles are tuned on a GPU, and this machine has none; without tuning, the shipped tiles are used\n"
+    )
