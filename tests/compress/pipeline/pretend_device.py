@@ -100,9 +100,10 @@ def done(recipe: Recipe, journal: Path) -> dict[str, float]:
     """Do a recipe's step on the device; each layer's error, or a training's curve."""
     plan = Plan.make(recipe)
     assert not plan.problems, plan.problems
-    assert plan.calibration is not None
     (step,) = plan.prepared
-    dtype, tokens = torch.float32, plan.calibration.tokens
+    # A training alone reads no calibration text.
+    tokens = torch.empty(0, 0, dtype=torch.int64) if plan.calibration is None else plan.calibration.tokens
+    dtype = torch.float32
     with OnDevice():
         context = RunContext(dtype, tokens, recipe.seed, journal, Progress(False), Processes(DEVICE))
         step.run(context, journal.parent / "model")

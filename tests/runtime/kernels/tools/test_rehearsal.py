@@ -30,7 +30,8 @@ def test_no_case_leaves_a_python_error_for_a_gpu_to_find(options: list[str]) -> 
     found = rehearsed("cases", *options)
     assert found["failures"] == []
     assert found["alone"] == 0  # all launches overlap
-    assert set(found["launched"]) == FUNCTIONS
+    # Only all cases have a short context whose parts another launch merges.
+    assert set(found["launched"]) - {"merge"} == FUNCTIONS
 
 
 @pytest.mark.parametrize("options", [[], pytest.param(["--all"], marks=pytest.mark.slow)], ids=["one", "all"])
