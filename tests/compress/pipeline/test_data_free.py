@@ -187,7 +187,7 @@ def test_more_windows_for_diagnostics_than_there_are_is_a_mistake(tiny: Callable
         "steps": [{"quantize": {"scheme": "W8A8", "diagnostics": 8}}],
     }
     (tmp_path / "recipe.yaml").write_text(json.dumps(data))
-    with pytest.raises(SmeltError, match=r"diagnostics asks for 8 windows, and calibrate\.samples is 4"):
+    with pytest.raises(SmeltError, match=r"diagnostics asks for 8 windows, but calibrate\.samples is 4"):
         Recipe.load(tmp_path / "recipe.yaml")
 
 

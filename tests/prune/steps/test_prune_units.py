@@ -182,7 +182,7 @@ def test_a_guard_reports_layers_or_ends_the_run(
     layers = json.loads((checkpoint / "smelt.json").read_text())["steps"][0]["layers"]
     assert all("more than max_layer_error 0.01" in layer["notes"][-1] for layer in layers)
     failing = {"prune": {**step["prune"], "guard": {"max_layer_error": 0.01, "otherwise": "fail"}}}
-    with pytest.raises(SmeltError, match="take less"):
+    with pytest.raises(SmeltError, match="remove less"):
         run(_recipe(model, tmp_path / "failed", failing))
     assert not (tmp_path / "failed" / "checkpoint").exists()
     with pytest.raises(ValueError, match="use warn or fail"):

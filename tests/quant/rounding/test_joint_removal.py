@@ -102,9 +102,9 @@ def test_without_inputs_the_smallest_go() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"sparsity": 1.5}, "no share between 0 and 1"),
+        ({"sparsity": 1.5}, "neither a fraction between 0 and 1"),
         ({"sparsity": "4:2"}, "is not a pattern"),
-        ({"sparsity": "3:5"}, "not made of groups of 5"),
+        ({"sparsity": "3:5"}, "which groups of 5 do not divide"),
         ({"sparsity": 0.5, "refit_groups": True}, "keep one"),
     ],
 )
