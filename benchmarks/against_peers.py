@@ -56,9 +56,9 @@ LENGTH, SAMPLES, LARGE_SAMPLES, HELD_OUT = 256, 128, 8, 64
 KEY = ("tool", "method", "bits", "group_size", "seed")
 FORMATS, SEEDS, REPEATS, LARGE_BLOCKS = ((3, 128), (2, 64)), (0, 1, 2), 5, 24
 SCRIPTS = {
-    "llm-compressor": "peer_llm_compressor.py",
-    "gptqmodel": "peer_gptqmodel.py",
-    "auto-round": "peer_autoround.py",
+    "llm-compressor": "quantize_llm_compressor.py",
+    "gptqmodel": "quantize_gptqmodel.py",
+    "auto-round": "quantize_autoround.py",
 }
 # What each tool runs for its quality: its script's method, and further arguments.
 PEER_JOBS: dict[str, list[list[str]]] = {
@@ -116,12 +116,12 @@ class Bench:
             "evaluate": False,
         }
         (self.work / "recipe.yaml").write_text(json.dumps(recipe))
-        command = [sys.executable, "-m", "benchmarks.smelt_job", str(self.work / "recipe.yaml")]
+        command = [sys.executable, "-m", "benchmarks.peers.smelt_job", str(self.work / "recipe.yaml")]
         return self._run(command, REPOSITORY, dict(os.environ))
 
     def peer(self, name: str, model: Path, bits: int, group: int, method: list[str], output: str) -> dict[str, Any]:
         """A peer's side of a job, its result written to ``output``, an argument of its script, if that is given."""
-        command = [self.pythons[name], str(Path(__file__).with_name(SCRIPTS[name])), "--model", str(model)]
+        command = [self.pythons[name], str(Path(__file__).with_name("peers") / SCRIPTS[name]), "--model", str(model)]
         command += ["--tokens", str(self.work / "tokens.safetensors"), "--bits", str(bits), "--group-size", str(group)]
         command += [output, str(self.work / "quantized")] if output else []
         # Peers leave logs where they are started.

@@ -79,7 +79,7 @@ def _theirs(peer: Path, importance: str, what: str, ratio: float, seed: int, tok
     windows = calibration_windows(TextSource(CALIBRATION, "calibration"), tokenizer, 128, 256, seed)
     save_file({"tokens": windows.tokens.contiguous()}, scratch / "tokens.safetensors")
     out = scratch / f"{importance}-{what}-{ratio}-{seed}"
-    command = [str(peer), str(REPOSITORY / "benchmarks/peer_torch_pruning.py"), "--model", str(MODEL)]
+    command = [str(peer), str(REPOSITORY / "benchmarks/peers/prune_torch_pruning.py"), "--model", str(MODEL)]
     command += ["--tokens", str(scratch / "tokens.safetensors"), "--importance", importance, "--what", what]
     done = subprocess.run(
         [*command, "--ratio", str(ratio), "--out", str(out)], capture_output=True, text=True, check=True

@@ -3,7 +3,7 @@
     python -m benchmarks.runtime_cpu --scratch /var/tmp/smelt-cpu [--peer-python PEER] [--only NAME ...]
 
 Everything runs one after another in processes of their own, each with the machine to itself: Smelt's formats first,
-then the peers of benchmarks/peer_runtime.py, if a Python that has them is given. Of each the same is measured:
+then the peers of benchmarks/peers/runtimes.py, if a Python that has them is given. Of each the same is measured:
 
 - ``prefill_N``: N random prompt tokens over the time to the first token
 - ``decode_N``: the rate of 32 greedy tokens after a prompt of N, without the first
@@ -14,7 +14,7 @@ beside transformers' ``generate``.
 
 vLLM reads Smelt's own checkpoints, so each format of both is measured in turns, if ``--vllm-python`` names a Python that
 has it (`make test-vllm` makes one): both hold the model, their runs alternate, before each round the memory's rate is read,
-and what counts are the ratios of neighbours in time (turns.py).
+and what counts are the ratios of neighbours in time (peers/turns.py).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from typing import Any
 import torch
 
 from .common import REPOSITORY, save
+from .peers.turns import Runtime, answer, in_turns
 from .random_model import BIG, build
-from .turns import Runtime, answer, in_turns
 
 PEERS = ("llama.cpp", "openvino", "openvino-int8", "torchao", "ctranslate2", "transformers")
 FORMATS: dict[str, dict[str, Any] | None] = {
@@ -134,7 +134,7 @@ def measure_smelt(checkpoint: Path, repeats: int, lengths: list[int]) -> dict[st
 def beside_vllm(checkpoint: Path, python: str, scratch: Path, rounds: int, runs: list[str]) -> dict[str, Any]:
     """One checkpoint on Smelt's engine and on vLLM, in turns."""
     here = [sys.executable, "-m", "benchmarks.runtime_cpu", "--scratch", str(scratch), "--in-turns", str(checkpoint)]
-    script = str(REPOSITORY / "benchmarks" / "peer_runtime.py")
+    script = str(REPOSITORY / "benchmarks" / "peers" / "runtimes.py")
     there = [python, script, "vllm", "--model", str(checkpoint), "--scratch", str(scratch / "peers"), "--in-turns"]
     with Runtime(here, REPOSITORY) as ours, Runtime(there, REPOSITORY) as theirs:
         return in_turns(ours, theirs, {name: TURNS[name] for name in runs}, rounds, lambda: read_rate(3))
@@ -226,7 +226,7 @@ def main() -> None:
         elif name in models:
             results[f"smelt {name}"] = _in_process(*here, str(models[name]))
         else:
-            script = str(REPOSITORY / "benchmarks" / "peer_runtime.py")
+            script = str(REPOSITORY / "benchmarks" / "peers" / "runtimes.py")
             where = ["--model", str(models["bf16"]), "--scratch", str(arguments.scratch / "peers")]
             export = ["--exporter", arguments.exporter]
             results[name] = _in_process(script, name, *where, *export, *repeats, python=arguments.peer_python)

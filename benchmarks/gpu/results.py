@@ -13,7 +13,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHIPPED = REPOSITORY / "benchmarks" / "results"
 # What decides what a GPU computes, and how fast. Tiles do, too; rows name theirs.
-_SOURCES = ("runtime/**/*.py", "quant/**/*.py", "benchmarks/gpu/*.py")
+_SOURCES = ("runtime/**/*.py", "quant/**/*.py", "benchmarks/gpu/**/*.py")
 _NO_SOURCES = ("goals.py", "pool.py", "results.py", "stage.py", "wheels.py")
 
 

@@ -63,7 +63,7 @@ def _staged(given: argparse.Namespace, settings: Settings, deadline: float) -> i
                 files[stage] = Results(given.output, stage, decides, noted)
             return files[stage]
 
-        outcomes[part] = Part(f"benchmarks.gpu.{part}", settings, deadline, _say).run(open_results)
+        outcomes[part] = Part(f"benchmarks.gpu.parts.{part}", settings, deadline, _say).run(open_results)
         if outcomes[part].lacking:
             print(f"{part}: {outcomes[part].lacking}", flush=True)
     return _summary(given, files, outcomes, settings.log)
@@ -131,7 +131,7 @@ def _sanitized(given: argparse.Namespace, settings: Settings, deadline: float) -
             def open_results(facts: dict[str, Any], kernel: str = kernel.name) -> Results:
                 return Results(Path(folder), kernel, facts, {}, str)
 
-            outcome = Part("benchmarks.gpu.small_cases", its, deadline, _say).run(open_results)
+            outcome = Part("benchmarks.gpu.parts.small_cases", its, deadline, _say).run(open_results)
             found = "".join(path.read_text() for path in sorted(Path(folder).glob(f"{kernel.name}.*")))
             with report.open("a") as file:
                 file.write(f"--- {kernel.name}\n{found}\n")

@@ -41,7 +41,7 @@ def rehearse(parts: list[str], folder: Path) -> tuple[list[str], list[str]]:
     (folder / "output").mkdir()
     json.dumps(place.facts())
     for name in parts:
-        part: Any = importlib.import_module(f"benchmarks.gpu.{name}")
+        part: Any = importlib.import_module(f"benchmarks.gpu.parts.{name}")
         if name == "tuning":
             # The device's own file is the checkout's.
             tune.destination = lambda: Path(folder, "checkout.json")

@@ -1,6 +1,6 @@
 """One job by AutoRound, measured; run by the peer's own interpreter. Prints one JSON line.
 
-    PEER/bin/python benchmarks/peer_autoround.py --model DIR --tokens FILE --method signround --bits 3 --group-size 128 --out DIR
+    PEER/bin/python benchmarks/peers/quantize_autoround.py --model DIR --tokens FILE --method signround --bits 3 --group-size 128 --out DIR
 
 Methods are AutoRound's own names of algorithms, joined by "+": signround (200 steps a block), rtn (nearest, with
 scales searched under activation weights), awq+rtn, awq+signround. ``--set`` names their settings: ``iters=1000``,
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from peer_job import Job, run_job
+from job import Job, run_job
 
 
 def work(job: Job) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .job import Job, Row
-from .place import Place
-from .random_checkpoints import LLAMA, QWEN, TINY, TINY_LLAMA, Size, dense, write
+from ..job import Job, Row
+from ..place import Place
+from ..random_checkpoints import LLAMA, QWEN, TINY, TINY_LLAMA, Size, dense, write
 
 IMPORTS = ("transformers", "compressed_tensors", "pydantic", "loguru", "psutil", "smelt.runtime")
 # What rounding keys and values may add to logits' distance from transformers; and where two ways of computing read the same

@@ -12,9 +12,9 @@ from smelt.runtime.kernels.base.launch import Launch
 from smelt.runtime.kernels.base.precompile import precompile, precompile_work
 from smelt.runtime.kernels.base.targets import target_of
 
-from .cases import listed
-from .job import Job, Row
-from .place import Place
+from ..cases import listed
+from ..job import Job, Row
+from ..place import Place
 
 
 def jobs(_: Place) -> list[Job]:

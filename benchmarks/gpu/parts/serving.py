@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from smelt.runtime.measure.workload import Arrival, random_prompt
 
-from .job import Job, Row
-from .place import Place
-from .random_checkpoints import LLAMA, QWEN, TINY, Size, once
+from ..job import Job, Row
+from ..place import Place
+from ..random_checkpoints import LLAMA, QWEN, TINY, Size, once
 
 if TYPE_CHECKING:
     from smelt.runtime import RequestOutput

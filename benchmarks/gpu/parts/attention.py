@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .job import Job, Row
-from .place import Place
-from .worker import one_line
+from ..job import Job, Row
+from ..place import Place
+from ..worker import one_line
 
 LLAMA = Heads(32, 8, 128, 128**-0.5, None, None)
 DTYPE = torch.bfloat16

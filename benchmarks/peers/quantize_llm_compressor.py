@@ -1,6 +1,6 @@
 """One job by llm-compressor, measured; run by the peer's own interpreter. Prints one JSON line.
 
-    PEER/bin/python benchmarks/peer_llm_compressor.py --model DIR --tokens FILE --method gptq --bits 3 --group-size 128 --out DIR
+    PEER/bin/python benchmarks/peers/quantize_llm_compressor.py --model DIR --tokens FILE --method gptq --bits 3 --group-size 128 --out DIR
 
 A method is any transforms and one rounding, joined by "+": awq, smoothquant, spinquant, quip; then rtn or
 gptq. ``--set gptq.actorder=null`` sets a field of a part. With ``--activations`` the activations get as many
@@ -15,7 +15,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peer_job import Job, perplexity, read_tokens, run_job
+from job import Job, perplexity, read_tokens, run_job
 
 if TYPE_CHECKING:
     from torch import Tensor

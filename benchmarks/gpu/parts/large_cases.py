@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .cases import cases_of
-from .job import Job
-from .place import Place
+from ..cases import cases_of
+from ..job import Job
+from ..place import Place
 
 WORKERS = 2  # float64 of the largest head takes 4 GB, and its product as much again
 

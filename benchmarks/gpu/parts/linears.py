@@ -18,11 +18,11 @@ from smelt.runtime.kernels.rows.quantize_rows import quantize_rows
 from smelt.runtime.kernels.tiles.tile import Tile, tiles_of
 from torch import Tensor
 
-from . import peers
-from .goals import BF16, FOUR
-from .job import Job, Row
-from .place import Place
-from .worker import one_line
+from .. import peers
+from ..goals import BF16, FOUR
+from ..job import Job, Row
+from ..place import Place
+from ..worker import one_line
 
 # Outputs, columns and gate as the engine multiplies them: query, key and value; out; gate and inputs; down; head. And what
 # papers measure.

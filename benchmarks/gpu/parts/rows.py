@@ -14,8 +14,8 @@ from smelt.runtime.kernels.rows.quantize_rows import quantize_rows
 from smelt.runtime.kernels.rows.rotate_and_store import RotaryTables, rotate_and_store
 from smelt.runtime.kernels.rows.sample_tokens import choices, sample_tokens
 
-from .job import Job, Row
-from .place import Place
+from ..job import Job, Row
+from ..place import Place
 
 ROWS = (1, 8, 64, 512)
 _HIDDEN, _WIDE, _VOCABULARY = 4096, 14336, 128256

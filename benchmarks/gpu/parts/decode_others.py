@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..job import Job
+from ..place import Place
 from . import decode
-from .job import Job
-from .place import Place
 
 IMPORTS, NAME = decode.IMPORTS, "decode"
 

@@ -1,6 +1,6 @@
 """One job by GPTQModel, measured; run by the peer's own interpreter. Prints one JSON line.
 
-    PEER/bin/python benchmarks/peer_gptqmodel.py --model DIR --tokens FILE --method gptq --bits 3 --group-size 128 --out DIR
+    PEER/bin/python benchmarks/peers/quantize_gptqmodel.py --model DIR --tokens FILE --method gptq --bits 3 --group-size 128 --out DIR
 
 Methods:
     rtn: nearest codes, no calibration.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from peer_job import Job, run_job
+from job import Job, run_job
 
 # Its pool of model loaders wants two workers, and on two cores it makes one: 7.6.0 then raises when it loads a model.
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")

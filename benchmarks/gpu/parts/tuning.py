@@ -11,8 +11,8 @@ from smelt.runtime.kernels.tools import tune, tune_linears
 from smelt.runtime.kernels.tools.tune_attention import attention
 from smelt.runtime.kernels.tools.tune_linears import FORMS, ROWS, linears, restoring_pays_from
 
-from .job import Job, Row
-from .place import Place
+from ..job import Job, Row
+from ..place import Place
 
 _MANY = 128  # rows of prompts
 

@@ -10,8 +10,8 @@ import triton.language as tl
 from smelt.runtime.kernels.tools import timing
 from torch import Tensor
 
-from .job import Job, Row
-from .place import Place
+from ..job import Job, Row
+from ..place import Place
 
 _READ = 1 << 30
 _TILE, _TILES = 4096, 8  # numbers that a program reads at once, and how often

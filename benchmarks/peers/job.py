@@ -1,6 +1,6 @@
 """What the quantization jobs of other tools share: arguments, measured stages, the dense checkpoint, one line of JSON.
 
-Imported by ``peer_llm_compressor.py``, ``peer_gptqmodel.py`` and ``peer_autoround.py``, which run as scripts in
+Imported by ``quantize_llm_compressor.py``, ``quantize_gptqmodel.py`` and ``quantize_autoround.py``, which run as scripts in
 environments of their own, so it imports nothing of Smelt, and nothing heavy before the stages are measured.
 """
 

@@ -1,6 +1,6 @@
 """One job by Torch-Pruning; run by the peer's own interpreter.
 
-    PEER/bin/python benchmarks/peer_torch_pruning.py --model DIR --tokens FILE --importance magnitude --what ffn --ratio 0.25 --out DIR
+    PEER/bin/python benchmarks/peers/prune_torch_pruning.py --model DIR --tokens FILE --importance magnitude --what ffn --ratio 0.25 --out DIR
 
 ``--what``: ``ffn`` (feed-forward channels), ``hidden`` (channels of the residual stream), or ``both``. ``--importance``: ``magnitude``
 (its GroupMagnitudeImportance, as in its own example for language models) or ``taylor`` (GroupTaylorImportance, after gradients of

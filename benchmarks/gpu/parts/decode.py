@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from smelt.runtime.kernels.tiles.tile import text, tiles_of
 
-from .job import Job, Row
-from .place import Place
-from .random_checkpoints import LLAMA, QWEN, TINY, write
+from ..job import Job, Row
+from ..place import Place
+from ..random_checkpoints import LLAMA, QWEN, TINY, write
 
 if TYPE_CHECKING:
     from smelt.runtime import Engine

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .cases import cases_of
-from .job import Job
-from .place import Place
+from ..cases import cases_of
+from ..job import Job
+from ..place import Place
 
 WORKERS = 4  # nothing is timed; most of a case is spent drawing inputs and computing in float64
 

@@ -1,0 +1,1 @@
+"""The jobs of the stages: each module lists the cases of one subject."""
