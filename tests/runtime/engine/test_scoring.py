@@ -95,7 +95,7 @@ def test_prompt_logprobs_are_returned_once_when_a_prompt_is_computed_again(tiny:
     path = tiny()
     alone = Engine(path, quiet=True)
     starved = Engine(
-        path, quiet=True, block_size=4, token_budget=8, max_length=64, kv_cache_bytes=21 * _block_bytes(path, 4)
+        path, quiet=True, block_size=4, token_budget=8, max_length=64, kv_cache_bytes=26 * _block_bytes(path, 4)
     )
     prompts = [[(7 * i + j) % 50 + 1 for j in range(40)] for i in range(4)]
     params = SamplingParams(max_tokens=20, temperature=0, prompt_logprobs=0, ignore_eos=True)
