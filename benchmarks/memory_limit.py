@@ -24,7 +24,9 @@ from .common import save
 from .random_model import SMALL, build
 
 
-def measure(limit: int, rounding: str, scratch: Path, times: float = 4.0, windows: int = 4) -> dict[str, Any]:
+def measure(
+    limit: int, rounding: str, scratch: Path, times: float = 4.0, windows: int = 4, scheme: str = "W4A16"
+) -> dict[str, Any]:
     """Build a model of ``times`` the limit and quantize it under the limit."""
     blocks = -(-int(times * limit) // SMALL.block_bytes)
     weights = build(scratch / "model", blocks)
@@ -32,7 +34,7 @@ def measure(limit: int, rounding: str, scratch: Path, times: float = 4.0, window
         "model": str(scratch / "model"),
         "output": str(scratch / "out"),
         "calibrate": {"source": "builtin", "samples": windows, "length": 256},
-        "steps": [{"quantize": {"scheme": "W4A16", "group_size": 128, "rounding": rounding}}],
+        "steps": [{"quantize": {"scheme": scheme, "group_size": 128, "rounding": rounding}}],
         "evaluate": {"windows": windows, "length": 256, "speed": False},
     }
     (scratch / "recipe.yaml").write_text(json.dumps(recipe))
