@@ -410,8 +410,10 @@ class _Layer:
         if self._spec.query_key_norm == "whole":
             return torch.cat([query_norm(queries), key_norm(keys), values], dim=-1)
         size = self._spec.head_size
+        # Not unflatten, at which torch.compile breaks the graph.
         by_head = [
-            norm(part.unflatten(-1, (-1, size))).flatten(1) for norm, part in ((query_norm, queries), (key_norm, keys))
+            norm(part.reshape(len(part), -1, size)).flatten(1)
+            for norm, part in ((query_norm, queries), (key_norm, keys))
         ]
         return torch.cat([*by_head, values], dim=-1)
 
