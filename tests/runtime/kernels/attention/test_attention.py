@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -17,63 +16,25 @@ from smelt.runtime.kernels.base.targets import TARGETS, target_of
 from smelt.runtime.kernels.base.workspace import Workspace
 from smelt.runtime.kernels.rows import cached
 from smelt.runtime.kernels.tiles.attention_tiles import PromptTile, TokenTile, token_tile
-from torch import Tensor
 
 from ..interpreter import interpreted
+from ..ptx_emulator import execute, halves
 
 CPU = torch.device("cpu")
 HEADS = Heads(4, 2, 64, 64**-0.5, None, None)
 
 
-def execute(text: str, outputs: int, words: Tensor) -> list[Tensor]:
-    """Run a routine on 32-bit words, by the PTX manual's meaning of each instruction; float64 of each output's halves."""
-    names = {f"${outputs}": words}
-
-    def value(operand: str) -> Tensor:
-        return names[operand] if operand in names else torch.tensor(int(operand, 0))
-
-    for line in text.splitlines():
-        found = re.fullmatch(r"([\w.]+) ([^;]+);", line.strip())
-        if found is None or found[1].startswith(".reg"):
-            continue
-        operation, (to, *operands) = found[1], [part.strip() for part in found[2].split(",")]
-        given = [value(operand) for operand in operands]
-        if operation == "mov.b32":
-            names[to] = given[0]
-        elif operation == "xor.b32":
-            names[to] = given[0] ^ given[1]
-        elif operation == "shr.b32":
-            names[to] = given[0] >> given[1]
-        elif operation == "lop3.b32":
-            assert int(given[3]) == 0xEA  # a & b | c
-            names[to] = given[0] & given[1] | given[2]
-        elif operation == "prmt.b32":
-            both = [part >> 8 * i & 0xFF for part in given[:2] for i in range(4)]
-            both = [part.expand_as(words) for part in both]
-            picked = [both[int(given[2]) >> 4 * i & 7] << 8 * i for i in range(4)]
-            names[to] = picked[0] | picked[1] | picked[2] | picked[3]
-        elif operation == "sub.f16x2":
-            low, high = ((_half(given[0] >> s) - _half(given[1] >> s)).view(torch.int16).long() for s in (0, 16))
-            names[to] = low & 0xFFFF | (high & 0xFFFF) << 16
-        else:
-            raise AssertionError(f"unknown instruction {line}")
-    return [_half(names[f"${i}"] >> shift).double() for i in range(outputs) for shift in (0, 16)]
-
-
-def _half(bits: Tensor) -> Tensor:
-    bits = bits & 0xFFFF
-    return torch.where(bits >= 1 << 15, bits - (1 << 16), bits).to(torch.int16).view(torch.float16)
-
-
 def test_bytes_become_halves_in_their_order() -> None:
     words = torch.cat([torch.arange(256) * 0x01010101, torch.randint(1 << 32, (1 << 16,))])
-    for i, got in enumerate(execute(cached._BYTES_PTX.value, 2, words)):
+    found = [got for register in execute(cached._BYTES_PTX.value, 2, [words]) for got in halves(register)]
+    for i, got in enumerate(found):
         assert torch.equal(got, (words >> 8 * i & 0xFF).to(torch.uint8).view(torch.int8).double())
 
 
 def test_nibbles_become_halves_in_their_order() -> None:
     words = torch.cat([torch.arange(256) * 0x01010101, torch.randint(1 << 32, (1 << 16,))])
-    for i, got in enumerate(execute(cached._NIBBLES_PTX.value, 4, words)):
+    found = [got for register in execute(cached._NIBBLES_PTX.value, 4, [words]) for got in halves(register)]
+    for i, got in enumerate(found):
         assert torch.equal(got, ((words >> 4 * i & 15) - 8).double())
 
 
@@ -117,7 +78,7 @@ def test_a_short_context_is_cut_too(positions: int, parts: int) -> None:
     tile = TokenTile(16, 8, 4, 1, 1)
     (launch,) = launches(x, HEADS, cache, runs, out, tile, target, space)
     sums = launch.arguments["sums"]
-    assert isinstance(sums, Tensor)
+    assert isinstance(sums, torch.Tensor)
     sums.fill_(float("nan"))
     launch.run()
     # A part leaves the sums of two queries for each of two keys, with their highest score and total.

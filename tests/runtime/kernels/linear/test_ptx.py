@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import pytest
@@ -10,68 +9,23 @@ import torch
 from smelt.runtime.kernels.linear import ptx
 from torch import Tensor
 
+from ..ptx_emulator import execute, halves
+
 TYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
 WORDS = torch.arange(1 << 16)
 
 
-def execute(text: str, outputs: int, inputs: list[Tensor], half: torch.dtype) -> list[Tensor]:
-    """Run a routine on pairs of 16-bit words, by the PTX manual's meaning of each instruction.
+def numbers(text: str, outputs: int, inputs: list[Tensor], half: torch.dtype) -> list[Tensor]:
+    """What a routine makes of 16-bit words, as float64.
 
     Each register has the word itself in its lower half and, in the upper half, a word that is another:
     what leaks from one into the other shows.
     """
-    upper = [words.flip(0) for words in inputs]
-    names = {f"${outputs + i}": low | high << 16 for i, (low, high) in enumerate(zip(inputs, upper, strict=True))}
-
-    def value(operand: str) -> Tensor:
-        return names[operand] if operand in names else torch.tensor(int(operand, 0))
-
-    for line in text.splitlines():
-        found = re.fullmatch(r"([\w.]+) ([^;]+);", line.strip())
-        if found is None or found[1].startswith(".reg"):
-            continue
-        operation, (to, *operands) = found[1], [part.strip() for part in found[2].split(",")]
-        given = [value(operand) for operand in operands]
-        if operation == "mov.b32":
-            names[to] = given[0]
-        elif operation == "shr.b32":
-            names[to] = given[0] >> given[1]
-        elif operation == "shl.b32":
-            names[to] = (given[0] << given[1]) & 0xFFFFFFFF
-        elif operation == "lop3.b32":
-            names[to] = _lop3(given)
-        elif operation.startswith("fma.rn."):
-            assert operation == f"fma.rn.{'bf16' if half == torch.bfloat16 else 'f16'}x2"
-            names[to] = _fma(given, half)
-        else:
-            raise AssertionError(f"unknown instruction {line}")
-    for i in range(outputs):
+    registers = execute(text, outputs, [words | words.flip(0) << 16 for words in inputs], half)
+    for register in registers:
         # The upper halves hold the same results in the other order.
-        assert torch.equal(names[f"${i}"] & 0xFFFF, (names[f"${i}"] >> 16).flip(0))
-    return [_numbers(names[f"${i}"] & 0xFFFF, half).double() for i in range(outputs)]
-
-
-def _lop3(given: list[Tensor]) -> Tensor:
-    a, b, c, table = given
-    found = torch.zeros_like(a)
-    for index in range(8):
-        if int(table) >> index & 1:
-            picked = [part if index >> place & 1 else ~part for part, place in ((a, 2), (b, 1), (c, 0))]
-            found = found | (picked[0] & picked[1] & picked[2])
-    return found & 0xFFFFFFFF
-
-
-def _fma(given: list[Tensor], half: torch.dtype) -> Tensor:
-    lanes = []
-    for shift in (0, 16):
-        a, b, c = (_numbers(part >> shift & 0xFFFF, half).double() for part in given)
-        # The product of two halves is exact in float64, and its sum with a third was made to be, too.
-        lanes.append((a * b + c).to(half).view(torch.int16).long() & 0xFFFF)
-    return lanes[0] | lanes[1] << 16
-
-
-def _numbers(bits: Tensor, half: torch.dtype) -> Tensor:
-    return torch.where(bits >= 1 << 15, bits - (1 << 16), bits).to(torch.int16).view(half)
+        assert torch.equal(register & 0xFFFF, (register >> 16).flip(0))
+    return [halves(register, half)[0] for register in registers]
 
 
 def _codes(bits: int) -> list[Tensor]:
@@ -85,7 +39,7 @@ E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.float6
 class TestUnpacking:
     @pytest.mark.parametrize("bits", [2, 4, 8])
     def test_integers(self, half: ptx.Half, bits: int) -> None:
-        found = execute(ptx.integers(bits, half), 16 // bits, [WORDS], TYPES[half.name])
+        found = numbers(ptx.integers(bits, half), 16 // bits, [WORDS], TYPES[half.name])
         for got, code in zip(found, _codes(bits), strict=True):
             assert torch.equal(got, code.double())
 
@@ -93,13 +47,13 @@ class TestUnpacking:
     def test_three_bits(self, half: ptx.Half, second: bool) -> None:
         high = WORDS[torch.randperm(1 << 16)]
         # The emulator's upper halves are its lower ones turned around.
-        found = execute(ptx.three_bits(half, second), 8, [WORDS, high], TYPES[half.name])
+        found = numbers(ptx.three_bits(half, second), 8, [WORDS, high], TYPES[half.name])
         for i, got in enumerate(found):
             bit = (2 * i + 2) % 16 + second
             assert torch.equal(got, ((WORDS >> 2 * i & 3) + 4 * (high >> bit & 1) - 4).double())
 
     def test_four_bit_floats(self, half: ptx.Half) -> None:
-        found = execute(ptx.floats4(half), 4, [WORDS], TYPES[half.name])
+        found = numbers(ptx.floats4(half), 4, [WORDS], TYPES[half.name])
         for got, (sign, rest) in zip(found, ptx.FLOAT4_PLACES, strict=True):
             want = E2M1[WORDS >> rest & 7] * (1 - 2 * (WORDS >> sign & 1))
             assert torch.equal(got, want)
@@ -109,7 +63,7 @@ class TestUnpacking:
         assert sorted(places) == list(range(16))
 
     def test_eight_bit_floats(self, half: ptx.Half) -> None:
-        found = execute(ptx.floats8(half), 2, [WORDS], TYPES[half.name])
+        found = numbers(ptx.floats8(half), 2, [WORDS], TYPES[half.name])
         for place, got in enumerate(found):
             codes = WORDS >> 8 * place & 0xFF
             want = codes.to(torch.uint8).view(torch.float8_e4m3fn).double()
@@ -122,7 +76,7 @@ class TestUnpacking:
         places = torch.zeros(1 << 16, dtype=torch.int64)
         for nibble in range(4):
             places |= torch.tensor(pairs)[torch.randint(6, (1 << 16,))] << 4 * nibble
-        found = execute(ptx.sparse4(half, second), 8, [WORDS, places], TYPES[half.name])
+        found = numbers(ptx.sparse4(half, second), 8, [WORDS, places], TYPES[half.name])
         for group in range(2):
             first, last = ((WORDS >> 8 * group + 4 * i & 15) - 8 for i in range(2))
             mask = places >> 8 * second + 4 * group & 15
@@ -139,5 +93,5 @@ class TestUnpacking:
         a = torch.randint(-128, 128, (1 << 16,)).to(dtype)
         b = torch.randint(-7, 8, (1 << 16,)).to(dtype)
         bits = [part.view(torch.int16).long() & 0xFFFF for part in (a, b)]
-        (got,) = execute(routine(half), 1, bits, dtype)
+        (got,) = numbers(routine(half), 1, bits, dtype)
         assert torch.equal(got, operation(a.double(), b.double()).to(dtype).double())
