@@ -9,17 +9,23 @@ import pytest
 from smelt.models.steps import block_loop
 
 
-def interrupt_after(parts: int, monkeypatch: pytest.MonkeyPatch, start: Callable[[], object]) -> None:
-    """Start a run and interrupt it once so many parts are written."""
-    original, count = block_loop.save_part, [0]
+def note_parts(monkeypatch: pytest.MonkeyPatch, interrupt_at: int) -> list[str]:
+    """The names of the parts that runs write from now on; after so many of them there is one interrupt."""
+    original, names = block_loop.save_part, list[str]()
 
-    def stop(*args: Any) -> None:
+    def save(*args: Any) -> None:
         original(*args)
-        count[0] += 1
-        if count[0] == parts:
+        names.append(args[0].name)
+        if len(names) == interrupt_at:
             raise KeyboardInterrupt
 
+    monkeypatch.setattr(block_loop, "save_part", save)
+    return names
+
+
+def interrupt_after(parts: int, monkeypatch: pytest.MonkeyPatch, start: Callable[[], object]) -> None:
+    """Start a run and interrupt it once so many parts are written."""
     with monkeypatch.context() as patch:
-        patch.setattr(block_loop, "save_part", stop)
+        note_parts(patch, parts)
         with pytest.raises(KeyboardInterrupt):
             start()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from smelt.compress import Recipe, run
+from smelt.compress import run
 from smelt.compress.pipeline.plan import Plan
 from smelt.models.directory.find import find_model
 from smelt.models.structure.open_model import OpenModel
@@ -26,16 +26,7 @@ from smelt.system.errors import SmeltError
 from smelt.system.progress import Progress
 from transformers import AutoConfig, AutoModelForCausalLM
 
-
-def _recipe(model: Path, output: Path, *steps: dict[str, Any], **top: Any) -> Recipe:
-    data = {
-        "model": str(model),
-        "output": str(output),
-        "calibrate": {"samples": 8, "length": 64},
-        "evaluate": False,
-        "steps": list(steps),
-    }
-    return Recipe.model_validate(data | top)
+from .recipe import recipe_of
 
 
 def _prune(**target: Any) -> dict[str, Any]:
@@ -73,7 +64,7 @@ def test_parameters_are_those_of_transformers_models(
 def test_what_it_leaves_keeps_to_its_target_and_is_served(tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny("llama", torch.bfloat16, vocab_size=4096)
     steps = [_prune(params=0.8), {"quantize": {"scheme": "W8A16", "group_size": 32}}]
-    checkpoint = run(_recipe(model, tmp_path / "out", *steps)).checkpoint
+    checkpoint = run(recipe_of(model, tmp_path / "out", *steps)).checkpoint
     chosen = _chosen(checkpoint)
     config = json.loads((checkpoint / "config.json").read_text())
     sizes = Sizes(**chosen["sizes"])
@@ -102,7 +93,7 @@ def test_blocks_that_differ_are_counted_and_timed_each(
         gone = len(model.anatomy.blocks) - depth
         left = parameters_of(drop_blocks(model, range(3 - gone, 3)))
         assert costs.parameters(replace(grid.whole, blocks=depth)) >= left
-    result = run(_recipe(path, tmp_path / "out", _prune(**target)))
+    result = run(recipe_of(path, tmp_path / "out", _prune(**target)))
     chosen = _chosen(result.checkpoint)
     assert chosen["parameters"] == _numbers(result.checkpoint) / _numbers(path)
     if "params" in target:
@@ -148,7 +139,7 @@ def _taken(shape: ModelShape, parts: list[str] | None) -> float:
 
 
 def test_a_target_of_latency_is_measured_and_reported(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    recipe = _recipe(
+    recipe = recipe_of(
         tiny("llama", torch.bfloat16), tmp_path / "out", _prune(latency=0.9, at={"batch": 2, "context": 48})
     )
     result = run(recipe)
@@ -164,7 +155,7 @@ def test_interrupted_it_does_not_measure_again(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny("llama", torch.bfloat16, num_hidden_layers=2, hidden_size=64, intermediate_size=128)
-    quiet = run(_recipe(model, tmp_path / "quiet", _prune(params=0.8)))
+    quiet = run(recipe_of(model, tmp_path / "quiet", _prune(params=0.8)))
     measure, measured = prune_auto._loss_of, []
 
     def stop(*args: Any) -> float:
@@ -174,7 +165,7 @@ def test_interrupted_it_does_not_measure_again(
         return measure(*args)
 
     monkeypatch.setattr(prune_auto, "_loss_of", stop)
-    recipe = _recipe(model, tmp_path / "out", _prune(params=0.8))
+    recipe = recipe_of(model, tmp_path / "out", _prune(params=0.8))
     with pytest.raises(KeyboardInterrupt):
         run(recipe)
     resumed = run(recipe)
@@ -185,7 +176,7 @@ def test_interrupted_it_does_not_measure_again(
 
 def test_architectures_with_fixed_heads_lose_what_they_can(tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny("gpt_neox")
-    checkpoint = run(_recipe(model, tmp_path / "out", _prune(params=0.9))).checkpoint
+    checkpoint = run(recipe_of(model, tmp_path / "out", _prune(params=0.9))).checkpoint
     assert _numbers(checkpoint) <= 0.9 * _numbers(model)
 
 
@@ -203,7 +194,7 @@ def test_architectures_with_fixed_heads_lose_what_they_can(tiny: Callable[..., P
 def test_what_cannot_work_is_said_before_any_work(
     architecture: str, target: dict[str, Any], said: str, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    plan = Plan.make(_recipe(tiny(architecture), tmp_path / "out", _prune(**target)))
+    plan = Plan.make(recipe_of(tiny(architecture), tmp_path / "out", _prune(**target)))
     assert [problem for problem in plan.problems if str(problem).startswith(said)], [str(p) for p in plan.problems]
 
 
@@ -218,4 +209,4 @@ def test_what_cannot_work_is_said_before_any_work(
 )
 def test_a_section_that_cannot_be_meant(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises((SmeltError, ValueError), match=said):
-        _recipe(tmp_path, tmp_path / "out", {"prune": settings})
+        recipe_of(tmp_path, tmp_path / "out", {"prune": settings})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from smelt.compress import Recipe, run
+from smelt.compress import run
 from smelt.compress.pipeline.plan import Plan
 from smelt.models.directory.find import find_model
 from smelt.models.structure.open_model import OpenModel
@@ -21,19 +21,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from ...tiny import CONFIGS
+from .recipe import recipe_of
 
 TOKENS = torch.randint(4096, (2, 40), generator=torch.Generator().manual_seed(0))
-
-
-def _recipe(model: Path, output: Path, *steps: dict[str, Any], **top: Any) -> Recipe:
-    data = {
-        "model": str(model),
-        "output": str(output),
-        "calibrate": {"samples": 4, "length": 32},
-        "evaluate": False,
-        "steps": list(steps),
-    }
-    return Recipe.model_validate(data | top)
 
 
 def _prune(**settings: Any) -> dict[str, Any]:
@@ -63,7 +53,7 @@ def _without(model: Path, removed: list[int]) -> Tensor:
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_what_is_left_computes_what_the_rest_did(architecture: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny(architecture)
-    result = run(_recipe(model, tmp_path / "out", _prune(score="influence", count=1)))
+    result = run(recipe_of(model, tmp_path / "out", _prune(score="influence", count=1)))
     removed = _record(result.checkpoint)["chosen"]["removed"]
     left = AutoModelForCausalLM.from_pretrained(result.checkpoint).eval()
     assert left.config.num_hidden_layers == 2
@@ -75,7 +65,7 @@ def test_what_is_left_computes_what_the_rest_did(architecture: str, tiny: Callab
 
 @torch.no_grad()
 def test_influence_is_that_of_transformers_hidden_states(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    recipe = _recipe(tiny(num_hidden_layers=5), tmp_path / "out", _prune(score="influence", ratio=0.4))
+    recipe = recipe_of(tiny(num_hidden_layers=5), tmp_path / "out", _prune(score="influence", ratio=0.4))
     plan = Plan.make(recipe)
     assert plan.calibration is not None
     tokens = plan.calibration.tokens
@@ -95,7 +85,7 @@ def test_influence_is_that_of_transformers_hidden_states(tiny: Callable[..., Pat
 
 @torch.no_grad()
 def test_the_least_missed_block_is_found_one_after_another(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    recipe = _recipe(tiny(num_hidden_layers=4), tmp_path / "out", _prune(score="loss", count=2))
+    recipe = recipe_of(tiny(num_hidden_layers=4), tmp_path / "out", _prune(score="loss", count=2))
     plan = Plan.make(recipe)
     assert plan.calibration is not None
     tokens = plan.calibration.tokens
@@ -127,7 +117,7 @@ def test_then_quantized_and_served(tiny: Callable[..., Path], tmp_path: Path) ->
     model = tiny("llama", torch.bfloat16, num_hidden_layers=4, tie_word_embeddings=True)
     evaluate = {"windows": 4, "length": 32, "speed": False}
     steps = [_prune(count=1), {"quantize": {"scheme": "W4A16", "group_size": 32, "rounding": "gptq"}}]
-    recipe = _recipe(model, tmp_path / "out", *steps, evaluate=evaluate)
+    recipe = recipe_of(model, tmp_path / "out", *steps, evaluate=evaluate)
     result = run(recipe)
     facts = json.loads((result.checkpoint / "smelt.json").read_text())
     assert [step["step"] for step in facts["steps"]] == ["prune", "quantize"]
@@ -149,7 +139,7 @@ def test_an_interrupted_search_goes_on(
 ) -> None:
     model = tiny(num_hidden_layers=4)
     steps = [_prune(score="loss", count=2), {"quantize": {"scheme": "W8A16", "rounding": "nearest"}}]
-    quiet = run(_recipe(model, tmp_path / "quiet", *steps))
+    quiet = run(recipe_of(model, tmp_path / "quiet", *steps))
     measured: list[int] = []
     loss = prune_blocks._Scores._loss
 
@@ -160,7 +150,7 @@ def test_an_interrupted_search_goes_on(
         return loss(self, *args)
 
     monkeypatch.setattr(prune_blocks._Scores, "_loss", counted)
-    recipe = _recipe(model, tmp_path / "out", *steps)
+    recipe = recipe_of(model, tmp_path / "out", *steps)
     with pytest.raises(KeyboardInterrupt):
         run(recipe)
     assert not (tmp_path / "out" / "checkpoint.partial").exists()
@@ -194,7 +184,7 @@ def test_an_interrupted_search_goes_on(
 def test_what_cannot_work_is_said_before_any_work(
     steps: list[dict[str, Any]], said: str, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    plan = Plan.make(_recipe(tiny(), tmp_path / "out", *steps))
+    plan = Plan.make(recipe_of(tiny(), tmp_path / "out", *steps))
     assert [problem for problem in plan.problems if str(problem).startswith(said)], [str(p) for p in plan.problems]
     assert not (tmp_path / "out").exists()
 
@@ -213,7 +203,7 @@ def test_a_section_that_cannot_be_meant(settings: dict[str, Any], tiny: Callable
     with pytest.raises(
         ValueError, match=r"count, ratio or keep, and only one of them|neither blocks|block once, in order|remove score"
     ):
-        _recipe(tiny(), tmp_path / "out", {"prune": settings})
+        recipe_of(tiny(), tmp_path / "out", {"prune": settings})
 
 
 def test_a_smaller_configuration_begins_with_what_the_recipe_maps(tiny: Callable[..., Path], tmp_path: Path) -> None:
@@ -224,13 +214,13 @@ def test_a_smaller_configuration_begins_with_what_the_recipe_maps(tiny: Callable
         {"prune": {"structure": "heads", "size": 2, "score": "weight"}},
         {"prune": {"structure": "hidden", "size": 96, "score": "weight"}},
     ]
-    result = run(_recipe(model, tmp_path / "deep", _prune(keep=[0, 2, 4])))
+    result = run(recipe_of(model, tmp_path / "deep", _prune(keep=[0, 2, 4])))
     assert _record(result.checkpoint)["chosen"] == {"removed": [1, 3]}
     small = AutoModelForCausalLM.from_pretrained(result.checkpoint, dtype=torch.float32).eval()
     with torch.no_grad():
         torch.testing.assert_close(small(TOKENS, use_cache=False).logits, _without(model, [1, 3]))
     narrow = AutoModelForCausalLM.from_pretrained(
-        run(_recipe(model, tmp_path / "narrow", _prune(keep=[0, 2, 4]), *widths)).checkpoint
+        run(recipe_of(model, tmp_path / "narrow", _prune(keep=[0, 2, 4]), *widths)).checkpoint
     )
     config = narrow.config
     found = config.num_hidden_layers, config.intermediate_size, config.num_attention_heads, config.hidden_size
@@ -247,7 +237,7 @@ def test_a_smaller_configuration_begins_with_what_the_recipe_maps(tiny: Callable
 def test_only_blocks_go_whose_removal_the_configuration_can_say(tiny: Callable[..., Path], tmp_path: Path) -> None:
     # Every second block has experts; of single blocks only the last can go.
     model = tiny("qwen3_moe", num_hidden_layers=4, decoder_sparse_step=2)
-    result = run(_recipe(model, tmp_path / "out", _prune(score="loss", count=1)))
+    result = run(recipe_of(model, tmp_path / "out", _prune(score="loss", count=1)))
     assert _record(result.checkpoint)["chosen"]["removed"] == [3]
 
 
@@ -265,7 +255,7 @@ def test_a_model_that_computes_with_its_blocks_numbers_is_refused(
     monkeypatch.setattr(prune_blocks._Scores, "least_influential", lambda *_: [0])
     monkeypatch.setattr("smelt.prune.structure.drop_blocks._traits", lambda _: [])
     with pytest.raises(SmeltError, match="depends on block numbers"):
-        run(_recipe(model, tmp_path / "out", _prune(count=1, update=update)))
+        run(recipe_of(model, tmp_path / "out", _prune(count=1, update=update)))
     assert not (tmp_path / "out" / "checkpoint").exists()
 
 
@@ -274,7 +264,7 @@ def test_the_depth_by_its_other_name(tiny: Callable[..., Path], tmp_path: Path) 
     config = json.loads((model / "config.json").read_text())
     config["num_hidden_layers"] = config.pop("n_layer")
     (model / "config.json").write_text(json.dumps(config))
-    left = AutoModelForCausalLM.from_pretrained(run(_recipe(model, tmp_path / "out", _prune(count=1))).checkpoint)
+    left = AutoModelForCausalLM.from_pretrained(run(recipe_of(model, tmp_path / "out", _prune(count=1))).checkpoint)
     assert left.config.num_hidden_layers == 2
 
 
@@ -287,7 +277,7 @@ def test_blocks_of_another_kind_are_not_moved_together(tiny: Callable[..., Path]
 
 
 def test_the_plan_says_what_each_step_gets(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    plan = Plan.make(_recipe(tiny(), tmp_path / "out", _prune(count=1), {"quantize": {"scheme": "W8A16"}}))
+    plan = Plan.make(recipe_of(tiny(), tmp_path / "out", _prune(count=1), {"quantize": {"scheme": "W8A16"}}))
     said = plan.terminal()
     assert "step 0:  prune 1 of 3 blocks by influence" in said
     assert "step 1:  quantize 14 linears to W8A16" in said

@@ -10,26 +10,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from smelt.compress import Recipe, run
+from smelt.compress import run
 from smelt.compress.pipeline.plan import Plan
-from smelt.models.steps import block_loop
 from smelt.runtime import Engine, SamplingParams
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from ...interruption import note_parts
+from .recipe import recipe_of
+
 MIXTURES = ("mixtral", "qwen3_moe")
 TOKENS = torch.randint(4096, (2, 40), generator=torch.Generator().manual_seed(0))
-
-
-def _recipe(model: Path, output: Path, *steps: dict[str, Any], **top: Any) -> Recipe:
-    data = {
-        "model": str(model),
-        "output": str(output),
-        "calibrate": {"samples": 8, "length": 64},
-        "evaluate": False,
-        "steps": list(steps),
-    }
-    return Recipe.model_validate(data | top)
 
 
 def _prune(**settings: Any) -> dict[str, Any]:
@@ -63,7 +54,7 @@ def test_what_is_left_computes_what_routing_past_the_rest_does(
     architecture: str, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     model = tiny(architecture)
-    checkpoint = run(_recipe(model, tmp_path / "out", _prune())).checkpoint
+    checkpoint = run(recipe_of(model, tmp_path / "out", _prune())).checkpoint
     whole, left = (AutoModelForCausalLM.from_pretrained(path).eval() for path in (model, checkpoint))
     for layer, kept in zip(whole.model.layers, _kept(model, checkpoint), strict=True):
         gone, router = [number for number in range(4) if number not in kept], _router(layer).gate
@@ -88,7 +79,7 @@ def test_what_is_left_computes_what_routing_past_the_rest_does(
 @torch.no_grad()
 def test_the_expert_that_adds_least_goes(tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny("mixtral")
-    recipe = _recipe(model, tmp_path / "out", _prune())
+    recipe = recipe_of(model, tmp_path / "out", _prune())
     plan = Plan.make(recipe)
     assert plan.calibration is not None
     checkpoint = run(recipe).checkpoint
@@ -109,7 +100,7 @@ def test_the_expert_that_adds_least_goes(tiny: Callable[..., Path], tmp_path: Pa
 @pytest.mark.parametrize("score", ["frequency", "taylor", "path"])
 def test_every_score_leaves_a_model_that_is_served(score: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
     steps = [_prune(score=score), {"quantize": {"scheme": "W8A16", "group_size": 64}}]
-    checkpoint = run(_recipe(tiny("mixtral"), tmp_path / "out", *steps)).checkpoint
+    checkpoint = run(recipe_of(tiny("mixtral"), tmp_path / "out", *steps)).checkpoint
     assert json.loads((checkpoint / "config.json").read_text())["num_local_experts"] == 3
     sampling = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
     assert len(Engine(checkpoint).generate([TOKENS[0, :12].tolist()], sampling)[0].completions[0].tokens) == 4
@@ -123,7 +114,7 @@ def test_experts_that_no_token_reaches_go_first_and_are_reported(tiny: Callable[
         gate = _router(layer).gate.weight
         gate[1], gate[2] = -gate[0], 0  # between one that is above zero and one that is below
     whole.save_pretrained(model)
-    checkpoint = run(_recipe(model, tmp_path / "out", _prune())).checkpoint
+    checkpoint = run(recipe_of(model, tmp_path / "out", _prune())).checkpoint
     assert all(2 not in kept for kept in _kept(model, checkpoint))
     layers = json.loads((checkpoint / "smelt.json").read_text())["steps"][0]["layers"]
     assert [layer["notes"] for layer in layers] == [["no token of the calibration text reached expert 2"]] * 3
@@ -134,17 +125,9 @@ def test_interrupted_after_a_block_it_goes_on(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny("qwen3_moe")
-    quiet = run(_recipe(model, tmp_path / "quiet", _prune()))
-    save, saved = block_loop.save_part, []
-
-    def stop(*args: Any) -> None:
-        save(*args)
-        saved.append(args[0].name)
-        if len(saved) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(block_loop, "save_part", stop)
-    recipe = _recipe(model, tmp_path / "out", _prune())
+    quiet = run(recipe_of(model, tmp_path / "quiet", _prune()))
+    saved = note_parts(monkeypatch, interrupt_at=2)
+    recipe = recipe_of(model, tmp_path / "out", _prune())
     with pytest.raises(KeyboardInterrupt):
         run(recipe)
     resumed = run(recipe)
@@ -164,5 +147,5 @@ def test_interrupted_after_a_block_it_goes_on(
 def test_what_cannot_work_is_said_before_any_work(
     architecture: str, step: dict[str, Any], said: str, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    plan = Plan.make(_recipe(tiny(architecture), tmp_path / "out", step))
+    plan = Plan.make(recipe_of(tiny(architecture), tmp_path / "out", step))
     assert [problem for problem in plan.problems if str(problem).startswith(said)], [str(p) for p in plan.problems]

@@ -19,23 +19,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from ...tiny import CONFIGS
+from .recipe import recipe_of
 
 TOKENS = torch.randint(4096, (2, 40), generator=torch.Generator().manual_seed(0))
 # The size of their heads follows from the hidden size.
 FIXED = ("opt", "gpt_neox", "gpt2")
 # Norms of their blocks' outputs: hidden states cannot be rotated.
 POST_NORMS = ("gemma2", "gemma3_text", "olmo2")
-
-
-def _recipe(model: Path, output: Path, *steps: dict[str, Any], **top: Any) -> Recipe:
-    data = {
-        "model": str(model),
-        "output": str(output),
-        "calibrate": {"samples": 8, "length": 64},
-        "evaluate": False,
-        "steps": list(steps),
-    }
-    return Recipe.model_validate(data | top)
 
 
 def _prune(**settings: Any) -> dict[str, Any]:
@@ -61,7 +51,7 @@ def test_what_is_left_computes_what_a_stream_without_the_rest_does(
     architecture: str, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     model = tiny(architecture)
-    checkpoint = run(_recipe(model, tmp_path / "out", _prune(score="activation"))).checkpoint
+    checkpoint = run(recipe_of(model, tmp_path / "out", _prune(score="activation"))).checkpoint
     whole, narrow = (AutoModelForCausalLM.from_pretrained(path).eval() for path in (model, checkpoint))
     kept = _kept(whole, narrow)
     assert len(kept) == 96
@@ -103,7 +93,7 @@ def _energies(recipe: Recipe) -> tuple[nn.Module, list[Tensor]]:
 
 
 def test_the_channels_with_the_largest_shares_stay(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    recipe = _recipe(tiny(), tmp_path / "out", _prune(score="activation"))
+    recipe = recipe_of(tiny(), tmp_path / "out", _prune(score="activation"))
     whole, seen = _energies(recipe)
     checkpoint = run(recipe).checkpoint
     shares = sum((each.square().sum(0) / each.square().sum() for each in seen), torch.zeros(128))
@@ -112,7 +102,7 @@ def test_the_channels_with_the_largest_shares_stay(tiny: Callable[..., Path], tm
 
 
 def test_norms_give_what_is_left_the_size_that_it_had(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    recipe = _recipe(tiny(), tmp_path / "out", _prune(score="activation"))
+    recipe = recipe_of(tiny(), tmp_path / "out", _prune(score="activation"))
     whole, seen = _energies(recipe)
     checkpoint = run(recipe).checkpoint
     narrow = AutoModelForCausalLM.from_pretrained(checkpoint)
@@ -153,7 +143,7 @@ def test_directions_that_nothing_uses_cost_nothing(
         elif name.removesuffix(".weight").endswith(("o_proj", "down_proj")):  # of mixtures, three dimensions
             parameter.copy_(onto @ parameter)
     whole.save_pretrained(model)
-    checkpoint = run(_recipe(model, tmp_path / "out", _prune(ratio=0.5))).checkpoint
+    checkpoint = run(recipe_of(model, tmp_path / "out", _prune(ratio=0.5))).checkpoint
     narrow = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
     assert narrow.config.hidden_size == 64
     found, wanted = (each(TOKENS, use_cache=False).logits for each in (narrow, whole))
@@ -165,7 +155,7 @@ def test_directions_that_nothing_uses_cost_nothing(
 def test_then_quantized_and_served(score: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny("qwen3", torch.bfloat16)  # tied
     steps = [_prune(score=score, ratio=0.5), {"quantize": {"scheme": "W4A16", "group_size": 64}}]
-    checkpoint = run(_recipe(model, tmp_path / "out", *steps)).checkpoint
+    checkpoint = run(recipe_of(model, tmp_path / "out", *steps)).checkpoint
     config = json.loads((checkpoint / "config.json").read_text())
     assert (config["hidden_size"], config["head_dim"]) == (64, 32)
     assert config["tie_word_embeddings"] == (score != "pca")
@@ -177,7 +167,7 @@ def test_interrupted_after_the_directions_it_goes_on(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny("llama", torch.bfloat16)
-    quiet = run(_recipe(model, tmp_path / "quiet", _prune()))
+    quiet = run(recipe_of(model, tmp_path / "quiet", _prune()))
     save, saved = prune_hidden.save_tensors, []
 
     def stop(path: Path, *args: Any) -> None:
@@ -188,7 +178,7 @@ def test_interrupted_after_the_directions_it_goes_on(
 
     for module in (parts, prune_hidden):
         monkeypatch.setattr(module, "save_tensors", stop)
-    recipe = _recipe(model, tmp_path / "out", _prune())
+    recipe = recipe_of(model, tmp_path / "out", _prune())
     with pytest.raises(KeyboardInterrupt):
         run(recipe)
     resumed = run(recipe)
@@ -210,5 +200,5 @@ def test_interrupted_after_the_directions_it_goes_on(
 def test_what_cannot_work_is_said_before_any_work(
     architecture: str, step: dict[str, Any], said: str, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    plan = Plan.make(_recipe(tiny(architecture), tmp_path / "out", step))
+    plan = Plan.make(recipe_of(tiny(architecture), tmp_path / "out", step))
     assert [problem for problem in plan.problems if str(problem).startswith(said)], [str(p) for p in plan.problems]

@@ -9,27 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from smelt.compress import Recipe, run
+from smelt.compress import run
 from smelt.compress.pipeline.plan import Plan
 from smelt.runtime import Engine, RuntimeProblem, SamplingParams
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from ...tiny import CONFIGS, remove_parts
+from .recipe import recipe_of
 
 TOKENS = torch.randint(4096, (2, 40), generator=torch.Generator().manual_seed(0))
 PARTS = {"attention": "mlp", "mlp": "attention"}
-
-
-def _recipe(model: Path, output: Path, *steps: dict[str, Any], **top: Any) -> Recipe:
-    data = {
-        "model": str(model),
-        "output": str(output),
-        "calibrate": {"samples": 4, "length": 32},
-        "evaluate": False,
-        "steps": list(steps),
-    }
-    return Recipe.model_validate(data | top)
 
 
 def _prune(structure: str, **settings: Any) -> dict[str, Any]:
@@ -55,7 +45,7 @@ def test_every_tool_computes_a_model_without_the_part(
     architecture: str, structure: str, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     model = tiny(architecture)
-    checkpoint = run(_recipe(model, tmp_path / "out", _prune(structure))).checkpoint
+    checkpoint = run(recipe_of(model, tmp_path / "out", _prune(structure))).checkpoint
     removed = _chosen(checkpoint)["removed"]
     assert _parts(checkpoint) == _left(structure, removed)
     whole, left = (AutoModelForCausalLM.from_pretrained(path).eval() for path in (model, checkpoint))
@@ -73,7 +63,7 @@ def _blocks(model: nn.Module) -> nn.ModuleList:
 def test_influence_is_what_a_block_without_the_part_gives_otherwise(
     structure: str, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    recipe = _recipe(tiny(), tmp_path / "out", _prune(structure))
+    recipe = recipe_of(tiny(), tmp_path / "out", _prune(structure))
     plan = Plan.make(recipe)
     assert plan.calibration is not None
     chosen = _chosen(run(recipe).checkpoint)
@@ -95,7 +85,7 @@ def test_influence_is_what_a_block_without_the_part_gives_otherwise(
 
 @torch.no_grad()
 def test_the_least_missed_part_is_found_one_after_another(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    recipe = _recipe(tiny(), tmp_path / "out", _prune("attention", score="loss", count=2))
+    recipe = recipe_of(tiny(), tmp_path / "out", _prune("attention", score="loss", count=2))
     plan = Plan.make(recipe)
     assert plan.calibration is not None
     chosen, removed = _chosen(run(recipe).checkpoint), list[int]()
@@ -120,7 +110,7 @@ def test_the_runtime_leaves_them_out(dtype: torch.dtype, tiny: Callable[..., Pat
         _prune("mlp"),
         {"quantize": {"scheme": "W8A16", "rounding": "gptq"}},
     ]
-    checkpoint = run(_recipe(model, tmp_path / "out", *steps)).checkpoint
+    checkpoint = run(recipe_of(model, tmp_path / "out", *steps)).checkpoint
     assert len(_parts(checkpoint)) == 3
     engine = Engine(checkpoint)
     assert len(engine.model.spec.cached_heads) == 2
@@ -141,7 +131,7 @@ def test_the_runtime_leaves_them_out(dtype: torch.dtype, tiny: Callable[..., Pat
 
 def test_keys_and_values_of_what_is_left_are_rounded(tiny: Callable[..., Path], tmp_path: Path) -> None:
     steps = [_prune("attention"), {"quantize": {"scheme": "W8A16", "kv_cache": "fp8"}}]
-    checkpoint = run(_recipe(tiny("llama", torch.bfloat16), tmp_path / "out", *steps)).checkpoint
+    checkpoint = run(recipe_of(tiny("llama", torch.bfloat16), tmp_path / "out", *steps)).checkpoint
     sampling = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
     assert len(Engine(checkpoint).generate([TOKENS[0, :12].tolist()], sampling)[0].completions[0].tokens) == 4
 
@@ -169,5 +159,5 @@ def test_a_config_that_calls_a_part_removed_that_is_there_is_refused(tiny: Calla
 def test_what_cannot_work_is_said_before_any_work(
     step: list[dict[str, Any]], said: str, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    plan = Plan.make(_recipe(tiny(), tmp_path / "out", *step))
+    plan = Plan.make(recipe_of(tiny(), tmp_path / "out", *step))
     assert [problem for problem in plan.problems if str(problem).startswith(said)], [str(p) for p in plan.problems]

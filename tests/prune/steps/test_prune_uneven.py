@@ -11,28 +11,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from smelt.compress import Recipe, SmeltError, config_for, run
+from smelt.compress import SmeltError, config_for, run
 from smelt.compress.export import export
 from smelt.compress.pipeline.plan import Plan
 from smelt.runtime import Engine, SamplingParams
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from .recipe import recipe_of
 from .test_prune_units import columns_of, is_reader
 
 TOKENS = torch.randint(4096, (2, 40), generator=torch.Generator().manual_seed(0))
 SHARED_OUT = {"ratio": 0.5, "allocation": "sensitivity"}
-
-
-def _recipe(model: Path, output: Path, *steps: dict[str, Any], **top: Any) -> Recipe:
-    data = {
-        "model": str(model),
-        "output": str(output),
-        "calibrate": {"samples": 8, "length": 64},
-        "evaluate": False,
-        "steps": list(steps),
-    }
-    return Recipe.model_validate(data | top)
 
 
 def _prune(structure: str = "ffn", **settings: Any) -> dict[str, Any]:
@@ -100,7 +90,7 @@ def test_it_computes_what_the_rest_did_in_transformers_and_here(
 ) -> None:
     wide = {"num_attention_heads": 8, "num_key_value_heads": 4} if structure == "heads" else {}
     model = _idle_block(tiny(architecture, **wide), structure)
-    checkpoint = run(_recipe(model, tmp_path / "out", _prune(structure))).checkpoint
+    checkpoint = run(recipe_of(model, tmp_path / "out", _prune(structure))).checkpoint
     whole, left = _widths(model, structure), _widths(checkpoint, structure)
     assert len(set(left.values())) > 1
     assert left[1] == min(left.values())
@@ -117,7 +107,7 @@ def test_it_computes_what_the_rest_did_in_transformers_and_here(
 
 
 def test_transformers_alone_says_that_it_cannot(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    result = run(_recipe(_idle_block(tiny()), tmp_path / "out", _prune()))
+    result = run(recipe_of(_idle_block(tiny()), tmp_path / "out", _prune()))
     with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
         AutoModelForCausalLM.from_pretrained(result.checkpoint)
     card = (result.checkpoint / "README.md").read_text()
@@ -130,7 +120,7 @@ def test_transformers_alone_says_that_it_cannot(tiny: Callable[..., Path], tmp_p
 
 @torch.no_grad()
 def test_what_transformers_saves_of_it_loads_again(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    checkpoint = run(_recipe(_idle_block(tiny()), tmp_path / "out", _prune())).checkpoint
+    checkpoint = run(recipe_of(_idle_block(tiny()), tmp_path / "out", _prune())).checkpoint
     theirs = AutoModelForCausalLM.from_pretrained(checkpoint, config=config_for(checkpoint))
     theirs.save_pretrained(tmp_path / "saved")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved", config=config_for(tmp_path / "saved"))
@@ -149,7 +139,7 @@ def test_other_steps_follow(tiny: Callable[..., Path], tmp_path: Path) -> None:
         {"distill": {"tokens": 4 * 4 * 32, "length": 32, "batch": 4, "attention": 1.0}},
         {"quantize": {"scheme": "W4A16", "group_size": 8, "rounding": "gptq", "kv_cache": "int8"}},
     ]
-    checkpoint = run(_recipe(model, tmp_path / "out", *steps)).checkpoint
+    checkpoint = run(recipe_of(model, tmp_path / "out", *steps)).checkpoint
     said = json.loads((checkpoint / "smelt.json").read_text())
     (channels, groups), sizes = (
         (said["steps"][n]["chosen"]["units"] for n in (0, 2)),
@@ -166,18 +156,18 @@ def test_other_steps_follow(tiny: Callable[..., Path], tmp_path: Path) -> None:
 def test_blocks_that_are_alike_again_are_plain(tiny: Callable[..., Path], tmp_path: Path) -> None:
     steps = [_prune(multiple=64), {"prune": {"structure": "blocks", "keep": [0, 2]}}]
     model = _idle_block(_idle_block(tiny(), block=0), block=2)
-    checkpoint = run(_recipe(model, tmp_path / "out", *steps)).checkpoint
+    checkpoint = run(recipe_of(model, tmp_path / "out", *steps)).checkpoint
     assert json.loads((checkpoint / "smelt.json").read_text())["steps"][0]["chosen"]["units"] == [64, 256, 64]
     assert "layer_sizes" not in _config(checkpoint)
     assert _config(checkpoint)["intermediate_size"] == 64
     AutoModelForCausalLM.from_pretrained(checkpoint)
-    again = run(_recipe(checkpoint, tmp_path / "again", {"prune": {"structure": "ffn", "size": 32}})).checkpoint
+    again = run(recipe_of(checkpoint, tmp_path / "again", {"prune": {"structure": "ffn", "size": 32}})).checkpoint
     assert set(_widths(again).values()) == {_config(again)["intermediate_size"]}
 
 
 def test_a_dense_block_among_mixtures_makes_none_uneven(tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny("qwen3_moe", mlp_only_layers=[0])
-    result = run(_recipe(model, tmp_path / "out", {"prune": {"structure": "ffn", "ratio": 0.5}}))
+    result = run(recipe_of(model, tmp_path / "out", {"prune": {"structure": "ffn", "ratio": 0.5}}))
     assert "layer_sizes" not in _config(result.checkpoint)
     assert not [line for line in result.report.as_data()["models"][-1]["warnings"] if "differ in size" in line]
 
@@ -186,7 +176,7 @@ def test_a_dense_block_among_mixtures_makes_none_uneven(tiny: Callable[..., Path
 @torch.no_grad()
 def test_parts_can_go_from_blocks_that_differ(structure: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
     steps = [_prune(), {"prune": {"structure": structure, "count": 1}}]
-    checkpoint = run(_recipe(_idle_block(tiny()), tmp_path / "out", *steps)).checkpoint
+    checkpoint = run(recipe_of(_idle_block(tiny()), tmp_path / "out", *steps)).checkpoint
     theirs = AutoModelForCausalLM.from_pretrained(checkpoint, config=config_for(checkpoint))
     prompt = TOKENS[0, :12].tolist()
     sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
@@ -197,14 +187,14 @@ def test_parts_can_go_from_blocks_that_differ(structure: str, tiny: Callable[...
 
 def test_what_lost_its_part_does_not_pay_for_others(tiny: Callable[..., Path], tmp_path: Path) -> None:
     steps = [{"prune": {"structure": "mlp", "count": 1}}, _prune()]
-    checkpoint = run(_recipe(_idle_block(tiny(num_hidden_layers=4), block=0), tmp_path / "out", *steps)).checkpoint
+    checkpoint = run(recipe_of(_idle_block(tiny(num_hidden_layers=4), block=0), tmp_path / "out", *steps)).checkpoint
     parts, widths = _config(checkpoint)["layer_parts"], _widths(checkpoint)
     assert sum(width for block, width in widths.items() if parts[block] == "all") == 3 * 128
 
 
 @torch.no_grad()
 def test_what_is_set_later_reaches_its_blocks(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    checkpoint = run(_recipe(_idle_block(tiny()), tmp_path / "out", _prune())).checkpoint
+    checkpoint = run(recipe_of(_idle_block(tiny()), tmp_path / "out", _prune())).checkpoint
     model = AutoModelForCausalLM.from_pretrained(checkpoint, config=config_for(checkpoint)).eval()
     wanted = model(TOKENS).logits
     model.set_attn_implementation("eager")
@@ -214,9 +204,9 @@ def test_what_is_set_later_reaches_its_blocks(tiny: Callable[..., Path], tmp_pat
 
 
 def test_calibration_text_can_be_its_own(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    uneven = run(_recipe(_idle_block(tiny()), tmp_path / "out", _prune())).checkpoint
+    uneven = run(recipe_of(_idle_block(tiny()), tmp_path / "out", _prune())).checkpoint
     calibrate = {"source": "self", "samples": 2, "length": 32}
-    again = _recipe(
+    again = recipe_of(
         uneven, tmp_path / "again", {"quantize": {"scheme": "W8A16", "group_size": 16}}, calibrate=calibrate
     )
     assert _widths(uneven) == {
@@ -233,7 +223,7 @@ def test_calibration_text_can_be_its_own(tiny: Callable[..., Path], tmp_path: Pa
 )
 def test_a_recipe_that_makes_no_sense_is_refused(steps: list[Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=said):
-        _recipe(tmp_path, tmp_path / "out", *steps)
+        recipe_of(tmp_path, tmp_path / "out", *steps)
 
 
 @pytest.mark.parametrize(
@@ -255,13 +245,13 @@ def test_a_recipe_that_makes_no_sense_is_refused(steps: list[Any], said: str, tm
 def test_what_cannot_work_is_said_before_any_work(
     changes: dict[str, Any], steps: list[dict[str, Any]], said: str, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    plan = Plan.make(_recipe(tiny(**changes), tmp_path / "out", *steps))
+    plan = Plan.make(recipe_of(tiny(**changes), tmp_path / "out", *steps))
     assert [problem for problem in plan.problems if said in str(problem)], [str(p) for p in plan.problems]
 
 
 def test_formats_whose_tools_cannot_load_it_are_refused(tiny: Callable[..., Path], tmp_path: Path) -> None:
     steps = [_prune(multiple=32), {"quantize": {"scheme": "W4A16", "group_size": 32}}]
-    checkpoint = run(_recipe(_idle_block(tiny()), tmp_path / "out", *steps)).checkpoint
+    checkpoint = run(recipe_of(_idle_block(tiny()), tmp_path / "out", *steps)).checkpoint
     for to, output in (("gptq", "gptq"), ("gguf", "model.gguf")):
         with pytest.raises(SmeltError, match=f"its blocks differ in size .* no {to} loader supports"):
             export(str(checkpoint), to, tmp_path / output, progress=False)
@@ -280,5 +270,5 @@ def test_sizes_that_mean_nothing_are_refused(wrong: Any, tiny: Callable[..., Pat
     (model / "config.json").write_text(json.dumps(_config(model) | {"layer_sizes": wrong}))
     with pytest.raises(SmeltError, match="layer_sizes must list, for each of 3 layers"):
         Engine(model, quiet=True)
-    (problem,) = Plan.make(_recipe(model, tmp_path / "out", {"quantize": {"scheme": "W8A16"}})).problems
+    (problem,) = Plan.make(recipe_of(model, tmp_path / "out", {"quantize": {"scheme": "W8A16"}})).problems
     assert "layer_sizes must list, for each of 3 layers" in str(problem)

@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from smelt.compress import Recipe, run
+from smelt.compress import run
 from smelt.compress.pipeline.plan import Plan
-from smelt.models.steps import block_loop
 from smelt.prune.structure.axes import Span
 from smelt.runtime import Engine, SamplingParams
 from smelt.system.errors import SmeltError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from ...interruption import note_parts
 from ...tiny import CONFIGS
+from .recipe import recipe_of
 
 TOKENS = torch.randint(4096, (2, 40), generator=torch.Generator().manual_seed(0))
 FFN_READERS = ("mlp.down_proj.weight", "dense_4h_to_h.weight", "mlp.c_proj.weight", "fc2.weight", "w2.weight")
@@ -29,17 +30,6 @@ EXPERT_READERS = re.compile(r"experts\.\d+\.(w2|down_proj)\.weight$")
 HEAD_READERS = ("self_attn.o_proj.weight",)
 # The size of their heads follows from the hidden size; OLMo 2 norms all heads together, so none can be read as zero.
 NO_HEADS = ("opt", "gpt_neox", "gpt2", "olmo2")
-
-
-def _recipe(model: Path, output: Path, *steps: dict[str, Any], **top: Any) -> Recipe:
-    data = {
-        "model": str(model),
-        "output": str(output),
-        "calibrate": {"samples": 8, "length": 64},
-        "evaluate": False,
-        "steps": list(steps),
-    }
-    return Recipe.model_validate(data | top)
 
 
 def _prune(**settings: Any) -> dict[str, Any]:
@@ -87,7 +77,7 @@ def test_what_is_left_computes_what_the_rest_did(
     if structure == "heads" and architecture in NO_HEADS:
         pytest.skip("its heads cannot go, or what is left computes otherwise")
     model = tiny(architecture)
-    checkpoint = run(_recipe(model, tmp_path / "out", _prune(structure=structure))).checkpoint
+    checkpoint = run(recipe_of(model, tmp_path / "out", _prune(structure=structure))).checkpoint
     whole, narrow = _tensors(model), _tensors(checkpoint)
     for key, gone in _gone(whole, narrow, structure).items():
         columns_of(key, whole[key])[gone] = 0
@@ -106,7 +96,7 @@ def test_what_is_left_computes_what_the_rest_did(
 def test_what_has_the_largest_norms_stays(
     structure: str, reader: str, width: int, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    recipe = _recipe(tiny(), tmp_path / "out", _prune(structure=structure))
+    recipe = recipe_of(tiny(), tmp_path / "out", _prune(structure=structure))
     plan = Plan.make(recipe)
     assert plan.calibration is not None
     checkpoint = run(recipe).checkpoint
@@ -126,7 +116,7 @@ def test_what_has_the_largest_norms_stays(
 def test_taylor_is_the_gradient_of_the_loss_times_what_is_read(
     structure: str, reader: str, width: int, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    recipe = _recipe(tiny(), tmp_path / "out", _prune(structure=structure, score="taylor"))
+    recipe = recipe_of(tiny(), tmp_path / "out", _prune(structure=structure, score="taylor"))
     plan = Plan.make(recipe)
     assert plan.calibration is not None
     checkpoint = run(recipe).checkpoint
@@ -153,7 +143,7 @@ def test_taylor_is_the_gradient_of_the_loss_times_what_is_read(
 @pytest.mark.parametrize("score", ["wanda", "weight", "path"])
 def test_every_score_leaves_a_model(score: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
     steps = [_prune(score=score), _heads(score=score, update="least_squares")]
-    checkpoint = run(_recipe(tiny("phi3"), tmp_path / "out", *steps)).checkpoint
+    checkpoint = run(recipe_of(tiny("phi3"), tmp_path / "out", *steps)).checkpoint
     config = json.loads((checkpoint / "config.json").read_text())
     assert (config["intermediate_size"], config["num_key_value_heads"], config["num_attention_heads"]) == (128, 1, 2)
     AutoModelForCausalLM.from_pretrained(checkpoint)
@@ -165,7 +155,7 @@ def test_least_squares_loses_less(structure: str, tiny: Callable[..., Path], tmp
     model = tiny()
     errors = []
     for number, update in enumerate((None, "least_squares")):
-        result = run(_recipe(model, tmp_path / str(number), _prune(structure=structure, update=update)))
+        result = run(recipe_of(model, tmp_path / str(number), _prune(structure=structure, update=update)))
         layers = json.loads((result.checkpoint / "smelt.json").read_text())["steps"][0]["layers"]
         assert len(layers) == 3
         errors.append(layers[0]["error"])
@@ -178,15 +168,17 @@ def test_a_guard_reports_layers_or_ends_the_run(
 ) -> None:
     model = tiny()
     guarded = {"prune": {**step["prune"], "guard": {"max_layer_error": 0.01}}}
-    checkpoint = run(_recipe(model, tmp_path / "warned", guarded)).checkpoint
+    checkpoint = run(recipe_of(model, tmp_path / "warned", guarded)).checkpoint
     layers = json.loads((checkpoint / "smelt.json").read_text())["steps"][0]["layers"]
     assert all("more than max_layer_error 0.01" in layer["notes"][-1] for layer in layers)
     failing = {"prune": {**step["prune"], "guard": {"max_layer_error": 0.01, "otherwise": "fail"}}}
     with pytest.raises(SmeltError, match="remove less"):
-        run(_recipe(model, tmp_path / "failed", failing))
+        run(recipe_of(model, tmp_path / "failed", failing))
     assert not (tmp_path / "failed" / "checkpoint").exists()
     with pytest.raises(ValueError, match="use warn or fail"):
-        _recipe(model, tmp_path, {"prune": {**step["prune"], "guard": {"max_layer_error": 1, "otherwise": "fallback"}}})
+        recipe_of(
+            model, tmp_path, {"prune": {**step["prune"], "guard": {"max_layer_error": 1, "otherwise": "fallback"}}}
+        )
 
 
 def test_then_quantized_and_served(tiny: Callable[..., Path], tmp_path: Path) -> None:
@@ -196,7 +188,7 @@ def test_then_quantized_and_served(tiny: Callable[..., Path], tmp_path: Path) ->
         _heads(),
         {"quantize": {"scheme": "W8A16", "group_size": 64, "rounding": "gptq"}},
     ]
-    result = run(_recipe(model, tmp_path / "out", *steps))
+    result = run(recipe_of(model, tmp_path / "out", *steps))
     assert json.loads((result.checkpoint / "config.json").read_text())["intermediate_size"] == 128
     prompt = TOKENS[0, :12].tolist()
     sampling = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
@@ -210,17 +202,9 @@ def test_interrupted_after_a_block_it_goes_on(
     tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny("llama", torch.bfloat16)
-    quiet = run(_recipe(model, tmp_path / "quiet", _prune(update="least_squares")))
-    save, saved = block_loop.save_part, []
-
-    def stop(*args: Any) -> None:
-        save(*args)
-        saved.append(args[0].name)
-        if len(saved) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(block_loop, "save_part", stop)
-    recipe = _recipe(model, tmp_path / "out", _prune(update="least_squares"))
+    quiet = run(recipe_of(model, tmp_path / "quiet", _prune(update="least_squares")))
+    saved = note_parts(monkeypatch, interrupt_at=2)
+    recipe = recipe_of(model, tmp_path / "out", _prune(update="least_squares"))
     with pytest.raises(KeyboardInterrupt):
         run(recipe)
     resumed = run(recipe)
@@ -240,7 +224,7 @@ def test_a_layout_that_is_not_as_thought_is_refused(
 
     monkeypatch.setattr(Span, "places", side_by_side)
     with pytest.raises(SmeltError, match="in a way that Smelt does not follow"):
-        run(_recipe(model, tmp_path / "out", _prune()))
+        run(recipe_of(model, tmp_path / "out", _prune()))
     assert not (tmp_path / "out" / "checkpoint").exists()
 
 
@@ -264,6 +248,6 @@ def test_a_layout_that_is_not_as_thought_is_refused(
 def test_what_cannot_work_is_said_before_any_work(
     architecture: str, steps: list[dict[str, Any]], said: str, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    plan = Plan.make(_recipe(tiny(architecture), tmp_path / "out", *steps))
+    plan = Plan.make(recipe_of(tiny(architecture), tmp_path / "out", *steps))
     assert [problem for problem in plan.problems if str(problem).startswith(said)], [str(p) for p in plan.problems]
     assert not (tmp_path / "out").exists()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from smelt.compress import Recipe, run
+from smelt.compress import run
 from smelt.compress.pipeline.plan import Plan
 from smelt.models.text.windows import recut
 from smelt.prune.structure.vocabulary import Vocabulary
@@ -17,22 +17,13 @@ from smelt.runtime import Engine, SamplingParams
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from .recipe import recipe_of
+
 CORPUS = """The harbour was quiet, and the boats lay still under a pale sky. Nobody had seen the keeper for three days.
 
 "We should go and look," said the girl; her brother nodded. They took a lamp, some bread, and walked to the lighthouse.
 """
 OTHER = "Zweiundvierzig Bäume: naïve café, 北京 2024! if (x < y) { return x * 37; } 🚀"
-
-
-def _recipe(model: Path, output: Path, *steps: dict[str, Any], **top: Any) -> Recipe:
-    data = {
-        "model": str(model),
-        "output": str(output),
-        "calibrate": {"samples": 4, "length": 32},
-        "evaluate": False,
-        "steps": list(steps),
-    }
-    return Recipe.model_validate(data | top)
 
 
 @pytest.fixture
@@ -53,7 +44,7 @@ def _tokens(tokenizer: Any, text: str) -> list[str]:
 @torch.no_grad()
 def test_text_of_the_corpus_is_read_as_before(tiny: Callable[..., Path], corpus: Path, tmp_path: Path) -> None:
     model = tiny("llama")
-    checkpoint = run(_recipe(model, tmp_path / "out", _prune(corpus))).checkpoint
+    checkpoint = run(recipe_of(model, tmp_path / "out", _prune(corpus))).checkpoint
     before, after = (AutoTokenizer.from_pretrained(path) for path in (model, checkpoint))
     assert len(after) < 600
     assert _tokens(after, CORPUS) == _tokens(before, CORPUS)
@@ -71,7 +62,7 @@ def test_text_of_the_corpus_is_read_as_before(tiny: Callable[..., Path], corpus:
 @pytest.mark.parametrize("architecture", ["qwen3", "gpt_neox", "opt"])
 def test_then_quantized_and_served(architecture: str, tiny: Callable[..., Path], corpus: Path, tmp_path: Path) -> None:
     steps = [_prune(corpus), {"quantize": {"scheme": "W8A16", "group_size": 64, "rounding": "gptq"}}]
-    checkpoint = run(_recipe(tiny(architecture, torch.bfloat16), tmp_path / "out", *steps)).checkpoint
+    checkpoint = run(recipe_of(tiny(architecture, torch.bfloat16), tmp_path / "out", *steps)).checkpoint
     engine = Engine(checkpoint)
     served = engine.generate(["The harbour was"], SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True))[0]
     assert max(served.completions[0].tokens) < engine.model.spec.vocabulary < 600
@@ -134,7 +125,7 @@ def test_other_kinds_of_tokenizers(make: Callable[[], Tokenizer], tmp_path: Path
 
 def test_calibration_windows_are_cut_again(tiny: Callable[..., Path], corpus: Path, tmp_path: Path) -> None:
     model = tiny("llama")
-    checkpoint = run(_recipe(model, tmp_path / "out", _prune(corpus))).checkpoint
+    checkpoint = run(recipe_of(model, tmp_path / "out", _prune(corpus))).checkpoint
     before, after = (AutoTokenizer.from_pretrained(path) for path in (model, checkpoint))
     tokens = torch.tensor(before(CORPUS).input_ids[:40]).view(2, 20)
     assert before.decode(tokens.flatten()) == after.decode(recut(tokens, before, after).flatten())
@@ -157,7 +148,7 @@ def test_a_corpus_that_is_not_there_or_empty_is_said_before_any_work(
     corpus = tmp_path / "corpus.txt"
     if text is not None:
         corpus.write_text(text)
-    plan = Plan.make(_recipe(tiny(), tmp_path / "out", _prune(corpus)))
+    plan = Plan.make(recipe_of(tiny(), tmp_path / "out", _prune(corpus)))
     assert [problem for problem in plan.problems if str(problem).startswith(said)], [str(p) for p in plan.problems]
 
 
@@ -166,5 +157,5 @@ def test_a_model_without_tokenizer_json_is_refused(tiny: Callable[..., Path], co
     data = json.loads((model / "tokenizer.json").read_text())
     data["model"] = {"type": "WordLevel", "vocab": {"<unk>": 0, "the": 1}, "unk_token": "<unk>"}
     (model / "tokenizer.json").write_text(json.dumps(data))
-    plan = Plan.make(_recipe(model, tmp_path / "out", _prune(corpus)))
+    plan = Plan.make(recipe_of(model, tmp_path / "out", _prune(corpus)))
     assert any("holds a WordLevel model" in str(problem) for problem in plan.problems), [str(p) for p in plan.problems]

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 from smelt.compress import Recipe, run
 from smelt.compress.pipeline.plan import Plan
-from smelt.models.steps import block_loop
 from smelt.prune.steps import weights as prune_weights
 from smelt.prune.update.sparsegpt import sparsegpt
 from smelt.runtime.decoder.model import Model
@@ -25,18 +24,9 @@ from torch.sparse._semi_structured_conversions import (
 )
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
+from ...interruption import note_parts
 from ...tiny import CONFIGS
-
-
-def _recipe(model: Path, output: Path, *steps: dict[str, Any], **top: Any) -> Recipe:
-    data = {
-        "model": str(model),
-        "output": str(output),
-        "calibrate": {"samples": 8, "length": 64},
-        "evaluate": False,
-        "steps": list(steps),
-    }
-    return Recipe.model_validate(data | top)
+from .recipe import recipe_of
 
 
 def _zeros(weight: Tensor) -> float:
@@ -48,7 +38,7 @@ def test_every_architecture_gets_its_pattern_and_nothing_else_changes(
     architecture: str, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     model = tiny(architecture)
-    result = run(_recipe(model, tmp_path / "out", {"prune": {"structure": "2:4", "update": "sparsegpt"}}))
+    result = run(recipe_of(model, tmp_path / "out", {"prune": {"structure": "2:4", "update": "sparsegpt"}}))
     before, after = (AutoModelForCausalLM.from_pretrained(path) for path in (model, result.checkpoint))
     facts = json.loads((result.checkpoint / "smelt.json").read_text())
     pruned = {layer["name"] for layer in facts["steps"][0]["layers"]}
@@ -73,7 +63,7 @@ def test_every_architecture_gets_its_pattern_and_nothing_else_changes(
 @torch.no_grad()
 def test_each_layer_reads_what_the_pruned_layers_before_it_give(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """The last layer of a block, from transformers' model with the others already pruned."""
-    recipe = _recipe(
+    recipe = recipe_of(
         tiny(num_hidden_layers=2), tmp_path / "out", {"prune": {"structure": "2:4", "update": "sparsegpt"}}
     )
     plan = Plan.make(recipe)
@@ -110,7 +100,7 @@ def test_a_share_goes_of_each_linear_that_is_named(
     settings: dict[str, Any], by_row: bool, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     model = tiny("llama", torch.bfloat16)
-    result = run(_recipe(model, tmp_path / "out", {"prune": settings | {"ignore": ["re:.*v_proj"]}}))
+    result = run(recipe_of(model, tmp_path / "out", {"prune": settings | {"ignore": ["re:.*v_proj"]}}))
     before, after = load_file(model / "model.safetensors"), load_file(result.checkpoint / "model.safetensors")
     share = settings.get("sparsity", 0.5)
     for name, weight in after.items():
@@ -136,7 +126,7 @@ def test_quantizing_leaves_the_zeros(rounding: Any, tiny: Callable[..., Path], t
         {"prune": {"structure": "2:4", "update": "sparsegpt"}},
         {"quantize": {"scheme": "W4A16", "group_size": 64, "rounding": rounding}},
     ]
-    result = run(_recipe(model, tmp_path / "out", *steps))
+    result = run(recipe_of(model, tmp_path / "out", *steps))
     stored = AutoModelForCausalLM.from_pretrained(result.checkpoint)
     stored(torch.tensor([[1, 2, 3]]))  # compressed-tensors restores weights when they are first used
     for name, weight in stored.named_parameters():
@@ -149,17 +139,9 @@ def test_interrupted_after_a_block_it_goes_on(
 ) -> None:
     model = tiny("llama", torch.bfloat16)
     step = {"prune": {"structure": "weights", "sparsity": 0.5, "update": "sparsegpt"}}
-    quiet = run(_recipe(model, tmp_path / "quiet", step))
-    save, saved = block_loop.save_part, []
-
-    def stop(*args: Any) -> None:
-        save(*args)
-        saved.append(args[0].name)
-        if len(saved) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(block_loop, "save_part", stop)
-    recipe = _recipe(model, tmp_path / "out", step)
+    quiet = run(recipe_of(model, tmp_path / "quiet", step))
+    saved = note_parts(monkeypatch, interrupt_at=2)
+    recipe = recipe_of(model, tmp_path / "out", step)
     with pytest.raises(KeyboardInterrupt):
         run(recipe)
     resumed = run(recipe)
@@ -171,7 +153,7 @@ def test_interrupted_after_a_block_it_goes_on(
 def test_experts_that_no_token_reaches_are_reported(tiny: Callable[..., Path], tmp_path: Path) -> None:
     model = tiny("mixtral", num_local_experts=32)
     calibrate = {"samples": 1, "length": 16}
-    result = run(_recipe(model, tmp_path / "out", {"prune": {"structure": "2:4"}}, calibrate=calibrate))
+    result = run(recipe_of(model, tmp_path / "out", {"prune": {"structure": "2:4"}}, calibrate=calibrate))
     layers = json.loads((result.checkpoint / "smelt.json").read_text())["steps"][0]["layers"]
     assert any("reached this expert" in note for layer in layers for note in layer["notes"])
 
@@ -194,7 +176,7 @@ def test_experts_that_no_token_reaches_are_reported(tiny: Callable[..., Path], t
 )
 def test_a_section_that_cannot_be_meant(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=said):
-        _recipe(tmp_path, tmp_path / "out", {"prune": settings})
+        recipe_of(tmp_path, tmp_path / "out", {"prune": settings})
 
 
 @pytest.mark.parametrize(
@@ -213,7 +195,7 @@ def test_a_section_that_cannot_be_meant(settings: dict[str, Any], said: str, tmp
 def test_what_does_not_fit_the_model_is_said_before_any_work(
     settings: dict[str, Any], said: str, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    plan = Plan.make(_recipe(tiny(), tmp_path / "out", {"prune": settings}))
+    plan = Plan.make(recipe_of(tiny(), tmp_path / "out", {"prune": settings}))
     assert [problem for problem in plan.problems if str(problem).startswith(said)], [str(p) for p in plan.problems]
 
 
@@ -234,7 +216,7 @@ def test_what_would_lose_the_zeros_is_refused(tiny: Callable[..., Path], tmp_pat
         {"quantize": {"scheme": "W4A16", "group_size": 64, "transforms": ["rotate"]}},
         {"prune": {"structure": "blocks", "count": 1, "update": "merge"}},
     ):
-        plan = Plan.make(_recipe(tiny(), tmp_path / "out", prune, after))
+        plan = Plan.make(recipe_of(tiny(), tmp_path / "out", prune, after))
         assert [problem for problem in plan.problems if "the zeros of steps.0 would be lost" in str(problem)]
 
 
@@ -248,7 +230,7 @@ def test_two_of_four_is_taken_by_torchs_sparse_tensors_and_the_runtimes_kernel(
     prune = {"prune": {"structure": "2:4", "update": "sparsegpt"}}
     quantize = {"quantize": {"scheme": "W4A16", "group_size": 64, "rounding": rounding}}
     steps = [quantize] if together else [prune, quantize]
-    checkpoint = run(_recipe(model, tmp_path / "out", *steps)).checkpoint
+    checkpoint = run(recipe_of(model, tmp_path / "out", *steps)).checkpoint
     served = Model(Checkpoint(checkpoint), GpuOperators(torch.float16, torch.device("cpu")))
     for role, linear in served.linears().items():
         assert ("2:4 sparse" in linear.explain()) == (role != "head"), role
@@ -270,7 +252,7 @@ def _shares(checkpoint: Path) -> dict[str, float]:
 
 def test_owl_leaves_more_where_there_are_more_outliers(tiny: Callable[..., Path], tmp_path: Path) -> None:
     """Against the paper's own arithmetic (Yin et al., 2024): shares of scores above five times the mean, by block."""
-    recipe = _recipe(
+    recipe = recipe_of(
         tiny(), tmp_path / "out", {"prune": {"structure": "weights", "sparsity": 0.6, "allocation": "owl"}}
     )
     plan = Plan.make(recipe)
@@ -305,7 +287,7 @@ def test_sensitivity_takes_what_is_asked_for_and_spares_what_matters(tiny: Calla
         whole.model.layers[1].mlp.down_proj.weight.mul_(0.01)
     whole.save_pretrained(model)
     step = {"prune": {"structure": "weights", "sparsity": 0.5, "allocation": "sensitivity", "score": "magnitude"}}
-    shares = _shares(run(_recipe(model, tmp_path / "out", step)).checkpoint)
+    shares = _shares(run(recipe_of(model, tmp_path / "out", step)).checkpoint)
     sizes = {k: t.numel() for k, t in load_file(model / "model.safetensors").items() if k in shares}
     total = sum(shares[k] * sizes[k] for k in shares) / sum(sizes.values())
     assert 0.5 <= total < 0.51
