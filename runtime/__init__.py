@@ -15,15 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from ..system.errors import RuntimeProblem
 from .engine.config import EngineConfig
-from .engine.params import SamplingParams
+from .requests.params import SamplingParams
 
 if TYPE_CHECKING:
-    from .engine.engine import Engine
-    from .engine.output import Completion, RequestOutput
+    from .engine.engine import Engine, QueueFull
+    from .requests.output import Completion, RequestOutput
 
-__all__ = ["Completion", "Engine", "EngineConfig", "RequestOutput", "RuntimeProblem", "SamplingParams"]
+__all__ = ["Completion", "Engine", "EngineConfig", "QueueFull", "RequestOutput", "RuntimeProblem", "SamplingParams"]
 
-_HOMES = {"Completion": ".engine.output", "Engine": ".engine.engine", "RequestOutput": ".engine.output"}
+_HOMES = {
+    "Completion": ".requests.output",
+    "Engine": ".engine.engine",
+    "QueueFull": ".engine.engine",
+    "RequestOutput": ".requests.output",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,7 @@ import typer
 
 from ...runtime import EngineConfig
 from ...runtime.cache_types import kv_dtype_help
+from ...runtime.scheduling.policies.table import POLICIES
 from ...system.progress import Progress
 from .outcome import reporting_errors
 
@@ -23,7 +24,8 @@ def bench(
     requests: Annotated[int, typer.Option(help="Requests per load, at least its concurrency.", min=1, max=10**6)] = 16,
     trace: Annotated[Path | None, typer.Option(help="Replay a trace: Azure's CSV or Mooncake's JSONL.")] = None,
     trace_requests: Annotated[int, typer.Option(help="Number of requests from the trace.", min=1)] = 32,
-    static: Annotated[bool, typer.Option("--static", help="Static batching, as a baseline.")] = False,
+    policy: Annotated[str, typer.Option(help=f"Scheduling policy: {', '.join(POLICIES)}.")] = "fcfs",
+    static: Annotated[bool, typer.Option("--static", help="The same as --policy static.")] = False,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     kv_dtype: Annotated[str, typer.Option(help=kv_dtype_help())] = "auto",
     native: Annotated[bool, typer.Option(help="Use Smelt's compiled CPU kernels, or torch's operators.")] = True,
@@ -56,6 +58,8 @@ def bench(
 
         smelt bench ./my-llama --trace AzureLLMInferenceTrace_conv.csv
 
+        smelt bench ./my-llama --policy sarathi --concurrency 16
+
         smelt bench ./my-llama --compile
 
         smelt bench ./my-llama --ablate
@@ -70,6 +74,7 @@ def bench(
         reproducible=reproducible,
         device=device,
         compile=compiled,
+        policy=policy,
         static_batching=static,
         share_prefixes=False,
     )

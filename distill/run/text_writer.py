@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...runtime.engine.config import EngineConfig
 from ...runtime.engine.engine import Engine
-from ...runtime.engine.params import SamplingParams
+from ...runtime.requests.params import SamplingParams
 from ...system.errors import RuntimeProblem, SmeltError
 
 # The engine's steps: prompts are short, and all sequences run at once.

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..requests.sequence import BeamCandidate, Request, Sequence
+from ..requests.text_stream import TextStream
+from ..scheduling.scheduler import Scheduler, live
 from .sampling import changed_logits
-from .scheduler import Scheduler, live
-from .sequence import BeamCandidate, Request, Sequence
-from .text_stream import TextStream
 
 
 def continuations(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> list[BeamCandidate]:

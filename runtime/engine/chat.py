@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from ...models.text.chat_template import conversation_text
 from ...system.errors import RuntimeProblem, SmeltError
+from ..requests.params import SamplingParams
 from .engine import Engine
-from .params import SamplingParams
 
 HELP = "/reset clears the conversation, /quit (or end of file) exits, Ctrl-C stops an answer"
 

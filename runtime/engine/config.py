@@ -11,7 +11,7 @@ from typing import Any
 from ...system.errors import RuntimeProblem, nearest_name
 from ..cache_types import BY_NAME
 from ..fusions import Fusions
-from .policy import POLICIES
+from ..scheduling.policies.table import POLICIES
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
@@ -29,7 +29,12 @@ class EngineConfig:
         kv_cache_bytes: memory for keys and values; by default the rest of ``memory_utilization``.
         memory_utilization: the share of the currently free memory for weights, activations and cache.
         share_prefixes: prefix caching: prompts with a common prefix share its cache blocks.
-        policy: scheduling and preemption: ``fcfs`` (first come, first served) or ``static``.
+        policy: which requests start, run and are preempted first, and how prompts share steps with decodes:
+            ``fcfs``, ``static``, ``orca``, ``prefill_first``, ``sarathi``, ``priority`` or ``shortest``; see docs/runtime.md.
+        admission: ``predicted``: a request starts only if the cache is predicted to hold all that run until they end, from the
+            lengths of earlier outputs; ``immediate``: as soon as there is room for its prompt.
+        max_waiting: the most requests that wait; further ones are refused with QueueFull. No limit by default, and
+            none for the prompts of one call of ``generate``.
         static_batching: the same as the policy ``static``, the baseline: a batch starts only when the previous one has ended.
         seed: for requests without one.
         trust_remote_code: run the checkpoint's Python code; off by default.
@@ -58,6 +63,8 @@ class EngineConfig:
     memory_utilization: float = 0.9
     share_prefixes: bool = True
     policy: str = "fcfs"
+    admission: str = "predicted"
+    max_waiting: int | None = None
     static_batching: bool = False
     seed: int = 0
     trust_remote_code: bool = False
@@ -83,6 +90,9 @@ class EngineConfig:
         _check_choice("kv_dtype", self.kv_dtype, tuple(BY_NAME))
         _check_choice("dtype", self.dtype, ("auto", *DTYPE_NAMES))
         _check_choice("policy", self.policy, tuple(POLICIES))
+        _check_choice("admission", self.admission, ("predicted", "immediate"))
+        if self.max_waiting is not None and self.max_waiting < 1:
+            raise RuntimeProblem(f"max_waiting is {self.max_waiting}; it must be at least 1")
         if self.static_batching and self.policy not in (EngineConfig.policy, "static"):
             raise RuntimeProblem(
                 f"static_batching means policy static, but policy is {self.policy}; set only one of them"

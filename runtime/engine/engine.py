@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
@@ -18,25 +19,31 @@ from ...system.errors import RuntimeProblem
 from ...system.progress import Log
 from ..cache_types import BY_NAME, cache_type_of, names_for
 from ..decoder.model import Model
+from ..requests.output import RequestOutput
+from ..requests.params import SamplingParams
+from ..requests.sequence import Request, Sequence, TokenScore
+from ..requests.text_stream import TextStream
+from ..scheduling.admission import PeakAdmission
+from ..scheduling.block_cache import BlockCache
+from ..scheduling.plan import StepPlan
+from ..scheduling.policies.table import POLICIES
+from ..scheduling.scheduler import Scheduler, live
 from ..weights.live_weights import LiveWeights
 from .beam import advance
-from .block_cache import BlockCache
 from .config import EngineConfig
 from .executor import Executor, StepHandle, StepResult
 from .executors import EXECUTORS
 from .loading import load_model
-from .output import RequestOutput
-from .params import SamplingParams
-from .policy import POLICIES
 from .reserve import Reservation, reserve
 from .sampling import Sampled
-from .scheduler import Scheduler, StepPlan, live
 from .scoring import grouped
-from .sequence import Request, Sequence, TokenScore
-from .text_stream import TextStream
 
 Prompt = str | SequenceOf[int]
 Sink = Callable[[RequestOutput], object]
+
+
+class QueueFull(RuntimeProblem):
+    """As many requests are waiting as ``max_waiting`` allows."""
 
 
 class Engine:
@@ -91,6 +98,7 @@ class Engine:
             token_budget=config.token_budget,
             max_sequences=config.max_sequences,
             policy=POLICIES[config.scheduling](),
+            admission=PeakAdmission(self.cache) if config.admission == "predicted" else None,
         )
 
     def _executor(self) -> Executor:
@@ -188,13 +196,24 @@ class Engine:
         return [done[name] for name in names]
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, id: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        id: str | None = None,
+        priority: int = 0,
+        predicted_tokens: int | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Generate from a prompt and yield its state after every token. Leaving the loop early aborts the request."""
+        """Generate from a prompt and yield its state after every token. Leaving the loop early aborts the request.
+
+        Arguments and errors are those of :meth:`add_request`.
+        """
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[RequestOutput] = asyncio.Queue()
         request = self._request(prompt, params or SamplingParams(), id)
+        request.priority, request.predicted_tokens = priority, predicted_tokens
         with self._wake:
+            self._check_queue()
             self._submit(request, lambda output: loop.call_soon_threadsafe(queue.put_nowait, output))
             self._keep_running()
             self._wake.notify()
@@ -207,14 +226,35 @@ class Engine:
         finally:
             self.abort(request.id)
 
-    def add_request(self, prompt: Prompt, params: SamplingParams | None = None, *, id: str | None = None) -> str:
+    def add_request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        id: str | None = None,
+        priority: int = 0,
+        predicted_tokens: int | None = None,
+    ) -> str:
         """Queue a prompt; :meth:`step` continues it.
+
+        Args:
+            prompt: a text, or token ids.
+            params: the sampling parameters.
+            id: its id, by default a new one.
+            priority: lower numbers go first, under the policy ``priority``.
+            predicted_tokens: how many tokens are expected, for policies and an admission that predict.
 
         Returns:
             The request's id.
+
+        Raises:
+            QueueFull: ``max_waiting`` requests are waiting.
+            RuntimeProblem: the prompt or its parameters cannot be served.
         """
         request = self._request(prompt, params or SamplingParams(), id)
+        request.priority, request.predicted_tokens = priority, predicted_tokens
         with self._lock:
+            self._check_queue()
             self._submit(request, None)
         return request.id
 
@@ -226,7 +266,7 @@ class Engine:
                 # A step may start before the previous one has returned its tokens, if they are not needed in between.
                 if self._awaited:
                     changed += self._collect()
-                started = self._started(self.scheduler.schedule())
+                started = self._started(self.scheduler.schedule(time.perf_counter()))
                 changed += self._collect()
                 self._handle = started
                 if started is not None and started[1].completed:
@@ -364,6 +404,11 @@ class Engine:
                 return f"{field} asks for more tokens than the vocabulary of {vocabulary} has"
         return None
 
+    def _check_queue(self) -> None:
+        most, waiting = self.config.max_waiting, len(self.scheduler.waiting)
+        if most is not None and waiting >= most:
+            raise QueueFull(f"{waiting} requests are waiting already, as many as max_waiting allows; try again later")
+
     def _submit(self, request: Request, sink: Sink | None) -> None:
         if request.id in self._requests:
             raise RuntimeProblem(f"a request named {request.id!r} is running already; choose another id")
@@ -372,7 +417,7 @@ class Engine:
             self._awaited.add(request.id)
         if sink is not None:
             self._sinks[request.id] = sink
-        self.scheduler.add(request.sequences[0])
+        self.scheduler.add(request.sequences[0], time.perf_counter())
 
     def _started(self, plan: StepPlan) -> tuple[StepPlan, StepHandle] | None:
         """Start a step; None if it is empty."""
@@ -390,7 +435,7 @@ class Engine:
 
     def _commit(self, plan: StepPlan, result: StepResult) -> list[Request]:
         """Record a step's results; returns the requests that progressed."""
-        self.scheduler.commit(plan)
+        self.scheduler.commit(plan, time.perf_counter())
         changed: dict[str, Request] = {}
         for sequence in result.broken:
             request = sequence.request

@@ -11,9 +11,9 @@ from torch import Tensor
 from ..decoder.batch import Batch
 from ..decoder.kv_cache import KeysValues
 from ..decoder.logit_statistics import LogitStatistics
+from ..requests.sequence import BeamCandidate, Request, Sequence, TokenLogprobs, TokenScore
+from ..scheduling.plan import StepPlan
 from .sampling import Sampled
-from .scheduler import StepPlan
-from .sequence import BeamCandidate, Request, Sequence, TokenLogprobs, TokenScore
 
 
 @dataclass

@@ -23,11 +23,11 @@ from ..kernels.base.precompile import precompile_work
 from ..kernels.base.targets import target_of
 from ..kernels.rows.rotate_and_store import RotaryTables
 from ..kernels.rows.sample_tokens import SamplingState, choices, sample_tokens
+from ..requests.params import SamplingParams
+from ..requests.sequence import Request, Sequence
+from ..scheduling.plan import Chunk, StepPlan
 from .executor import CompletedStep, StepHandle, StepResult
-from .params import SamplingParams
 from .sampling import Sampled, sequence_seed, top_logprobs
-from .scheduler import Chunk, StepPlan
-from .sequence import Request, Sequence
 from .torch_executor import TorchExecutor
 
 _EDITS = 64  # of logits, per request on the device

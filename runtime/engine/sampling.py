@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..decoder.logit_statistics import LogitStatistics
-from .params import SamplingParams
-from .sequence import Sequence, TokenLogprobs
+from ..requests.params import SamplingParams
+from ..requests.sequence import Sequence, TokenLogprobs
 
 _SEED_STEP = 1_000_003
 

@@ -13,11 +13,11 @@ from ..decoder.kv_cache import KeysValues
 from ..decoder.logit_statistics import LogitStatistics
 from ..decoder.model import Model
 from ..kernels.base.launch import overlapping
+from ..requests.sequence import Request, Sequence, TokenLogprobs, TokenScore
+from ..scheduling.plan import Chunk, StepPlan
 from .beam import continuations
 from .executor import CompletedStep, RunsBatches, StepHandle, StepResult
 from .sampling import Sampled, sample, top_logprobs
-from .scheduler import Chunk, StepPlan
-from .sequence import Request, Sequence, TokenLogprobs, TokenScore
 
 
 class TorchExecutor:

@@ -16,7 +16,7 @@ from ...system.errors import RuntimeProblem
 from ...system.pages import in_large_pages
 from ...system.progress import Log
 from ..engine.engine import Engine
-from ..engine.params import SamplingParams
+from ..requests.params import SamplingParams
 from .workload import Arrival, random_prompt
 
 _READ_BYTES = 1 << 29

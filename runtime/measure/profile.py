@@ -16,7 +16,7 @@ from ..decoder.linear import Linear
 from ..decoder.logit_statistics import LogitStatistics
 from ..decoder.model import Model
 from ..engine.engine import Engine
-from ..engine.params import SamplingParams
+from ..requests.params import SamplingParams
 from .workload import random_prompt
 
 _STEPS = 32

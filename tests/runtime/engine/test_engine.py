@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from smelt.compress import SmeltError
-from smelt.runtime import Engine, RequestOutput, RuntimeProblem, SamplingParams
+from smelt.runtime import Engine, QueueFull, RequestOutput, RuntimeProblem, SamplingParams
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ...tiny import CONFIGS, SMELT_6M, make_model, save_model
@@ -508,3 +508,32 @@ def test_a_static_batch_is_what_waited_when_it_began(small: tuple[PreTrainedMode
     assert all(batch in seen for batch in batches[:2])
     for name, prompt, count in zip(names, prompts, counts, strict=True):
         assert tokens[name] == greedy(model, prompt, count)
+
+
+def test_a_full_queue_refuses_and_outputs_say_how_long_they_waited(small: tuple[PreTrainedModel, Path]) -> None:
+    running = engine(small[1], max_waiting=2, max_sequences=1, block_size=4)
+    prompt = list(range(1, 14))
+    running.generate(prompt, GREEDY)  # its blocks are found again
+    for name in ("first", "second"):
+        running.add_request(prompt, GREEDY, id=name)
+    with pytest.raises(
+        QueueFull, match="2 requests are waiting already, as many as max_waiting allows; try again later"
+    ):
+        running.add_request(prompt, GREEDY)
+    running.step()
+    running.add_request(prompt, GREEDY, id="third")
+    done = {}
+    while running.has_work:
+        done |= {output.id: output for output in running.step() if output.finished}
+    assert set(done) == {"first", "second", "third"}
+    assert [done[name].cached_tokens for name in done] == [12, 12, 12]
+    waited = [done[name].queue_seconds for name in ("first", "second", "third")]
+    assert 0 <= waited[0] < waited[1] < waited[2]
+    assert len(running.generate([prompt] * 5, GREEDY)) == 5, "one call may give more"
+
+
+def test_a_preempted_request_says_so(small: tuple[PreTrainedModel, Path]) -> None:
+    running = engine(small[1], kv_cache_bytes=10 * 2 * 3 * 8 * 2 * 32 * 4, admission="immediate")
+    found = running.generate([[1] * 30, [2] * 30], GREEDY)
+    assert running.scheduler.preemptions == sum(output.preemptions for output in found) > 0
+    assert found[0].preemptions == 0

@@ -16,12 +16,14 @@ import pytest
 import torch
 from smelt.runtime import Engine, RequestOutput, RuntimeProblem, SamplingParams
 from smelt.runtime.engine.beam import continuations
-from smelt.runtime.engine.block_cache import BlockCache
 from smelt.runtime.engine.executor import CompletedStep, StepHandle, StepResult
-from smelt.runtime.engine.policy import POLICIES
 from smelt.runtime.engine.sampling import Sampled
-from smelt.runtime.engine.scheduler import Scheduler, StepPlan
-from smelt.runtime.engine.sequence import Request, Sequence, TokenScore
+from smelt.runtime.requests.sequence import Request, Sequence, TokenScore
+from smelt.runtime.scheduling.admission import PeakAdmission
+from smelt.runtime.scheduling.block_cache import BlockCache
+from smelt.runtime.scheduling.plan import StepPlan
+from smelt.runtime.scheduling.policies.table import POLICIES
+from smelt.runtime.scheduling.scheduler import Scheduler
 from torch import Tensor
 
 VOCABULARY = 50
@@ -132,12 +134,17 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 
 def renewed(
-    built: Engine, *, blocks: int, size: int, budget: int, most: int, share: bool, static: bool, ahead: bool
+    built: Engine, *, blocks: int, size: int, budget: int, most: int, share: bool, policy: str = "fcfs", ahead: bool
 ) -> Checking:
     """Give the engine another cache, scheduler and executor."""
     built.cache = BlockCache(blocks, size, share_prefixes=share)
-    policy = POLICIES["static" if static else "fcfs"]()
-    built.scheduler = Scheduler(built.cache, token_budget=budget, max_sequences=most, policy=policy)
+    built.scheduler = Scheduler(
+        built.cache,
+        token_budget=budget,
+        max_sequences=most,
+        policy=POLICIES[policy](),
+        admission=PeakAdmission(built.cache),
+    )
     executor = Checking(size, ahead=ahead)
     built.executor = executor
     return executor
@@ -167,13 +174,14 @@ def _tokens(output: RequestOutput) -> list[list[int]]:
 
 
 def _alone(built: Engine, request: Asked) -> list[list[int]]:
-    renewed(built, blocks=200, size=4, budget=500, most=8, share=False, static=False, ahead=False)
+    renewed(built, blocks=200, size=4, budget=500, most=8, share=False, ahead=False)
     return _tokens(built.generate([request[0]], request[1])[0])
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_whatever_is_accepted_finishes(built: Engine, seed: int) -> None:
-    draw = random.Random(seed)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_is_accepted_finishes(built: Engine, seed: int, policy: str) -> None:
+    draw = random.Random(f"{policy} {seed}")
     most = draw.randint(1, 6)
     requests = _requests(draw, most)
     wanted = {str(i): _alone(built, request) for i, request in enumerate(requests)}
@@ -186,7 +194,7 @@ def test_whatever_is_accepted_finishes(built: Engine, seed: int) -> None:
         budget=draw.choice([1, 2, 3, 5, 16]),
         most=most,
         share=draw.random() < 0.6,
-        static=draw.random() < 0.2,
+        policy=policy,
         ahead=draw.random() < 0.4,
     )
     waiting = list(wanted.items())
@@ -209,7 +217,9 @@ def test_whatever_is_accepted_finishes(built: Engine, seed: int) -> None:
             name, _ = waiting.pop(0)
             prompt, params = requests[int(name)]
             try:
-                built.add_request(prompt, params, id=name)
+                built.add_request(
+                    prompt, params, id=name, priority=draw.randrange(3), predicted_tokens=draw.choice([None, 1, 20])
+                )
                 work += (len(prompt) + (params.max_tokens or 0)) * (params.max_tokens or 0) * params.sequences + len(
                     prompt
                 )
@@ -231,7 +241,7 @@ def test_whatever_is_accepted_finishes(built: Engine, seed: int) -> None:
 
 def test_a_beam_that_is_computed_again_takes_the_room_of_those_that_wait_for_it(built: Engine) -> None:
     """Three beams of up to 49 tokens where 56 have room, five tokens a step, and somebody who waits behind them."""
-    renewed(built, blocks=7, size=8, budget=5, most=4, share=True, static=False, ahead=False)
+    renewed(built, blocks=7, size=8, budget=5, most=4, share=True, ahead=False)
     built.add_request([1] + [32] * 38, SamplingParams(beam_width=3, max_tokens=10, ignore_eos=True), id="beams")
     built.add_request([1, 40, 41], SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), id="one")
     ended: list[str] = []
@@ -258,7 +268,6 @@ def test_scores_are_found_in_tiny_caches(built: Engine, seed: int) -> None:
         renewed(
             built,
             **({"blocks": 100, "size": 4, "budget": 500, "most": 8, "share": False} | options),
-            static=False,
             ahead=False,
         )
         return built.score(pairs)

@@ -9,7 +9,7 @@ import torch
 from smelt.runtime import SamplingParams
 from smelt.runtime.decoder.logit_statistics import logit_statistics
 from smelt.runtime.engine.sampling import changed_logits, narrowed, sample
-from smelt.runtime.engine.sequence import Request, Sequence
+from smelt.runtime.requests.sequence import Request, Sequence
 from torch import Tensor
 from transformers.generation.logits_process import (
     LogitsProcessorList,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from smelt.runtime import SamplingParams
-from smelt.runtime.engine.text_stream import TextStream
+from smelt.runtime.requests.text_stream import TextStream
 from tokenizers import Tokenizer, decoders, models
 from tokenizers import trainers as training
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast

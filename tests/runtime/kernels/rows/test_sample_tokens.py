@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 from smelt.runtime import SamplingParams
 from smelt.runtime.engine.sampling import changed_logits, narrowed
-from smelt.runtime.engine.sequence import Request, Sequence
 from smelt.runtime.kernels.rows.sample_tokens import (
     SamplingState,
     choices,
@@ -19,6 +18,7 @@ from smelt.runtime.kernels.rows.sample_tokens import (
     outputs,
     sample_tokens,
 )
+from smelt.runtime.requests.sequence import Request, Sequence
 from torch import Tensor
 
 from ..interpreter import interpreted

@@ -116,6 +116,12 @@ class Request:
         prompt_logprobs: for each token of the prompt but the first, if requested.
         forked: whether the prompt is computed and its samples are forked.
         error: the message, if it failed.
+        priority: lower numbers go first, under the policy ``priority``.
+        predicted_tokens: how many tokens the sender expects, for policies that predict; None if unknown.
+        number: how many requests arrived before it.
+        arrived, started: when it was queued, and first computed, in seconds of one clock; None if not yet.
+        cached_tokens: those of its prompt that were found in the prefix cache when it started.
+        preemptions: how often its sequences lost their blocks.
     """
 
     id: str
@@ -129,6 +135,13 @@ class Request:
     finished_beams: list[tuple[float, Sequence]] = field(default_factory=list)
     forked: bool = False
     error: str | None = None
+    priority: int = 0
+    predicted_tokens: int | None = None
+    number: int = 0
+    arrived: float = 0.0
+    started: float | None = None
+    cached_tokens: int = 0
+    preemptions: int = 0
 
     @property
     def is_finished(self) -> bool:

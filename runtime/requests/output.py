@@ -43,6 +43,9 @@ class RequestOutput:
         error: what went wrong, if something did.
         prompt_logprobs: for each prompt token but the first, if requested.
         scores: for scoring requests, by continuation and token; there are no completions then.
+        cached_tokens: those of the prompt that were found in the prefix cache.
+        queue_seconds: from its arrival until it was first computed; None if it was not yet.
+        preemptions: how often its sequences lost their cache blocks and were computed again.
     """
 
     id: str
@@ -53,6 +56,9 @@ class RequestOutput:
     error: str | None
     prompt_logprobs: list[TokenLogprobs] | None
     scores: list[list[TokenScore]] | None = None
+    cached_tokens: int = 0
+    queue_seconds: float | None = None
+    preemptions: int = 0
 
     @classmethod
     def of(cls, request: Request) -> RequestOutput:
@@ -68,6 +74,9 @@ class RequestOutput:
             request.error,
             list(request.prompt_logprobs) if asked else None,
             [list(sequence.scores) for sequence in request.sequences] if is_scoring else None,
+            request.cached_tokens,
+            None if request.started is None else request.started - request.arrived,
+            request.preemptions,
         )
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from smelt.runtime import EngineConfig, RuntimeProblem, SamplingParams
-from smelt.runtime.engine.block_cache import BlockCache
-from smelt.runtime.engine.policy import POLICIES, FirstComeFirstServed, StaticBatching
-from smelt.runtime.engine.scheduler import Scheduler
-from smelt.runtime.engine.sequence import Request, Sequence
+from smelt.runtime.requests.sequence import Request, Sequence
+from smelt.runtime.scheduling.block_cache import BlockCache
+from smelt.runtime.scheduling.policies.fcfs import FirstComeFirstServed
+from smelt.runtime.scheduling.policies.static import StaticBatching
+from smelt.runtime.scheduling.policies.table import POLICIES
+from smelt.runtime.scheduling.scheduler import Scheduler
 
 from ..drive import engine
 

@@ -3,43 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 
-from .block_cache import BlockCache, Copy
-from .policy import FirstComeFirstServed, Policy
-from .sequence import Request, Sequence
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Tokens of one sequence to compute: ``count`` from position ``start`` on.
-
-    Attributes:
-        is_last: whether it reaches the end of the sequence, so that its next token can be sampled.
-    """
-
-    sequence: Sequence
-    start: int
-    count: int
-    is_last: bool
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """The work of a step: copy blocks, then compute chunks."""
-
-    chunks: list[Chunk]
-    copies: list[Copy] = field(default_factory=list)
-
-    @property
-    def tokens(self) -> int:
-        return sum(chunk.count for chunk in self.chunks)
+from ..requests.sequence import Request, Sequence
+from .admission import PeakAdmission
+from .block_cache import BlockCache
+from .plan import Chunk, StepPlan
+from .policy import Policy
 
 
 class Scheduler:
-    """Continuous batching: every step is filled anew, decodes first, then chunked prefills.
+    """Continuous batching: every step is filled anew.
 
-    A policy decides which sequences run first, are preempted and start next. With the default, ``running`` and ``waiting``
+    A policy decides which sequences run first, are preempted and start next, and how much of a prompt a step takes. With first come, first
+    served, ``running`` and ``waiting``
     together are in first come, first served order: a running sequence takes blocks only from those after it (and from
     beams of its own request that wait for it), and no sequence is admitted past a waiting one. So the first sequence with
     work always progresses: a request that fits alone finishes. A sequence is admitted only when there is room for all its
@@ -50,33 +26,65 @@ class Scheduler:
         cache: the block allocator.
         token_budget: the most tokens in a step.
         max_sequences: the most sequences that run at once.
-        policy: first come, first served by default.
+        policy: in which order.
+        admission: whether a sequence may start beside those that run; None to start all that have room for the tokens that they
+            have.
+
+    Attributes:
+        preemptions: how often a sequence lost its blocks.
     """
 
     def __init__(
-        self, cache: BlockCache, *, token_budget: int, max_sequences: int, policy: Policy | None = None
+        self,
+        cache: BlockCache,
+        *,
+        token_budget: int,
+        max_sequences: int,
+        policy: Policy,
+        admission: PeakAdmission | None = None,
     ) -> None:
         self.cache = cache
         self.token_budget = token_budget
         self.max_sequences = max_sequences
-        self.policy = policy or FirstComeFirstServed()
+        self.policy = policy
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self._admission = admission
+        self._arrivals = 0
+        self._committed = 0.0
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a sequence."""
+    def add(self, sequence: Sequence, now: float = 0.0) -> None:
+        """Queue a request's first sequence.
+
+        Args:
+            sequence: its prompt.
+            now: the time of its arrival in seconds, from any origin.
+        """
+        request = sequence.request
+        request.arrived, request.number = now, self._arrivals
+        self._arrivals += 1
         self.waiting.append(sequence)
 
-    def schedule(self) -> StepPlan:
-        """Fill the next step. It is empty only if nothing waits or runs."""
-        plan = StepPlan([])
-        budget = self._continue_running(plan, self.token_budget)
-        self._admit(plan, budget)
+    def schedule(self, now: float = 0.0) -> StepPlan:
+        """Fill the next step. It is empty only if nothing waits or runs.
+
+        Args:
+            now: the time in seconds, from the same origin as in :meth:`add`.
+        """
+        self.policy.begin(now)
+        self._make_way()
+        plan = StepPlan([], at=now)
+        if self.policy.prompts_first:
+            self._admit(plan, self._continue_running(plan, self.token_budget, prompts=True))
+            if not plan.chunks:
+                self._continue_running(plan, self.token_budget)
+        else:
+            self._admit(plan, self._continue_running(plan, self.token_budget))
         while not plan.chunks and self.waiting and self._give_way():
             self._admit(plan, self.token_budget)
         return plan
@@ -88,8 +96,15 @@ class Scheduler:
             sequence.computed = chunk.start + chunk.count
             sequence.pending += chunk.is_last
 
-    def commit(self, plan: StepPlan) -> None:
-        """Record that a plan has run; its tokens are appended after this."""
+    def commit(self, plan: StepPlan, now: float = 0.0) -> None:
+        """Record that a plan has run; its tokens are appended after this.
+
+        Args:
+            plan: what :meth:`schedule` returned.
+            now: the time in seconds.
+        """
+        self.policy.ran(plan, now - max(plan.at, self._committed))
+        self._committed = now
         for chunk in plan.chunks:
             sequence = chunk.sequence
             sequence.pending -= chunk.is_last
@@ -110,6 +125,8 @@ class Scheduler:
 
     def end(self, sequence: Sequence, reason: str) -> None:
         """Remove a sequence."""
+        if self._admission is not None and sequence.finish is None and reason in ("stop", "length"):
+            self._admission.ended(sequence)
         sequence.finish = sequence.finish or reason
         self.cache.release(sequence.blocks)
         sequence.candidates = None
@@ -118,11 +135,14 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def _continue_running(self, plan: StepPlan, budget: int) -> int:
+    def _continue_running(self, plan: StepPlan, budget: int, *, prompts: bool = False) -> int:
+        """Add running sequences to the step, or only those with a prompt to compute; returns what is left of the budget."""
         for sequence in list(self.policy.running_order(self.running)):
-            if sequence not in self.running or sequence.remaining == 0:
-                continue  # preempted for one before it, or waiting for its siblings
-            count = min(sequence.remaining, budget)
+            if budget == 0:
+                break
+            if sequence.remaining == 0 or (prompts and sequence.remaining == 1) or sequence not in self.running:
+                continue  # waiting for its siblings, or preempted for one before it
+            count = self.policy.count(sequence, budget, plan, self.token_budget)
             if count == 0:
                 continue
             if self._make_room(sequence, sequence.computed + count, plan):
@@ -146,6 +166,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Free a sequence's blocks; it is recomputed from its tokens when there is room."""
         self.preemptions += 1
+        sequence.request.preemptions += 1
         self.running.remove(sequence)
         self._drop(sequence)
         self.waiting.appendleft(sequence)
@@ -164,21 +185,47 @@ class Scheduler:
                 # It has nothing to compute until its siblings or its last token are available.
                 passed = sequence.request
                 continue
-            if budget == 0 or sum(map(_places, [*self.running, sequence])) > self.max_sequences:
+            if budget == 0 or not self._has_place(sequence):
                 return
+            if plan.chunks and self._admission is not None and not self._admission.allows(self.running, sequence):
+                return  # one of those in the step will end, and free its blocks
             self._find(sequence)
-            count = min(sequence.remaining, budget)
+            count = self.policy.count(sequence, budget, plan, self.token_budget)
             copies = None
-            if self._missing(sequence) + sum(map(self._missing, self.running)) <= self.cache.free:
+            if count > 0 and self._has_room(sequence):
                 copies = self.cache.grow(sequence.blocks, sequence.computed, sequence.computed + count)
             if copies is None:
                 self._drop(sequence)
                 return
+            request = sequence.request
+            if request.started is None:
+                request.started, request.cached_tokens = plan.at, sequence.computed
             plan.copies.extend(copies)
             self.waiting.remove(sequence)
             self.running.append(sequence)
             plan.chunks.append(Chunk(sequence, sequence.computed, count, count == sequence.remaining))
             budget -= count
+
+    def _make_way(self) -> None:
+        """Preempt sequences for the first that waits, if the policy says so."""
+        first = next(iter(self.policy.admissible(self.waiting, self.running, self.max_sequences)), None)
+        if first is None or first.candidates is not None or first.pending:
+            return
+        while (victim := self.policy.gives_way(first, self.running)) is not None:
+            if self._has_place(first):
+                self._find(first)
+                fits = self._has_room(first)
+                self._drop(first)
+                if fits:
+                    return
+            self._preempt(victim)
+
+    def _has_place(self, sequence: Sequence) -> bool:
+        return sum(map(_places, [*self.running, sequence])) <= self.max_sequences
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Whether the cache has room for all tokens of a sequence and of those that run."""
+        return self._missing(sequence) + sum(map(self._missing, self.running)) <= self.cache.free
 
     def _find(self, sequence: Sequence) -> None:
         """Hold the cached blocks of a sequence's prefix."""

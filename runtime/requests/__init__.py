@@ -1,0 +1,1 @@
+"""Requests: sampling parameters, a request and its sequences, streamed text, outputs."""

@@ -1,0 +1,30 @@
+"""Requests by the priority that their sender gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+
+from ...requests.sequence import Sequence
+from .fcfs import FirstComeFirstServed
+
+
+class PriorityOrder(FirstComeFirstServed):
+    """Lower numbers first, as in vLLM; equal ones in order of arrival. A request may interrupt those of higher numbers."""
+
+    def running_order(self, running: list[Sequence]) -> list[Sequence]:
+        """By priority."""
+        return sorted(running, key=_place)
+
+    def admissible(self, waiting: SequenceOf[Sequence], running: list[Sequence], places: int) -> Iterable[Sequence]:
+        """By priority."""
+        return sorted(waiting, key=_place)
+
+    def gives_way(self, sequence: Sequence, running: list[Sequence]) -> Sequence | None:
+        """The last of those with a higher number."""
+        last = max(running, key=_place, default=sequence)
+        return last if last.request.priority > sequence.request.priority else None
+
+
+def _place(sequence: Sequence) -> tuple[int, int]:
+    return sequence.request.priority, sequence.request.number

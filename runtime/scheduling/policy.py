@@ -1,0 +1,81 @@
+"""What the scheduler asks a policy.
+
+A new policy is a file with a subclass of :class:`FirstComeFirstServed` or of another policy, and a row of
+:data:`~smelt.runtime.scheduling.policies.table.POLICIES`. The scheduler enforces the invariants of all policies: the token budget, the number of
+sequences, the cache's capacity, and progress of all sequences of a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from typing import Protocol
+
+from ..requests.sequence import Sequence
+from .plan import StepPlan
+
+
+class Policy(Protocol):
+    """Orders sequences; one object per scheduler, which may keep state between steps.
+
+    Attributes:
+        prompts_first: whether a step computes prompts only while there are any that fit, and decodes otherwise. If not,
+            running sequences come first, and new prompts get what is left of the token budget.
+    """
+
+    @property
+    def prompts_first(self) -> bool: ...
+
+    def begin(self, now: float) -> None:
+        """A step is about to be scheduled.
+
+        Args:
+            now: the time in seconds, from any origin.
+        """
+        ...
+
+    def running_order(self, running: list[Sequence]) -> list[Sequence]:
+        """All running sequences, in the order in which they get a step's tokens and blocks."""
+        ...
+
+    def admissible(self, waiting: SequenceOf[Sequence], running: list[Sequence], places: int) -> Iterable[Sequence]:
+        """The sequences that may start in this step, in order. None is admitted past one that does not fit.
+
+        Args:
+            waiting: all waiting sequences in order of arrival; preempted ones first.
+            running: all running sequences, in the order in which they were admitted.
+            places: the most sequences that run at once.
+        """
+        ...
+
+    def count(self, sequence: Sequence, budget: int, plan: StepPlan, most: int) -> int:
+        """How many of a sequence's remaining tokens to compute in this step; 0 for none.
+
+        Args:
+            sequence: running, or about to start; it has remaining tokens.
+            budget: what is left of the step's token budget; at least 1.
+            plan: the step so far.
+            most: the whole token budget.
+        """
+        ...
+
+    def victim(self, sequence: Sequence, running: list[Sequence]) -> Sequence:
+        """The sequence to preempt for ``sequence``, which runs and lacks blocks; ``sequence`` itself if there is none.
+
+        Sequences before ``sequence`` in :meth:`running_order` must not be preempted: they are in the step already, and the
+        first must always progress, or no request might ever finish.
+        """
+        ...
+
+    def gives_way(self, sequence: Sequence, running: list[Sequence]) -> Sequence | None:
+        """The running sequence to preempt so that ``sequence``, the first that waits and does not fit, can start; None to let it wait."""
+        ...
+
+    def ran(self, plan: StepPlan, seconds: float) -> None:
+        """A step has run.
+
+        Args:
+            plan: the step.
+            seconds: how long it took.
+        """
+        ...

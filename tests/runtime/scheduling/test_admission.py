@@ -1,0 +1,60 @@
+"""Admission by the predicted peak: the peak against all futures counted step by step, and preemptions on a starved cache."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from smelt.runtime import SamplingParams
+from smelt.runtime.requests.sequence import Request, Sequence
+from smelt.runtime.scheduling.admission import PeakAdmission
+from smelt.runtime.scheduling.block_cache import BlockCache
+
+from .drive import Drive
+
+
+def _sequence(tokens: int, left: int) -> Sequence:
+    request = Request("r", [1], SamplingParams(), 10_000)
+    request.predicted_tokens = tokens - 1 + left
+    return Sequence(request, 0, [1] * tokens)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_peak_is_that_of_the_predicted_steps(seed: int) -> None:
+    """With blocks of one position nothing is rounded."""
+    draw = random.Random(seed)
+    pairs = [(draw.randint(1, 50), draw.randint(1, 50)) for _ in range(draw.randint(1, 9))]
+    held = [sum(tokens + step for tokens, left in pairs if step <= left) for step in range(51)]
+    admission = PeakAdmission(BlockCache(1, 1))
+    assert admission.peak([_sequence(*pair) for pair in pairs]) == max(held)
+
+
+def _preemptions(*, predicts: bool) -> tuple[int, int, float]:
+    """Requests that may generate far more than they do, faster than the cache has room for them."""
+    draw = random.Random(0)
+    drive = Drive(blocks=160, token_budget=64, max_sequences=32, predicts=predicts)
+    for i in range(400):
+        drive.add(str(i), draw.randint(4, 24), draw.choice([8, 60, 100]), most=500)
+        for _ in range(6):
+            drive.step()
+    drive.run()
+    computed = sum(plan.tokens for plan in drive.plans)
+    return drive.scheduler.preemptions, computed, max(drive.ended.values())
+
+
+def test_sequences_rarely_preempt_each_other() -> None:
+    before, computed_before, end_before = _preemptions(predicts=False)
+    after, computed_after, end_after = _preemptions(predicts=True)
+    assert before > 100
+    assert after < before / 4
+    assert computed_after < computed_before
+    assert end_after < 1.1 * end_before, "and the cache is not left empty"
+
+
+def test_what_ended_by_force_teaches_nothing() -> None:
+    drive = Drive(predicts=True)
+    request = drive.add("a", 3, 9)
+    drive.step()
+    drive.scheduler.end(request.sequences[0], "abort")
+    assert drive.scheduler._admission is not None
+    assert not drive.scheduler._admission._recent
