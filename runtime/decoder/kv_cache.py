@@ -50,6 +50,10 @@ class KeysValues(Protocol):
         """Copy whole blocks, ``(from, to)``."""
         ...
 
+    def by_block(self) -> list[Tensor]:
+        """All of its memory, each tensor as ``[layers, blocks, ...]``."""
+        ...
+
 
 @dataclass(frozen=True)
 class LayerStore:
@@ -162,6 +166,10 @@ class PagedKeysValues:
         for stored in (tensor for alike in self._alike for tensor in alike.tensors()):
             for source, target in pairs:
                 stored[:, target] = stored[:, source]
+
+    def by_block(self) -> list[Tensor]:
+        """All of its memory, each tensor as ``[layers, blocks, ...]``."""
+        return [tensor for alike in self._alike for tensor in alike.tensors()]
 
 
 def _rounded(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

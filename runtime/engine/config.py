@@ -12,6 +12,7 @@ from ...system.errors import RuntimeProblem, nearest_name
 from ..cache_types import BY_NAME
 from ..fusions import Fusions
 from ..scheduling.policies.table import POLICIES
+from ..scheduling.swapping import SWAP_MODES, SwapMode
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
@@ -27,6 +28,9 @@ class EngineConfig:
         token_budget: the most tokens computed in a step; long prompts are computed in pieces.
         block_size: positions in a cache block.
         kv_cache_bytes: memory for keys and values; by default the rest of ``memory_utilization``.
+        host_cache_bytes: host memory for blocks that the KV cache evicts and for preempted sequences; none by default.
+        swap: what happens to a preempted sequence if there is such memory: ``auto`` (what is predicted to take less time), ``swap`` or
+            ``recompute``.
         memory_utilization: the share of the currently free memory for weights, activations and cache.
         share_prefixes: prefix caching: prompts with a common prefix share its cache blocks.
         policy: which requests start, run and are preempted first, and how prompts share steps with decodes:
@@ -60,6 +64,8 @@ class EngineConfig:
     token_budget: int = 512
     block_size: int = 16
     kv_cache_bytes: int | None = None
+    host_cache_bytes: int = 0
+    swap: SwapMode = "auto"
     memory_utilization: float = 0.9
     share_prefixes: bool = True
     policy: str = "fcfs"
@@ -89,6 +95,11 @@ class EngineConfig:
             raise RuntimeProblem(f"memory_utilization is {self.memory_utilization}; it must be above 0 and at most 1")
         _check_choice("kv_dtype", self.kv_dtype, tuple(BY_NAME))
         _check_choice("dtype", self.dtype, ("auto", *DTYPE_NAMES))
+        _check_choice("swap", self.swap, SWAP_MODES)
+        if self.host_cache_bytes < 0:
+            raise RuntimeProblem(f"host_cache_bytes is {self.host_cache_bytes}; it must not be negative")
+        if self.swap == "swap" and not self.host_cache_bytes:
+            raise RuntimeProblem("swap is 'swap', but host_cache_bytes is 0; set it to the host memory to use")
         _check_choice("policy", self.policy, tuple(POLICIES))
         _check_choice("admission", self.admission, ("predicted", "immediate"))
         if self.max_waiting is not None and self.max_waiting < 1:

@@ -16,7 +16,10 @@ import torch
 from torch import Tensor
 
 from ...system.errors import RuntimeProblem
+from ...system.machine import human_bytes
 from ...system.progress import Log
+from ..blocks.block_cache import BlockCache
+from ..blocks.host_tier import HostTier
 from ..cache_types import BY_NAME, cache_type_of, names_for
 from ..decoder.model import Model
 from ..requests.output import RequestOutput
@@ -24,17 +27,18 @@ from ..requests.params import SamplingParams
 from ..requests.sequence import Request, Sequence, TokenScore
 from ..requests.text_stream import TextStream
 from ..scheduling.admission import PeakAdmission
-from ..scheduling.block_cache import BlockCache
 from ..scheduling.plan import StepPlan
 from ..scheduling.policies.table import POLICIES
 from ..scheduling.scheduler import Scheduler, live
+from ..scheduling.swapping import Swapping
 from ..weights.live_weights import LiveWeights
 from .beam import advance
 from .config import EngineConfig
 from .executor import Executor, StepHandle, StepResult
 from .executors import EXECUTORS
+from .host_blocks import HostBlocks
 from .loading import load_model
-from .reserve import Reservation, reserve
+from .reserve import Reservation, host_slots, reserve
 from .sampling import Sampled
 from .scoring import grouped
 
@@ -92,19 +96,40 @@ class Engine:
         self.reservation: Reservation = reserve(self.model, config, max_length=self.max_length, kv_dtype=kept)
         self._log(self.reservation.sentence())
         self._store = self.model.keys_values(self.reservation.blocks, config.block_size, kept)
-        self.cache = BlockCache(self.reservation.blocks, config.block_size, share_prefixes=config.share_prefixes)
+        self._host: HostBlocks | None = None
+        swapping = None
+        if config.host_cache_bytes:
+            slots = host_slots(config.host_cache_bytes, self.reservation)
+            self._host = HostBlocks(self._store, slots)
+            swapping = Swapping(config.swap, config.block_size, self._host.measured_cost())
+            self._log(f"reserved {human_bytes(slots * self._host.block_bytes)} of host memory for {slots} cache blocks")
+        self.cache = BlockCache(
+            self.reservation.blocks,
+            config.block_size,
+            share_prefixes=config.share_prefixes,
+            host=None if self._host is None else HostTier(self._host.slots),
+        )
         self.scheduler = Scheduler(
             self.cache,
             token_budget=config.token_budget,
             max_sequences=config.max_sequences,
             policy=POLICIES[config.scheduling](),
             admission=PeakAdmission(self.cache) if config.admission == "predicted" else None,
+            swapping=swapping,
         )
 
     def _executor(self) -> Executor:
         """The executor that the model's operators require."""
         build = EXECUTORS[self.model.operators.executor]
-        return build(self.model, self._store, self.ends, self.config, max_length=self.max_length, log=self._log)
+        return build(
+            self.model,
+            self._store,
+            self.ends,
+            self.config,
+            host=self._host,
+            max_length=self.max_length,
+            log=self._log,
+        )
 
     def take_weights(self, config: Any, names: Iterable[str], load: Callable[[str], Tensor]) -> None:
         """Load other weights of the same shapes, such as those of a model in training.

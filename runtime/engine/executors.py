@@ -11,6 +11,7 @@ from ..decoder.model import Model
 from ..decoder.operators import ExecutorName
 from .config import EngineConfig
 from .executor import Executor
+from .host_blocks import HostBlocks
 from .torch_executor import TorchExecutor
 
 
@@ -24,6 +25,7 @@ class BuildExecutor(Protocol):
         ends: frozenset[int],
         config: EngineConfig,
         *,
+        host: HostBlocks | None,
         max_length: int,
         log: Log,
     ) -> Executor:
@@ -34,6 +36,7 @@ class BuildExecutor(Protocol):
             store: its KV cache.
             ends: tokens that end a sequence.
             config: of the engine.
+            host: the cache's blocks in host memory; None if there are none.
             max_length: the most tokens of a sequence.
             log: gets messages for the user.
         """
@@ -46,10 +49,11 @@ def _torch_executor(
     ends: frozenset[int],
     config: EngineConfig,
     *,
+    host: HostBlocks | None,
     max_length: int,
     log: Log,
 ) -> Executor:
-    return TorchExecutor(model, store, ends, config.seed)
+    return TorchExecutor(model, store, ends, config.seed, host)
 
 
 def _gpu_executor(
@@ -58,6 +62,7 @@ def _gpu_executor(
     ends: frozenset[int],
     config: EngineConfig,
     *,
+    host: HostBlocks | None,
     max_length: int,
     log: Log,
 ) -> Executor:
@@ -74,6 +79,7 @@ def _gpu_executor(
         token_budget=config.token_budget,
         max_length=max_length,
         graphs=fusions.graphs,
+        host=host,
     )
     if model.device.type == "cuda":
         found.warm_up(log)

@@ -27,6 +27,7 @@ from ..requests.params import SamplingParams
 from ..requests.sequence import Request, Sequence
 from ..scheduling.plan import Chunk, StepPlan
 from .executor import CompletedStep, StepHandle, StepResult
+from .host_blocks import HostBlocks
 from .sampling import Sampled, sequence_seed, top_logprobs
 from .torch_executor import TorchExecutor
 
@@ -56,7 +57,7 @@ class GpuExecutor(TorchExecutor):
     """Like :class:`TorchExecutor`; steps with sampling on the device run asynchronously.
 
     Args:
-        model, store, ends, seed: as there.
+        model, store, ends, seed, host: as there.
         max_sequences, token_budget, max_length: the limits of a step and of a sequence.
         graphs: whether steps are captured and replayed.
     """
@@ -72,8 +73,9 @@ class GpuExecutor(TorchExecutor):
         token_budget: int,
         max_length: int,
         graphs: bool,
+        host: HostBlocks | None = None,
     ) -> None:
-        super().__init__(model, store, ends, seed)
+        super().__init__(model, store, ends, seed, host)
         assert isinstance(store, GpuKeysValues)
         assert isinstance(model.stack, GpuLayers)
         self._decoder, self._cache, self._layers = model, store, model.stack
@@ -118,7 +120,7 @@ class GpuExecutor(TorchExecutor):
             self._stale.update(self._slots[c.sequence] for c in plan.chunks if c.sequence in self._slots)
             return CompletedStep(result)
         with self._current:
-            self._store.copy(plan.copies)
+            self._move_blocks(plan)
             parts = [self._part(chunk) for chunk in plan.chunks]
             self._layout.fill(parts, self._cache.block_size)
             count = sum(part.count for part in parts)

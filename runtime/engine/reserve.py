@@ -83,6 +83,22 @@ def reserve(model: Model, config: EngineConfig, *, max_length: int, kv_dtype: to
     return Reservation(weights, activations, blocks * block, blocks, blocks * block_size, max_length)
 
 
+def host_slots(wanted: int, reservation: Reservation) -> int:
+    """The number of blocks for so many bytes of host memory.
+
+    Raises:
+        RuntimeProblem: there is no room for one, or less memory is free.
+    """
+    block = reservation.cache // reservation.blocks
+    free = free_memory(torch.device("cpu"))
+    if not block <= wanted <= free:
+        raise RuntimeProblem(
+            f"host_cache_bytes is {human_bytes(wanted)}; it must be at least a cache block ({human_bytes(block)}) and at most"
+            f" the free host memory ({human_bytes(free)})"
+        )
+    return wanted // block
+
+
 def _guessed(model: Model, max_length: int, max_sequences: int, token_budget: int) -> int:
     """An upper bound for a step's memory on a CPU."""
     spec = model.spec

@@ -17,6 +17,7 @@ from ..requests.sequence import Request, Sequence, TokenLogprobs, TokenScore
 from ..scheduling.plan import Chunk, StepPlan
 from .beam import continuations
 from .executor import CompletedStep, RunsBatches, StepHandle, StepResult
+from .host_blocks import HostBlocks
 from .sampling import Sampled, sample, top_logprobs
 
 
@@ -28,14 +29,18 @@ class TorchExecutor:
         store: its KV cache.
         ends: tokens that end a sequence.
         seed: for requests without one.
+        host: blocks in host memory; None if plans swap none.
 
     Attributes:
         model: the model; a profile wraps it with a timer.
     """
 
-    def __init__(self, model: Model, store: KeysValues, ends: frozenset[int], seed: int) -> None:
+    def __init__(
+        self, model: Model, store: KeysValues, ends: frozenset[int], seed: int, host: HostBlocks | None = None
+    ) -> None:
         self.model: RunsBatches = model
         self._store = store
+        self._host = host
         fusions = model.operators.fusions
         self._device = on(model.device, partial(overlapping, fusions is None or fusions.overlap))
         self._ends = ends
@@ -52,7 +57,7 @@ class TorchExecutor:
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> StepResult:
         """Copy blocks, compute the plan's tokens, sample the next ones."""
-        self._store.copy(plan.copies)
+        self._move_blocks(plan)
         runs = [_run(chunk) for chunk in plan.chunks]
         with self._device:
             there = self.model(Batch(runs, self._store.block_size), self._store)
@@ -85,6 +90,11 @@ class TorchExecutor:
         if sampled:
             result.tokens = self._chosen(there, logits, stats, rows, sampled)
         return result
+
+    def _move_blocks(self, plan: StepPlan) -> None:
+        if self._host is not None:
+            self._host.swap(plan)
+        self._store.copy(plan.copies)
 
     def _chosen(
         self, there: Tensor, logits: Tensor, stats: LogitStatistics, rows: list[int], sequences: list[Sequence]

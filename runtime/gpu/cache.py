@@ -110,6 +110,10 @@ class GpuKeysValues:
             for part in together.parts():
                 _bits(part)[target] = _bits(part)[source]
 
+    def by_block(self) -> list[Tensor]:
+        """All of its memory, each tensor as ``[layers, blocks, ...]``."""
+        return [part.unflatten(0, (layers, self._each)) for alike, layers in self._alike for part in alike.parts()]
+
 
 def _rounded(values: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """Codes of ``[..., size]`` and their scales ``[...]``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..blocks.host_tier import SavedBlock
 from .params import SamplingParams
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Sequence:
         computed: how many of them have keys and values in the cache.
         pending: how many of its tokens are being sampled and not yet in ``tokens``.
         blocks, keys: cache blocks, and the keys of those published or found.
+        saved: blocks in host memory that continue ``blocks``, while it waits.
+        swapped: whether these are its own, saved when it was preempted; otherwise they were found for its prefix.
         finish: why it ended: ``stop``, ``length``, ``abort`` or ``error``; None while it runs.
         total_logprob: sum of its generated tokens' log probabilities.
         score: in beam search, the sum of its tokens' log probabilities after biases and penalties.
@@ -65,6 +68,8 @@ class Sequence:
         self.pending = 0
         self.blocks: list[int] = []
         self.keys: list[bytes] = []
+        self.saved: list[SavedBlock] = []
+        self.swapped = False
         self.finish: str | None = None
         self.stopped_by: int | str | None = None
         self.total_logprob = 0.0

@@ -6,8 +6,8 @@ from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable
 
+from ..blocks.block_cache import BlockCache
 from ..requests.sequence import Sequence
-from .block_cache import BlockCache
 
 _REMEMBERED = 1000
 _ENOUGH = 16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..blocks.block_cache import Copy
 from ..requests.sequence import Sequence
-from .block_cache import Copy
 
 
 @dataclass(frozen=True)
@@ -24,17 +24,21 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The work of a step: copy blocks, then compute chunks.
+    """The work of a step: swap blocks out, then in, copy blocks, then compute chunks.
 
     Attributes:
         chunks: in the order in which they are computed.
         copies: blocks to copy before.
         at: when it was scheduled.
+        swap_out: blocks to copy to host memory, ``(block, slot)``.
+        swap_in: blocks to copy from there, ``(slot, block)``.
     """
 
     chunks: list[Chunk]
     copies: list[Copy] = field(default_factory=list)
     at: float = 0.0
+    swap_out: list[Copy] = field(default_factory=list)
+    swap_in: list[Copy] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:

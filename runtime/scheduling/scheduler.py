@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 
+from ..blocks.block_cache import BlockCache
 from ..requests.sequence import Request, Sequence
 from .admission import PeakAdmission
-from .block_cache import BlockCache
 from .plan import Chunk, StepPlan
 from .policy import Policy
+from .swapping import Swapping
 
 
 class Scheduler:
@@ -29,9 +30,11 @@ class Scheduler:
         policy: in which order.
         admission: whether a sequence may start beside those that run; None to start all that have room for the tokens that they
             have.
+        swapping: whether a preempted sequence's blocks are saved in host memory or computed again; None to compute them.
 
     Attributes:
         preemptions: how often a sequence lost its blocks.
+        swaps: how often they were saved in host memory.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Scheduler:
         max_sequences: int,
         policy: Policy,
         admission: PeakAdmission | None = None,
+        swapping: Swapping | None = None,
     ) -> None:
         self.cache = cache
         self.token_budget = token_budget
@@ -50,7 +54,9 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self.swaps = 0
         self._admission = admission
+        self._swapping = swapping
         self._arrivals = 0
         self._committed = 0.0
 
@@ -76,6 +82,7 @@ class Scheduler:
         Args:
             now: the time in seconds, from the same origin as in :meth:`add`.
         """
+        self.cache.begin_step()
         self.policy.begin(now)
         self._make_way()
         plan = StepPlan([], at=now)
@@ -87,6 +94,8 @@ class Scheduler:
             self._admit(plan, self._continue_running(plan, self.token_budget))
         while not plan.chunks and self.waiting and self._give_way():
             self._admit(plan, self.token_budget)
+        plan.swap_out.extend(self.cache.swap_out)
+        plan.swap_in.extend(self.cache.swap_in)
         return plan
 
     def started(self, plan: StepPlan) -> None:
@@ -103,13 +112,16 @@ class Scheduler:
             plan: what :meth:`schedule` returned.
             now: the time in seconds.
         """
-        self.policy.ran(plan, now - max(plan.at, self._committed))
+        seconds = now - max(plan.at, self._committed)
+        self.policy.ran(plan, seconds)
+        if self._swapping is not None:
+            self._swapping.ran(plan, seconds)
         self._committed = now
         for chunk in plan.chunks:
             sequence = chunk.sequence
             sequence.pending -= chunk.is_last
-            if sequence.finish is not None:
-                continue  # it ended while this step was running, and has no blocks
+            if sequence.finish is not None or sequence.swapped:
+                continue  # it ended or was preempted while this step was running, and has no blocks
             known = min(sequence.computed, len(sequence.tokens))
             self.cache.publish(sequence.blocks, sequence.keys, sequence.tokens, known, sequence.request.salt)
 
@@ -118,6 +130,9 @@ class Scheduler:
         child.blocks = self.cache.fork(parent.blocks)
         child.keys = list(parent.keys)
         child.computed = parent.computed
+        if parent.swapped:
+            assert self.cache.host is not None
+            child.saved, child.swapped = [self.cache.host.hold(saved) for saved in parent.saved], True
         if parent in self.running:
             self.running.insert(self.running.index(parent) + 1, child)
         else:  # the parent was preempted while it waited for its siblings
@@ -128,7 +143,7 @@ class Scheduler:
         if self._admission is not None and sequence.finish is None and reason in ("stop", "length"):
             self._admission.ended(sequence)
         sequence.finish = sequence.finish or reason
-        self.cache.release(sequence.blocks)
+        self._drop(sequence)
         sequence.candidates = None
         if sequence in self.running:
             self.running.remove(sequence)
@@ -164,17 +179,31 @@ class Scheduler:
                 return False
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Free a sequence's blocks; it is recomputed from its tokens when there is room."""
+        """Free a sequence's blocks, which are saved in host memory or computed again from its tokens when there is room."""
         self.preemptions += 1
         sequence.request.preemptions += 1
         self.running.remove(sequence)
-        self._drop(sequence)
+        saved = None
+        if self._swapping is not None and self._swapping.pays(sequence.computed):
+            saved = self.cache.save(sequence.blocks, sequence.keys, sequence.computed)
+        if saved is None:
+            self._drop(sequence)
+        else:
+            self.swaps += 1
+            sequence.blocks, sequence.saved, sequence.swapped = [], saved, True
         self.waiting.appendleft(sequence)
 
     def _drop(self, sequence: Sequence) -> None:
         self.cache.release(sequence.blocks)
+        self.cache.discard(sequence.saved)
+        sequence.swapped = False
         sequence.keys.clear()
         sequence.computed = 0
+
+    def _put_back(self, sequence: Sequence) -> None:
+        """Release what was found for a sequence that does not start after all."""
+        if not sequence.swapped:
+            self._drop(sequence)
 
     def _admit(self, plan: StepPlan, budget: int) -> None:
         passed: Request | None = None
@@ -191,12 +220,13 @@ class Scheduler:
                 return  # one of those in the step will end, and free its blocks
             self._find(sequence)
             count = self.policy.count(sequence, budget, plan, self.token_budget)
-            copies = None
-            if count > 0 and self._has_room(sequence):
-                copies = self.cache.grow(sequence.blocks, sequence.computed, sequence.computed + count)
-            if copies is None:
-                self._drop(sequence)
+            if count == 0 or not self._has_room(sequence):
+                self._put_back(sequence)
                 return
+            self.cache.restore(sequence.blocks, sequence.saved)
+            sequence.swapped = False
+            copies = self.cache.grow(sequence.blocks, sequence.computed, sequence.computed + count)
+            assert copies is not None, "there was room"
             request = sequence.request
             if request.started is None:
                 request.started, request.cached_tokens = plan.at, sequence.computed
@@ -215,7 +245,7 @@ class Scheduler:
             if self._has_place(first):
                 self._find(first)
                 fits = self._has_room(first)
-                self._drop(first)
+                self._put_back(first)
                 if fits:
                     return
             self._preempt(victim)
@@ -229,12 +259,20 @@ class Scheduler:
 
     def _find(self, sequence: Sequence) -> None:
         """Hold the cached blocks of a sequence's prefix."""
-        sequence.blocks, sequence.keys = self.cache.find(sequence.tokens, sequence.request.salt)
+        if sequence.swapped:
+            return
+        tokens, salt = sequence.tokens, sequence.request.salt
         usable = sequence.first_wanted // self.cache.block_size  # later positions are computed for their logits
+        sequence.blocks, sequence.keys = self.cache.find(tokens, salt)
+        sequence.saved = self.cache.find_saved(sequence.keys, tokens, salt)
+        here = len(sequence.blocks)
         beyond, sequence.blocks = sequence.blocks[usable:], sequence.blocks[:usable]
         self.cache.release(beyond)
+        most = max(0, usable - here)
+        saved_beyond, sequence.saved = sequence.saved[most:], sequence.saved[:most]
+        self.cache.discard(saved_beyond)
         del sequence.keys[usable:]
-        sequence.computed = len(sequence.blocks) * self.cache.block_size
+        sequence.computed = len(sequence.keys) * self.cache.block_size
 
     def _missing(self, sequence: Sequence) -> int:
         """Blocks that a sequence lacks for the tokens it has."""

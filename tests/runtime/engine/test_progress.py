@@ -15,18 +15,21 @@ from typing import Any
 import pytest
 import torch
 from smelt.runtime import Engine, RequestOutput, RuntimeProblem, SamplingParams
+from smelt.runtime.blocks.block_cache import BlockCache
+from smelt.runtime.blocks.host_tier import HostTier
 from smelt.runtime.engine.beam import continuations
 from smelt.runtime.engine.executor import CompletedStep, StepHandle, StepResult
 from smelt.runtime.engine.sampling import Sampled
 from smelt.runtime.requests.sequence import Request, Sequence, TokenScore
 from smelt.runtime.scheduling.admission import PeakAdmission
-from smelt.runtime.scheduling.block_cache import BlockCache
 from smelt.runtime.scheduling.plan import StepPlan
 from smelt.runtime.scheduling.policies.table import POLICIES
 from smelt.runtime.scheduling.scheduler import Scheduler
+from smelt.runtime.scheduling.swapping import Swapping, TransferCost
 from torch import Tensor
 
 VOCABULARY = 50
+COST = TransferCost(1, 1, 0.0, 1.0)
 
 
 @dataclass
@@ -49,6 +52,7 @@ class Checking:
         self._size = block_size
         self._ahead = ahead
         self._held: dict[tuple[int, int], bytes] = {}  # what each place of each block was computed from
+        self._saved: dict[int, list[bytes]] = {}
         self._chosen: dict[Sequence, list[int]] = {}  # tokens that the engine has not seen yet
         self.tokens = 0
 
@@ -62,6 +66,10 @@ class Checking:
         return Later(result) if ahead else CompletedStep(result)
 
     def _execute(self, plan: StepPlan) -> StepResult:
+        for block, slot in plan.swap_out:
+            self._saved[slot] = [self._held.get((block, place), b"") for place in range(self._size)]
+        for slot, block in plan.swap_in:
+            self._held |= {(block, place): content for place, content in enumerate(self._saved[slot])}
         before = dict(self._held)
         for source, target in plan.copies:
             for place in range(self._size):
@@ -134,16 +142,27 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 
 def renewed(
-    built: Engine, *, blocks: int, size: int, budget: int, most: int, share: bool, policy: str = "fcfs", ahead: bool
+    built: Engine,
+    *,
+    blocks: int,
+    size: int,
+    budget: int,
+    most: int,
+    share: bool,
+    ahead: bool,
+    policy: str = "fcfs",
+    slots: int = 0,
 ) -> Checking:
     """Give the engine another cache, scheduler and executor."""
-    built.cache = BlockCache(blocks, size, share_prefixes=share)
+    host = HostTier(slots) if slots else None
+    built.cache = BlockCache(blocks, size, share_prefixes=share, host=host)
     built.scheduler = Scheduler(
         built.cache,
         token_budget=budget,
         max_sequences=most,
         policy=POLICIES[policy](),
         admission=PeakAdmission(built.cache),
+        swapping=Swapping("swap", size, COST) if slots else None,
     )
     executor = Checking(size, ahead=ahead)
     built.executor = executor
@@ -195,6 +214,7 @@ def test_whatever_is_accepted_finishes(built: Engine, seed: int, policy: str) ->
         most=most,
         share=draw.random() < 0.6,
         policy=policy,
+        slots=draw.choice([0, 2, 5, 50]),
         ahead=draw.random() < 0.4,
     )
     waiting = list(wanted.items())
@@ -232,8 +252,10 @@ def test_whatever_is_accepted_finishes(built: Engine, seed: int, policy: str) ->
         if executor.tokens > seen:
             seen = executor.tokens
             lost.clear()
-        held = [sequence.blocks for sequence in [*scheduler.running, *scheduler.waiting]]
-        built.cache.check(held)
+        everybody = [*scheduler.running, *scheduler.waiting]
+        built.cache.check([sequence.blocks for sequence in everybody])
+        if built.cache.host is not None:
+            built.cache.host.check([sequence.saved for sequence in everybody])
     assert len(found) + refused == len(requests)
     for name, tokens in found.items():
         assert tokens == wanted[name]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from smelt.runtime import SamplingParams
+from smelt.runtime.blocks.block_cache import BlockCache
 from smelt.runtime.requests.sequence import Request, Sequence
 from smelt.runtime.scheduling.admission import PeakAdmission
-from smelt.runtime.scheduling.block_cache import BlockCache
 from smelt.runtime.scheduling.plan import StepPlan
 from smelt.runtime.scheduling.policies.table import POLICIES
 from smelt.runtime.scheduling.scheduler import Scheduler

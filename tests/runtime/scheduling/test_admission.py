@@ -6,9 +6,9 @@ import random
 
 import pytest
 from smelt.runtime import SamplingParams
+from smelt.runtime.blocks.block_cache import BlockCache
 from smelt.runtime.requests.sequence import Request, Sequence
 from smelt.runtime.scheduling.admission import PeakAdmission
-from smelt.runtime.scheduling.block_cache import BlockCache
 
 from .drive import Drive
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from smelt.runtime import EngineConfig, RuntimeProblem, SamplingParams
+from smelt.runtime.blocks.block_cache import BlockCache
 from smelt.runtime.requests.sequence import Request, Sequence
-from smelt.runtime.scheduling.block_cache import BlockCache
 from smelt.runtime.scheduling.policies.fcfs import FirstComeFirstServed
 from smelt.runtime.scheduling.policies.static import StaticBatching
 from smelt.runtime.scheduling.policies.table import POLICIES

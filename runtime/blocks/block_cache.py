@@ -6,6 +6,8 @@ from array import array
 from collections import OrderedDict
 from hashlib import blake2b
 
+from .host_tier import HostTier, SavedBlock
+
 Copy = tuple[int, int]
 
 
@@ -20,9 +22,16 @@ class BlockCache:
         blocks: how many there are.
         block_size: positions in each.
         share_prefixes: whether published blocks are found again.
+        host: slots in host memory, for blocks that are evicted or whose sequence is preempted.
+
+    Attributes:
+        swap_out: blocks of this step to copy to slots, ``(block, slot)``, before anything else.
+        swap_in: slots to copy to blocks of this step, ``(slot, block)``, after that.
     """
 
-    def __init__(self, blocks: int, block_size: int, *, share_prefixes: bool = True) -> None:
+    def __init__(
+        self, blocks: int, block_size: int, *, share_prefixes: bool = True, host: HostTier | None = None
+    ) -> None:
         self.blocks = blocks
         self.block_size = block_size
         self._share = share_prefixes
@@ -31,6 +40,9 @@ class BlockCache:
         self._holders = [0] * blocks
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
+        self.host = host
+        self.swap_out: list[Copy] = []
+        self.swap_in: list[Copy] = []
 
     @property
     def free(self) -> int:
@@ -43,6 +55,14 @@ class BlockCache:
         self._idle.clear()
         self._block_of.clear()
         self._key_of.clear()
+        if self.host is not None:
+            self.host.forget()
+
+    def begin_step(self) -> None:
+        """Forget the last step's copies."""
+        self.swap_out, self.swap_in = [], []
+        if self.host is not None:
+            self.host.begin_step()
 
     def needed(self, length: int) -> int:
         """Blocks for ``length`` positions."""
@@ -71,6 +91,63 @@ class BlockCache:
             blocks.append(block)
             keys.append(key)
         return blocks, keys
+
+    def find_saved(self, keys: list[bytes], tokens: list[int], salt: bytes) -> list[SavedBlock]:
+        """Hold the blocks in host memory that continue a prefix found by :meth:`find`, and append their keys to ``keys``."""
+        saved: list[SavedBlock] = []
+        if not self._share or self.host is None:
+            return saved
+        for i in range(len(keys), (len(tokens) - 1) // self.block_size):
+            key = self._key(keys[-1] if keys else salt, tokens, i)
+            found = self.host.find(key)
+            if found is None:
+                break
+            saved.append(found)
+            keys.append(key)
+        return saved
+
+    def save(self, blocks: list[int], keys: list[bytes], computed: int) -> list[SavedBlock] | None:
+        """Save the blocks of ``computed`` positions in host memory, and release all.
+
+        Returns:
+            Where they are; None, with nothing changed, if host memory is full.
+        """
+        assert self.host is not None
+        count = self.needed(computed)
+        known = [self.host.find(key) for key in keys[:count]] + [None] * (count - len(keys))
+        if known.count(None) > self.host.free:
+            self.discard([found for found in known if found is not None])
+            return None
+        saved: list[SavedBlock] = []
+        for i, found in enumerate(known):
+            if found is None:
+                found = self.host.store(keys[i] if i < len(keys) else None)
+                assert found is not None
+                self.swap_out.append((blocks[i], found.slot))
+            saved.append(found)
+        self.release(blocks)
+        return saved
+
+    def restore(self, blocks: list[int], saved: list[SavedBlock]) -> None:
+        """Extend ``blocks`` by those in host memory, which are released there; there are enough free blocks."""
+        for each in saved:
+            block = None if each.key is None else self._block_of.get(each.key)
+            if block is not None:
+                self._hold(block)
+            else:
+                block = self._take()
+                self.swap_in.append((each.slot, block))
+                if each.key is not None:
+                    self._block_of[each.key], self._key_of[block] = block, each.key
+            blocks.append(block)
+        self.discard(saved)
+
+    def discard(self, saved: list[SavedBlock]) -> None:
+        """Release blocks in host memory; the list is emptied."""
+        assert self.host is not None or not saved
+        for each in saved:
+            self.host.release(each)  # pyright: ignore[reportOptionalMemberAccess]
+        saved.clear()
 
     def grow(self, blocks: list[int], start: int, stop: int) -> list[Copy] | None:
         """Extend ``blocks`` to positions up to ``stop``, and make those from ``start`` on writable.
@@ -140,9 +217,23 @@ class BlockCache:
             block = self._empty.pop()
         else:
             block, _ = self._idle.popitem(last=False)
-            del self._block_of[self._key_of.pop(block)]
+            key = self._key_of.pop(block)
+            del self._block_of[key]
+            self._spill(block, key)
         self._holders[block] = 1
         return block
+
+    def _spill(self, block: int, key: bytes) -> None:
+        """Keep an evicted block in host memory, if there is room."""
+        if self.host is None:
+            return
+        kept = self.host.find(key)
+        if kept is None:
+            kept = self.host.store(key)
+            if kept is None:
+                return
+            self.swap_out.append((block, kept.slot))
+        self.host.release(kept)
 
     def _release(self, block: int) -> None:
         self._holders[block] -= 1

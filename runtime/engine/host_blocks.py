@@ -1,0 +1,74 @@
+"""Cache blocks in host memory: the tensors behind the slots of a :class:`~smelt.runtime.blocks.host_tier.HostTier`."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from ..decoder.kv_cache import KeysValues
+from ..scheduling.plan import StepPlan
+from ..scheduling.swapping import TransferCost
+
+_TRIALS = 5
+
+
+class HostBlocks:
+    """Copies blocks between a KV cache and host memory, which is pinned if the cache is on a GPU.
+
+    Each slot is contiguous for each of the cache's tensors, over all layers.
+
+    Args:
+        store: the KV cache.
+        slots: how many blocks to hold.
+    """
+
+    def __init__(self, store: KeysValues, slots: int) -> None:
+        self._device = [_bits(tensor) for tensor in store.by_block()]
+        pinned = self._device[0].device.type == "cuda"
+        self._host = [
+            torch.empty((slots, len(each), *each.shape[2:]), dtype=each.dtype, pin_memory=pinned)
+            for each in self._device
+        ]
+        self.slots = slots
+
+    def swap(self, plan: StepPlan) -> None:
+        """Copy a step's blocks out, then in. On a GPU the copies are queued before the step's kernels."""
+        for here, there in zip(self._device, self._host, strict=True):
+            for block, slot in plan.swap_out:
+                there[slot].copy_(here[:, block], non_blocking=True)
+            for slot, block in plan.swap_in:
+                here[:, block].copy_(there[slot], non_blocking=True)
+
+    @property
+    def block_bytes(self) -> int:
+        """Memory of a slot."""
+        return sum(each[0].nbytes for each in self._host)
+
+    def measured_cost(self) -> TransferCost:
+        """The time of transfers, from copies out of a few blocks, which are left as they are."""
+        count = min(self.slots, self._device[0].shape[1], 8)
+        seconds = {}
+        for blocks in {1, count}:
+            plan = StepPlan([], swap_out=[(i, i) for i in range(blocks)])
+            seconds[blocks] = min(self._timed(plan) for _ in range(_TRIALS))
+        transfers = len(self._host)
+        size = self.block_bytes
+        more = seconds[count] - seconds[1]
+        rate = size * (count - 1) / more if more > 0 else size * count / seconds[count]
+        each = max(0.0, seconds[1] - size / rate) / transfers
+        return TransferCost(size, -(-size // transfers), each, rate)
+
+    def _timed(self, plan: StepPlan) -> float:
+        device = self._device[0].device
+        begun = time.perf_counter()
+        self.swap(plan)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - begun
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The same memory as bytes where torch cannot copy the dtype by index."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

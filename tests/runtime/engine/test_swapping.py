@@ -1,0 +1,111 @@
+"""Swapping on a real engine: the same tokens, and a session's next turn that pays only for new tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from smelt.runtime import RuntimeProblem, SamplingParams
+from smelt.runtime.decoder.kv_cache import PagedKeysValues
+from smelt.runtime.engine.host_blocks import HostBlocks
+from smelt.runtime.gpu.cache import GpuKeysValues
+from smelt.runtime.scheduling.plan import StepPlan
+
+from ..drive import engine
+
+PROMPTS = [[(7 * i + j) % 50 + 1 for j in range(40)] for i in range(4)]
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+
+
+def _block_bytes(path: Path, **options: Any) -> int:
+    found = engine(path, max_length=16, max_sequences=1, **options).reservation
+    return found.cache // found.blocks
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+@pytest.mark.parametrize("share", [True, False])
+def test_swapped_sequences_go_on_where_they_were(tiny: Callable[..., Path], kv_dtype: str, share: bool) -> None:
+    path = tiny("llama")
+    block = _block_bytes(path, kv_dtype=kv_dtype)
+    expected = engine(path, kv_dtype=kv_dtype, share_prefixes=share).generate(PROMPTS, GREEDY)
+    starved = engine(
+        path,
+        kv_dtype=kv_dtype,
+        share_prefixes=share,
+        max_length=64,
+        kv_cache_bytes=13 * block,
+        host_cache_bytes=30 * block,
+        swap="swap",
+        admission="immediate",
+    )
+    computed: list[int] = []
+    execute = starved.executor.execute
+
+    def counted(plan: StepPlan) -> Any:
+        computed.append(plan.tokens)
+        return execute(plan)
+
+    starved.executor.execute = counted  # type: ignore[method-assign]
+    found = starved.generate(PROMPTS, GREEDY)
+    assert [o.completions[0].tokens for o in found] == [o.completions[0].tokens for o in expected]
+    assert starved.scheduler.swaps == starved.scheduler.preemptions > 0
+    assert sum(computed) == 4 * (40 + 19), "nothing is computed twice"
+    assert starved.cache.host is not None
+    starved.cache.begin_step()
+    starved.cache.host.check([])
+
+
+def test_a_sessions_next_turn_computes_only_new_tokens(tiny: Callable[..., Path]) -> None:
+    """Between two turns others take the whole cache."""
+    path = tiny("llama")
+    block = _block_bytes(path)
+    running = engine(path, max_length=80, kv_cache_bytes=12 * block, host_cache_bytes=40 * block)
+    first = running.generate(PROMPTS[0], GREEDY)[0]
+    running.generate(PROMPTS[1:], GREEDY)
+    turn = [*PROMPTS[0], *first.completions[0].tokens, 3, 4, 5]
+    second = running.generate(turn, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))[0]
+    assert second.cached_tokens == 56, "of 59 computed positions, all in full blocks of 8"
+    plain = engine(path).generate(turn, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))[0]
+    assert second.completions[0].tokens == plain.completions[0].tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("heads", [[2, 2], [2, 1, 2]])
+@pytest.mark.parametrize("kind", ["torch", "gpu"])
+def test_blocks_come_back_as_they_were(kind: str, heads: list[int], dtype: torch.dtype) -> None:
+    cpu = torch.device("cpu")
+    store: Any = (
+        PagedKeysValues(heads, 8, 6, 4, dtype, cpu) if kind == "torch" else GpuKeysValues(heads, 8, 6, 4, dtype, cpu)
+    )
+    for layer, count in enumerate(heads):
+        drawn = [torch.randn(24, count, 8, generator=torch.Generator().manual_seed(layer + i)) for i in range(2)]
+        store.write(layer, torch.arange(24), *drawn)
+    before = [tensor.clone() for tensor in store.by_block()]
+    host = HostBlocks(store, 3)
+    blocks = [2, 5, 0]
+    host.swap(StepPlan([], swap_out=[(block, slot) for slot, block in enumerate(blocks)]))
+    for layer, count in enumerate(heads):
+        store.write(layer, torch.arange(24), *(torch.zeros(24, count, 8) for _ in range(2)))
+    host.swap(StepPlan([], swap_in=[(slot, block) for slot, block in enumerate(blocks)]))
+    assert before
+    for was, now in zip(before, store.by_block(), strict=True):
+        for block in blocks:
+            assert torch.equal(was[:, block].view(torch.uint8), now[:, block].contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"swap": "swap"}, "swap is 'swap', but host_cache_bytes is 0"),
+        ({"swap": "disk", "host_cache_bytes": 1}, "swap is 'disk'; it must be auto, swap, recompute"),
+        ({"host_cache_bytes": 1}, "it must be at least a cache block"),
+        ({"host_cache_bytes": 1 << 60}, "at most the free host memory"),
+        ({"host_cache_bytes": -1}, "must not be negative"),
+    ],
+)
+def test_what_cannot_be_is_refused(tiny: Callable[..., Path], options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RuntimeProblem, match=sentence):
+        engine(tiny("llama"), **options)

@@ -1,0 +1,40 @@
+"""The choice between swapping and computing again, against the arithmetic of both."""
+
+from __future__ import annotations
+
+import pytest
+from smelt.runtime import SamplingParams
+from smelt.runtime.requests.sequence import Request, Sequence
+from smelt.runtime.scheduling.plan import Chunk, StepPlan
+from smelt.runtime.scheduling.swapping import Swapping, TransferCost
+
+# Llama-3-8B's cache: 32 layers x 8 heads x 128 x 2 bytes, keys and values, in blocks of 16 positions.
+BLOCK = 32 * 8 * 128 * 2 * 2 * 16
+
+
+def _step(tokens: int) -> StepPlan:
+    sequence = Sequence(Request("r", [1] * tokens, SamplingParams(), 9999), 0, [1] * tokens)
+    return StepPlan([Chunk(sequence, 0, tokens, True)])
+
+
+@pytest.mark.parametrize("transfer", [32 << 10, 1 << 20])
+def test_long_transfers_move_the_crossover(transfer: int) -> None:
+    """25 GB/s and 10 us a transfer: 2 MB of a block take 84 us in one piece of 2 MB, and 724 us in pieces of 32 kB."""
+    cost = TransferCost(BLOCK, transfer, 10e-6, 25e9)
+    one_block = (BLOCK / transfer) * 10e-6 + BLOCK / 25e9
+    assert cost.seconds(1) == pytest.approx(one_block)
+    crossover = 2 * one_block / 16  # seconds a token
+    for factor, pays in ((0.9, False), (1.1, True)):
+        swapping = Swapping("auto", 16, cost)
+        swapping.ran(_step(512), 512 * crossover * factor)
+        assert swapping.pays(1024) == pays
+
+
+def test_without_a_measurement_it_computes_again() -> None:
+    swapping = Swapping("auto", 16, TransferCost(BLOCK, BLOCK, 0.0, 1e12))
+    assert not swapping.pays(100)
+    swapping.ran(_step(3), 5.0)  # a decode's time says nothing about a prompt's
+    assert not swapping.pays(100)
+    swapping.ran(_step(512), 1.0)
+    assert swapping.pays(100)
+    assert not swapping.pays(0)
