@@ -18,7 +18,7 @@ _PAGE = 2 << 20
 
 
 def zeros_in_large_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """Like ``torch.zeros``; memory is taken as it is written to.
+    """Like ``torch.zeros``, on the CPU unless ``device`` is given; memory is taken as it is written to.
 
     Small tensors, other devices, and systems without large pages get plain ones.
     """
@@ -26,7 +26,7 @@ def zeros_in_large_pages(shape: tuple[int, ...], dtype: torch.dtype, device: tor
         return torch.zeros(shape, dtype=dtype, device=device)
     count = math.prod(shape) * dtype.itemsize
     if count < _PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros(shape, dtype=dtype)
+        return torch.zeros(shape, dtype=dtype, device="cpu")
     room = mmap.mmap(-1, count + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without them
         room.madvise(mmap.MADV_HUGEPAGE)

@@ -25,7 +25,7 @@ from ...commands import invoke
 
 # Of a case, which takes a tenth of a second and some megabytes: computing, waiting on a machine with other work, memory.
 _COMPUTING, _WAITING, _BYTES = 10, 120, 2 << 30
-_LINES = 12
+_LINES = 13  # of a dry run: four, eight tensors that do not match, and how many more
 _OPENING = ("dry-run", "inspect", "bench", "chat", "gguf")
 
 # Values that nothing should choke on, wherever they stand.
