@@ -18,7 +18,7 @@ test: setup
 # All of them take 40 minutes on two cores. `make test-slow MINUTES=20` begins none after 20 minutes, and with others each day.
 test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(PARALLEL) \
-		$(if $(MINUTES),--minutes=$(MINUTES) --rotate=$(shell expr $$(date +%s) / 86400))
+		$(if $(MINUTES),-p tests.rotation --minutes=$(MINUTES) --rotate=$(shell expr $$(date +%s) / 86400))
 
 # What vLLM, on this CPU, makes of every format; in an environment of its own, because it pins other versions.
 test-vllm: setup $(VLLM)/.installed

@@ -63,3 +63,22 @@ def test_none_begins_after_the_last_minute(tmp_path: Path) -> None:
     assert "1 passed, 1 skipped" in done.stdout
     assert "the 30 minutes are over" in done.stdout
     assert "--rotate 0: 1 tests left for other runs" in done.stdout
+
+
+def test_the_makefile_names_it() -> None:
+    if not (REPOSITORY / ".venv/bin/python").exists():
+        pytest.skip("make uses .venv, which is not here")
+    shown = subprocess.run(
+        ["make", "--dry-run", "test-slow", "MINUTES=7"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    command = shown.stdout[shown.stdout.index("OMP_NUM_THREADS") :].replace("\\\n", " ").strip()
+    assert "--minutes=7" in command
+    done = subprocess.run(
+        f"{command} --collect-only -n 0 tests/test_layout.py",
+        cwd=REPOSITORY,
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 5, done.stdout + done.stderr  # that file has no slow test

@@ -34,7 +34,7 @@ class EngineConfig:
         memory_utilization: the share of the currently free memory for weights, activations and cache.
         share_prefixes: prefix caching: prompts with a common prefix share its cache blocks.
         policy: which requests start, run and are preempted first, and how prompts share steps with decodes:
-            ``fcfs``, ``static``, ``orca``, ``prefill_first``, ``sarathi``, ``priority`` or ``shortest``; see docs/runtime.md.
+            ``fcfs``, ``static``, ``orca``, ``prefill_first``, ``sarathi``, ``priority``, ``shortest`` or ``mlfq``; see docs/runtime.md.
         admission: ``predicted``: a request starts only if the cache is predicted to hold all that run until they end, from the
             lengths of earlier outputs; ``immediate``: as soon as there is room for its prompt.
         max_waiting: the most requests that wait; further ones are refused with QueueFull. No limit by default, and

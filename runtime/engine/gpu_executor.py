@@ -114,6 +114,7 @@ class GpuExecutor(TorchExecutor):
     def execute(self, plan: StepPlan) -> StepHandle:
         """Start a step, or run it synchronously if some request needs the host."""
         self._release()
+        self._make_slots(plan)
         if not all(self.runs_ahead(chunk.sequence.request) for chunk in plan.chunks):
             result = self._compute(plan)
             # They may have more blocks by now.
@@ -221,6 +222,18 @@ class GpuExecutor(TorchExecutor):
         """Free the slots of sequences that ended or were preempted."""
         for sequence, slot in list(self._slots.items()):
             if sequence.finish is not None or sequence.blocks is not self._blocks[slot] or not sequence.blocks:
+                del self._slots[sequence], self._blocks[slot]
+                self._free.append(slot)
+
+    def _make_slots(self, plan: StepPlan) -> None:
+        """Take slots of paused sequences for those of a step that have none."""
+        taken = {chunk.sequence for chunk in plan.chunks}
+        # A prompt's other samples get theirs when the first has been sampled.
+        wanted = sum(sequence not in self._slots for chunk in plan.chunks for sequence in _sampled(chunk))
+        for sequence, slot in list(self._slots.items()):
+            if len(self._free) >= wanted:
+                return
+            if sequence not in taken:
                 del self._slots[sequence], self._blocks[slot]
                 self._free.append(slot)
 
@@ -429,6 +442,12 @@ def _is_changed(params: SamplingParams) -> bool:
     penalties = params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
     narrowed = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
     return bool(penalties or narrowed)
+
+
+def _sampled(chunk: Chunk) -> list[Sequence]:
+    """The sequences that a chunk may give a token."""
+    request = chunk.sequence.request
+    return [chunk.sequence] if request.forked else request.sequences
 
 
 def _edits(request: Request, ends: frozenset[int]) -> list[tuple[int, float, int]]:

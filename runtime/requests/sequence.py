@@ -50,6 +50,7 @@ class Sequence:
         computed: how many of them have keys and values in the cache.
         pending: how many of its tokens are being sampled and not yet in ``tokens``.
         blocks, keys: cache blocks, and the keys of those published or found.
+        admitted: whether it runs: it holds blocks, and no longer waits.
         saved: blocks in host memory that continue ``blocks``, while it waits.
         swapped: whether these are its own, saved when it was preempted; otherwise they were found for its prefix.
         finish: why it ended: ``stop``, ``length``, ``abort`` or ``error``; None while it runs.
@@ -68,6 +69,7 @@ class Sequence:
         self.pending = 0
         self.blocks: list[int] = []
         self.keys: list[bytes] = []
+        self.admitted = False
         self.saved: list[SavedBlock] = []
         self.swapped = False
         self.finish: str | None = None

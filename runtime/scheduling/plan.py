@@ -21,6 +21,11 @@ class Chunk:
     count: int
     is_last: bool
 
+    @property
+    def is_prompt(self) -> bool:
+        """Whether it is more than a decode's token: a piece of a prompt, or of what is computed again."""
+        return self.count > 1 or not self.is_last
+
 
 @dataclass(frozen=True)
 class StepPlan:
@@ -43,3 +48,8 @@ class StepPlan:
     @property
     def tokens(self) -> int:
         return sum(chunk.count for chunk in self.chunks)
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether it computes more of some sequence than its next token."""
+        return any(chunk.is_prompt for chunk in self.chunks)

@@ -19,12 +19,16 @@ class Policy(Protocol):
     """Orders sequences; one object per scheduler, which may keep state between steps.
 
     Attributes:
-        prompts_first: whether a step computes prompts only while there are any that fit, and decodes otherwise. If not,
-            running sequences come first, and new prompts get what is left of the token budget.
+        pauses: whether running sequences that find no place in a step keep their blocks and go on later, so that more run than
+            a step has places for. If not, each that runs has a place until it ends or is preempted.
+        swaps_ahead: whether paused sequences are swapped to host memory before others need their blocks.
     """
 
     @property
-    def prompts_first(self) -> bool: ...
+    def pauses(self) -> bool: ...
+
+    @property
+    def swaps_ahead(self) -> bool: ...
 
     def begin(self, now: float) -> None:
         """A step is about to be scheduled.
@@ -34,17 +38,15 @@ class Policy(Protocol):
         """
         ...
 
-    def running_order(self, running: list[Sequence]) -> list[Sequence]:
-        """All running sequences, in the order in which they get a step's tokens and blocks."""
-        ...
+    def order(self, waiting: SequenceOf[Sequence], running: list[Sequence], places: int) -> Iterable[Sequence]:
+        """All running sequences, and those that may start, in the order in which they get a step's tokens and blocks.
 
-    def admissible(self, waiting: SequenceOf[Sequence], running: list[Sequence], places: int) -> Iterable[Sequence]:
-        """The sequences that may start in this step, in order. None is admitted past one that does not fit.
+        None starts past one that waits and does not fit.
 
         Args:
             waiting: all waiting sequences in order of arrival; preempted ones first.
             running: all running sequences, in the order in which they were admitted.
-            places: the most sequences that run at once.
+            places: the most sequences in a step.
         """
         ...
 
@@ -62,13 +64,19 @@ class Policy(Protocol):
     def victim(self, sequence: Sequence, running: list[Sequence]) -> Sequence:
         """The sequence to preempt for ``sequence``, which runs and lacks blocks; ``sequence`` itself if there is none.
 
-        Sequences before ``sequence`` in :meth:`running_order` must not be preempted: they are in the step already, and the
-        first must always progress, or no request might ever finish.
+        Args:
+            sequence: the next one in :meth:`order`.
+            running: those that are not in the step yet, ``sequence`` among them.
         """
         ...
 
     def gives_way(self, sequence: Sequence, running: list[Sequence]) -> Sequence | None:
-        """The running sequence to preempt so that ``sequence``, the first that waits and does not fit, can start; None to let it wait."""
+        """The running sequence to preempt so that ``sequence``, which waits and lacks blocks, can start; None to let it wait.
+
+        Args:
+            sequence: the next one in :meth:`order`.
+            running: those that are not in the step yet.
+        """
         ...
 
     def ran(self, plan: StepPlan, seconds: float) -> None:

@@ -11,6 +11,9 @@ from .plan import Chunk, StepPlan
 from .policy import Policy
 from .swapping import Swapping
 
+# The share of the cache's blocks that swapping ahead keeps free: one of so many.
+_RESERVED = 16
+
 
 class Scheduler:
     """Continuous batching: every step is filled anew.
@@ -84,16 +87,12 @@ class Scheduler:
         """
         self.cache.begin_step()
         self.policy.begin(now)
-        self._make_way()
         plan = StepPlan([], at=now)
-        if self.policy.prompts_first:
-            self._admit(plan, self._continue_running(plan, self.token_budget, prompts=True))
-            if not plan.chunks:
-                self._continue_running(plan, self.token_budget)
-        else:
-            self._admit(plan, self._continue_running(plan, self.token_budget))
+        self._fill(plan)
         while not plan.chunks and self.waiting and self._give_way():
-            self._admit(plan, self.token_budget)
+            self._fill(plan)
+        if self.policy.swaps_ahead and plan.chunks and self._swapping is not None:
+            self._swap_ahead(plan)
         plan.swap_out.extend(self.cache.swap_out)
         plan.swap_in.extend(self.cache.swap_in)
         return plan
@@ -135,6 +134,7 @@ class Scheduler:
             child.saved, child.swapped = [self.cache.host.hold(saved) for saved in parent.saved], True
         if parent in self.running:
             self.running.insert(self.running.index(parent) + 1, child)
+            child.admitted = True
         else:  # the parent was preempted while it waited for its siblings
             self.waiting.insert(self.waiting.index(parent) + 1, child)
 
@@ -150,20 +150,42 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def _continue_running(self, plan: StepPlan, budget: int, *, prompts: bool = False) -> int:
-        """Add running sequences to the step, or only those with a prompt to compute; returns what is left of the budget."""
-        for sequence in list(self.policy.running_order(self.running)):
+    def _fill(self, plan: StepPlan) -> None:
+        """Go through the sequences in the policy's order: continue those that run, and start those that wait, up to the first that cannot."""
+        budget = self.token_budget - plan.tokens
+        places = 0 if self.policy.pauses else sum(map(_places, self.running))
+        passed: Request | None = None
+        blocked = False
+        for sequence in list(self.policy.order(self.waiting, self.running, self.max_sequences)):
             if budget == 0:
-                break
-            if sequence.remaining == 0 or (prompts and sequence.remaining == 1) or sequence not in self.running:
-                continue  # waiting for its siblings, or preempted for one before it
-            count = self.policy.count(sequence, budget, plan, self.token_budget)
-            if count == 0:
+                return
+            count = 0
+            if sequence.admitted:
+                places += _places(sequence) if self.policy.pauses else 0
+                if places > self.max_sequences:
+                    places -= _places(sequence)
+                elif sequence.remaining > 0:
+                    count = self._continue(sequence, budget, plan)
+            elif blocked or (passed is not None and sequence.request is not passed):
                 continue
-            if self._make_room(sequence, sequence.computed + count, plan):
-                plan.chunks.append(Chunk(sequence, sequence.computed, count, count == sequence.remaining))
-                budget -= count
-        return budget
+            elif sequence.candidates is not None or sequence.pending:
+                # It has nothing to compute until its siblings or its last token are available.
+                passed = sequence.request
+            elif places + _places(sequence) > self.max_sequences:
+                blocked = True
+            else:
+                count = self._admit(sequence, budget, plan)
+                blocked = count == 0
+                places += 0 if blocked else _places(sequence)
+            budget -= count
+
+    def _continue(self, sequence: Sequence, budget: int, plan: StepPlan) -> int:
+        """Compute more of a running sequence; returns how many tokens."""
+        count = self.policy.count(sequence, budget, plan, self.token_budget)
+        if count == 0 or not self._make_room(sequence, sequence.computed + count, plan):
+            return 0
+        plan.chunks.append(Chunk(sequence, sequence.computed, count, count == sequence.remaining))
+        return count
 
     def _make_room(self, sequence: Sequence, stop: int, plan: StepPlan) -> bool:
         """Allocate blocks for a running sequence, preempting others if necessary; it may be preempted itself."""
@@ -172,16 +194,17 @@ class Scheduler:
             if copies is not None:
                 plan.copies.extend(copies)
                 return True
-            victim = self.policy.victim(sequence, self.running)
-            assert all(chunk.sequence is not victim for chunk in plan.chunks), "who is in the step must not give way"
-            self._preempt(victim)
+            victim = self.policy.victim(sequence, self._not_in(plan))
+            self._preempt(victim, plan)
             if victim is sequence:
                 return False
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
         """Free a sequence's blocks, which are saved in host memory or computed again from its tokens when there is room."""
+        assert all(chunk.sequence is not sequence for chunk in plan.chunks), "who is in the step must not give way"
         self.preemptions += 1
         sequence.request.preemptions += 1
+        sequence.admitted = False
         self.running.remove(sequence)
         saved = None
         if self._swapping is not None and self._swapping.pays(sequence.computed):
@@ -205,57 +228,55 @@ class Scheduler:
         if not sequence.swapped:
             self._drop(sequence)
 
-    def _admit(self, plan: StepPlan, budget: int) -> None:
-        passed: Request | None = None
-        for sequence in list(self.policy.admissible(self.waiting, self.running, self.max_sequences)):
-            if passed is not None and sequence.request is not passed:
-                continue
-            if sequence.candidates is not None or sequence.pending:
-                # It has nothing to compute until its siblings or its last token are available.
-                passed = sequence.request
-                continue
-            if budget == 0 or not self._has_place(sequence):
-                return
-            if plan.chunks and self._admission is not None and not self._admission.allows(self.running, sequence):
-                return  # one of those in the step will end, and free its blocks
-            self._find(sequence)
-            count = self.policy.count(sequence, budget, plan, self.token_budget)
-            if count == 0 or not self._has_room(sequence):
-                self._put_back(sequence)
-                return
-            self.cache.restore(sequence.blocks, sequence.saved)
-            sequence.swapped = False
-            copies = self.cache.grow(sequence.blocks, sequence.computed, sequence.computed + count)
-            assert copies is not None, "there was room"
-            request = sequence.request
-            if request.started is None:
-                request.started, request.cached_tokens = plan.at, sequence.computed
-            plan.copies.extend(copies)
-            self.waiting.remove(sequence)
-            self.running.append(sequence)
-            plan.chunks.append(Chunk(sequence, sequence.computed, count, count == sequence.remaining))
-            budget -= count
-
-    def _make_way(self) -> None:
-        """Preempt sequences for the first that waits, if the policy says so."""
-        first = next(iter(self.policy.admissible(self.waiting, self.running, self.max_sequences)), None)
-        if first is None or first.candidates is not None or first.pending:
-            return
-        while (victim := self.policy.gives_way(first, self.running)) is not None:
-            if self._has_place(first):
-                self._find(first)
-                fits = self._has_room(first)
-                self._put_back(first)
-                if fits:
-                    return
-            self._preempt(victim)
-
-    def _has_place(self, sequence: Sequence) -> bool:
-        return sum(map(_places, [*self.running, sequence])) <= self.max_sequences
+    def _admit(self, sequence: Sequence, budget: int, plan: StepPlan) -> int:
+        """Start a waiting sequence; returns how many of its tokens the step computes, 0 if it has to wait."""
+        if plan.chunks and self._admission is not None and not self._admission.allows(self.running, sequence):
+            return 0  # one of those in the step will end, and free its blocks
+        self._find(sequence)
+        count = self.policy.count(sequence, budget, plan, self.token_budget)
+        while count > 0 and not self._has_room(sequence):
+            victim = self.policy.gives_way(sequence, self._not_in(plan))
+            if victim is None:
+                count = 0
+            else:
+                self._preempt(victim, plan)
+        if count == 0:
+            self._put_back(sequence)
+            return 0
+        self.cache.restore(sequence.blocks, sequence.saved)
+        sequence.swapped = False
+        copies = self.cache.grow(sequence.blocks, sequence.computed, sequence.computed + count)
+        assert copies is not None, "there was room"
+        request = sequence.request
+        if request.started is None:
+            request.started, request.cached_tokens = plan.at, sequence.computed
+        plan.copies.extend(copies)
+        self.waiting.remove(sequence)
+        self.running.append(sequence)
+        sequence.admitted = True
+        plan.chunks.append(Chunk(sequence, sequence.computed, count, count == sequence.remaining))
+        return count
 
     def _has_room(self, sequence: Sequence) -> bool:
         """Whether the cache has room for all tokens of a sequence and of those that run."""
         return self._missing(sequence) + sum(map(self._missing, self.running)) <= self.cache.free
+
+    def _swap_ahead(self, plan: StepPlan) -> None:
+        """Keep some blocks free for the next steps, by swapping out sequences that are not in this one."""
+        while self.cache.free < self.cache.blocks // _RESERVED:
+            paused = [sequence for sequence in self._not_in(plan) if sequence.remaining > 0 and not sequence.pending]
+            last = list(self.policy.order((), paused, self.max_sequences))[-1:]
+            if not last or self._swapping is None or not self._swapping.pays(last[0].computed):
+                return
+            before = self.swaps
+            self._preempt(last[0], plan)
+            if self.swaps == before:
+                return  # host memory is full
+
+    def _not_in(self, plan: StepPlan) -> list[Sequence]:
+        """The running sequences that are not in the step."""
+        taken = {id(chunk.sequence) for chunk in plan.chunks}
+        return [sequence for sequence in self.running if id(sequence) not in taken]
 
     def _find(self, sequence: Sequence) -> None:
         """Hold the cached blocks of a sequence's prefix."""
@@ -282,7 +303,7 @@ class Scheduler:
         """Preempt a beam that waits for its siblings, so that they can run."""
         idle = [sequence for sequence in self.running if sequence.candidates is not None]
         if idle:
-            self._preempt(idle[-1])
+            self._preempt(idle[-1], StepPlan([]))
         return bool(idle)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
+from itertools import chain
 
 from ...requests.sequence import Sequence
 from ..plan import StepPlan
@@ -16,18 +17,15 @@ class FirstComeFirstServed:
     and Sarathi-Serve's stall-free batches (Agrawal et al., arXiv:2403.02310).
     """
 
-    prompts_first = False
+    pauses = False
+    swaps_ahead = False
 
     def begin(self, now: float) -> None:
         """Nothing to do."""
 
-    def running_order(self, running: list[Sequence]) -> list[Sequence]:
-        """In the order in which they were admitted."""
-        return running
-
-    def admissible(self, waiting: SequenceOf[Sequence], running: list[Sequence], places: int) -> Iterable[Sequence]:
-        """All, in order of arrival."""
-        return waiting
+    def order(self, waiting: SequenceOf[Sequence], running: list[Sequence], places: int) -> Iterable[Sequence]:
+        """Those that run, as they were admitted, then those that wait, as they arrived."""
+        return chain(running, waiting)
 
     def count(self, sequence: Sequence, budget: int, plan: StepPlan, most: int) -> int:
         """As many as the budget allows."""
@@ -35,7 +33,7 @@ class FirstComeFirstServed:
 
     def victim(self, sequence: Sequence, running: list[Sequence]) -> Sequence:
         """The last one after it, else a beam that waits for it, else itself."""
-        order = self.running_order(running)
+        order = list(self.order((), running, len(running)))
         if order[-1] is not sequence:
             return order[-1]
         siblings = (s for s in reversed(order) if s.request is sequence.request and s.candidates is not None)

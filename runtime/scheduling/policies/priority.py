@@ -10,15 +10,17 @@ from .fcfs import FirstComeFirstServed
 
 
 class PriorityOrder(FirstComeFirstServed):
-    """Lower numbers first, as in vLLM; equal ones in order of arrival. A request may interrupt those of higher numbers."""
+    """Lower numbers first, as in vLLM; equal ones in order of arrival.
 
-    def running_order(self, running: list[Sequence]) -> list[Sequence]:
-        """By priority."""
-        return sorted(running, key=_place)
+    A request takes places, and blocks if it lacks them, from those of higher numbers. Who loses only its place goes on later
+    where it was.
+    """
 
-    def admissible(self, waiting: SequenceOf[Sequence], running: list[Sequence], places: int) -> Iterable[Sequence]:
+    pauses = True
+
+    def order(self, waiting: SequenceOf[Sequence], running: list[Sequence], places: int) -> Iterable[Sequence]:
         """By priority."""
-        return sorted(waiting, key=_place)
+        return sorted([*running, *waiting], key=_place)
 
     def gives_way(self, sequence: Sequence, running: list[Sequence]) -> Sequence | None:
         """The last of those with a higher number."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
+from itertools import chain
 
 from ...requests.sequence import Sequence
 from .fcfs import FirstComeFirstServed
@@ -29,13 +30,9 @@ class ShortestPredicted(FirstComeFirstServed):
         """Note the time."""
         self._now = now
 
-    def running_order(self, running: list[Sequence]) -> list[Sequence]:
-        """By what is left."""
-        return sorted(running, key=self._place)
-
-    def admissible(self, waiting: SequenceOf[Sequence], running: list[Sequence], places: int) -> Iterable[Sequence]:
-        """By what is left, after those that have waited too long."""
-        return sorted(waiting, key=self._place)
+    def order(self, waiting: SequenceOf[Sequence], running: list[Sequence], places: int) -> Iterable[Sequence]:
+        """Those that run by what is left, then those that wait; who has waited too long goes first."""
+        return chain(sorted(running, key=self._place), sorted(waiting, key=self._place))
 
     def _place(self, sequence: Sequence) -> tuple[bool, int, int]:
         request = sequence.request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 
 from ...requests.sequence import Request, Sequence
 from .fcfs import FirstComeFirstServed
@@ -16,11 +16,11 @@ class StaticBatching(FirstComeFirstServed):
     def __init__(self) -> None:
         self._batch: dict[int, Request] = {}  # requests with equal fields compare equal, so these are kept by identity
 
-    def admissible(self, waiting: SequenceOf[Sequence], running: list[Sequence], places: int) -> Iterable[Sequence]:
+    def order(self, waiting: SequenceOf[Sequence], running: list[Sequence], places: int) -> Iterable[Sequence]:
         """The sequences of the batch."""
-        if not any(map(self._is_of_batch, [*running, *waiting])):
+        if not any(map(self._is_of_batch, chain(running, waiting))):
             self._batch = {id(sequence.request): sequence.request for sequence in islice(waiting, places)}
-        return takewhile(self._is_of_batch, waiting)
+        return chain(running, takewhile(self._is_of_batch, waiting))
 
     def _is_of_batch(self, sequence: Sequence) -> bool:
         return id(sequence.request) in self._batch

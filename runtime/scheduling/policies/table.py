@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ..policy import Policy
 from .fcfs import FirstComeFirstServed
+from .mlfq import SkipJoinFeedbackQueue
 from .orca import IterationLevel
 from .prefill_first import PrefillFirst
 from .priority import PriorityOrder
@@ -21,4 +22,5 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "sarathi": DecodeMaximal,
     "priority": PriorityOrder,
     "shortest": ShortestPredicted,
+    "mlfq": SkipJoinFeedbackQueue,
 }

@@ -225,10 +225,10 @@ def test_whatever_is_accepted_finishes(built: Engine, seed: int, policy: str) ->
     seen, scheduler = 0, built.scheduler
     preempt = scheduler._preempt
 
-    def counted(sequence: Sequence) -> None:
+    def counted(sequence: Sequence, plan: StepPlan) -> None:
         lost[sequence] = lost.get(sequence, 0) + 1
         assert lost[sequence] <= 2, "blocks are taken again and again, and nobody gets a token"
-        preempt(sequence)
+        preempt(sequence, plan)
 
     scheduler._preempt = counted  # type: ignore[method-assign]
     steps, work = 0, 0

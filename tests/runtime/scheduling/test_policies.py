@@ -141,3 +141,39 @@ def test_all_end_in_a_cache_that_is_too_small_for_them_together(policy: str, pre
     drive.run()
     assert len(drive.ended) == 300
     drive.cache.check([])
+
+
+def test_short_outputs_overtake_long_ones_that_came_first() -> None:
+    """Nobody knows their lengths: two long ones use their quanta, and make way."""
+    ended = {}
+    for policy in ("fcfs", "mlfq"):
+        drive = Drive(policy, max_sequences=2)
+        for name, output in (("long 1", 60), ("long 2", 60), ("short 1", 3), ("short 2", 3)):
+            drive.add(name, 4, output)
+        drive.run()
+        ended[policy] = drive.ended
+        assert drive.scheduler.preemptions == 0, "there is room for all of them"
+    assert min(ended["fcfs"][name] for name in ("short 1", "short 2")) > 60
+    assert max(ended["mlfq"][name] for name in ("short 1", "short 2")) < 20
+    assert max(ended["mlfq"].values()) <= max(ended["fcfs"].values()) + 3
+
+
+def test_a_long_prompt_skips_the_first_queues() -> None:
+    drive = Drive("mlfq", max_sequences=1, token_budget=64)
+    drive.add("teacher", 64, 2)  # a second for 64 tokens
+    drive.run()
+    drive.add("long", 640, 2)
+    drive.add("short", 3, 2)
+    drive.run()
+    assert drive.ended["short"] < drive.first["long"]
+
+
+def test_who_is_not_served_gets_its_turn() -> None:
+    drive = Drive("mlfq", max_sequences=1)
+    drive.add("long", 4, 2000)
+    for i in range(800):
+        drive.add(f"short {i}", 3, 1)
+        drive.step()
+    assert drive.plans[-1].chunks
+    sequence = next(s for s in drive.scheduler.running if s.request.id == "long")
+    assert len(sequence.generated) > 1, "after 500 quanta it is served once more"

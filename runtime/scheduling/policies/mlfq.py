@@ -1,0 +1,118 @@
+"""FastServe's skip-join multi-level feedback queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from ...requests.sequence import Request, Sequence
+from ..plan import StepPlan
+from .fcfs import FirstComeFirstServed
+
+LEVELS = 10
+STARVED_QUANTA = 500
+# A step of that many tokens or more says how long a prompt's token takes; the shortest steps say how long a decode takes.
+_PROMPT_TOKENS = 64
+
+
+@dataclass
+class _Job:
+    """A request in the queues.
+
+    Attributes:
+        level: its queue; 0 goes first.
+        used: the service that it got there, in seconds.
+        served: when it last got any.
+    """
+
+    level: int
+    used: float
+    served: float
+
+
+class SkipJoinFeedbackQueue(FirstComeFirstServed):
+    """As in FastServe (Wu et al., arXiv:2305.05920): short outputs overtake long ones without being known in advance.
+
+    A request joins the first queue whose quantum covers the time of its prompt, and moves to the next one when it has used the
+    quantum of its own, which doubles from queue to queue. Queues are served in order; a request that has not been served
+    for ``starved`` times the first quantum moves to the first. Those that lose their place keep their blocks until others need them: the last of
+    the lowest queue gives way first, and is swapped out ahead of need if there is host memory.
+
+    Args:
+        levels: how many queues.
+        starved: in quanta of the first queue. Fewer let requests preempt each other in turn, which costs more than it helps.
+        quantum: of the first queue, in seconds; by default the time of the shortest step so far.
+    """
+
+    pauses = True
+    swaps_ahead = True
+
+    def __init__(self, levels: int = LEVELS, starved: float = STARVED_QUANTA, quantum: float | None = None) -> None:
+        self._levels = levels
+        self._starved = starved
+        self._fixed = quantum
+        self._shortest: float | None = None
+        self._seconds_per_token: float | None = None
+        self._now = 0.0
+        self._jobs: dict[int, tuple[Request, _Job]] = {}  # the requests are kept, so that no other has the same id
+
+    def begin(self, now: float) -> None:
+        """Note the time."""
+        self._now = now
+
+    def order(self, waiting: SequenceOf[Sequence], running: list[Sequence], places: int) -> Iterable[Sequence]:
+        """By queue, then in order of arrival."""
+        everyone = [*running, *waiting]
+        jobs = {id(sequence.request): self._jobs.get(id(sequence.request)) for sequence in everyone}
+        self._jobs = {
+            id(sequence.request): jobs[id(sequence.request)] or (sequence.request, self._joined(sequence.request))
+            for sequence in everyone
+        }
+        for _, job in self._jobs.values():
+            if self._now - job.served > self._starved * self._quantum(0) > 0:
+                job.level, job.used, job.served = 0, 0.0, self._now
+        return sorted(everyone, key=self._place)
+
+    def victim(self, sequence: Sequence, running: list[Sequence]) -> Sequence:
+        """The last of the lowest queue, else a beam that waits for it, else itself."""
+        last = max(running, key=self._place)
+        if last is not sequence:
+            return last
+        siblings = (s for s in reversed(running) if s.request is sequence.request and s.candidates is not None)
+        return next(siblings, sequence)
+
+    def gives_way(self, sequence: Sequence, running: list[Sequence]) -> Sequence | None:
+        """The last of a lower queue."""
+        last = max(running, key=self._place, default=sequence)
+        return last if self._level(last) > self._level(sequence) else None
+
+    def ran(self, plan: StepPlan, seconds: float) -> None:
+        """Charge a step to its requests."""
+        if seconds <= 0:
+            return
+        self._shortest = seconds if self._shortest is None else min(seconds, self._shortest)
+        if plan.tokens >= _PROMPT_TOKENS and plan.has_prompts:
+            self._seconds_per_token = seconds / plan.tokens
+        for request in {id(chunk.sequence.request): chunk.sequence.request for chunk in plan.chunks}.values():
+            _, job = self._jobs.get(id(request), (None, None))
+            if job is None:
+                continue
+            job.served = max(self._now, plan.at + seconds)
+            job.used += seconds
+            if job.used >= self._quantum(job.level) and job.level < self._levels - 1:
+                job.level, job.used = job.level + 1, 0.0
+
+    def _joined(self, request: Request) -> _Job:
+        prefill = len(request.prompt) * (self._seconds_per_token or 0.0)
+        level = next((i for i in range(self._levels) if self._quantum(i) >= prefill), self._levels - 1)
+        return _Job(level, 0.0, request.arrived)
+
+    def _quantum(self, level: int) -> float:
+        return (self._fixed or self._shortest or 0.0) * 2**level
+
+    def _level(self, sequence: Sequence) -> int:
+        return self._jobs[id(sequence.request)][1].level
+
+    def _place(self, sequence: Sequence) -> tuple[int, int]:
+        return self._level(sequence), sequence.request.number
