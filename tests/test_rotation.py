@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -68,15 +69,14 @@ def test_none_begins_after_the_last_minute(tmp_path: Path) -> None:
 def test_the_makefile_names_it() -> None:
     if not (REPOSITORY / ".venv/bin/python").exists():
         pytest.skip("make uses .venv, which is not here")
-    shown = subprocess.run(
-        ["make", "--dry-run", "test-slow", "MINUTES=7"], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
-    command = shown.stdout[shown.stdout.index("OMP_NUM_THREADS") :].replace("\\\n", " ").strip()
-    assert "--minutes=7" in command
+    make = ["make", "--no-print-directory", "--dry-run", "test-slow", "MINUTES=7"]
+    shown = subprocess.run(make, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    (command,) = (line for line in shown.stdout.replace("\\\n", " ").splitlines() if "-m pytest" in line)
+    words = [word for word in shlex.split(command) if not word.startswith("OMP_")]
+    assert "--minutes=7" in words
     done = subprocess.run(
-        f"{command} --collect-only -n 0 tests/test_layout.py",
+        [*words, "--collect-only", "-n", "0", "tests/test_layout.py"],
         cwd=REPOSITORY,
-        shell=True,
         capture_output=True,
         text=True,
         check=False,

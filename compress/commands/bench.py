@@ -83,7 +83,7 @@ def bench(
     from ...models.directory.find import find_checkpoint
     from ...runtime.engine.engine import Engine
     from ...runtime.measure.bench import measure, table
-    from ...runtime.measure.workload import read_trace
+    from ...runtime.requests.trace import read_trace
 
     engine = Engine(find_checkpoint(checkpoint).path, config)
     found = measure(

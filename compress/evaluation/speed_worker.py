@@ -59,7 +59,7 @@ class _Worker:
 
     def load_of(self, prompt: int, generate: int, concurrency: int, seed: int) -> dict[str, Any]:
         from ...runtime.measure.bench import run_load
-        from ...runtime.measure.workload import Arrival
+        from ...runtime.requests.trace import Arrival
 
         # The previous turn was another process's: this one's threads sleep, caches hold the other's weights, and
         # an idle processor takes a while to reach full speed.

@@ -155,10 +155,13 @@ class BlockCache:
         Returns:
             Blocks to copy before any write; None, with nothing changed, if there are too few free blocks.
         """
-        first = start // self.block_size
-        shared = [i for i in range(first, len(blocks)) if self._holders[blocks[i]] > 1]
-        more = max(0, self.needed(stop) - len(blocks))
-        if len(shared) + more > self.free:
+        first, count = start // self.block_size, len(blocks)
+        more = -(-stop // self.block_size) - count
+        # Nearly always a decode's token goes to a block of its own that has room.
+        if more <= 0 and first == count - 1 and self._holders[blocks[first]] == 1:
+            return []
+        shared = [i for i in range(first, count) if self._holders[blocks[i]] > 1]
+        if len(shared) + max(0, more) > self.free:
             return None
         copies = []
         for i in shared:

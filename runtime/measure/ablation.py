@@ -17,10 +17,10 @@ from ..engine.loading import DTYPES
 from ..fusions import Fusions
 from ..gpu.operators import GpuOperators
 from ..kernels.rows.sample_tokens import choices, sample_tokens
+from ..requests.trace import Arrival
 from ..weights.checkpoint import Checkpoint
 from .bench import run_load
 from .counting import Counted, count, count_decode, count_prompt
-from .workload import Arrival
 
 # With everything off it runs eagerly: only the linears' kernels are left.
 EAGER = "everything"

@@ -17,7 +17,8 @@ from ...system.pages import in_large_pages
 from ...system.progress import Log
 from ..engine.engine import Engine
 from ..requests.params import SamplingParams
-from .workload import Arrival, random_prompt
+from ..requests.trace import Arrival
+from .workload import random_prompt
 
 _READ_BYTES = 1 << 29
 _PRODUCT = 2048

@@ -22,10 +22,10 @@ from ..decoder.linear import Linear
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine
 from ..engine.loading import operators_for
+from ..requests.trace import Arrival
 from ..weights.matrix import Matrix
 from ..weights.stored import reader_of
 from .bench import run_load
-from .workload import Arrival
 
 _CACHE_SIZES = Path("/sys/devices/system/cpu/cpu0/cache")
 _USUAL_CACHE = 32 << 20

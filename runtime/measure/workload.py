@@ -1,70 +1,10 @@
-"""Benchmark workloads: requests of given lengths at given times."""
+"""Prompts for measurements."""
 
 from __future__ import annotations
 
-import csv
-import json
-import math
-from dataclasses import dataclass
-from datetime import datetime
-from operator import index
-from pathlib import Path
-
 import torch
-
-from ...system.errors import RuntimeProblem
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A request: its arrival time (in seconds), prompt length and output length."""
-
-    at: float
-    prompt: int
-    output: int
-
-
-def read_trace(path: Path, most: int, longest: int) -> list[Arrival]:
-    """The first requests of a recorded trace that fit into ``longest`` tokens; the first comes at time 0.
-
-    Azure's CSV (``TIMESTAMP,ContextTokens,GeneratedTokens``) and Mooncake's JSONL (``timestamp`` in
-    milliseconds, ``input_length``, ``output_length``) are read.
-
-    Raises:
-        RuntimeProblem: the file is not such a trace, or nothing in it fits.
-    """
-    if path.exists() and not path.is_file():
-        raise RuntimeProblem(f"{path}: is not a file; give a trace, Azure's CSV or Mooncake's JSONL")
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            if path.suffix == ".csv":
-                rows = [
-                    Arrival(_seconds(row["TIMESTAMP"]), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
-                    for row in csv.DictReader(file)
-                ]
-            else:
-                records = [json.loads(line) for line in file if line.strip()]
-                rows = [
-                    Arrival(r["timestamp"] / 1000, index(r["input_length"]), index(r["output_length"])) for r in records
-                ]
-        if not all(math.isfinite(row.at) for row in rows):
-            raise ValueError("a time is not finite")
-    except OSError as error:
-        raise RuntimeProblem(f"{path}: cannot be read ({error.strerror}); check the path") from None
-    except (KeyError, ValueError, TypeError, OverflowError, RecursionError, csv.Error) as error:
-        raise RuntimeProblem(
-            f"{path}: is not a trace ({type(error).__name__}: {error}); give Azure's CSV or Mooncake's JSONL"
-        ) from None
-    fitting = [row for row in rows if row.prompt > 0 and row.output > 0 and row.prompt + row.output <= longest][:most]
-    if not fitting:
-        raise RuntimeProblem(f"{path}: no request of the trace fits into {longest} tokens")
-    return [Arrival(row.at - fitting[0].at, row.prompt, row.output) for row in fitting]
 
 
 def random_prompt(length: int, vocabulary: int, seed: int) -> list[int]:
     """Random token ids, so that no prefix is shared."""
     return torch.randint(0, vocabulary, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def _seconds(stamp: str) -> float:
-    return datetime.fromisoformat(stamp[:26]).timestamp()

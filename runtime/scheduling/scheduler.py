@@ -124,6 +124,46 @@ class Scheduler:
             known = min(sequence.computed, len(sequence.tokens))
             self.cache.publish(sequence.blocks, sequence.keys, sequence.tokens, known, sequence.request.salt)
 
+    def repeatable(self, plan: StepPlan, most: int) -> int:
+        """How many more steps would be ``plan`` again, each sequence a token further, if none ends or arrives.
+
+        Only decodes are repeated, and only where no order could make a difference: all that run are in the step, and who waits
+        waits for a place.
+
+        Args:
+            plan: which has been committed, and its tokens appended.
+            most: the answer at most.
+        """
+        if len(plan.chunks) != len(self.running) or any(not chunk.sequence.admitted for chunk in plan.chunks):
+            return 0
+        if self.waiting and (self.policy.pauses or sum(map(_places, self.running)) < self.max_sequences):
+            return 0
+        while most > 0 and self._blocks_for(plan, most) > self.cache.free:
+            most //= 2
+        return max(0, most)
+
+    def repeat(self, plan: StepPlan, steps: int, now: float) -> None:
+        """Record that a plan of decodes was repeated; its tokens are appended after this.
+
+        Args:
+            plan: the first of the steps.
+            steps: at most as many as :meth:`repeatable` allows.
+            now: the time after the last one.
+        """
+        for chunk in plan.chunks:
+            sequence = chunk.sequence
+            copies = self.cache.grow(sequence.blocks, sequence.computed, sequence.computed + steps)
+            assert copies is not None, "repeatable has counted the blocks"
+            sequence.computed += steps
+        self.policy.ran(plan, now - self._committed)
+        self._committed = now
+
+    def _blocks_for(self, plan: StepPlan, steps: int) -> int:
+        return sum(
+            max(0, self.cache.needed(chunk.sequence.computed + steps) - len(chunk.sequence.blocks))
+            for chunk in plan.chunks
+        )
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Run ``child`` alongside ``parent``, sharing its computed blocks."""
         child.blocks = self.cache.fork(parent.blocks)
@@ -156,11 +196,13 @@ class Scheduler:
         places = 0 if self.policy.pauses else sum(map(_places, self.running))
         passed: Request | None = None
         blocked = False
+        left = len(self.running)  # that have not been seen yet
         for sequence in list(self.policy.order(self.waiting, self.running, self.max_sequences)):
-            if budget == 0:
+            if budget == 0 or (blocked and left == 0):
                 return
             count = 0
             if sequence.admitted:
+                left -= 1
                 places += _places(sequence) if self.policy.pauses else 0
                 if places > self.max_sequences:
                     places -= _places(sequence)
@@ -182,7 +224,12 @@ class Scheduler:
     def _continue(self, sequence: Sequence, budget: int, plan: StepPlan) -> int:
         """Compute more of a running sequence; returns how many tokens."""
         count = self.policy.count(sequence, budget, plan, self.token_budget)
-        if count == 0 or not self._make_room(sequence, sequence.computed + count, plan):
+        if count == 0:
+            return 0
+        copies = self.cache.grow(sequence.blocks, sequence.computed, sequence.computed + count)
+        if copies:
+            plan.copies.extend(copies)
+        elif copies is None and not self._make_room(sequence, sequence.computed + count, plan):
             return 0
         plan.chunks.append(Chunk(sequence, sequence.computed, count, count == sequence.remaining))
         return count

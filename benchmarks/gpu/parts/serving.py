@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from smelt.runtime.measure.workload import Arrival, random_prompt
+from smelt.runtime.measure.workload import random_prompt
+from smelt.runtime.requests.trace import Arrival
 
 from ..job import Job, Row
 from ..place import Place

@@ -21,14 +21,20 @@ class _Job:
     """A request in the queues.
 
     Attributes:
+        request: kept, so that no other has the same id.
         level: its queue; 0 goes first.
         used: the service that it got there, in seconds.
         served: when it last got any.
     """
 
+    request: Request
     level: int
     used: float
     served: float
+
+    def place(self) -> tuple[int, int]:
+        """Its place in the order."""
+        return self.level, self.request.number
 
 
 class SkipJoinFeedbackQueue(FirstComeFirstServed):
@@ -55,7 +61,8 @@ class SkipJoinFeedbackQueue(FirstComeFirstServed):
         self._shortest: float | None = None
         self._seconds_per_token: float | None = None
         self._now = 0.0
-        self._jobs: dict[int, tuple[Request, _Job]] = {}  # the requests are kept, so that no other has the same id
+        self._jobs: dict[int, _Job] = {}
+        self._next_promotion = 0.0
 
     def begin(self, now: float) -> None:
         """Note the time."""
@@ -64,15 +71,20 @@ class SkipJoinFeedbackQueue(FirstComeFirstServed):
     def order(self, waiting: SequenceOf[Sequence], running: list[Sequence], places: int) -> Iterable[Sequence]:
         """By queue, then in order of arrival."""
         everyone = [*running, *waiting]
-        jobs = {id(sequence.request): self._jobs.get(id(sequence.request)) for sequence in everyone}
-        self._jobs = {
-            id(sequence.request): jobs[id(sequence.request)] or (sequence.request, self._joined(sequence.request))
-            for sequence in everyone
-        }
-        for _, job in self._jobs.values():
-            if self._now - job.served > self._starved * self._quantum(0) > 0:
-                job.level, job.used, job.served = 0, 0.0, self._now
-        return sorted(everyone, key=self._place)
+        jobs = self._jobs
+        if len(jobs) > 2 * len(everyone) + 100:
+            jobs = self._jobs = {id(s.request): jobs[id(s.request)] for s in everyone if id(s.request) in jobs}
+        for sequence in everyone:
+            if id(sequence.request) not in jobs:
+                jobs[id(sequence.request)] = self._joined(sequence.request)
+        starved = self._starved * self._quantum(0)
+        if self._now > self._next_promotion and starved > 0:
+            self._next_promotion = self._now + starved / 50
+            for job in jobs.values():
+                if self._now - job.served > starved:
+                    job.level, job.used, job.served = 0, 0.0, self._now
+        placed = {key: job.place() for key, job in jobs.items()}
+        return sorted(everyone, key=lambda sequence: placed[id(sequence.request)])
 
     def victim(self, sequence: Sequence, running: list[Sequence]) -> Sequence:
         """The last of the lowest queue, else a beam that waits for it, else itself."""
@@ -94,25 +106,28 @@ class SkipJoinFeedbackQueue(FirstComeFirstServed):
         self._shortest = seconds if self._shortest is None else min(seconds, self._shortest)
         if plan.tokens >= _PROMPT_TOKENS and plan.has_prompts:
             self._seconds_per_token = seconds / plan.tokens
-        for request in {id(chunk.sequence.request): chunk.sequence.request for chunk in plan.chunks}.values():
-            _, job = self._jobs.get(id(request), (None, None))
+        # Of a request's sequences the last one counts: before its token, no quantum ends, or prompts would preempt each other.
+        for request, has_token in {
+            id(c.sequence.request): (c.sequence.request, c.is_last) for c in plan.chunks
+        }.values():
+            job = self._jobs.get(id(request))
             if job is None:
                 continue
             job.served = max(self._now, plan.at + seconds)
             job.used += seconds
-            if job.used >= self._quantum(job.level) and job.level < self._levels - 1:
-                job.level, job.used = job.level + 1, 0.0
+            while has_token and job.used >= self._quantum(job.level) and job.level < self._levels - 1:
+                job.level, job.used = job.level + 1, job.used - self._quantum(job.level)
 
     def _joined(self, request: Request) -> _Job:
         prefill = len(request.prompt) * (self._seconds_per_token or 0.0)
         level = next((i for i in range(self._levels) if self._quantum(i) >= prefill), self._levels - 1)
-        return _Job(level, 0.0, request.arrived)
+        return _Job(request, level, 0.0, request.arrived)
 
     def _quantum(self, level: int) -> float:
         return (self._fixed or self._shortest or 0.0) * 2**level
 
     def _level(self, sequence: Sequence) -> int:
-        return self._jobs[id(sequence.request)][1].level
+        return self._jobs[id(sequence.request)].level
 
     def _place(self, sequence: Sequence) -> tuple[int, int]:
-        return self._level(sequence), sequence.request.number
+        return self._jobs[id(sequence.request)].place()

@@ -12,7 +12,7 @@ import pytest
 from smelt.compress.cli import app
 from smelt.runtime import RuntimeProblem
 from smelt.runtime.measure.bench import measure, table
-from smelt.runtime.measure.workload import Arrival, read_trace
+from smelt.runtime.requests.trace import Arrival, read_trace
 from typer.testing import CliRunner
 
 from ...tiny import SMELT_6M
