@@ -72,8 +72,8 @@ class _Walk:
             positions = f"{names.positions}.weight"
             yield Small(_name(MODEL_TENSOR.POS_EMBD), 2, lambda: self._checkpoint.tensor(positions))
         yield from self._norm(names.final_norm, MODEL_TENSOR.OUTPUT_NORM)
-        own_head = not spec.tied and self._checkpoint.has_matrix(names.head)
-        if own_head:
+        has_head = not spec.tied and self._checkpoint.has_matrix(names.head)
+        if has_head:
             yield from self._linear(names.head, MODEL_TENSOR.OUTPUT, table=True)
         elif self._architecture.head == "always":
             yield Large(_name(MODEL_TENSOR.OUTPUT), self._table(names.embedding), table=True)

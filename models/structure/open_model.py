@@ -53,7 +53,7 @@ class OpenModel:
     Args:
         directory: where it is.
         weights: its tensors if they are a transform of those in the directory's files.
-        head_apart: whether lm_head is untied although the configuration ties it to the embedding.
+        untied_head: whether lm_head is untied although the configuration ties it to the embedding.
         is_edited: whether ``weights`` were edited: they are in float32, and are rounded from that.
 
     Raises:

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from ..attention import attend_prompts, attend_rows, attend_tokens
 from ..base.kernel import Kernel
-from ..linear import gate_rows, linear_bytes, linear_codes, linear_dense, linear_scaled, restore_codes
+from ..linear import gate_rows, linear_bytes, linear_codes, linear_dense, restore_codes
 from ..rows import loss_rows, normalize_rows, quantize_rows, rotate_and_store, sample_tokens
 
 KERNELS: Sequence[Kernel] = (
     linear_codes.KERNEL,
     linear_bytes.KERNEL,
-    linear_scaled.KERNEL,
     linear_dense.KERNEL,
     gate_rows.KERNEL,
     quantize_rows.KERNEL,
