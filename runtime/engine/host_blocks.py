@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 import torch
-from torch import Tensor
 
 from ..decoder.kv_cache import KeysValues
 from ..scheduling.plan import StepPlan
 from ..scheduling.swapping import TransferCost
+from ..weights.matrix import bits
 
 _TRIALS = 5
 
@@ -25,7 +25,7 @@ class HostBlocks:
     """
 
     def __init__(self, store: KeysValues, slots: int) -> None:
-        self._device = [_bits(tensor) for tensor in store.by_block()]
+        self._device = [bits(tensor) for tensor in store.by_block()]
         pinned = self._device[0].device.type == "cuda"
         self._host = [
             torch.empty((slots, len(each), *each.shape[2:]), dtype=each.dtype, pin_memory=pinned)
@@ -67,8 +67,3 @@ class HostBlocks:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter() - begun
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """The same memory as bytes where torch cannot copy the dtype by index."""
-    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..cache_types import BY_KIND, cache_type_of
 from ..decoder.kv_cache import Rules
 from ..kernels.rows.cached import LayerCache, layer_cache, restored, rotation
+from ..weights.matrix import bits
 
 
 class GpuKeysValues:
@@ -76,7 +77,7 @@ class GpuKeysValues:
             ((part.keys, part.key_scales, keys), (part.values, part.value_scales, values))
         ):
             rounded, scale = _rounded(found, part.kind) if self.rules is None else self.rules[layer][i](found)
-            _bits(codes)[blocks, :, inside] = _bits(rounded if scales is not None else rounded.to(codes.dtype))
+            bits(codes)[blocks, :, inside] = bits(rounded if scales is not None else rounded.to(codes.dtype))
             if scales is not None:
                 scales[blocks, :, inside] = scale
 
@@ -85,7 +86,7 @@ class GpuKeysValues:
         part = self._layers[layer]
         found = []
         for codes, scales in ((part.keys, part.key_scales), (part.values, part.value_scales)):
-            taken = _bits(codes)[blocks.long()].view(codes.dtype)
+            taken = bits(codes)[blocks.long()].view(codes.dtype)
             wide = restored(taken, None if scales is None else scales[blocks.long()], part.kind)
             found.append(wide.movedim(-3, -4).flatten(-3, -2))
         if part.rotated():
@@ -108,7 +109,7 @@ class GpuKeysValues:
             first = torch.arange(layers, device=each.device).unsqueeze(1) * self._each
             source, target = ((first + part).flatten() for part in each)
             for part in together.parts():
-                _bits(part)[target] = _bits(part)[source]
+                bits(part)[target] = bits(part)[source]
 
     def by_block(self) -> list[Tensor]:
         """All of its memory, each tensor as ``[layers, blocks, ...]``."""
@@ -133,8 +134,3 @@ def _rounded(values: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     if kind == "int8":
         return found.round().to(torch.int8), scales
     return found.clamp(-limit, limit).to(BY_KIND[kind].stored_dtype(values.dtype)), scales
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """The same memory as bytes where torch cannot index the dtype."""
-    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor

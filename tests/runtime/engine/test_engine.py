@@ -49,7 +49,7 @@ def test_greedy_tokens_are_those_of_generate(architecture: str, tmp_path: Path) 
     model = make_model(architecture, seed=1)
     path = save_model(model, tmp_path)
     block = 2 * 3 * 8 * model.config.hidden_size * 4 // (1 if architecture in ("opt", "gpt_neox", "gpt2") else 2)
-    running = engine(path, token_budget=16, kv_cache_bytes=14 * block)
+    running = engine(path, token_budget=16, kv_cache_bytes=14 * block, admission="immediate")
     prompts = prompts_of([3, 50, 17, 1, 30])
     found = running.generate(prompts, GREEDY)
     assert running.scheduler.preemptions > 0
@@ -77,7 +77,9 @@ def test_random_traffic_in_a_starved_cache(
     model, path = small
     chance = random.Random(seed)
     block_bytes = 2 * 3 * 8 * 2 * 32 * 4
-    running = engine(path, token_budget=20, max_sequences=6, kv_cache_bytes=18 * block_bytes, **options)
+    running = engine(
+        path, token_budget=20, max_sequences=6, kv_cache_bytes=18 * block_bytes, admission="immediate", **options
+    )
     beginnings = prompts_of([24, 16], seed=9)
     alone: dict[tuple[int, ...], list[int]] = {}
     asked: dict[str, tuple[list[int], SamplingParams]] = {}
