@@ -155,9 +155,11 @@ class ModelDirectory:
         if not self.has_tokenizer:
             raise SmeltError(f"{self.path}: has no tokenizer; add tokenizer.json")
         try:
-            return AutoTokenizer.from_pretrained(
+            found = AutoTokenizer.from_pretrained(
                 self.path, trust_remote_code=self.trust_remote_code, local_files_only=True
             )
+            found("a")  # some wrong settings load, and fail at the first text
+            return found
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # tokenizers raise bare Exception on bad files, and panic on some

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from smelt.compress import Recipe, SmeltError, run
 from smelt.compress.export.export import export
+from smelt.models.directory.find import find_model
 from smelt.runtime import Engine
 
 from ...commands import invoke, refusal
@@ -386,6 +387,15 @@ def test_layers_that_transformers_leaves_out_are_no_contradiction(tmp_path: Path
     assert invoke("inspect", path, tmp_path).exit_code == 0
     _tensors(lambda t: t.update({"model.layers.47.mlp.up_proj.weight": torch.ones(32, 32)}))(path)
     assert "model.layers.47.mlp.up_proj.weight" in refusal(invoke("inspect", path, tmp_path))
+
+
+def test_a_tokenizer_that_fails_at_the_first_text_is_refused_before(tiny: Callable[..., Path]) -> None:
+    """transformers loads any ``model_max_length``, and compares it later."""
+    path = tiny("llama")
+    config = path / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_max_length": ""}))
+    with pytest.raises(SmeltError, match=r"its tokenizer cannot be loaded .*'int' and 'str'"):
+        find_model(str(path)).tokenizer()
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
