@@ -182,7 +182,7 @@ def scale_problems(source: Source) -> list[Problem]:
 
 
 def _embedding(checkpoint: Checkpoint) -> str:
-    """The input embedding's name, if the runtime knows the architecture; nothing else tells it from linears."""
+    """The input embedding's name, if the runtime knows the architecture; nothing else distinguishes it from linears."""
     try:
         return spec_of(checkpoint.config).names.embedding
     except RuntimeProblem:

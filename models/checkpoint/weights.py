@@ -96,7 +96,7 @@ class CheckpointWeights:
         return digest.hexdigest()
 
     def content_digest(self) -> str:
-        """A digest of every byte, for cases where two checkpoints that differ only in the middle must be told apart."""
+        """A digest of every byte, for cases where two checkpoints that differ only in the middle must be distinguished."""
         digest = hashlib.sha256()
         for file in sorted({id(f): f for f in self._files.values()}.values(), key=lambda f: f.path.name):
             digest.update(file.path.name.encode())

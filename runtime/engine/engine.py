@@ -299,6 +299,8 @@ class Engine:
             except Exception:
                 self._handle = None
                 self._fail_all("the engine failed while computing this request's step")
+                # Blocks that the step was to fill or to swap can be found by their keys already.
+                self.cache.forget()
                 raise
             if handle is None and started is None and self.scheduler.has_work:
                 # Requests are checked to fit, so this would be a bug; better than looping forever.

@@ -82,7 +82,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class CacheUse:
-    """Means over time of the cache's positions, as shares of all.
+    """Means over time of the cache's positions, as shares of all. A block that several sequences share counts for each.
 
     Attributes:
         filled: with keys and values of running sequences.

@@ -94,7 +94,8 @@ class Simulation:
         self.now = 0.0
         self._next = 0  # of the arrivals
         self._left: dict[Sequence, int] = {}  # tokens that a sequence still generates
-        self._last: dict[Sequence, float] = {}  # when it got its latest token
+        self._first: dict[Sequence, float] = {}  # when it got its first token
+        self._last: dict[Sequence, float] = {}  # and its latest one
         self._served: list[Served] = []
         self._pauses = Histogram()
         self._steps = 0
@@ -167,7 +168,7 @@ class Simulation:
             last[sequence] = now
             self._left[sequence] -= 1
             if before is None:
-                sequence.request.text = str(now)
+                self._first[sequence] = now
             if self._left[sequence] == 0:
                 self._end(sequence)
         if usual:
@@ -177,12 +178,11 @@ class Simulation:
         request = sequence.request
         del self._left[sequence], self._last[sequence]
         assert request.started is not None
-        assert request.text is not None
         self._served.append(
             Served(
                 request.arrived,
                 request.started,
-                float(request.text),
+                self._first.pop(sequence),
                 self.now,
                 len(request.prompt),
                 len(sequence.generated),

@@ -35,7 +35,7 @@ def test_every_constant_has_a_source_or_is_called_unverified(name: str) -> None:
         assert not constant.verified or (constant.source.startswith("https://") and constant.value is not None)
 
 
-def test_what_the_issue_of_decoding_rests_on() -> None:
+def test_an_h100_reads_llama_as_often_as_its_bandwidth_allows() -> None:
     """Llama-3-8B reads 15.0 GB a token in bfloat16: 223 tokens/s at an H100's 3.35 TB/s."""
     assert load_device("h100-sxm").value("bandwidth") / 15.0e9 == pytest.approx(223, abs=1)
 

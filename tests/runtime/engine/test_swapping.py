@@ -72,6 +72,28 @@ def test_a_sessions_next_turn_computes_only_new_tokens(tiny: Callable[..., Path]
     assert second.completions[0].tokens == plain.completions[0].tokens
 
 
+def test_what_a_failed_step_should_have_restored_is_not_found(tiny: Callable[..., Path]) -> None:
+    path = tiny("llama")
+    block = _block_bytes(path)
+    running = engine(path, max_length=80, kv_cache_bytes=12 * block, host_cache_bytes=40 * block)
+    expected = running.generate(PROMPTS[0], GREEDY)[0].completions[0].tokens
+    running.generate(PROMPTS[1:], GREEDY)
+    execute = running.executor.execute
+
+    def breaks(plan: StepPlan) -> Any:
+        assert plan.swap_in
+        raise MemoryError("no room for the logits")
+
+    running.executor.execute = breaks  # type: ignore[method-assign]
+    running.add_request(PROMPTS[0], GREEDY)
+    with pytest.raises(MemoryError):
+        running.step()
+    running.executor.execute = execute  # type: ignore[method-assign]
+    again = running.generate(PROMPTS[0], GREEDY)[0]
+    assert again.cached_tokens == 0
+    assert again.completions[0].tokens == expected
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("heads", [[2, 2], [2, 1, 2]])
 @pytest.mark.parametrize("kind", ["torch", "gpu"])

@@ -21,6 +21,7 @@ class Drive:
         plans: of all steps so far.
         first: when each request got its first token.
         ended: when each request got its last one.
+        outputs: how many tokens each request generates.
     """
 
     policy: str = "fcfs"
@@ -33,6 +34,7 @@ class Drive:
     plans: list[StepPlan] = field(default_factory=list)
     first: dict[str, float] = field(default_factory=dict)
     ended: dict[str, float] = field(default_factory=dict)
+    outputs: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.cache = BlockCache(self.blocks, self.block_size, share_prefixes=False)
@@ -52,7 +54,7 @@ class Drive:
         request = Request(name, [1] * prompt, params, prompt + (most or output), priority=priority)
         request.predicted_tokens = predicted
         request.sequences = [Sequence(request, 0, [1] * prompt, None)]
-        request.text = str(output)
+        self.outputs[name] = output
         self.scheduler.add(request.sequences[0], self.now)
         return request
 
@@ -69,7 +71,7 @@ class Drive:
                 continue
             sequence.tokens.append(1)
             self.first.setdefault(sequence.request.id, self.now)
-            if len(sequence.generated) == int(sequence.request.text or 0):
+            if len(sequence.generated) == self.outputs[sequence.request.id]:
                 self.ended[sequence.request.id] = self.now
                 self.scheduler.end(sequence, "stop")
         return plan
