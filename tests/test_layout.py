@@ -51,7 +51,7 @@ def test_circles_are_found() -> None:
 
 def test_no_folder_is_crowded() -> None:
     counts: dict[str, int] = {}
-    for path in [*FILES, *(REPOSITORY / "tests").rglob("*.py")]:
+    for path in [*FILES, *(path for top in ("tests", "benchmarks") for path in (REPOSITORY / top).rglob("*.py"))]:
         if path.name != "__init__.py":
             folder = str(path.parent.relative_to(REPOSITORY))
             counts[folder] = counts.get(folder, 0) + 1

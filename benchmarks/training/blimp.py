@@ -1,8 +1,8 @@
 """Is training under quantization better in BLiMP, too? smelt-6m at two and three bits, three seeds, 45 phenomena.
 
-    python -m benchmarks.blimp [--seed N]
+    python -m benchmarks.training.blimp [--seed N]
 
-Two sets of 300 sentences (benchmarks/training.py) leave an uncertainty that hides what there is to see. Here the best rounding and the
+Two sets of 300 sentences (benchmarks/training/methods.py) leave an uncertainty that hides what there is to see. Here the best rounding and the
 training that begins with it are judged on 1000 pairs of each of 45 phenomena: by the sum of log-probabilities, with transformers' own
 model, the better sentence must be the likelier one. Rows that the result's file holds are not measured again. Needs ../shared.
 """
@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .common import RESULTS, SHARED, save
-from .training import SEEDS, jobs, mixture
+from ..common import RESULTS, SHARED, save
+from .methods import SEEDS, jobs, mixture
 
 NAME = "blimp"
 PAIRS = 1000
@@ -54,7 +54,7 @@ def main() -> None:
                     mean = round(statistics.mean(accuracies.values()), 4)
                     row = {"method": method, "seed": seed, "mean": mean, "accuracies": accuracies}
                     print(method, seed, mean, flush=True)
-                    save(NAME, f"python -m benchmarks.{NAME}", [*_rows(path), row])
+                    save(NAME, "python -m benchmarks.training.blimp", [*_rows(path), row])
     for method in ("the original", *METHODS):
         print(method, [row["mean"] for row in _rows(path) if row["method"] == method])
 

@@ -1,8 +1,8 @@
 """Does a student learn more from its own text, which the teacher judges, than from other text? smelt-6m, real text, three seeds.
 
-    python -m benchmarks.on_policy
+    python -m benchmarks.training.on_policy
 
-A student of half the parameters, distilled on 400k tokens of text (benchmarks/training.py's shape and mixture), is distilled on 300k
+A student of half the parameters, distilled on 400k tokens of text (benchmarks/training/methods.py's shape and mixture), is distilled on 300k
 more: of the text, of text that the teacher wrote, and of its own, all or half. Prompts are 32 of 256 tokens. Measured on WikiText-2 test:
 perplexity, divergence from the teacher on the text, and what the student writes after 256 prompts of 32 tokens: the teacher's log-likelihood
 of 64 sampled tokens (and how many of their pairs of tokens are different ones, for a dull text is likely, too), and how often the first
@@ -26,8 +26,8 @@ from smelt.runtime import Engine, SamplingParams
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .common import RESULTS, SHARED, save
-from .training import PRUNED, SEEDS, mixture
+from ..common import RESULTS, SHARED, save
+from .methods import PRUNED, SEEDS, mixture
 
 NAME = "on_policy"
 BEGINNING, TOKENS = 400_000, 300_000
@@ -67,7 +67,7 @@ def main() -> None:
                     directory, found = trained(str(begun), [{"distill": step}], seed, place / "out")
                 rows.append({"trained on": label, "seed": seed, **found, **judge.judged(directory, seed)})
                 print(json.dumps(rows[-1]), flush=True)
-                save(NAME, f"python -m benchmarks.{NAME}", rows)
+                save(NAME, "python -m benchmarks.training.on_policy", rows)
     for label in ("the teacher itself", *VARIANTS):
         mine = [row for row in rows if row["trained on"] == label]
         print(label, *(f"{key} {_spread([row[key] for row in mine])}" for key in list(mine[0])[2:]))

@@ -1,6 +1,6 @@
 """How much of the operations that pruning removes is gone from the time, on the CPU engine: each shape beside the whole one.
 
-    python -m benchmarks.pruning_speed
+    python -m benchmarks.pruning.speed
 
 Shapes of smelt-6m and of a Llama of 1.1 billion parameters (2048 channels, 22 blocks, 32 heads of queries and 4 of keys
 and values, 5632 feed-forward channels, 32000 tokens), bfloat16. Weights do not matter for the time, so they are arbitrary. Two steps:
@@ -23,9 +23,9 @@ from smelt.prune.structure.drop_blocks import drop_blocks
 from smelt.prune.structure.slice_width import slice_width
 from smelt.runtime.measure.shape_time import ModelShape, decode_seconds, prompt_seconds
 
-from .common import save
-from .random_model import ModelShape as RandomShape
-from .random_model import build
+from ..common import save
+from ..random_model import ModelShape as RandomShape
+from ..random_model import build
 
 NAME = "pruning_speed"
 AXES = {"ffn": feed_forward, "heads": heads, "hidden": hidden}
@@ -49,7 +49,7 @@ def main() -> None:
             for case in CASES:
                 rows.append({"model": name, "removed": case, **measure(model, _smaller(model, case))})
                 print(rows[-1], flush=True)
-                save(NAME, f"python -m benchmarks.{NAME}", rows)
+                save(NAME, "python -m benchmarks.pruning.speed", rows)
 
 
 def measure(whole: OpenModel, small: OpenModel) -> dict[str, Any]:

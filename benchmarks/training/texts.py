@@ -1,8 +1,8 @@
 """Is what distillation wins the judging text's doing? The pruned half of smelt-6m, trained both ways, on texts that it was not trained on.
 
-    python -m benchmarks.training_texts [--seed N]
+    python -m benchmarks.training.texts [--seed N]
 
-The same checkpoints as ``benchmarks.training --part pruned`` makes of a seed, read by transformers in float32 on 128 x 256 tokens each of:
+The same checkpoints as ``benchmarks.training.methods --part pruned`` makes of a seed, read by transformers in float32 on 128 x 256 tokens each of:
 Wikipedia and Shakespeare, which smelt-6m has not seen either, and WikiText-2 test with its ``<unk>``. Rows that
 the result's file holds are not measured again. Needs ../shared.
 """
@@ -22,9 +22,9 @@ from smelt.models.text.windows import evaluation_windows
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from .common import RESULTS, SHARED, save
-from .pruning_texts import MODEL, judged
-from .training import SEEDS, jobs, mixture
+from ..common import RESULTS, SHARED, save
+from ..pruning.texts import MODEL, judged
+from .methods import SEEDS, jobs, mixture
 
 NAME = "training_texts"
 METHODS = ("half of the parameters pruned", "pruned, distilled", "pruned, trained on the text")
@@ -47,7 +47,7 @@ def main() -> None:
                     checkpoint = made(steps[method], seed, scratch / "out")
                     rows.append({"method": method, "seed": seed, "perplexity": judged(checkpoint, windows)})
                     print(json.dumps(rows[-1]), flush=True)
-                    save(NAME, f"python -m benchmarks.{NAME}", rows)
+                    save(NAME, "python -m benchmarks.training.texts", rows)
     for method in METHODS:
         mine = [row["perplexity"] for row in rows if row["method"] == method]
         print(method, {text: round(statistics.mean(each[text] for each in mine), 2) for text in windows})
@@ -69,7 +69,7 @@ def texts() -> dict[str, Tensor]:
 
 
 def made(steps: list[dict[str, Any]], seed: int, output: Path) -> Path:
-    """A checkpoint, of the recipe that benchmarks/training.py measures."""
+    """A checkpoint, of the recipe that benchmarks/training/methods.py measures."""
     calibrate = {"source": str(SHARED / "data/calib/c4.utf8"), "samples": 128, "length": 256}
     recipe = {"model": "builtin:smelt-6m", "output": str(output), "seed": seed, "steps": steps}
     whole = Recipe.model_validate({**recipe, "calibrate": calibrate, "evaluate": False})

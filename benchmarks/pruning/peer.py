@@ -1,6 +1,6 @@
 """Torch-Pruning and Smelt on the same model, ratio and windows: perplexity after pruning, without training.
 
-    python -m benchmarks.pruning_peer --torch-pruning PEER/bin/python
+    python -m benchmarks.pruning.peer --torch-pruning PEER/bin/python
 
 smelt-6m, 128 x 256 tokens of C4 drawn by seeds 0 to 2; perplexity on the first 128 x 256 tokens of WikiText-2 test, read by
 transformers in float32 from both tools' checkpoints. Cases that the result's file holds are not measured again. Needs ../shared.
@@ -24,7 +24,7 @@ from smelt.models.text.text_source import TextSource
 from smelt.models.text.windows import calibration_windows, evaluation_windows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .common import REPOSITORY, RESULTS, SHARED, save
+from ..common import REPOSITORY, RESULTS, SHARED, save
 
 NAME = "pruning_peer"
 MODEL = REPOSITORY / "models" / "builtin" / "smelt-6m"
@@ -62,7 +62,7 @@ def main() -> None:
             for label, plain in (("Smelt, no update", True), ("Smelt", False)):
                 found = [_smelt(_ours(what, ratio, plain=plain), seed, scratch) for seed in SEEDS]
                 rows.append(_row(label, what, ratio, [_perplexity(p, held_out) for p in found]))
-            save(NAME, f"python -m benchmarks.{NAME} --torch-pruning PEER/bin/python", rows)
+            save(NAME, "python -m benchmarks.pruning.peer --torch-pruning PEER/bin/python", rows)
 
 
 def _seeds(importance: str) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """How fast is training beside a bare loop of torch that does the same forward and backward passes?
 
-    python -m benchmarks.training_speed
+    python -m benchmarks.training.speed
 
 smelt-6m teaches itself, or learns from text, 16 x 256 tokens a step. The bare loop is what one would write: transformers' models in
 bfloat16, all logits at once, ``kl_div`` or ``cross_entropy``, torch's fused AdamW on the bfloat16 weights; a second one keeps float32
@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from .common import REPOSITORY, save
+from ..common import REPOSITORY, save
 
 ROUNDS, STEPS, BATCH, LENGTH, KEPT = 5, 8, 16, 256, 32
 MODEL = REPOSITORY / "models/builtin/smelt-6m"
@@ -114,7 +114,7 @@ def main() -> None:
                 row[f"smelt over {name}"] = round(statistics.median(ratios), 3)
         print(row, flush=True)
         rows.append(row)
-    save("training_speed", "python -m benchmarks.training_speed", rows)
+    save("training_speed", "python -m benchmarks.training.speed", rows)
 
 
 def _opened() -> OpenModel:

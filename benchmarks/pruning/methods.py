@@ -1,6 +1,6 @@
 """What pruning costs smelt-6m before any training: single weights by every method, widths, blocks and their parts. Three calibration seeds.
 
-    python -m benchmarks.pruning
+    python -m benchmarks.pruning.methods
 
 128 x 256 tokens of C4 calibrate. Never one metric alone: perplexity and divergence on WikiText-2 test (128 x 256
 tokens), and the accuracy of 300 items each of LAMBADA and of two of BLiMP's sets. The spread is over the seeds, which draw the calibration windows. Rows that the result's file holds are not
@@ -18,7 +18,7 @@ from typing import Any
 
 from smelt.compress import Recipe, run
 
-from .common import REPOSITORY, RESULTS, SHARED, save
+from ..common import REPOSITORY, RESULTS, SHARED, save
 
 NAME = "pruning"
 SEEDS = (0, 1, 2)
@@ -85,7 +85,7 @@ def main() -> None:
         for label, step, reads in jobs():
             if label not in known:
                 rows.append(measure(label, step, Path(scratch), SEEDS if reads else SEEDS[:1]))
-                save(NAME, f"python -m benchmarks.{NAME}", rows)
+                save(NAME, "python -m benchmarks.pruning.methods", rows)
 
 
 def measure(label: str, step: dict[str, Any], scratch: Path, seeds: tuple[int, ...]) -> dict[str, Any]:

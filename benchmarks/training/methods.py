@@ -1,6 +1,6 @@
 """Does training win back what pruning and few bits lose? smelt-6m, real text, three seeds.
 
-    python -m benchmarks.training [--part pruned|bits]
+    python -m benchmarks.training.methods [--part pruned|bits]
 
 ``pruned``: half of the parameters pruned (blocks, then feed-forward channels), then trained on the same tokens by the
 teacher's predictions or by the text alone, beside the same shape trained from scratch. ``bits``: two and three bits, trained from
@@ -23,7 +23,7 @@ from typing import Any
 
 from smelt.compress import Recipe, run
 
-from .common import REPOSITORY, RESULTS, SHARED, save
+from ..common import REPOSITORY, RESULTS, SHARED, save
 
 NAME = "training"
 SEEDS = (0, 1, 2)
@@ -69,7 +69,7 @@ def main() -> None:
                 for seed in SEEDS:
                     if (label, seed) not in {(row["method"], row["seed"]) for row in rows}:
                         rows.append(measure(label, steps, seed, Path(scratch)))
-                        save(NAME, f"python -m benchmarks.{NAME}", rows)
+                        save(NAME, "python -m benchmarks.training.methods", rows)
     for part in parts:
         for label, _ in jobs(part, ""):
             mine = [row for row in rows if row["method"] == label]

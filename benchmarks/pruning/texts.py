@@ -1,8 +1,8 @@
 """Does the order of the pruning methods depend on the text that judges? smelt-6m, single weights, six texts, three seeds.
 
-    python -m benchmarks.pruning_texts
+    python -m benchmarks.pruning.texts
 
-benchmarks/pruning.py judges on WikiText-2 test, here with its words replaced by ``<unk>``. The same checkpoints, calibrated on 128 x
+benchmarks/pruning/methods.py judges on WikiText-2 test, here with its words replaced by ``<unk>``. The same checkpoints, calibrated on 128 x
 256 tokens of C4, are judged here on other texts as well, 128 x 256 tokens each, read by transformers in float32. Documents
 of C4 that the calibration text holds, too, are left out. Rows that the result's file holds are not measured again. Needs ../shared.
 """
@@ -22,7 +22,7 @@ from smelt.models.text.windows import evaluation_windows
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .common import REPOSITORY, RESULTS, SHARED, save
+from ..common import REPOSITORY, RESULTS, SHARED, save
 
 NAME = "pruning_texts"
 MODEL = REPOSITORY / "models" / "builtin" / "smelt-6m"
@@ -54,7 +54,7 @@ def main() -> None:
                     {text: round(statistics.mean(each[text] for each in found), 2) for text in windows},
                     flush=True,
                 )
-                save(NAME, f"python -m benchmarks.{NAME}", rows)
+                save(NAME, "python -m benchmarks.pruning.texts", rows)
 
 
 def texts(scratch: Path) -> dict[str, Tensor]:

@@ -1,0 +1,1 @@
+"""What pruning costs, and what it saves."""

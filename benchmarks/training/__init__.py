@@ -1,0 +1,1 @@
+"""What training wins back, and how fast it is."""
