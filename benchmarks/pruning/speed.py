@@ -24,7 +24,7 @@ from smelt.prune.structure.slice_width import slice_width
 from smelt.runtime.measure.shape_time import ModelShape, decode_seconds, prompt_seconds
 
 from ..common import save
-from ..random_model import ModelShape as RandomShape
+from ..random_model import Shape as RandomShape
 from ..random_model import build
 
 NAME = "pruning_speed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
@@ -57,11 +58,42 @@ def raw_problem(data: Mapping[str, Any]) -> str | None:
     names = data.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         return f"architectures is {_shown(names)}; it must be a list of names"
-    quantization = data.get("quantization_config")
-    if quantization is not None and not (
-        isinstance(quantization, dict) and isinstance(quantization.get("quant_method", ""), str)
-    ):
+    if data.get("quantization_config") is not None:
+        return _quantization_problem(data["quantization_config"])
+    return None
+
+
+def _quantization_problem(quantization: Any) -> str | None:
+    """What is wrong with the shape of a ``quantization_config``; what its values mean is for those who read the weights."""
+    if not isinstance(quantization, dict) or not isinstance(quantization.get("quant_method", ""), str):
         return f"quantization_config is {_shown(quantization)}; it must be an object with a quant_method"
+    groups = quantization.get("config_groups")
+    if groups is None:
+        return None
+    if not isinstance(groups, dict):
+        return f"quantization_config's config_groups is {_shown(groups)}; it must be an object of groups"
+    for name, group in groups.items():
+        where = f"quantization_config's group {_shown(name)}"
+        if isinstance(group, list):  # a scheme by its name, with its targets
+            group = {"targets": group}
+        if not isinstance(group, dict):
+            return f"{where} is {_shown(group)}; it must be an object with targets and weights"
+        targets = group.get("targets")
+        if targets is not None and not (isinstance(targets, list) and all(isinstance(each, str) for each in targets)):
+            return f"{where} has targets {_shown(targets)}; they must be a list of names"
+        wrong = next((each for each in targets or () if each.startswith("re:") and not _is_pattern(each[3:])), None)
+        if wrong is not None:
+            return f"{where} has the target {_shown(wrong)}, which is no regular expression"
+        for part in ("weights", "input_activations", "output_activations"):
+            args = group.get(part)
+            if args is None:
+                continue
+            if not isinstance(args, dict):
+                return f"{where} has {part} {_shown(args)}; it must be an object with num_bits"
+            if type(args.get("num_bits")) is not int:
+                return f"{where} has {part} with num_bits {_shown(args.get('num_bits'))}; it must be a number of bits"
+            if args.get("group_size") is not None and type(args["group_size"]) is not int:
+                return f"{where} has {part} with group_size {_shown(args['group_size'])}; it must be a number"
     return None
 
 
@@ -102,6 +134,14 @@ def is_token_id(value: Any) -> bool:
 
 def _is_number(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float) and math.isfinite(value)
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return True
 
 
 def _shown(value: Any) -> str:

@@ -172,7 +172,7 @@ def _scheme_label(quantization: dict[str, Any]) -> str:
     if not quantization:
         return ""
     groups = quantization.get("config_groups") or {}
-    first: dict[str, Any] = next(iter(groups.values()), {})
+    first = _group(next(iter(groups.values()), {}))
     if not first.get("weights"):
         method, bits, size = (quantization.get(key) for key in ("quant_method", "bits", "group_size"))
         return f"{method} W{bits}A16 {'channel' if size == -1 else f'g{size}'}" if bits else str(method or "quantized")
@@ -183,12 +183,18 @@ def _label_of(name: str, quantization: dict[str, Any]) -> str | None:
     """How a module is stored by the group that names it, or else by that of all linears; None without one."""
     usual = None
     for group in (quantization.get("config_groups") or {}).values():
+        group = _group(group)
         for target in group.get("targets") or ():
             if target == name or (target.startswith("re:") and re.match(target[3:], name)):
                 return _group_label(group)
             if target == "Linear":
                 usual = _group_label(group)
     return usual
+
+
+def _group(given: dict[str, Any] | list[str]) -> dict[str, Any]:
+    """A group of ``config_groups``; a list is a scheme's targets, and the scheme is not written out."""
+    return given if isinstance(given, dict) else {"targets": given}
 
 
 def _group_label(group: dict[str, Any]) -> str:

@@ -289,6 +289,10 @@ def _config(**changes: Any) -> Damage:
     return lambda path: _edit_config(path, **changes)
 
 
+def _stored_groups(groups: Any) -> Damage:
+    return _config(quantization_config={"quant_method": "compressed-tensors", "config_groups": groups})
+
+
 # Damage that every command refuses, and a part of the sentence.
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "negative offset": (_header(data_offsets=[-4, 508]), "model.norm.weight has data_offsets"),
@@ -323,6 +327,15 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "negative theta": (_config(rope_parameters={"rope_type": "default", "rope_theta": -1.0}), "rope_theta"),
     "an epsilon of infinity": (_config(rms_norm_eps=float("inf")), "rms_norm_eps is inf"),
     "quantization_config is a list": (_config(quantization_config=[1]), "quantization_config is [1]"),
+    "groups are a list": (_stored_groups([1]), "config_groups is [1]"),
+    "a group is nothing": (_stored_groups({"group_0": None}), "group 'group_0' is None"),
+    "targets hold nothing": (_stored_groups({"group_0": {"targets": [None]}}), "has targets [None]"),
+    "a target is no pattern": (_stored_groups({"group_0": {"targets": ["re:("]}}), "no regular expression"),
+    "weights without bits": (_stored_groups({"group_0": {"weights": {"a": 1}}}), "weights with num_bits None"),
+    "a group size of text": (
+        _stored_groups({"group_0": {"weights": {"num_bits": 4, "group_size": "x"}}}),
+        "weights with group_size 'x'",
+    ),
     "architectures are numbers": (_config(architectures=[3]), "architectures is [3]"),
     "generation_config is a list": (_text("generation_config.json", "[]"), "generation_config.json: holds a list"),
     "an end token of text": (_text("generation_config.json", '{"eos_token_id": "end"}'), "eos_token_id is 'end'"),
