@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 import psutil
@@ -32,6 +33,17 @@ def available_memory() -> int:
     except ImportError:  # no such limits outside Unix
         pass
     return min(free)
+
+
+def processor_name() -> str:
+    """The processor's model, as the system names it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
 
 
 def cache_directory() -> Path:

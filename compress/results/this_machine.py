@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-from pathlib import Path
 
 import psutil
 
+from ...system.machine import processor_name
 from .result import Machine
 
 # The size of memory is reported a little differently after a system's update.
@@ -23,7 +23,7 @@ def this_machine(device: str = "cpu") -> Machine:
     import torch
 
     return Machine(
-        processor=_processor(),
+        processor=processor_name(),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         threads=torch.get_num_threads(),
         memory_bytes=psutil.virtual_memory().total,
@@ -50,13 +50,3 @@ def _named(device: str) -> str:
     if device == "cpu" or not torch.cuda.is_available():
         return device
     return torch.cuda.get_device_name(device)
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

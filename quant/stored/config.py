@@ -123,6 +123,12 @@ class StoredSchemes:
         used = [*self._by_name.values(), *([] if self._usual is None else [self._usual])]
         return needs(used, experts=experts, cached=self.keys_values is not None)
 
+    def names(self, name: str) -> bool:
+        """Whether a group names this module, other than by its class."""
+        return name in self._by_name or any(
+            target.startswith("re:") and re.match(target[3:], name) for target in self._by_name
+        )
+
     def of(self, name: str) -> Scheme:
         """The scheme of a linear that is stored quantized."""
         patterns = (s for target, s in self._by_name.items() if target.startswith("re:") and re.match(target[3:], name))

@@ -60,6 +60,7 @@ class Engine:
 
     Attributes:
         config: the options.
+        on_step: called with the plan of each step before it runs; None by default.
 
     Raises:
         SmeltError: the checkpoint cannot be read; a RuntimeProblem if it cannot be served or does not fit in memory.
@@ -81,6 +82,7 @@ class Engine:
             self._log(self.model.cache_scheme.sentence(kept))
         self._take_memory(kept)
         self.executor = self._executor()
+        self.on_step: Callable[[StepPlan], object] | None = None
         self._handle: tuple[StepPlan, StepHandle] | None = None
         self._awaited: set[str] = set()  # requests whose tokens are needed before the next step is scheduled
         self._requests: dict[str, Request] = {}
@@ -450,6 +452,8 @@ class Engine:
         """Start a step; None if it is empty."""
         if not plan.chunks:
             return None
+        if self.on_step is not None:
+            self.on_step(plan)
         self.scheduler.started(plan)
         return plan, self.executor.execute(plan)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, Protocol
+
+from ..scheduling.scheduler import Scheduler
 
 # Pauses between tokens are counted in bins of 1%: there are millions of them.
 _BINS = 100
@@ -15,6 +18,7 @@ class Served:
     """A request that ended. Times are in seconds from the first arrival.
 
     Attributes:
+        number: in the trace.
         at: its arrival.
         started, first, ended: when it was first computed, when its first token came, and its last.
         prompt, output: its tokens.
@@ -22,6 +26,7 @@ class Served:
         preemptions: how often it lost its blocks.
     """
 
+    number: int
     at: float
     started: float
     first: float
@@ -66,6 +71,13 @@ class Histogram:
         self._sum += value * times
         self.count += times
 
+    def merge(self, other: Histogram) -> None:
+        """Count another's values too."""
+        for place, times in other._bins.items():
+            self._bins[place] = self._bins.get(place, 0) + times
+        self._sum += other._sum
+        self.count += other.count
+
     def distribution(self) -> Distribution:
         """The mean, exactly, and percentiles, within 1%."""
         if not self.count:
@@ -86,19 +98,36 @@ class CacheUse:
 
     Attributes:
         filled: with keys and values of running sequences.
-        unfilled: in blocks of running sequences, but not filled yet.
-        free: in no sequence's block.
+        reserved: in their blocks, to be filled later.
+        wasted: in their blocks, never to be filled: internal fragmentation.
+        free: in no running sequence's block.
     """
 
     filled: float
-    unfilled: float
+    reserved: float
+    wasted: float
     free: float
 
     @property
     def waste(self) -> float:
-        """The share of the held positions that are not filled."""
-        held = self.filled + self.unfilled
-        return self.unfilled / held if held else 0.0
+        """The share of the held positions that are not filled, now or ever."""
+        held = self.filled + self.reserved + self.wasted
+        return (self.reserved + self.wasted) / held if held else 0.0
+
+
+class Counted(Protocol):
+    """What a result is made of: one engine's counts."""
+
+    served: list[Served]
+    pauses: Histogram
+    steps: int
+    busy: float
+    swapped: int
+    filled: float
+    reserved: float
+    wasted: float
+    now: float
+    scheduler: Scheduler
 
 
 @dataclass(frozen=True)
@@ -111,8 +140,8 @@ class SimulationResult:
         seconds: from the first arrival to the last token, on the virtual clock.
         steps: how many.
         output_rate: generated tokens a second.
-        first_token: from arrival to the first token.
-        between_tokens: between a request's tokens.
+        first_token: from arrival to the first token (TTFT).
+        between_tokens: between a request's tokens (TBT).
         completion: from arrival to the last token.
         normalized: completion divided by the request's output tokens.
         queue: from arrival until first computed.
@@ -120,7 +149,8 @@ class SimulationResult:
         cached_share: the share of prompt tokens that were found in the prefix cache.
         preemptions, swaps: how often sequences lost their blocks, and how often those were swapped out.
         swapped_blocks: copied to or from host memory.
-        busy: the share of time in steps.
+        busy: the share of time in steps, of all engines.
+        served: the requests, in order of the trace.
     """
 
     policy: str
@@ -141,7 +171,58 @@ class SimulationResult:
     swaps: int
     swapped_blocks: int
     busy: float
+    served: list[Served] = field(repr=False, default_factory=list)
+
+    @classmethod
+    def of(cls, policy: str, engines: Sequence[Counted], served: list[Served] | None = None) -> SimulationResult:
+        """What some engines did together.
+
+        Args:
+            policy: its name.
+            engines: all of them.
+            served: the requests, if not each was served by one engine alone.
+        """
+        if served is None:
+            served = [each for engine in engines for each in engine.served]
+        served = sorted(served, key=lambda each: each.number)
+        pauses = Histogram()
+        for engine in engines:
+            pauses.merge(engine.pauses)
+        outputs = sum(each.output for each in served)
+        prompts = sum(each.prompt for each in served)
+        ended = max(engine.now for engine in engines)
+        caches = [engine.scheduler.cache for engine in engines]
+        everything = sum(
+            cache.blocks * cache.block_size * engine.busy for cache, engine in zip(caches, engines, strict=True)
+        )
+        shares = [
+            sum(each) / everything if everything else 0.0
+            for each in zip(*((engine.filled, engine.reserved, engine.wasted) for engine in engines), strict=True)
+        ]
+        return cls(
+            policy,
+            len(served),
+            prompts,
+            outputs,
+            ended,
+            sum(engine.steps for engine in engines),
+            outputs / ended,
+            Distribution.of([each.first - each.at for each in served]),
+            pauses.distribution(),
+            Distribution.of([each.ended - each.at for each in served]),
+            Distribution.of([(each.ended - each.at) / each.output for each in served]),
+            Distribution.of([each.started - each.at for each in served]),
+            CacheUse(*shares, max(0.0, 1 - sum(shares))),
+            sum(each.cached for each in served) / prompts,
+            sum(engine.scheduler.preemptions for engine in engines),
+            sum(engine.scheduler.swaps for engine in engines),
+            sum(engine.swapped for engine in engines),
+            sum(engine.busy for engine in engines) / ended / len(engines),
+            served,
+        )
 
     def as_data(self) -> dict[str, Any]:
-        """As JSON."""
-        return {**asdict(self), "cache": {**asdict(self.cache), "waste": self.cache.waste}}
+        """As JSON, without the requests."""
+        data = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "served"}
+        data |= {name: asdict(value) for name, value in data.items() if is_dataclass(value)}
+        return {**data, "cache": {**data["cache"], "waste": self.cache.waste}}

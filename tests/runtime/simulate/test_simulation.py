@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 from smelt.runtime import RuntimeProblem, SamplingParams
+from smelt.runtime.costs.work import LinearCost, StepWork
 from smelt.runtime.requests.trace import Arrival, repeated
 from smelt.runtime.scheduling.plan import StepPlan
 from smelt.runtime.scheduling.policies.table import POLICIES
 from smelt.runtime.scheduling.swapping import TransferCost
-from smelt.runtime.simulate.cost import LinearCost, StepWork
+from smelt.runtime.simulate.options import SimulatedEngine
+from smelt.runtime.simulate.replica import Replica
 from smelt.runtime.simulate.results import Histogram
-from smelt.runtime.simulate.simulation import SimulatedEngine, Simulation, simulate
+from smelt.runtime.simulate.simulation import simulate
 
 from ..drive import engine
 
@@ -59,7 +61,7 @@ def test_repeated_steps_are_those_one_by_one(policy: str, pause: float, monkeypa
     arrivals = _traffic(120, pause=pause)
     options = SimulatedEngine(blocks=120, policy=policy, admission="immediate", token_budget=64, max_sequences=12)
     fast = simulate(arrivals, options, COST)
-    monkeypatch.setattr(Simulation, "_repeat", lambda *_: None)
+    monkeypatch.setattr(Replica, "_repeat", lambda *_: None)
     slow = simulate(arrivals, options, COST)
     assert (fast.steps, fast.preemptions, fast.requests) == (slow.steps, slow.preemptions, 120)
     for name in ("first_token", "completion", "normalized", "queue"):
@@ -174,10 +176,15 @@ def test_plans_are_those_of_the_engine(policy: str, tiny: Callable[..., Path], m
     arrivals = [Arrival(at - times[0], *size) for at, size in zip(came, sizes, strict=True)]
     arrivals = [replace(arrival, at=max(0.0, arrival.at)) for arrival in arrivals]
     steps = [b - a for a, b in itertools.pairwise(times)] + [1.0]
-    monkeypatch.setattr(Simulation, "_repeat", lambda *_: None)
-    simulation = Simulation(arrivals, made, _Replayed(steps))
+    monkeypatch.setattr(Replica, "_repeat", lambda *_: None)
     planned: list[dict[str, tuple[int, int]]] = []
-    step = simulation.step
-    monkeypatch.setattr(simulation, "step", lambda: planned.append(_plan(step())))
-    simulation.run()
+    begin = Replica.begin
+
+    def begun(self: Replica, now: float) -> Any:
+        plan, work = begin(self, now)
+        planned.append(_plan(plan))
+        return plan, work
+
+    monkeypatch.setattr(Replica, "begin", begun)
+    simulate(arrivals, made, _Replayed(steps))
     assert planned == [plan for _, plan in seen if plan]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ..scheduling.plan import StepPlan
@@ -18,6 +18,9 @@ class StepWork:
         cached: positions whose keys and values are read, over all sequences.
         pairs: of a query and a key, over all sequences.
         swapped: blocks that are copied to or from host memory.
+        chunks: sequences that have tokens in the step.
+        prompts: those that have more than a decode's token.
+        prompt_pairs: the pairs of these alone.
     """
 
     tokens: int
@@ -25,23 +28,36 @@ class StepWork:
     cached: int
     pairs: int
     swapped: int = 0
+    chunks: int = 0
+    prompts: int = 0
+    prompt_pairs: int = 0
 
     @classmethod
     def of(cls, plan: StepPlan) -> StepWork:
         """The work of a plan."""
-        tokens = sequences = cached = pairs = 0
+        tokens = sequences = cached = pairs = prompts = prompt_pairs = 0
         for chunk in plan.chunks:
             count, stop = chunk.count, chunk.start + chunk.count
             tokens += count
             sequences += chunk.is_last
             cached += stop
-            pairs += stop if count == 1 else count * chunk.start + count * (count + 1) // 2
-        return cls(tokens, sequences, cached, pairs, len(plan.swap_out) + len(plan.swap_in))
+            if count == 1 and chunk.is_last:
+                pairs += stop
+            else:
+                prompts += 1
+                prompt_pairs += count * chunk.start + count * (count + 1) // 2
+        swapped = len(plan.swap_out) + len(plan.swap_in)
+        return cls(tokens, sequences, cached, pairs + prompt_pairs, swapped, len(plan.chunks), prompts, prompt_pairs)
+
+    @property
+    def decode_cached(self) -> int:
+        """Positions that decodes read: each has one query."""
+        return self.pairs - self.prompt_pairs
 
     def later(self, steps: int) -> StepWork:
         """The work of a step of decodes alone, so many steps later."""
         more = steps * self.tokens
-        return StepWork(self.tokens, self.sequences, self.cached + more, self.pairs + more)
+        return replace(self, cached=self.cached + more, pairs=self.pairs + more, swapped=0)
 
 
 class StepCost(Protocol):

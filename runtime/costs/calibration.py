@@ -1,0 +1,202 @@
+"""A device's calibration: prices fitted to measured steps, how wrong they are elsewhere, and the file that holds them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from ...system.errors import RuntimeProblem
+from ...system.files import read_json, write_text
+from .fitted import FittedCost, features, kernel_of, nearest_kernel
+from .model_size import ModelSize
+from .work import StepWork
+
+_VERSION = 1
+# Steps that other work on the machine has slowed down are left out of the fit.
+_OUTLIER = 3.0
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """One step of a real engine.
+
+    Attributes:
+        size: of its model.
+        work: what it did.
+        seconds: from its start to the next one's.
+    """
+
+    size: ModelSize
+    work: StepWork
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured on a device.
+
+    Attributes:
+        device: its name, with its number of threads.
+        made: command, date and versions.
+        prices: seconds of one of each amount.
+        spread: how far the time of all steps of a configuration was from its prediction when that configuration was left out of the
+            fit: the largest ratio of the two, minus one.
+        left_out: that ratio, predicted over measured, of each configuration.
+        ranges: of what was measured: the least and the most.
+        kernels: the kinds of linears that were measured.
+        memory_bytes: the device's memory.
+    """
+
+    device: str
+    made: dict[str, str]
+    prices: dict[str, float]
+    spread: float
+    left_out: dict[str, float]
+    ranges: dict[str, tuple[float, float]]
+    kernels: list[str]
+    memory_bytes: int = 0
+    version: int = field(default=_VERSION)
+
+    def cost(self, size: ModelSize, *, block_size: int = 16) -> FittedCost:
+        """A model's step times on this device."""
+        return FittedCost(size, self.prices, block_size=block_size)
+
+    def outside(self, size: ModelSize, *, sequences: int, tokens: int, context: int) -> list[str]:
+        """What of a model and its load was not measured here, as sentences."""
+        found = []
+        for name, value in (
+            ("weight bytes", size.weight_bytes),
+            ("layers", size.layers),
+            ("hidden size", size.hidden),
+            ("tokens of a step", tokens),
+            ("sequences", sequences),
+            ("context", context),
+        ):
+            low, high = self.ranges[name]
+            if not low <= value <= high:
+                found.append(f"{name}: {value:,.0f}, measured from {low:,.0f} to {high:,.0f}")
+        kernels = {kernel_of(each): each.scheme for each in (*size.linears, size.head)}
+        for kernel, scheme in kernels.items():
+            if kernel not in self.kernels:
+                near = nearest_kernel(kernel, set(self.kernels))
+                found.append(f"linears in {scheme} ({kernel}) were not measured; {near} stands for them")
+        return found
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON, atomically."""
+        write_text(path, json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Calibration:
+        """Read it.
+
+        Raises:
+            SmeltError: the file is missing or is not a calibration.
+        """
+        data: dict[str, Any] = read_json(path, "a calibration")
+        try:
+            if data.pop("version") != _VERSION:
+                raise ValueError("another version wrote it")
+            ranges = {name: (float(low), float(high)) for name, (low, high) in data.pop("ranges").items()}
+            prices = {str(name): float(value) for name, value in data.pop("prices").items()}
+            found = cls(ranges=ranges, prices=prices, **data)
+            if not found.spread >= 0 or not all(price >= 0 for price in prices.values()):
+                raise ValueError("a price is negative")
+            return found
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise RuntimeProblem(
+                f"{path}: is not a calibration of this version ({type(error).__name__}: {error}); write it again with"
+                " smelt bench --calibrate"
+            ) from None
+
+
+def fit(steps: Sequence[MeasuredStep]) -> dict[str, float]:
+    """The non-negative prices whose predictions are closest to the measured steps, in relative terms.
+
+    Args:
+        steps: of any models. Outliers are left out: steps several times slower than predicted by a first fit.
+    """
+    names, amounts = _amounts(steps)
+    seconds = np.array([step.seconds for step in steps])
+    kept = np.ones(len(steps), bool)
+    prices = np.zeros(len(names))
+    for _ in range(3):
+        rows = amounts[kept] / seconds[kept, None]
+        scale = rows.max(axis=0)
+        scale[scale == 0] = 1.0
+        prices = nnls(rows / scale, np.ones(len(rows)), maxiter=50 * len(names))[0] / scale
+        predicted = amounts @ prices
+        kept = seconds < _OUTLIER * np.maximum(predicted, 1e-12)
+    return {name: float(price) for name, price in zip(names, prices, strict=True)}
+
+
+def _amounts(steps: Sequence[MeasuredStep]) -> tuple[list[str], np.ndarray]:
+    rows = [features(step.size, step.work) for step in steps]
+    names = sorted({name for row in rows for name in row})
+    column = {name: i for i, name in enumerate(names)}
+    amounts = np.zeros((len(rows), len(names)))
+    for i, row in enumerate(rows):
+        for name, amount in row.items():
+            amounts[i, column[name]] = amount
+    return names, amounts
+
+
+def calibration(
+    configurations: dict[str, Sequence[MeasuredStep]], *, device: str, made: dict[str, str], memory_bytes: int
+) -> Calibration:
+    """Fit a device's prices, and find how wrong they are for configurations that they were not fitted on.
+
+    Args:
+        configurations: measured steps by the name of the configuration.
+        device: its name.
+        made: how.
+        memory_bytes: of the device.
+    """
+    left_out = {}
+    for name, measured in configurations.items():
+        others = [step for other, steps in configurations.items() if other != name for step in steps]
+        known = {kernel_of(each) for step in others for each in (*step.size.linears, step.size.head)}
+        wanted = {kernel_of(each) for each in (*measured[0].size.linears, measured[0].size.head)}
+        if not others or not wanted <= known:
+            continue
+        cost = FittedCost(measured[0].size, fit(others))
+        left_out[name] = _ratio(cost, measured)
+    steps = [step for each in configurations.values() for step in each]
+    spread = max((max(ratio, 1 / max(ratio, 1e-9)) - 1 for ratio in left_out.values()), default=0.0)
+    return Calibration(
+        device,
+        made,
+        fit(steps),
+        spread,
+        left_out,
+        _ranges(steps),
+        sorted({kernel_of(each) for step in steps for each in (*step.size.linears, step.size.head)}),
+        memory_bytes,
+    )
+
+
+def _ratio(cost: FittedCost, steps: Sequence[MeasuredStep]) -> float:
+    """Predicted over measured time of all steps but outliers."""
+    predicted = np.array([cost.seconds(step.work) for step in steps])
+    seconds = np.array([step.seconds for step in steps])
+    usual = np.median(seconds / predicted)
+    kept = seconds < _OUTLIER * usual * predicted
+    return float(predicted[kept].sum() / seconds[kept].sum())
+
+
+def _ranges(steps: Sequence[MeasuredStep]) -> dict[str, tuple[float, float]]:
+    values = {
+        "weight bytes": [step.size.weight_bytes for step in steps],
+        "layers": [step.size.layers for step in steps],
+        "hidden size": [step.size.hidden for step in steps],
+        "tokens of a step": [step.work.tokens for step in steps],
+        "sequences": [step.work.chunks for step in steps],
+        "context": [step.work.cached / max(1, step.work.chunks) for step in steps],
+    }
+    return {name: (float(min(found)), float(max(found))) for name, found in values.items()}

@@ -1,0 +1,191 @@
+"""Calibration: steps of real engines with random models of several shapes and formats, timed on this machine."""
+
+from __future__ import annotations
+
+import platform
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from transformers import AutoConfig
+
+from ...models.directory.directory import ModelDirectory
+from ...quant.scheme import resolve
+from ...system.machine import processor_name
+from ...system.progress import Log
+from ..costs.calibration import Calibration, MeasuredStep, calibration
+from ..costs.model_size import ModelSize, model_size
+from ..costs.work import StepWork
+from ..engine.config import EngineConfig
+from ..engine.engine import Engine
+from ..requests.params import SamplingParams
+from ..scheduling.plan import StepPlan
+from .random_checkpoint import write_random_checkpoint
+from .workload import random_prompt
+
+# Unquantized, and the formats that kernels for CPUs tell apart.
+FORMATS = ("bfloat16", "W4A16", "W8A16", "W8A8")
+_GROUP = 64
+_LONGEST = 2048
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama to measure: its width, that of its feed-forward part, layers, heads and vocabulary."""
+
+    hidden: int
+    wide: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    vocabulary: int
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.hidden}x{self.layers}"
+
+    def config(self) -> Any:
+        """As a Hugging Face configuration."""
+        return AutoConfig.for_model(
+            "llama",
+            hidden_size=self.hidden,
+            intermediate_size=self.wide,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.key_value_heads,
+            head_dim=self.hidden // self.heads,
+            vocab_size=self.vocabulary,
+            tie_word_embeddings=True,
+            max_position_embeddings=_LONGEST,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+
+
+# From what fits into caches to what streams from memory; depth and width vary apart.
+SHAPES = (
+    Shape(256, 768, 6, 8, 4, 4096),
+    Shape(512, 1408, 16, 8, 4, 8192),
+    Shape(1024, 3072, 8, 16, 8, 16384),
+    Shape(2048, 5632, 6, 32, 8, 32000),
+)
+
+
+def calibrate(
+    *,
+    shapes: Sequence[Shape] = SHAPES,
+    formats: Sequence[str] = FORMATS,
+    seconds: float = 12.0,
+    command: str,
+    log: Log,
+) -> Calibration:
+    """Measure steps of each shape in each format, and fit this machine's prices.
+
+    Args:
+        shapes: of the models.
+        formats: how their linears are stored: ``bfloat16`` or schemes.
+        seconds: to measure each for.
+        command: what was typed, for the file.
+        log: gets messages for the user.
+    """
+    configurations = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for i, shape in enumerate(shapes):
+            for form in formats:
+                name = f"{shape.name} {form}"
+                log(f"measuring {name} ({len(configurations) + 1} of {len(shapes) * len(formats)})")
+                folder = Path(scratch) / f"{i}-{form}"
+                scheme = None if form == "bfloat16" else resolve(form, None if form == "W8A8" else _GROUP)
+                write_random_checkpoint(folder, shape.config(), scheme)
+                engine = Engine(folder, EngineConfig(max_sequences=32, quiet=True, share_prefixes=False))
+                size = model_size(ModelDirectory(name, folder))
+                configurations[name] = measured_steps(engine, size, seconds=seconds, seed=i)
+                del engine
+    threads = torch.get_num_threads()
+    return calibration(
+        configurations,
+        device=f"{processor_name()}, {threads} threads",
+        made={
+            "command": command,
+            "date": date.today().isoformat(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "smelt": version("smelt"),
+        },
+        memory_bytes=psutil.virtual_memory().total,
+    )
+
+
+def measured_steps(engine: Engine, size: ModelSize, *, seconds: float, seed: int = 0) -> list[MeasuredStep]:
+    """Time an engine's steps under loads of many kinds: alone and in batches, short and long prompts, with and without decodes.
+
+    Args:
+        engine: that nothing else uses.
+        size: of its model.
+        seconds: for how long.
+        seed: of the loads.
+    """
+    recorder = StepRecorder(engine)
+    draw = random.Random(seed)
+    longest = min(engine.max_length, _LONGEST)
+    _serve(engine, [(64, 4)] * 2, draw)  # kernels are compiled, and buffers allocated
+    recorder.times.clear()
+    ends = time.perf_counter() + seconds
+    round_ = 0
+    while time.perf_counter() < ends:
+        # Alternately one, a few, many; of long outputs with short prompts, and the reverse.
+        count = (1, 4, 16, 32, 2, 8)[round_ % 6]
+        prompt_most = max(2, int(longest * draw.choice([0.02, 0.1, 0.4, 0.9])))
+        requests = [
+            (draw.randint(1, prompt_most), draw.randint(1, max(1, min(64, longest - prompt_most))))
+            for _ in range(count)
+        ]
+        _serve(engine, requests, draw)
+        recorder.pause()
+        round_ += 1
+    engine.on_step = None
+    return recorder.steps(size)
+
+
+class StepRecorder:
+    """Records an engine's steps: when each was scheduled, and its work.
+
+    Attributes:
+        times: of each step its time and work; None for a pause, after which no time between steps counts.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.times: list[tuple[float, StepWork] | None] = []
+        engine.on_step = self._record
+
+    def pause(self) -> None:
+        """The engine has no work for some time."""
+        self.times.append(None)
+
+    def steps(self, size: ModelSize) -> list[MeasuredStep]:
+        """All steps whose end is known: the next one's start."""
+        found = []
+        for now, then in zip(self.times, self.times[1:], strict=False):
+            if now is not None and then is not None:
+                found.append(MeasuredStep(size, now[1], then[0] - now[0]))
+        return found
+
+    def _record(self, plan: StepPlan) -> None:
+        self.times.append((plan.at, StepWork.of(plan)))
+
+
+def _serve(engine: Engine, requests: list[tuple[int, int]], draw: random.Random) -> None:
+    for prompt, output in requests:
+        ids = random_prompt(prompt, engine.model.spec.vocabulary, draw.randrange(1 << 30))
+        engine.add_request(ids, SamplingParams(max_tokens=output, temperature=0, ignore_eos=True))
+    while engine.has_work:
+        engine.step()
