@@ -62,6 +62,7 @@ class Scheduler:
         self._swapping = swapping
         self._arrivals = 0
         self._committed = 0.0
+        self._is_step = True  # the last plan: an empty one is not executed
 
     @property
     def has_work(self) -> bool:
@@ -85,7 +86,8 @@ class Scheduler:
         Args:
             now: the time in seconds, from the same origin as in :meth:`add`.
         """
-        self.cache.begin_step()
+        if self._is_step:  # otherwise blocks that the last plan saved are still to be copied
+            self.cache.begin_step()
         self.policy.begin(now)
         plan = StepPlan([], at=now)
         self._fill(plan)
@@ -93,8 +95,10 @@ class Scheduler:
             self._fill(plan)
         if self.policy.swaps_ahead and plan.chunks and self._swapping is not None:
             self._swap_ahead(plan)
-        plan.swap_out.extend(self.cache.swap_out)
-        plan.swap_in.extend(self.cache.swap_in)
+        self._is_step = bool(plan.chunks)
+        if self._is_step:
+            plan.swap_out.extend(self.cache.swap_out)
+            plan.swap_in.extend(self.cache.swap_in)
         return plan
 
     def started(self, plan: StepPlan) -> None:
@@ -208,6 +212,7 @@ class Scheduler:
                     places -= _places(sequence)
                 elif sequence.remaining > 0:
                     count = self._continue(sequence, budget, plan)
+                    blocked = blocked or not sequence.admitted  # it gave up its own blocks: nobody starts past it
             elif blocked or (passed is not None and sequence.request is not passed):
                 continue
             elif sequence.candidates is not None or sequence.pending:

@@ -128,6 +128,21 @@ def test_short_requests_do_not_hold_up_a_long_one_forever() -> None:
     assert 30 < drive.first["long"] < 40, "it waits for 30 seconds"
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "sarathi", "orca"])
+def test_nobody_starts_past_one_that_has_just_lost_its_blocks(policy: str) -> None:
+    """The second request lacks a block in the third step and gives up its own, which would do for the third request."""
+    drive = Drive(policy, blocks=4)
+    drive.add("a", 4, 8)
+    second = drive.add("b", 7, 5).sequences[0]
+    drive.step()
+    drive.step()
+    third = drive.add("c", 3, 2).sequences[0]
+    while drive.scheduler.has_work:
+        drive.step()
+        assert not (third in drive.scheduler.running and second in drive.scheduler.waiting)
+    assert second.request.preemptions == 1
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("predicts", [False, True])
 def test_all_end_in_a_cache_that_is_too_small_for_them_together(policy: str, predicts: bool) -> None:

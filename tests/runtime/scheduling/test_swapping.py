@@ -8,6 +8,8 @@ from smelt.runtime.requests.sequence import Request, Sequence
 from smelt.runtime.scheduling.plan import Chunk, StepPlan
 from smelt.runtime.scheduling.swapping import Swapping, TransferCost
 
+from .drive import Drive, alone
+
 # Llama-3-8B's cache: 32 layers x 8 heads x 128 x 2 bytes, keys and values, in blocks of 16 positions.
 BLOCK = 32 * 8 * 128 * 2 * 2 * 16
 
@@ -38,3 +40,16 @@ def test_without_a_measurement_it_computes_again() -> None:
     swapping.ran(_step(512), 1.0)
     assert swapping.pays(100)
     assert not swapping.pays(0)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "prefill_first"])
+def test_what_an_empty_plan_saves_is_copied_with_the_next_one(policy: str) -> None:
+    """While the first one's last token is in flight, the second lacks a block and is swapped out: nobody is left to compute."""
+    drive = Drive(policy, blocks=4, slots=4, swap="swap", ahead=True)
+    drive.add("first", 4, 4)
+    drive.add("second", 5, 8)
+    drive.run()
+    assert drive.scheduler.swaps == 1
+    empty = next(i for i, plan in enumerate(drive.plans) if not plan.chunks)
+    assert len(drive.plans[empty + 1].swap_out) == len(drive.plans[empty + 1].swap_in) == 2
+    assert drive.answers["second"][0] == alone([1] * 5, b"", 0, 8)
