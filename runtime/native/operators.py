@@ -15,7 +15,6 @@ from ..decoder.operators import Attention, LayerParts, Operators, Rotation, Roww
 from ..heads import Heads
 from ..weights.matrix import Matrix
 from .cache import LARGEST_HEAD, layer_handle, stores
-from .library import processor_features
 from .linears import CodesLinear, NativeDenseLinear
 from .rows import ACTIVATIONS, NativeGate, NativeRmsNorm
 from .stack import stack_of
@@ -37,8 +36,6 @@ class NativeOperators(Operators):
         self._exact = exact
 
     def linear(self, matrix: Matrix, bias: Tensor | None) -> Linear:
-        if matrix.scale is not None and matrix.inputs is not None and "amx_int8" in processor_features():
-            return super().linear(matrix, bias)  # oneDNN uses AMX there
         if CodesLinear.takes(matrix):
             return CodesLinear(self._kernels, matrix, bias, self._exact)
         if matrix.inputs is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from ..scheduling.scheduler import Scheduler
@@ -195,10 +195,12 @@ class SimulationResult:
         everything = sum(
             cache.blocks * cache.block_size * engine.busy for cache, engine in zip(caches, engines, strict=True)
         )
-        shares = [
-            sum(each) / everything if everything else 0.0
-            for each in zip(*((engine.filled, engine.reserved, engine.wasted) for engine in engines), strict=True)
-        ]
+        totals = (
+            sum(engine.filled for engine in engines),
+            sum(engine.reserved for engine in engines),
+            sum(engine.wasted for engine in engines),
+        )
+        filled, reserved, wasted = (total / everything if everything else 0.0 for total in totals)
         return cls(
             policy,
             len(served),
@@ -212,7 +214,7 @@ class SimulationResult:
             Distribution.of([each.ended - each.at for each in served]),
             Distribution.of([(each.ended - each.at) / each.output for each in served]),
             Distribution.of([each.started - each.at for each in served]),
-            CacheUse(*shares, max(0.0, 1 - sum(shares))),
+            CacheUse(filled, reserved, wasted, max(0.0, 1 - filled - reserved - wasted)),
             sum(each.cached for each in served) / prompts,
             sum(engine.scheduler.preemptions for engine in engines),
             sum(engine.scheduler.swaps for engine in engines),
@@ -223,6 +225,6 @@ class SimulationResult:
 
     def as_data(self) -> dict[str, Any]:
         """As JSON, without the requests."""
-        data = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "served"}
-        data |= {name: asdict(value) for name, value in data.items() if is_dataclass(value)}
+        data = asdict(replace(self, served=[]))
+        del data["served"]
         return {**data, "cache": {**data["cache"], "waste": self.cache.waste}}

@@ -36,7 +36,12 @@ def _listens(process: subprocess.Popen[str]) -> bool:
 
 def _interrupted(command: list[str], number: int, after: float) -> tuple[int, str, str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "smelt.compress", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "smelt.compress", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Shells start what runs in the background with interrupts ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     deadline = time.monotonic() + 60
     while not _listens(process) and process.poll() is None and time.monotonic() < deadline:

@@ -11,6 +11,7 @@ import torch
 from smelt.compress import Recipe, run
 from smelt.models.text.text_source import TextSource
 from smelt.models.text.windows import evaluation_windows
+from smelt.quant.scheme import resolve
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ...tiny import SMELT_6M
@@ -47,7 +48,9 @@ def test_perplexity_kl_and_agreement_are_transformers(
     )
     exactly = pytest.approx(math.exp(-log_p.gather(-1, target).mean()), rel=1e-3 if fits else 1e-4)
     assert original.text.perplexity == exactly
-    assert compressed.text.perplexity == pytest.approx(math.exp(-log_q.gather(-1, target).mean()), rel=1e-3)
+    # Sums in another order, which processors choose, put a rounded input on the other side of a code's edge now and then.
+    rounds = 3e-3 if resolve(scheme).activations is not None else 1e-3
+    assert compressed.text.perplexity == pytest.approx(math.exp(-log_q.gather(-1, target).mean()), rel=rounds)
     # Told to compute in float32, transformers does not round restored weights to bfloat16 as it does by itself.
     # The runtime's kernels round the inputs of many rows to int8, and all is in bfloat16.
     own = 6e-4 if fits else 0

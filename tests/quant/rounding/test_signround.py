@@ -131,7 +131,7 @@ SCHEMES = [resolve(name) for name in SUPPORTED] + [resolve("W3A16", -1), resolve
 def test_every_format_learns_and_stays_on_its_grid(scheme: Scheme, dtype: torch.dtype) -> None:
     block, hidden = _block(dtype=dtype), _hidden(dtype)
     layers = _layers(block, scheme, dtype)
-    found = _learn(block, layers, hidden)
+    found = _learn(block, layers, hidden, iterations=80)
     for name, layer in layers.items():
         restored = restore(found[name].stored(scheme), scheme)
         assert torch.equal(found[name].values.to(restored.dtype), restored), name
