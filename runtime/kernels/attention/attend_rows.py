@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...cache_types import BY_KIND, SELECTABLE_KINDS
 from ...heads import Heads
 from ..base.kernel import Build, Kernel
 from ..base.launch import Launch
@@ -225,6 +226,10 @@ _NVIDIA = ("sm_80", "sm_90", "sm_100")
 KERNEL = Kernel(
     "attend_rows",
     [replace(_case(case).case(), targets=case.targets or _NVIDIA) for case in attention_cases(singles=False)[:5]]
-    + [replace(_case(case).case(), targets=_NVIDIA) for case in attention_cases(singles=False) if case.kind == "int4"],
-    [_build(64, "plain"), _build(128, "plain"), _build(256, "plain"), _build(128, "int8"), _build(128, "float8")],
+    + [
+        replace(_case(case).case(), targets=_NVIDIA)
+        for case in attention_cases(singles=False)
+        if BY_KIND[case.kind].packed
+    ],
+    [_build(64, "plain"), _build(256, "plain"), *(_build(128, kind) for kind in SELECTABLE_KINDS)],
 )

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...cache_types import BY_KIND, QUANTIZED_KINDS, SELECTABLE_KINDS
 from ...heads import Heads
 from ..base.kernel import Build, Case, Kernel, PreparedCase, poisoned
 from ..base.launch import Launch
@@ -547,7 +548,7 @@ def _stored_case(case: AttentionCase, norm: str, half: int) -> Case:
 
 def _stored_cases() -> list[Case]:
     plain = attention_cases(singles=True)[0]
-    by_kind = {kind: replace(plain, kind=kind) for kind in ("plain", "int8", "float8", "int4")}
+    by_kind = {kind: replace(plain, kind=kind) for kind in SELECTABLE_KINDS}
     return [
         _stored_case(by_kind["plain"], "head", 32),
         _stored_case(replace(plain, heads=replace(plain.heads, size=96, window=20)), "none", 24),
@@ -601,9 +602,9 @@ def _builds() -> list[Build]:
         return Heads(queries, 8, size, size**-0.5, **{"window": None, "cap": None, **changes})  # pyright: ignore[reportArgumentType]
 
     found = [_build(heads(size), "plain", 16, rare=size != 128) for size in (64, 80, 96, 128, 256)]
-    found += [_build(heads(128), kind, 16, rare=kind != "int4") for kind in ("int8", "float8", "float8 fnuz", "int4")]
-    found += [_build(heads(128), kind, 16, stores=True, rare=True) for kind in ("plain", "int8", "float8", "int4")]
-    found += [_build(heads(256, 16), kind, 16, rare=True) for kind in ("int8", "float8", "float8 fnuz", "int4")]
+    found += [_build(heads(128), kind, 16, rare=not BY_KIND[kind].packed) for kind in QUANTIZED_KINDS]
+    found += [_build(heads(128), kind, 16, stores=True, rare=True) for kind in SELECTABLE_KINDS]
+    found += [_build(heads(256, 16), kind, 16, rare=True) for kind in QUANTIZED_KINDS]
     found += [
         _build(heads(128), "plain", 256, rare=True),
         _build(heads(128, window=4096), "plain", 16, rare=True),

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...cache_types import BY_KIND, QUANTIZED_KINDS, SELECTABLE_KINDS
 from ...heads import Heads
 from ..base.kernel import Build, Case, Kernel, PreparedCase
 from ..base.launch import Launch, interpreted
@@ -439,8 +440,9 @@ def _snapped(codes: Tensor, scales: Tensor | None, exact: Tensor, kind: str) -> 
         return found
     # The largest number sets the scale, and it must be near to what it should be.
     scale = scales.double().unsqueeze(-1)
-    step = found.abs() / 8 if kind.startswith("float8") else scale
-    smallest = scale * 2**-9 if kind.startswith("float8") else scale
+    floats = BY_KIND[kind].type == "float"
+    step = found.abs() / 8 if floats else scale
+    smallest = scale * 2**-9 if floats else scale
     near = (found - exact).abs() <= 0.52 * torch.maximum(step, smallest)
     return torch.where(near, exact, found)
 
@@ -459,9 +461,11 @@ def _cases() -> list[StoreCase]:
         replace(plain, heads=heads(2, 2, 8), half=0, norm="whole", rounds_first=True),
         replace(plain, dtype=torch.bfloat16, half=32),
     ]
-    for kind, size in product(("int8", "float8", "int4"), (64, 96)):
-        found.append(replace(plain, kind=kind, heads=heads(6, 2, size), half=size // 2, block=32, norm="head"))
-    found.append(replace(plain, kind="float8 fnuz"))
+    for kind, size in product(QUANTIZED_KINDS, (64, 96)):
+        if kind in SELECTABLE_KINDS:
+            found.append(replace(plain, kind=kind, heads=heads(6, 2, size), half=size // 2, block=32, norm="head"))
+        elif size == 64:
+            found.append(replace(plain, kind=kind))
     found.append(replace(plain, kind="int4", heads=heads(4, 4, 8), half=4, dtype=half))
     return found
 
@@ -469,11 +473,11 @@ def _cases() -> list[StoreCase]:
 def _builds() -> list[Build]:
     llama = Heads(32, 8, 128, 128**-0.5, None, None)
     base = StoreCase(llama, "plain", torch.bfloat16, half=64, tokens=512)
-    cases = [replace(base, kind=kind) for kind in ("plain", "int8", "float8", "float8 fnuz", "int4")]
+    cases = [replace(base, kind=kind) for kind in BY_KIND]
     cases.append(replace(base, norm="head", rounds_first=True))
     cases.append(replace(base, norm="whole", heads=replace(llama, shared=32)))
     cases.append(replace(base, heads=Heads(16, 8, 256, 256**-0.5, None, None), half=128, kind="int4"))
-    return [case.build(rare=case.kind != "int4" or case.heads.size != 128) for case in cases]
+    return [case.build(rare=not BY_KIND[case.kind].packed or case.heads.size != 128) for case in cases]
 
 
 KERNEL = Kernel("rotate_and_store", [case.case() for case in _cases()], _builds())
