@@ -24,7 +24,7 @@ from ..base.launch import Launch
 from ..base.overlap import launch_and_wait
 from ..base.targets import Target, target_of
 from ..base.workspace import Workspace, workspace
-from ..rows.cached import LayerCache, numbers_of, padded, rows_of
+from ..rows.cached import LayerCache, cached_rows, numbers_of, padded
 from ..tiles.attention_tiles import PromptTile, prompt_tile
 from .attend_prompts import attention_constants, tile_of_queries, work_of
 from .case import AttentionCase, attention_cases
@@ -86,7 +86,7 @@ def _attend_rows(
                 first = tl.maximum(begin - WINDOW + 1, 0) // BN * BN
             highest = tl.full([BM], float("-inf"), tl.float32)
             for start in tl.range(first, last, BN, num_stages=STAGES):
-                at = rows_of(table, start, stop, head, SHARED, BLOCK, BN)
+                at = cached_rows(table, start, stop, head, SHARED, BLOCK, BN)
                 scores = scores_of(
                     query, position, start, stop, at, keys, key_scales, value_scales, True, KIND, D, DP, DOT, ASM, BN,
                     SCALE, CAP, WINDOW,
@@ -100,7 +100,7 @@ def _attend_rows(
             FACTOR: tl.constexpr = factor_of(KIND, SCALE, CAP)
             highest = tl.where(highest == float("-inf"), 0.0, highest * FACTOR)
             for start in tl.range(first, last, BN, num_stages=STAGES):
-                at = rows_of(table, start, stop, head, SHARED, BLOCK, BN)
+                at = cached_rows(table, start, stop, head, SHARED, BLOCK, BN)
                 scores = tl.load(mine + row[:, None] * scratch_stride + (start + inner)[None, :])
                 shares = tl.exp2(scores * FACTOR - highest[:, None])
                 valid = start + inner < stop

@@ -119,7 +119,7 @@ def restored(codes: Tensor, scales: Tensor | None, kind: str) -> Tensor:
 
 
 @triton.jit
-def rows_of(table, start, stop, head, SHARED: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr):
+def cached_rows(table, start, stop, head, SHARED: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr):
     """Where ``BN`` positions from ``start`` on, a multiple of ``BN``, are kept; a layer's rows are numbered in 32 bits."""
     inner = tl.arange(0, BN)
     if BLOCK % BN == 0:

@@ -68,12 +68,15 @@ def _whole_inverse(x, count, eps):
 @triton.jit
 def prepared(
     x,
+    token,
     head,
-    query_weight,
-    key_weight,
+    rotary_rows,
     cosines,
     sines,
+    query_weight,
+    key_weight,
     hadamard,
+    x_stride,
     QUERIES: tl.constexpr,
     SHARED: tl.constexpr,
     GROUP: tl.constexpr,
@@ -84,9 +87,16 @@ def prepared(
     NORM: tl.constexpr,
     EPS: tl.constexpr,
     ROUNDS_FIRST: tl.constexpr,
-    TURNED: tl.constexpr,
+    ROTATED: tl.constexpr,
 ):
     """float32 ``[ROWS, DP]``: the queries of a token that share a key, that key, its value, as attention wants them; zeros."""
+    rotary_row = 0
+    if HALF > 0:
+        rotary_row = tl.load(rotary_rows + token)
+    x += token.to(tl.int64) * x_stride
+    if HALF > 0:
+        cosines += rotary_row.to(tl.int64) * HALF
+        sines += rotary_row.to(tl.int64) * HALF
     NARROW: tl.constexpr = x.dtype.element_ty
     row = tl.arange(0, ROWS)
     column = tl.arange(0, DP)
@@ -139,13 +149,13 @@ def prepared(
         sine = tl.where(column < HALF, -sine, sine)
         found = found * cosine[None, :] + partners * sine[None, :]
         found = found.to(NARROW).to(tl.float32)
-    if TURNED > 0:
-        SIDE: tl.constexpr = TURNED if TURNED > 16 else 16  # pyright: ignore[reportAssignmentType]
+    if ROTATED > 0:
+        SIDE: tl.constexpr = ROTATED if ROTATED > 16 else 16  # pyright: ignore[reportAssignmentType]
         inner = tl.arange(0, SIDE)
         matrix = tl.load(hadamard + inner[:, None] * SIDE + inner[None, :])
         # Its entries are ones, and what comes in has been rounded already, so that the product rounds nothing.
         by_side = tl.reshape(found, [ROWS * DP // SIDE, SIDE]).to(matrix.dtype)
-        found = tl.reshape(tl.dot(by_side, matrix, input_precision="ieee"), [ROWS, DP]) * (1.0 / tl.sqrt(TURNED * 1.0))
+        found = tl.reshape(tl.dot(by_side, matrix, input_precision="ieee"), [ROWS, DP]) * (1.0 / tl.sqrt(ROTATED * 1.0))
     return tl.where(is_value[:, None], values, found)
 
 
@@ -175,7 +185,7 @@ def _rotate_and_store(
     NORM: tl.constexpr,
     EPS: tl.constexpr,
     ROUNDS_FIRST: tl.constexpr,
-    TURNED: tl.constexpr,
+    ROTATED: tl.constexpr,
     BLOCK: tl.constexpr,
     KIND: tl.constexpr,
     LIMIT: tl.constexpr,
@@ -187,29 +197,10 @@ def _rotate_and_store(
     head = tl.program_id(1)
     slot = tl.load(slots + token)
     if slot >= 0:
-        rotary_row = 0
-        if HALF > 0:
-            rotary_row = tl.load(rotary_rows + token)
         tile = prepared(
-            x + token.to(tl.int64) * x_stride,
-            head,
-            query_weight,
-            key_weight,
-            cosines + rotary_row.to(tl.int64) * HALF if HALF > 0 else cosines,
-            sines + rotary_row.to(tl.int64) * HALF if HALF > 0 else sines,
-            hadamard,
-            QUERIES,
-            SHARED,
-            GROUP,
-            ROWS,
-            D,
-            DP,
-            HALF,
-            NORM,
-            EPS,
-            ROUNDS_FIRST,
-            TURNED,
-        )
+            x, token, head, rotary_rows, cosines, sines, query_weight, key_weight, hadamard, x_stride, QUERIES, SHARED,
+            GROUP, ROWS, D, DP, HALF, NORM, EPS, ROUNDS_FIRST, ROTATED,
+        )  # fmt: skip
         row = tl.arange(0, ROWS)
         column = tl.arange(0, DP)
         to = queries + token.to(tl.int64) * (QUERIES * D) + ((head * GROUP + row) * D)[:, None] + column[None, :]
@@ -238,7 +229,7 @@ def preparing(
         "NORM": "none" if norms is None else "whole" if norms.whole else "head",
         "EPS": 0.0 if norms is None else norms.eps,
         "ROUNDS_FIRST": norms is not None and norms.rounds_first,
-        "TURNED": together,
+        "ROTATED": together,
     }
     return arguments, constants
 
