@@ -17,15 +17,12 @@ class CodesWeight(Weight):
     """A packed matrix, or one for each expert.
 
     Attributes:
-        rows, columns: of the matrix.
         form: which of :data:`FORMATS`.
         codes, more: fragments; ``more`` is the second plane of formats that have two.
         kind, group, scale_type: of the group scales; kind ``none`` if there are none.
         scales: their words.
         row_scales: float32, one for each row; None if there are none.
         bias: one for each row, in the rows' packed order.
-        gate: one of :data:`GATES` of :mod:`finish`; a gate's rows and those of its inputs lie 8 by 8.
-        experts: how many there are; 0 for a plain matrix.
     """
 
     rows: int

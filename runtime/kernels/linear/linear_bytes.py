@@ -151,13 +151,10 @@ class BytesWeight(Weight):
     """A packed matrix of 8-bit values, or one for each expert.
 
     Attributes:
-        rows, columns: of the matrix.
         codes: int8 or e4m3, ``[chunks, rows, 128]``, filled up.
         row_scales: float32, one for each row; None with blocks.
         block_scales: float32 ``[chunks, rows / 128]``; None without blocks.
         bias: one for each row, in the rows' packed order.
-        gate: one of :data:`GATES` of :mod:`finish`; a gate's rows and those of its inputs lie 8 by 8.
-        experts: how many there are; 0 for a plain matrix.
     """
 
     rows: int

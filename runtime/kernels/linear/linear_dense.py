@@ -118,11 +118,8 @@ class DenseWeight(Weight):
     """A matrix of 16-bit floats, or one for each expert.
 
     Attributes:
-        rows, columns: of the matrix.
         weight: float16 or bfloat16, ``[rows, columns]``, one row after another; with experts ``[experts, rows, columns]``.
         bias: one for each row, in the rows' order; None if there is none.
-        gate: one of :data:`GATES` of :mod:`finish`; a gate's rows and those of its inputs lie 8 by 8.
-        experts: how many there are; 0 for a plain matrix.
     """
 
     rows: int

@@ -20,12 +20,12 @@ from .routing import Routing
 
 
 class Weight:
-    """What every prepared weight has, or one for each expert.
+    """What every prepared weight has: a matrix, or one for each expert.
 
     Attributes:
         rows, columns: of the matrix.
         bias: one for each row; None if there is none.
-        gate: one of :data:`GATES` of :mod:`finish`.
+        gate: one of :data:`GATES` of :mod:`finish`; a gate's rows and those of its inputs lie 8 by 8.
         experts: how many there are; 0 for a plain matrix.
     """
 
