@@ -11,6 +11,7 @@ from compressed_tensors.config import CompressionFormat
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, QuantizationStrategy, QuantizationType
 from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
 
+from .cache_types import BY_NAME
 from .scheme_names import SCHEMES, check
 
 # transformers fuses experts as it loads them and restores only these (tested with 5.23); those with zero-points with
@@ -162,19 +163,20 @@ def cache_args(numbers: str, scales: str | None, head_width: int) -> Quantizatio
     """How keys and values are cached, as compressed-tensors' ``kv_cache_scheme``.
 
     Args:
-        numbers: ``fp8``, ``int8`` or ``int4``.
+        numbers: one of :data:`.cache_types.CHOICES`.
         scales: ``tensor``, ``head`` or ``token``; None for what suits the numbers.
         head_width: channels of a head.
     """
-    scales = scales or ("token" if numbers == "int4" else "tensor")
+    kept = BY_NAME[numbers]
+    scales = scales or kept.scales
     strategies = {
         "tensor": QuantizationStrategy.TENSOR,
         "head": QuantizationStrategy.ATTN_HEAD,
         "token": QuantizationStrategy.GROUP,  # groups of a head's width: one scale for each token and head
     }
     return QuantizationArgs(
-        num_bits=4 if numbers == "int4" else 8,
-        type=QuantizationType.FLOAT if numbers == "fp8" else QuantizationType.INT,
+        num_bits=kept.bits,
+        type=QuantizationType(kept.type),
         symmetric=True,
         strategy=strategies[scales],
         group_size=head_width if scales == "token" else None,

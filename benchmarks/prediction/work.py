@@ -140,12 +140,12 @@ def _attend_tokens(launch: Launch, lengths: Lengths) -> Work:
     )
 
 
-def _survey_chunks(launch: Launch, lengths: Lengths) -> Work:
+def _logit_statistics(launch: Launch, lengths: Lengths) -> Work:
     rows, chunks = launch.grid
     logits = _tensor(launch.arguments["logits"])
     moved = rows * _number(launch.arguments["V"]) * logits.element_size()
     # The slot; then what it asks for, which nobody has read since the step before: how many edits, penalties, temperature.
-    return Work(f"survey_chunks {rows}", rows * chunks, 0, moved, moved // (rows * chunks), reads=3, l2_reads=1)
+    return Work(f"logit_statistics {rows}", rows * chunks, 0, moved, moved // (rows * chunks), reads=3, l2_reads=1)
 
 
 def _choose_tokens(launch: Launch, lengths: Lengths) -> Work:
@@ -175,7 +175,7 @@ _KNOWN: dict[str, Callable[[Launch, Lengths], Work]] = {
     "linear_dense": _linear,
     "linear_bytes": _linear,
     "attend_tokens": _attend_tokens,
-    "survey_chunks": _survey_chunks,
+    "logit_statistics": _logit_statistics,
     "choose_tokens": _choose_tokens,
 }
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema, model_validator
 
 from ...system.settings import RecipeModel
+from ..cache_types import BY_NAME, CHOICES
+
+if TYPE_CHECKING:
+    Numbers = str
+else:
+    Numbers = Literal[CHOICES]
+_NEED_TOKEN = " or ".join(name for name in CHOICES if BY_NAME[name].scales == "token")
 
 
 class KvCache(RecipeModel):
     """Format of the KV cache."""
 
-    numbers: Literal["fp8", "int8", "int4"]
+    numbers: Numbers
     scales: Literal["tensor", "head", "token"] | None = Field(
         default=None,
         description="One scale per layer (`tensor`) or per head, from the calibration text, or one per token and head,"
-        " computed at run time (`token`). Default: `tensor`, which servers read; `token` for int4, which requires it.",
+        " computed at run time (`token`). Default: `tensor`, which servers read; `token` for "
+        f"{_NEED_TOKEN}, which requires it.",
     )
 
     @model_validator(mode="before")
@@ -27,5 +35,5 @@ class KvCache(RecipeModel):
 
 KvCacheField = Annotated[
     KvCache,
-    WithJsonSchema({"anyOf": [{"enum": ["fp8", "int8", "int4"]}, KvCache.model_json_schema()]}),
+    WithJsonSchema({"anyOf": [{"enum": list(CHOICES)}, KvCache.model_json_schema()]}),
 ]

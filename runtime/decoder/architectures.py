@@ -227,15 +227,11 @@ def _qwen3(config: Config) -> DecoderSpec:
 
 
 def _gemma2(config: Config) -> DecoderSpec:
-    if getattr(config, "use_bidirectional_attention", False):
-        raise RuntimeProblem(f"{config.model_type}: bidirectional attention is not supported")
     base = _llama_like_gemma(config)
     return replace(base, layers=tuple(replace(layer, rope="") for layer in base.layers), ropes={"": Rope.of(config)})
 
 
 def _gemma3(config: Config) -> DecoderSpec:
-    if getattr(config, "use_bidirectional_attention", False):
-        raise RuntimeProblem(f"{config.model_type}: bidirectional attention is not supported")
     kinds = dict.fromkeys(config.layer_types)
     return replace(
         _llama_like_gemma(config), query_key_norm="head", ropes={kind: Rope.of(config, kind) for kind in kinds}
@@ -243,6 +239,8 @@ def _gemma3(config: Config) -> DecoderSpec:
 
 
 def _llama_like_gemma(config: Config) -> DecoderSpec:
+    if getattr(config, "use_bidirectional_attention", False):
+        raise RuntimeProblem(f"{config.model_type}: bidirectional attention is not supported")
     layers = tuple(
         LayerSpec(
             config.query_pre_attn_scalar**-0.5,

@@ -15,6 +15,8 @@ _ZERO = 128  # oneDNN multiplies unsigned inputs with signed weights
 class Int8Linear:
     """Int8 weights by int8 inputs, accumulated exactly in int32; inputs have dynamic scales per row, or one static scale."""
 
+    waits = False
+
     def __init__(self, matrix: Matrix, bias: Tensor | None, dtype: torch.dtype) -> None:
         assert matrix.scale is not None
         rows, self.columns = matrix.shape

@@ -20,11 +20,13 @@ class Linear(Protocol):
         nbytes: its memory.
         numel: elements of its weight.
         columns: width of its inputs.
+        waits: whether the host waits for the device to round inputs (see gpu/input_rounding.py).
     """
 
     nbytes: int
     numel: int
     columns: int
+    waits: bool
 
     def __call__(self, x: Tensor) -> Tensor:
         """``x [rows, columns]`` to ``[rows, outputs]``."""
@@ -37,6 +39,8 @@ class Linear(Protocol):
 
 class DenseLinear:
     """torch's linear, on weights restored when the model is loaded."""
+
+    waits = False
 
     def __init__(
         self, matrix: Matrix, bias: Tensor | None, dtype: torch.dtype, device: torch.device | None = None
@@ -64,9 +68,6 @@ class SideBySide:
 
     Args:
         parts: at least one.
-
-    Attributes:
-        waits: whether the host waits for the device in any of them (see kernels/input_rounding.py).
     """
 
     def __init__(self, parts: Sequence[Linear]) -> None:
@@ -74,7 +75,7 @@ class SideBySide:
         self.nbytes = sum(part.nbytes for part in parts)
         self.numel = sum(part.numel for part in parts)
         self.columns = parts[0].columns
-        self.waits = any(getattr(part, "waits", False) for part in parts)
+        self.waits = any(part.waits for part in parts)
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.cat([part(x) for part in self._parts], dim=-1)

@@ -35,7 +35,7 @@ from ..weights.live_weights import LiveWeights
 from .beam import advance
 from .config import EngineConfig
 from .executor import Executor, StepHandle, StepResult
-from .executors import EXECUTORS
+from .executors import EXECUTORS, ExecutorParts
 from .host_blocks import HostBlocks
 from .loading import load_model
 from .reserve import Reservation, host_slots, reserve
@@ -122,16 +122,8 @@ class Engine:
 
     def _executor(self) -> Executor:
         """The executor that the model's operators require."""
-        build = EXECUTORS[self.model.operators.executor]
-        return build(
-            self.model,
-            self._store,
-            self.ends,
-            self.config,
-            host=self._host,
-            max_length=self.max_length,
-            log=self._log,
-        )
+        parts = ExecutorParts(self.model, self._store, self.ends, self.config, self._host, self.max_length, self._log)
+        return EXECUTORS[self.model.operators.executor](parts)
 
     def take_weights(self, config: Any, names: Iterable[str], load: Callable[[str], Tensor]) -> None:
         """Load other weights of the same shapes, such as those of a model in training.

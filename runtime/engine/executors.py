@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from ...system.progress import Log
 from ..decoder.kv_cache import KeysValues
@@ -15,75 +15,57 @@ from .host_blocks import HostBlocks
 from .torch_executor import TorchExecutor
 
 
-class BuildExecutor(Protocol):
-    """Creates an executor."""
+@dataclass(frozen=True)
+class ExecutorParts:
+    """What an executor is made from.
 
-    def __call__(
-        self,
-        model: Model,
-        store: KeysValues,
-        ends: frozenset[int],
-        config: EngineConfig,
-        *,
-        host: HostBlocks | None,
-        max_length: int,
-        log: Log,
-    ) -> Executor:
-        """An executor that is ready for steps.
+    Attributes:
+        model: the model.
+        store: its KV cache.
+        ends: tokens that end a sequence.
+        config: of the engine.
+        host: the cache's blocks in host memory; None if there are none.
+        max_length: the most tokens of a sequence.
+        log: gets messages for the user.
+    """
 
-        Args:
-            model: the model.
-            store: its KV cache.
-            ends: tokens that end a sequence.
-            config: of the engine.
-            host: the cache's blocks in host memory; None if there are none.
-            max_length: the most tokens of a sequence.
-            log: gets messages for the user.
-        """
-        ...
+    model: Model
+    store: KeysValues
+    ends: frozenset[int]
+    config: EngineConfig
+    host: HostBlocks | None
+    max_length: int
+    log: Log
 
 
-def _torch_executor(
-    model: Model,
-    store: KeysValues,
-    ends: frozenset[int],
-    config: EngineConfig,
-    *,
-    host: HostBlocks | None,
-    max_length: int,
-    log: Log,
-) -> Executor:
-    return TorchExecutor(model, store, ends, config.seed, host)
+def _torch_executor(parts: ExecutorParts) -> Executor:
+    return TorchExecutor(parts.model, parts.store, parts.ends, parts.config.seed, parts.host)
 
 
-def _gpu_executor(
-    model: Model,
-    store: KeysValues,
-    ends: frozenset[int],
-    config: EngineConfig,
-    *,
-    host: HostBlocks | None,
-    max_length: int,
-    log: Log,
-) -> Executor:
+def _gpu_executor(parts: ExecutorParts) -> Executor:
     from .gpu_executor import GpuExecutor
 
+    model, config = parts.model, parts.config
     fusions = model.operators.fusions
     assert fusions is not None
     found = GpuExecutor(
         model,
-        store,
-        ends,
+        parts.store,
+        parts.ends,
         config.seed,
         max_sequences=config.max_sequences,
         token_budget=config.token_budget,
-        max_length=max_length,
+        max_length=parts.max_length,
         graphs=fusions.graphs,
-        host=host,
+        host=parts.host,
     )
     if model.device.type == "cuda":
-        found.warm_up(log)
+        found.warm_up(parts.log)
     return found
 
 
-EXECUTORS: Mapping[ExecutorName, BuildExecutor] = {"torch": _torch_executor, "gpu": _gpu_executor}
+# Each creates an executor that is ready for steps.
+EXECUTORS: Mapping[ExecutorName, Callable[[ExecutorParts], Executor]] = {
+    "torch": _torch_executor,
+    "gpu": _gpu_executor,
+}

@@ -92,7 +92,7 @@ class GpuExecutor(TorchExecutor):
         rules = [rule for layer in store.rules or () for rule in layer]
         self._captures = graphs and self._place.type == "cuda" and self._layers.captures
         self._captures = self._captures and not any(rule.waits for rule in rules)
-        self._captures = self._captures and not any(getattr(one, "waits", False) for one in model.linears().values())
+        self._captures = self._captures and not any(one.waits for one in model.linears().values())
         self._pool: Any = None
         self._stream = torch.cuda.Stream(self._place) if self._captures else None
         self._current = torch.cuda.device(self._place) if self._place.type == "cuda" else nullcontext()

@@ -118,19 +118,20 @@ class GpuKeysValues:
 
 def _rounded(values: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """Codes of ``[..., size]`` and their scales ``[...]``."""
-    if kind == "plain":
+    kept = BY_KIND[kind]
+    if kept.limit is None:
         return values, values
-    wide, limit = values.float(), BY_KIND[kind].limit
-    assert limit is not None
+    wide = values.float()
     largest = wide.abs().amax(-1)
-    scales = largest / limit
+    scales = largest / kept.limit
     scales = torch.where(scales > 0, scales, 1)
     found = wide / scales.unsqueeze(-1)
-    if kind == "int4":
-        largest = largest.unsqueeze(-1)
-        whole = (found.round().clamp(-8, 7) + 8).masked_fill((wide == -largest) & (largest > 0), 0)
-        whole = whole.to(torch.uint8).unflatten(-1, (-1, 2))
-        return whole[..., 0] | (whole[..., 1] << 4), scales
-    if kind == "int8":
-        return found.round().to(torch.int8), scales
-    return found.clamp(-limit, limit).to(BY_KIND[kind].stored_dtype(values.dtype)), scales
+    if kept.type == "float":
+        return found.clamp(-kept.limit, kept.limit).to(kept.stored_dtype(values.dtype)), scales
+    least, most = kept.code_range
+    largest = largest.unsqueeze(-1)
+    whole = found.round().clamp(least, most).masked_fill((wide == -largest) & (largest > 0), least)
+    if not kept.packed:
+        return whole.to(kept.stored_dtype(values.dtype)), scales
+    whole = (whole - least).to(torch.uint8).unflatten(-1, (-1, 2))
+    return whole[..., 0] | (whole[..., 1] << 4), scales

@@ -34,7 +34,7 @@ class GpuStep:
     batch: Batch | None = None
 
 
-def step_of(batch: Batch, rotations: dict[str, tuple[Tensor, Tensor]], tokens_of_tile: int) -> GpuStep:
+def gpu_step(batch: Batch, rotations: dict[str, tuple[Tensor, Tensor]], tokens_of_tile: int) -> GpuStep:
     """A step's lists, built on torch's default device.
 
     Args:

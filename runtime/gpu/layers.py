@@ -21,7 +21,7 @@ from ..kernels.rows.quantize_rows import code_room, quantize_rows
 from ..kernels.rows.rotate_and_store import HeadNorms, RotaryTables, rotate_and_store
 from ..kernels.tiles.tile import Tiles
 from .cache import GpuKeysValues
-from .gpu_step import GpuStep, step_of
+from .gpu_step import GpuStep, gpu_step
 from .linears import GpuLinear, Rounded
 from .norms import GpuNorm
 
@@ -57,7 +57,7 @@ class GpuLayers:
 
     def laid_out(self, rotations: dict[str, Rotation], store: GpuKeysValues, batch: Batch) -> GpuStep:
         """A step's lists, on the device."""
-        return step_of(batch, rotations, self.tokens_of_tile(store))
+        return gpu_step(batch, rotations, self.tokens_of_tile(store))
 
     def run(self, hidden: Tensor, step: GpuStep, store: GpuKeysValues) -> Tensor:
         """The same for a step whose lists are on the device."""

@@ -263,6 +263,7 @@ class BytesLinear:
     """
 
     groups = True
+    waits = False
 
     def __init__(self, weight: BytesWeight, matrix: Matrix, tiles: Tiles) -> None:
         self.weight = weight

@@ -150,6 +150,8 @@ class _Grouped:
 class _Expert:
     """An expert's part in explanations."""
 
+    waits = False
+
     def __init__(self, numel: int, nbytes: int, columns: int, explanation: str) -> None:
         self.numel, self.nbytes, self.columns = numel, nbytes, columns
         self._explanation = f"{explanation}, all experts in one launch"

@@ -108,7 +108,7 @@ void store_plain(const Cache& cache, int64_t slot, int64_t head, const bf16* key
     }
 }
 
-inline void turn(bf16* head, const bf16* cosine, const bf16* sine, int64_t half) {
+inline void rotate(bf16* head, const bf16* cosine, const bf16* sine, int64_t half) {
     for (int64_t i = 0; i < half; i += 16) {
         const __mmask16 mask = first(half - i);
         const __m512 a = load16(head + i, mask), b = load16(head + half + i, mask);
@@ -372,7 +372,7 @@ void rotate_and_store(const Cache& cache, bf16* heads, int64_t tokens, int64_t q
         bf16* row = heads + token * width;
         if (half > 0)
             for (int64_t h = 0; h < query_heads + cache.heads; h++)
-                turn(row + h * size, cosines + token * half, sines + token * half, half);
+                rotate(row + h * size, cosines + token * half, sines + token * half, half);
         if (cache.kind == kBfloat16) {
             const bf16 *keys = row + query_heads * size, *values = keys + cache.heads * size;
             for (int64_t h = 0; h < cache.heads; h++) store_plain(cache, slots[token], h, keys + h * size, values + h * size);

@@ -88,13 +88,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         [](const std::vector<smelt::Layer>& layers, const std::vector<smelt::Cache>& caches, Address hidden, int64_t rows,
            int64_t width, const pybind11::list& rotations, Address slots, Address places, Address tables, Address stops,
            int64_t table_width, int threads) {
-            std::vector<smelt::Rotation> turned;
+            std::vector<smelt::Rotation> rotated;
             for (const auto& one : rotations) {
                 const auto each = one.cast<pybind11::tuple>();
-                turned.push_back({at<bf16>(each[0].cast<Address>()), at<bf16>(each[1].cast<Address>()), each[2].cast<int64_t>()});
+                rotated.push_back({at<bf16>(each[0].cast<Address>()), at<bf16>(each[1].cast<Address>()), each[2].cast<int64_t>()});
             }
             const pybind11::gil_scoped_release free;
-            smelt::decode(layers, caches, at<bf16>(hidden), rows, width, turned, at<int64_t>(slots), at<int64_t>(places),
+            smelt::decode(layers, caches, at<bf16>(hidden), rows, width, rotated, at<int64_t>(slots), at<int64_t>(places),
                           at<int64_t>(tables), at<int64_t>(stops), table_width, threads);
         });
     module.def(
@@ -139,13 +139,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
         [](Address values, int64_t count, Address out, int threads) { smelt::to_float32(at<bf16>(values), count, at<float>(out), threads); },
         Free());
     module.def(
-        "survey",
+        "logit_statistics",
         [](Address logits, int64_t rows, int64_t size, int threads) {
             std::vector<int64_t> best(rows);
             std::vector<float> highest(rows), total(rows);
             {
                 const pybind11::gil_scoped_release free;
-                smelt::survey(at<float>(logits), rows, size, best.data(), highest.data(), total.data(), threads);
+                smelt::logit_statistics(at<float>(logits), rows, size, best.data(), highest.data(), total.data(), threads);
             }
             return pybind11::make_tuple(best, highest, total);
         });

@@ -59,8 +59,8 @@ void decode(const std::vector<Layer>& layers, const std::vector<Cache>& caches, 
             if (l.query_norm) rms_norm(*l.query_norm, projected, all, projected, all, rows, heads / l.query_norm->size, threads);
             if (l.key_norm)
                 rms_norm(*l.key_norm, projected + heads, all, projected + heads, all, rows, shared / l.key_norm->size, threads);
-            const Rotation turn = l.rope < 0 ? Rotation{nullptr, nullptr, 0} : rotations[l.rope];
-            rotate_and_store(cache, projected, rows, l.heads, turn.cosines, turn.sines, turn.half, slots, threads);
+            const Rotation rotation = l.rope < 0 ? Rotation{nullptr, nullptr, 0} : rotations[l.rope];
+            rotate_and_store(cache, projected, rows, l.heads, rotation.cosines, rotation.sines, rotation.half, slots, threads);
             attend(cache,
                    Attention{projected, all, l.heads, room.attended.data(), places, tables, stops, rows, table_width, l.scale, l.cap,
                              l.window},

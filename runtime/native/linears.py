@@ -34,6 +34,8 @@ class CodesLinear:
     rows are rounded, too. In either case a row's results do not depend on the other rows.
     """
 
+    waits = False
+
     def __init__(
         self, kernels: ModuleType, matrix: Matrix, bias: Tensor | None, exact: bool, *, few_exact: bool = True
     ) -> None:
@@ -123,6 +125,8 @@ class NativeDenseLinear:
 
     With ``any_rows`` the kernel computes them all, so that a row's results do not depend on the other rows.
     """
+
+    waits = False
 
     def __init__(
         self, kernels: ModuleType, weight: Tensor, bias: Tensor | None, suffix: str, *, any_rows: bool = False

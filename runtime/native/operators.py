@@ -74,7 +74,7 @@ class NativeOperators(Operators):
     def logit_statistics(self, logits: Tensor) -> LogitStatistics:
         logits = logits.contiguous()
         rows, size = logits.shape
-        return LogitStatistics(*self._kernels.survey(logits.data_ptr(), rows, size, torch.get_num_threads()))
+        return LogitStatistics(*self._kernels.logit_statistics(logits.data_ptr(), rows, size, torch.get_num_threads()))
 
     def stack(self, layers: list[LayerParts]) -> Stack | None:
         return stack_of(self._kernels, layers)

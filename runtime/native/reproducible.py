@@ -65,6 +65,8 @@ class ReproducibleOperators(NativeOperators):
 class _RoundedInputs:
     """A linear whose inputs are rounded first, as the checkpoint requires."""
 
+    waits = False
+
     def __init__(self, rounded: Callable[[Tensor], Tensor], linear: NativeDenseLinear, suffix: str) -> None:
         self._rounded, self._linear, self._suffix = rounded, linear, suffix
         self.nbytes, self.numel, self.columns = linear.nbytes, linear.numel, linear.columns

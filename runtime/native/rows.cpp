@@ -74,7 +74,7 @@ void to_float32(const bf16* values, int64_t count, float* out, int threads) {
     by_sixteen(count, threads, [&](int64_t i, __mmask16 mask) { _mm512_mask_storeu_ps(out + i, mask, load16(values + i, mask)); });
 }
 
-void survey(const float* logits, int64_t rows, int64_t size, int64_t* best, float* highest, float* total, int threads) {
+void logit_statistics(const float* logits, int64_t rows, int64_t size, int64_t* best, float* highest, float* total, int threads) {
     spread(threads, rows, 1, [&](int64_t row) {
         const float* x = logits + row * size;
         __m512 most = _mm512_set1_ps(-INFINITY);

@@ -6,6 +6,9 @@ from itertools import product
 
 import pytest
 import torch
+from compressed_tensors.quantization.utils import calculate_range
+from smelt.quant.cache_types import CHOICES
+from smelt.quant.scheme import cache_args
 from smelt.runtime.cache_types import BY_NAME, CACHE_TYPES, CacheType, cache_type_of, names_for
 from smelt.runtime.decoder.kv_cache import KeysValues, PagedKeysValues
 from smelt.runtime.gpu.cache import GpuKeysValues
@@ -63,3 +66,13 @@ def test_blocks_are_measured_as_they_are() -> None:
 def test_what_operators_keep() -> None:
     assert names_for("torch") == names_for("native") == ["auto", "int8", "fp8"]
     assert names_for("gpu") == ["auto", "int8", "fp8", "int4"]
+
+
+def test_codes_reach_as_far_as_those_of_a_recipe() -> None:
+    assert CHOICES == ("fp8", "int8", "int4")
+    for name in CHOICES:
+        least, most = (float(end) for end in calculate_range(cache_args(name, None, SIZE), CPU))
+        kept = BY_NAME[name]
+        own_least, own_most = (-kept.limit, kept.limit) if kept.type == "float" and kept.limit else kept.code_range
+        assert own_most == most
+        assert own_least == (-127 if name == "int8" else least)

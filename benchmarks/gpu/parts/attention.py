@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from smelt.runtime.cache_types import SELECTABLE_KINDS
 from smelt.runtime.heads import Heads
 from smelt.runtime.kernels.attention.attend_prompts import attend_prompts, work_of
 from smelt.runtime.kernels.attention.attend_rows import attend_rows, row_tile
@@ -27,7 +28,7 @@ LLAMA = Heads(32, 8, 128, 128**-0.5, None, None)
 DTYPE = torch.bfloat16
 # Sequences and their lengths; from 8 x 8k on all have the same number of positions. Short ones are what a batch of one is.
 SHAPES = ((8, 32768), (1, 131072), (1, 512), (8, 8192), (4, 16384), (2, 32768), (1, 65536), (1, 2048), (64, 1024))
-KINDS = ("int8", "float8", "int4")
+KINDS = tuple(kind for kind in SELECTABLE_KINDS if kind != "plain")
 PROMPTS = (4096, 8192, 1024, 16384)
 _BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,

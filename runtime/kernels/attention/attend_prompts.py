@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...cache_types import BY_KIND, QUANTIZED_KINDS
 from ...heads import Heads
 from ..base.kernel import Build, Case, Kernel, PreparedCase
 from ..base.launch import Launch, interpreted, takes_ptx
@@ -392,10 +393,8 @@ def _builds() -> list[Build]:
 
     half = torch.bfloat16
     found = [_build(heads(size), "plain", half, 16, rare=size != 128) for size in (64, 80, 96, 128, 256)]
-    found += [
-        _build(heads(128), kind, half, 16, rare=kind != "int4") for kind in ("int8", "float8", "float8 fnuz", "int4")
-    ]
-    found += [_build(heads(256), kind, half, 16, rare=True) for kind in ("int8", "float8", "float8 fnuz", "int4")]
+    found += [_build(heads(128), kind, half, 16, rare=not BY_KIND[kind].packed) for kind in QUANTIZED_KINDS]
+    found += [_build(heads(256), kind, half, 16, rare=True) for kind in QUANTIZED_KINDS]
     found += [
         _build(heads(128, window=4096), "plain", half, 16, rare=True),
         _build(heads(256, cap=50.0), "plain", half, 16, rare=True),

@@ -17,13 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...cache_types import BY_KIND, SELECTABLE_KINDS
 from ...heads import Heads
 from ..base.kernel import Build, Kernel
 from ..base.launch import Launch
 from ..base.overlap import launch_and_wait
 from ..base.targets import Target, target_of
 from ..base.workspace import Workspace, workspace
-from ..rows.cached import LayerCache, numbers_of, padded, rows_of
+from ..rows.cached import LayerCache, cached_rows, numbers_of, padded
 from ..tiles.attention_tiles import PromptTile, prompt_tile
 from .attend_prompts import attention_constants, tile_of_queries, work_of
 from .case import AttentionCase, attention_cases
@@ -85,7 +86,7 @@ def _attend_rows(
                 first = tl.maximum(begin - WINDOW + 1, 0) // BN * BN
             highest = tl.full([BM], float("-inf"), tl.float32)
             for start in tl.range(first, last, BN, num_stages=STAGES):
-                at = rows_of(table, start, stop, head, SHARED, BLOCK, BN)
+                at = cached_rows(table, start, stop, head, SHARED, BLOCK, BN)
                 scores = scores_of(
                     query, position, start, stop, at, keys, key_scales, value_scales, True, KIND, D, DP, DOT, ASM, BN,
                     SCALE, CAP, WINDOW,
@@ -99,7 +100,7 @@ def _attend_rows(
             FACTOR: tl.constexpr = factor_of(KIND, SCALE, CAP)
             highest = tl.where(highest == float("-inf"), 0.0, highest * FACTOR)
             for start in tl.range(first, last, BN, num_stages=STAGES):
-                at = rows_of(table, start, stop, head, SHARED, BLOCK, BN)
+                at = cached_rows(table, start, stop, head, SHARED, BLOCK, BN)
                 scores = tl.load(mine + row[:, None] * scratch_stride + (start + inner)[None, :])
                 shares = tl.exp2(scores * FACTOR - highest[:, None])
                 valid = start + inner < stop
@@ -225,6 +226,10 @@ _NVIDIA = ("sm_80", "sm_90", "sm_100")
 KERNEL = Kernel(
     "attend_rows",
     [replace(_case(case).case(), targets=case.targets or _NVIDIA) for case in attention_cases(singles=False)[:5]]
-    + [replace(_case(case).case(), targets=_NVIDIA) for case in attention_cases(singles=False) if case.kind == "int4"],
-    [_build(64, "plain"), _build(128, "plain"), _build(256, "plain"), _build(128, "int8"), _build(128, "float8")],
+    + [
+        replace(_case(case).case(), targets=_NVIDIA)
+        for case in attention_cases(singles=False)
+        if BY_KIND[case.kind].packed
+    ],
+    [_build(64, "plain"), _build(256, "plain"), *(_build(128, kind) for kind in SELECTABLE_KINDS)],
 )

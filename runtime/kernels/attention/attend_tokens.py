@@ -18,13 +18,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...cache_types import BY_KIND, QUANTIZED_KINDS, SELECTABLE_KINDS
 from ...heads import Heads
 from ..base.kernel import Build, Case, Kernel, PreparedCase, poisoned
 from ..base.launch import Launch
 from ..base.overlap import launch_and_wait
 from ..base.targets import Target, target_of
 from ..base.workspace import Workspace, workspace
-from ..rows.cached import LayerCache, numbers_of, padded, rows_of, store_key_and_value, storing
+from ..rows.cached import LayerCache, cached_rows, numbers_of, padded, store_key_and_value, storing
 from ..rows.rotate_and_store import HeadNorms, RotaryTables, StoreCase, prepared, preparing, rotate_and_store
 from ..tiles.attention_tiles import TokenTile, rows_of_group, token_tile
 from .attend_prompts import attention_constants
@@ -131,7 +132,7 @@ def _over_positions(
     WINDOW: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """What :func:`flash.over_positions` does, turned over: few queries are the narrow right operand of both products.
+    """What :func:`flash.over_positions` does, transposed: few queries are the narrow right operand of both products.
 
     Args:
         query: ``[DP, ROWS]``.
@@ -140,7 +141,7 @@ def _over_positions(
     """
     FACTOR: tl.constexpr = factor_of(KIND, SCALE, CAP)
     for start in tl.range(first, last, BN, num_stages=STAGES):
-        rows = rows_of(table, start, stop, head, SHARED, BLOCK, BN)
+        rows = cached_rows(table, start, stop, head, SHARED, BLOCK, BN)
         seen = start + tl.arange(0, BN)
         valid = seen < stop
         found = numbers_of(keys, rows, valid, MASKED, KIND, D, DP, DOT, ASM)
@@ -238,7 +239,7 @@ def _attend_tokens(
     NORM: tl.constexpr,
     EPS: tl.constexpr,
     ROUNDS_FIRST: tl.constexpr,
-    TURNED: tl.constexpr,
+    ROTATED: tl.constexpr,
     BLOCK: tl.constexpr,
     KIND: tl.constexpr,
     LIMIT: tl.constexpr,
@@ -267,29 +268,10 @@ def _attend_tokens(
         token = tl.load(rows + sequence)
         table = tables + sequence.to(tl.int64) * tables_stride
         if STORES:
-            rotary_row = 0
-            if HALF > 0:
-                rotary_row = tl.load(rotary_rows + token)
             tile = prepared(
-                x + token.to(tl.int64) * x_stride,
-                head,
-                query_weight,
-                key_weight,
-                cosines + rotary_row.to(tl.int64) * HALF if HALF > 0 else cosines,
-                sines + rotary_row.to(tl.int64) * HALF if HALF > 0 else sines,
-                hadamard,
-                QUERIES,
-                SHARED,
-                GROUP,
-                ROWS,
-                D,
-                DP,
-                HALF,
-                NORM,
-                EPS,
-                ROUNDS_FIRST,
-                TURNED,
-            )
+                x, token, head, rotary_rows, cosines, sines, query_weight, key_weight, hadamard, x_stride, QUERIES, SHARED,
+                GROUP, ROWS, D, DP, HALF, NORM, EPS, ROUNDS_FIRST, ROTATED,
+            )  # fmt: skip
             if part == parts - 1:
                 slot = stop - 1
                 block = tl.load(table + slot // BLOCK).to(tl.int64)
@@ -547,7 +529,7 @@ def _stored_case(case: AttentionCase, norm: str, half: int) -> Case:
 
 def _stored_cases() -> list[Case]:
     plain = attention_cases(singles=True)[0]
-    by_kind = {kind: replace(plain, kind=kind) for kind in ("plain", "int8", "float8", "int4")}
+    by_kind = {kind: replace(plain, kind=kind) for kind in SELECTABLE_KINDS}
     return [
         _stored_case(by_kind["plain"], "head", 32),
         _stored_case(replace(plain, heads=replace(plain.heads, size=96, window=20)), "none", 24),
@@ -601,9 +583,9 @@ def _builds() -> list[Build]:
         return Heads(queries, 8, size, size**-0.5, **{"window": None, "cap": None, **changes})  # pyright: ignore[reportArgumentType]
 
     found = [_build(heads(size), "plain", 16, rare=size != 128) for size in (64, 80, 96, 128, 256)]
-    found += [_build(heads(128), kind, 16, rare=kind != "int4") for kind in ("int8", "float8", "float8 fnuz", "int4")]
-    found += [_build(heads(128), kind, 16, stores=True, rare=True) for kind in ("plain", "int8", "float8", "int4")]
-    found += [_build(heads(256, 16), kind, 16, rare=True) for kind in ("int8", "float8", "float8 fnuz", "int4")]
+    found += [_build(heads(128), kind, 16, rare=not BY_KIND[kind].packed) for kind in QUANTIZED_KINDS]
+    found += [_build(heads(128), kind, 16, stores=True, rare=True) for kind in SELECTABLE_KINDS]
+    found += [_build(heads(256, 16), kind, 16, rare=True) for kind in QUANTIZED_KINDS]
     found += [
         _build(heads(128), "plain", 256, rare=True),
         _build(heads(128, window=4096), "plain", 16, rare=True),

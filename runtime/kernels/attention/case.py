@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ...cache_types import BY_KIND, QUANTIZED_KINDS
 from ...heads import Heads
 from ..base.kernel import Case, PreparedCase, poisoned
 from ..rows.cached import LayerCache, layer_cache, restored, targets_of
@@ -63,19 +64,19 @@ class AttentionCase:
     def random_cache(self, device: torch.device, draw: torch.Generator) -> tuple[LayerCache, Tensor]:
         """A cache of random values, and each run's blocks in random order."""
         needed = [-(-stop // self.block) for _, stop in self.runs]
-        blocks, h = sum(needed) + 2, self.heads
+        blocks, h, kept = sum(needed) + 2, self.heads, BY_KIND[self.kind]
         cache = layer_cache(blocks, h.shared, self.block, h.size, self.kind, self.dtype, device)
         for codes, scales in ((cache.keys, cache.key_scales), (cache.values, cache.value_scales)):
             if scales is None:
                 codes.copy_(torch.randn(codes.shape, generator=draw, device=draw.device))
                 continue
-            if self.kind == "int4":
-                codes.copy_(torch.randint(0, 256, codes.shape, generator=draw, device=draw.device))
-            elif self.kind == "int8":
-                codes.copy_(torch.randint(-127, 128, codes.shape, generator=draw, device=draw.device))
+            typical = 100.0
+            if kept.type == "float":
+                codes.copy_((torch.randn(codes.shape, generator=draw, device=draw.device) * typical).to(codes.dtype))
             else:
-                codes.copy_((torch.randn(codes.shape, generator=draw, device=draw.device) * 100).to(codes.dtype))
-            typical = {"int4": 4.6, "int8": 73.0}.get(self.kind, 100.0)
+                least, most = (0, 255) if kept.packed else kept.code_range
+                codes.copy_(torch.randint(least, most + 1, codes.shape, generator=draw, device=draw.device))
+                typical = 2**kept.bits / 12**0.5  # the standard deviation of codes that are all as likely
             spread = torch.rand(scales.shape, generator=draw, device=draw.device)
             scales.copy_((0.2 + 1.5 * spread) / typical)
         order = torch.randperm(blocks, generator=draw, device=draw.device).int()
@@ -125,7 +126,7 @@ class AttentionCase:
 
 
 def reference(queries: Tensor, heads: Heads, cache: LayerCache, runs: Runs) -> Tensor:
-    """Each token's attention on its own, in float64; int4 keys are rotated, and so are queries."""
+    """Each token's attention on its own, in float64; where keys are rotated, so are queries."""
     out = torch.zeros(queries.shape, dtype=torch.float64, device=queries.device)
     keys = restored(cache.keys, cache.key_scales, cache.kind)
     values = restored(cache.values, cache.value_scales, cache.kind)
@@ -173,7 +174,7 @@ def attention_cases(*, singles: bool) -> list[AttentionCase]:
         replace(base, heads=heads(8, 8, 8), dtype=wide),
         replace(base, dtype=torch.bfloat16, block=32),
     ]
-    for kind in ("int8", "float8", "int4", "float8 fnuz"):
-        found.append(replace(base, kind=kind, heads=heads(4, 2, 64, None if kind != "int4" else 20)))
+    for kind in QUANTIZED_KINDS:
+        found.append(replace(base, kind=kind, heads=heads(4, 2, 64, 20 if BY_KIND[kind].packed else None)))
         found.append(replace(base, kind=kind, heads=heads(4, 1, 96), dtype=torch.bfloat16, block=48))
     return found

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..base.launch import interpreted
-from ..rows.cached import numbers_of, rows_of
+from ..rows.cached import cached_rows, numbers_of
 
 # A step's lengths change from launch to launch, so kernels must not be specialized on their values.
 CHANGING = ("M", "sequences", "programs", "tables_stride", "scratch_stride", "items")
@@ -205,7 +205,7 @@ def over_positions(
     """
     FACTOR: tl.constexpr = factor_of(KIND, SCALE, CAP)
     for start in tl.range(first, last, BN, num_stages=STAGES):
-        rows = rows_of(table, start, stop, head, SHARED, BLOCK, BN)
+        rows = cached_rows(table, start, stop, head, SHARED, BLOCK, BN)
         valid = start + tl.arange(0, BN) < stop
         scores = scores_of(
             query, position, start, stop, rows, keys, key_scales, value_scales, MASKED, KIND, D, DP, DOT, ASM, BN, SCALE,

@@ -9,22 +9,20 @@ from torch import Tensor
 
 from .finish import is_gated
 from .packing import FORMATS, ROWS, interleaved, kernel_group, pack, pack_scales
+from .start import Weight
 
 
 @dataclass(frozen=True)
-class CodesWeight:
+class CodesWeight(Weight):
     """A packed matrix, or one for each expert.
 
     Attributes:
-        rows, columns: of the matrix.
         form: which of :data:`FORMATS`.
         codes, more: fragments; ``more`` is the second plane of formats that have two.
         kind, group, scale_type: of the group scales; kind ``none`` if there are none.
         scales: their words.
         row_scales: float32, one for each row; None if there are none.
         bias: one for each row, in the rows' packed order.
-        gate: one of :data:`GATES` of :mod:`finish`; a gate's rows and those of its inputs lie 8 by 8.
-        experts: how many there are; 0 for a plain matrix.
     """
 
     rows: int
@@ -40,27 +38,6 @@ class CodesWeight:
     bias: Tensor | None
     gate: str
     experts: int
-
-    @property
-    def filled(self) -> int:
-        """Rows, filled up to whole tiles."""
-        return -(-self.rows // ROWS) * ROWS
-
-    @property
-    def outputs(self) -> int:
-        """Outputs per row of inputs."""
-        return self.rows // 2 if is_gated(self.gate) else self.rows
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a product reads, for one expert."""
-        parts = [t for t in (self.codes, self.more, self.scales, self.row_scales, self.bias) if t is not None]
-        return sum(part.nbytes for part in parts) // max(self.experts, 1)
-
-    def copied(self) -> CodesWeight:
-        """A copy."""
-        parts = {name: getattr(self, name) for name in ("codes", "more", "scales", "row_scales", "bias")}
-        return replace(self, **{name: None if part is None else part.clone() for name, part in parts.items()})
 
 
 def prepare(

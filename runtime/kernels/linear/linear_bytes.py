@@ -26,7 +26,7 @@ from ..tiles.tile import LinearShape, Tile, Tiles, tiles_of, tiles_of_target
 from .finish import ONE_TILE, activated, is_gated, store_outputs, sum_of_parts
 from .packing import ROWS, interleaved
 from .routing import Routing, route
-from .start import routed_product, rows_of
+from .start import Weight, room_for, routed_product, rows_of
 
 CHUNK = 128  # contiguous columns in a row of the packed weight, and the width of a scale block
 
@@ -147,17 +147,14 @@ def _linear_bytes(
 
 
 @dataclass(frozen=True)
-class BytesWeight:
+class BytesWeight(Weight):
     """A packed matrix of 8-bit values, or one for each expert.
 
     Attributes:
-        rows, columns: of the matrix.
         codes: int8 or e4m3, ``[chunks, rows, 128]``, filled up.
         row_scales: float32, one for each row; None with blocks.
         block_scales: float32 ``[chunks, rows / 128]``; None without blocks.
         bias: one for each row, in the rows' packed order.
-        gate: one of :data:`GATES` of :mod:`finish`; a gate's rows and those of its inputs lie 8 by 8.
-        experts: how many there are; 0 for a plain matrix.
     """
 
     rows: int
@@ -168,27 +165,6 @@ class BytesWeight:
     bias: Tensor | None
     gate: str
     experts: int
-
-    @property
-    def filled(self) -> int:
-        """Rows, filled up to whole tiles."""
-        return -(-self.rows // ROWS) * ROWS
-
-    @property
-    def outputs(self) -> int:
-        """Outputs per row of inputs."""
-        return self.rows // 2 if is_gated(self.gate) else self.rows
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a product reads, for one expert."""
-        parts = [t for t in (self.codes, self.row_scales, self.block_scales, self.bias) if t is not None]
-        return sum(part.nbytes for part in parts) // max(self.experts, 1)
-
-    def copied(self) -> BytesWeight:
-        """A copy."""
-        parts = {name: getattr(self, name) for name in ("codes", "row_scales", "block_scales", "bias")}
-        return replace(self, **{name: None if part is None else part.clone() for name, part in parts.items()})
 
 
 def prepare(
@@ -324,10 +300,8 @@ def linear_bytes(
     Returns:
         ``[rows, outputs]``, or with ``routing`` a row for each of its slots.
     """
-    rows = x.shape[0] if routing is None else routing.total
-    if out is None:
-        out = torch.empty(rows, weight.outputs, dtype=x.dtype, device=x.device)
-    if not rows:
+    out = room_for(x, weight, out, routing)
+    if not out.shape[0]:
         return out
     codes, scales = quantize_rows(x, weight.codes.dtype, by_block=weight.block_scales is not None)
     launch(codes, scales, weight, tile, out, workspace(out.device), residual=residual, routing=routing).run()

@@ -27,7 +27,7 @@ from .codes_weight import CodesWeight, of_experts, prepare
 from .finish import ONE_TILE, activated, store_outputs, sum_of_parts
 from .packing import FORMATS, SCALES
 from .routing import Routing, route
-from .start import routed_product, rows_of
+from .start import room_for, routed_product, rows_of
 
 
 @triton.jit
@@ -343,10 +343,8 @@ def linear_codes(
     Returns:
         ``[rows, outputs]``, or with ``routing`` a row for each of its slots.
     """
-    rows = x.shape[0] if routing is None else routing.total
-    if out is None:
-        out = torch.empty(rows, weight.outputs, dtype=x.dtype, device=x.device)
-    if rows:
+    out = room_for(x, weight, out, routing)
+    if out.shape[0]:
         launch(x, weight, tile, out, workspace(x.device), residual=residual, routing=routing).run()
     return out
 

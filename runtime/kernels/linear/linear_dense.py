@@ -25,7 +25,7 @@ from ..tiles.tile import LinearShape, Tile, Tiles, tiles_of, tiles_of_target
 from .finish import ONE_TILE, activated, is_gated, store_outputs, sum_of_parts
 from .packing import interleaved
 from .routing import Routing, most_blocks, route
-from .start import routed_product, rows_of
+from .start import Weight, room_for, routed_product, rows_of
 
 BLOCK = 64  # the fewest columns of an iteration: 128 bytes of each row, what memory is read by
 
@@ -114,15 +114,12 @@ def _linear_dense(
 
 
 @dataclass(frozen=True)
-class DenseWeight:
+class DenseWeight(Weight):
     """A matrix of 16-bit floats, or one for each expert.
 
     Attributes:
-        rows, columns: of the matrix.
         weight: float16 or bfloat16, ``[rows, columns]``, one row after another; with experts ``[experts, rows, columns]``.
         bias: one for each row, in the rows' order; None if there is none.
-        gate: one of :data:`GATES` of :mod:`finish`; a gate's rows and those of its inputs lie 8 by 8.
-        experts: how many there are; 0 for a plain matrix.
     """
 
     rows: int
@@ -131,20 +128,6 @@ class DenseWeight:
     bias: Tensor | None
     gate: str
     experts: int = 0
-
-    @property
-    def outputs(self) -> int:
-        """Outputs per row of inputs."""
-        return self.rows // 2 if is_gated(self.gate) else self.rows
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a product reads, for one expert."""
-        return self.weight.nbytes // max(self.experts, 1) + (0 if self.bias is None else self.bias.nbytes)
-
-    def copied(self) -> DenseWeight:
-        """A copy."""
-        return replace(self, weight=self.weight.clone(), bias=None if self.bias is None else self.bias.clone())
 
 
 def prepare(weight: Tensor, bias: Tensor | None = None, gate: str = "none") -> DenseWeight:
@@ -244,10 +227,8 @@ def linear_dense(
     Returns:
         ``[rows, outputs]``, or with ``routing`` a row for each of its slots.
     """
-    rows = x.shape[0] if routing is None else routing.total
-    if out is None:
-        out = torch.empty(rows, weight.outputs, dtype=x.dtype, device=x.device)
-    if rows:
+    out = room_for(x, weight, out, routing)
+    if out.shape[0]:
         launch(x, weight, tile, out, workspace(x.device), residual=residual, routing=routing).run()
     return out
 

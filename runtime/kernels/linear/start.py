@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Self
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -12,18 +14,56 @@ from torch import Tensor
 from ..base.launch import Launch
 from ..base.workspace import Workspace, parts_allowed
 from ..tiles.tile import Tile
+from .finish import is_gated
+from .packing import ROWS
 from .routing import Routing
 
 
-class Weight(Protocol):
-    """What every prepared weight has."""
+class Weight:
+    """What every prepared weight has: a matrix, or one for each expert.
+
+    Attributes:
+        rows, columns: of the matrix.
+        bias: one for each row; None if there is none.
+        gate: one of :data:`GATES` of :mod:`finish`; a gate's rows and those of its inputs lie 8 by 8.
+        experts: how many there are; 0 for a plain matrix.
+    """
+
+    rows: int
+    columns: int
+    bias: Tensor | None
+    gate: str
+    experts: int
 
     @property
-    def rows(self) -> int: ...
+    def filled(self) -> int:
+        """Rows, filled up to whole tiles."""
+        return -(-self.rows // ROWS) * ROWS
+
     @property
-    def columns(self) -> int: ...
+    def outputs(self) -> int:
+        """Outputs per row of inputs."""
+        return self.rows // 2 if is_gated(self.gate) else self.rows
+
     @property
-    def bias(self) -> Tensor | None: ...
+    def nbytes(self) -> int:
+        """Bytes that a product reads, for one expert."""
+        return sum(part.nbytes for part in self._tensors().values()) // max(self.experts, 1)
+
+    def copied(self) -> Self:
+        """The same in other memory."""
+        found = copy(self)
+        vars(found).update({name: part.clone() for name, part in self._tensors().items()})
+        return found
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
+
+
+def room_for(x: Tensor, weight: Weight, out: Tensor | None, routing: Routing | None) -> Tensor:
+    """``out``, or by default ``[rows, outputs]`` in the inputs' dtype; with ``routing`` a row for each of its slots."""
+    rows = x.shape[0] if routing is None else routing.total
+    return torch.empty(rows, weight.outputs, dtype=x.dtype, device=x.device) if out is None else out
 
 
 @dataclass(frozen=True)
@@ -56,36 +96,6 @@ class Product:
         )
 
 
-def product(
-    x: Tensor,
-    weight: Weight,
-    tile: Tile,
-    out: Tensor,
-    space: Workspace,
-    *,
-    filled: int,
-    steps: int,
-    residual: Tensor | None = None,
-) -> Product:
-    """One product of rows that all read the same weight.
-
-    Args:
-        x: the inputs.
-        weight: the weight.
-        tile: how to cut it up.
-        out: where to.
-        space: memory for the sums of programs that share a tile.
-        filled: outputs with the padding of the last tile.
-        steps: iterations over the columns.
-        residual: added, of the output's shape.
-
-    Raises:
-        ValueError: the inputs do not fit the weight.
-    """
-    rows = x.shape[0]
-    return _product(x, weight, tile, out, space, filled, steps, residual, rows, -(-rows // tile.rows))
-
-
 def routed_product(
     x: Tensor,
     weight: Weight,
@@ -98,7 +108,7 @@ def routed_product(
     residual: Tensor | None = None,
     routing: Routing | None = None,
 ) -> Product:
-    """As :func:`product`, for kernels that may send each block of rows to the weight of its expert.
+    """One product, whose blocks of rows may each be sent to the weight of an expert.
 
     Args:
         x: the inputs.
@@ -114,36 +124,12 @@ def routed_product(
     Raises:
         ValueError: the inputs do not fit the weight.
     """
-    if routing is None:
-        found = product(x, weight, tile, out, space, filled=filled, steps=steps, residual=residual)
-    else:
-        blocks = routing.block_expert.shape[0]
-        found = _product(x, weight, tile, out, space, filled, steps, residual, routing.total, blocks)
-    found.arguments.update(
-        block_expert=None if routing is None else routing.block_expert,
-        slots=None if routing is None else routing.slots,
-        shares=None if routing is None else routing.shares,
-    )
-    found.constants.update(GROUPED=routing is not None, PER_TOKEN=1 if routing is None else routing.per_token)
-    return found
-
-
-def _product(
-    x: Tensor,
-    weight: Weight,
-    tile: Tile,
-    out: Tensor,
-    space: Workspace,
-    filled: int,
-    steps: int,
-    residual: Tensor | None,
-    rows: int,
-    row_tiles: int,
-) -> Product:
     if x.shape[1] != weight.columns or x.stride(1) != 1:
         raise ValueError(
             f"inputs are {list(x.shape)} for a weight of {weight.columns} columns; they must be as wide, and contiguous in a row"
         )
+    rows = x.shape[0] if routing is None else routing.total
+    row_tiles = -(-rows // tile.rows) if routing is None else routing.block_expert.shape[0]
     tiles = row_tiles * (filled // tile.outputs)
     split = parts_allowed(tile.split, steps)
     parts, arrived = space.reserve(split * rows * filled, tiles) if split > 1 else (None, None)
@@ -161,8 +147,18 @@ def _product(
         "x_stride": x.stride(0),
         "row_tiles": row_tiles,
         "split": split,
+        "block_expert": None if routing is None else routing.block_expert,
+        "slots": None if routing is None else routing.slots,
+        "shares": None if routing is None else routing.shares,
     }
-    constants = {"BN": tile.outputs, "BM": tile.rows, "PARTED": split > 1, "STAGES": tile.stages}
+    constants = {
+        "BN": tile.outputs,
+        "BM": tile.rows,
+        "PARTED": split > 1,
+        "STAGES": tile.stages,
+        "GROUPED": routing is not None,
+        "PER_TOKEN": 1 if routing is None else routing.per_token,
+    }
     return Product(tile, tiles, split, arguments, constants)
 
 

@@ -21,7 +21,7 @@ class LayerCache:
     """One layer's keys and values.
 
     Attributes:
-        keys, values: ``[blocks, heads, positions of a block, size]``; of int4 two codes to a byte, the first one low.
+        keys, values: ``[blocks, heads, positions of a block, size]``; of packed kinds two codes to a byte, the first one low.
         key_scales, value_scales: float32 ``[blocks, heads, positions of a block]``; None if unquantized.
         kind: one of :data:`.cache_types.BY_KIND`.
         size: of a head.
@@ -104,7 +104,7 @@ def padded(size: int) -> int:
 
 
 def rotation(size: int, together: int, device: torch.device | str) -> Tensor:
-    """The orthogonal matrix that rotates int4 keys and their queries: a block-diagonal Hadamard matrix."""
+    """The orthogonal matrix that rotates keys and their queries: a block-diagonal Hadamard matrix."""
     block = torch.ones(1, 1, dtype=torch.float64)
     while block.shape[0] < together:
         block = torch.cat([torch.cat([block, block], 1), torch.cat([block, -block], 1)])
@@ -112,14 +112,14 @@ def rotation(size: int, together: int, device: torch.device | str) -> Tensor:
 
 
 def restored(codes: Tensor, scales: Tensor | None, kind: str) -> Tensor:
-    """float64 values of codes ``[..., width]``; int4 keys stay rotated."""
-    if kind == "int4":
+    """float64 values of codes ``[..., width]``; rotated keys stay so."""
+    if BY_KIND[kind].packed:
         codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2).to(torch.int16) - 8
     return codes.double() if scales is None else codes.double() * scales.double().unsqueeze(-1)
 
 
 @triton.jit
-def rows_of(table, start, stop, head, SHARED: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr):
+def cached_rows(table, start, stop, head, SHARED: tl.constexpr, BLOCK: tl.constexpr, BN: tl.constexpr):
     """Where ``BN`` positions from ``start`` on, a multiple of ``BN``, are kept; a layer's rows are numbered in 32 bits."""
     inner = tl.arange(0, BN)
     if BLOCK % BN == 0:

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...cache_types import BY_KIND, QUANTIZED_KINDS, SELECTABLE_KINDS
 from ...heads import Heads
 from ..base.kernel import Build, Case, Kernel, PreparedCase
 from ..base.launch import Launch, interpreted
@@ -67,12 +68,15 @@ def _whole_inverse(x, count, eps):
 @triton.jit
 def prepared(
     x,
+    token,
     head,
-    query_weight,
-    key_weight,
+    rotary_rows,
     cosines,
     sines,
+    query_weight,
+    key_weight,
     hadamard,
+    x_stride,
     QUERIES: tl.constexpr,
     SHARED: tl.constexpr,
     GROUP: tl.constexpr,
@@ -83,9 +87,16 @@ def prepared(
     NORM: tl.constexpr,
     EPS: tl.constexpr,
     ROUNDS_FIRST: tl.constexpr,
-    TURNED: tl.constexpr,
+    ROTATED: tl.constexpr,
 ):
     """float32 ``[ROWS, DP]``: the queries of a token that share a key, that key, its value, as attention wants them; zeros."""
+    rotary_row = 0
+    if HALF > 0:
+        rotary_row = tl.load(rotary_rows + token)
+    x += token.to(tl.int64) * x_stride
+    if HALF > 0:
+        cosines += rotary_row.to(tl.int64) * HALF
+        sines += rotary_row.to(tl.int64) * HALF
     NARROW: tl.constexpr = x.dtype.element_ty
     row = tl.arange(0, ROWS)
     column = tl.arange(0, DP)
@@ -138,13 +149,13 @@ def prepared(
         sine = tl.where(column < HALF, -sine, sine)
         found = found * cosine[None, :] + partners * sine[None, :]
         found = found.to(NARROW).to(tl.float32)
-    if TURNED > 0:
-        SIDE: tl.constexpr = TURNED if TURNED > 16 else 16  # pyright: ignore[reportAssignmentType]
+    if ROTATED > 0:
+        SIDE: tl.constexpr = ROTATED if ROTATED > 16 else 16  # pyright: ignore[reportAssignmentType]
         inner = tl.arange(0, SIDE)
         matrix = tl.load(hadamard + inner[:, None] * SIDE + inner[None, :])
         # Its entries are ones, and what comes in has been rounded already, so that the product rounds nothing.
         by_side = tl.reshape(found, [ROWS * DP // SIDE, SIDE]).to(matrix.dtype)
-        found = tl.reshape(tl.dot(by_side, matrix, input_precision="ieee"), [ROWS, DP]) * (1.0 / tl.sqrt(TURNED * 1.0))
+        found = tl.reshape(tl.dot(by_side, matrix, input_precision="ieee"), [ROWS, DP]) * (1.0 / tl.sqrt(ROTATED * 1.0))
     return tl.where(is_value[:, None], values, found)
 
 
@@ -174,7 +185,7 @@ def _rotate_and_store(
     NORM: tl.constexpr,
     EPS: tl.constexpr,
     ROUNDS_FIRST: tl.constexpr,
-    TURNED: tl.constexpr,
+    ROTATED: tl.constexpr,
     BLOCK: tl.constexpr,
     KIND: tl.constexpr,
     LIMIT: tl.constexpr,
@@ -186,29 +197,10 @@ def _rotate_and_store(
     head = tl.program_id(1)
     slot = tl.load(slots + token)
     if slot >= 0:
-        rotary_row = 0
-        if HALF > 0:
-            rotary_row = tl.load(rotary_rows + token)
         tile = prepared(
-            x + token.to(tl.int64) * x_stride,
-            head,
-            query_weight,
-            key_weight,
-            cosines + rotary_row.to(tl.int64) * HALF if HALF > 0 else cosines,
-            sines + rotary_row.to(tl.int64) * HALF if HALF > 0 else sines,
-            hadamard,
-            QUERIES,
-            SHARED,
-            GROUP,
-            ROWS,
-            D,
-            DP,
-            HALF,
-            NORM,
-            EPS,
-            ROUNDS_FIRST,
-            TURNED,
-        )
+            x, token, head, rotary_rows, cosines, sines, query_weight, key_weight, hadamard, x_stride, QUERIES, SHARED,
+            GROUP, ROWS, D, DP, HALF, NORM, EPS, ROUNDS_FIRST, ROTATED,
+        )  # fmt: skip
         row = tl.arange(0, ROWS)
         column = tl.arange(0, DP)
         to = queries + token.to(tl.int64) * (QUERIES * D) + ((head * GROUP + row) * D)[:, None] + column[None, :]
@@ -237,7 +229,7 @@ def preparing(
         "NORM": "none" if norms is None else "whole" if norms.whole else "head",
         "EPS": 0.0 if norms is None else norms.eps,
         "ROUNDS_FIRST": norms is not None and norms.rounds_first,
-        "TURNED": together,
+        "ROTATED": together,
     }
     return arguments, constants
 
@@ -439,8 +431,9 @@ def _snapped(codes: Tensor, scales: Tensor | None, exact: Tensor, kind: str) -> 
         return found
     # The largest number sets the scale, and it must be near to what it should be.
     scale = scales.double().unsqueeze(-1)
-    step = found.abs() / 8 if kind.startswith("float8") else scale
-    smallest = scale * 2**-9 if kind.startswith("float8") else scale
+    floats = BY_KIND[kind].type == "float"
+    step = found.abs() / 8 if floats else scale
+    smallest = scale * 2**-9 if floats else scale
     near = (found - exact).abs() <= 0.52 * torch.maximum(step, smallest)
     return torch.where(near, exact, found)
 
@@ -459,9 +452,11 @@ def _cases() -> list[StoreCase]:
         replace(plain, heads=heads(2, 2, 8), half=0, norm="whole", rounds_first=True),
         replace(plain, dtype=torch.bfloat16, half=32),
     ]
-    for kind, size in product(("int8", "float8", "int4"), (64, 96)):
-        found.append(replace(plain, kind=kind, heads=heads(6, 2, size), half=size // 2, block=32, norm="head"))
-    found.append(replace(plain, kind="float8 fnuz"))
+    for kind, size in product(QUANTIZED_KINDS, (64, 96)):
+        if kind in SELECTABLE_KINDS:
+            found.append(replace(plain, kind=kind, heads=heads(6, 2, size), half=size // 2, block=32, norm="head"))
+        elif size == 64:
+            found.append(replace(plain, kind=kind))
     found.append(replace(plain, kind="int4", heads=heads(4, 4, 8), half=4, dtype=half))
     return found
 
@@ -469,11 +464,11 @@ def _cases() -> list[StoreCase]:
 def _builds() -> list[Build]:
     llama = Heads(32, 8, 128, 128**-0.5, None, None)
     base = StoreCase(llama, "plain", torch.bfloat16, half=64, tokens=512)
-    cases = [replace(base, kind=kind) for kind in ("plain", "int8", "float8", "float8 fnuz", "int4")]
+    cases = [replace(base, kind=kind) for kind in BY_KIND]
     cases.append(replace(base, norm="head", rounds_first=True))
     cases.append(replace(base, norm="whole", heads=replace(llama, shared=32)))
     cases.append(replace(base, heads=Heads(16, 8, 256, 256**-0.5, None, None), half=128, kind="int4"))
-    return [case.build(rare=case.kind != "int4" or case.heads.size != 128) for case in cases]
+    return [case.build(rare=not BY_KIND[case.kind].packed or case.heads.size != 128) for case in cases]
 
 
 KERNEL = Kernel("rotate_and_store", [case.case() for case in _cases()], _builds())

@@ -164,7 +164,7 @@ def _penalized(values, counts, inner, first, history, prompt_length, length, rep
 
 
 @triton.jit
-def _survey_chunks(
+def _logit_statistics(
     logits,
     slots,
     lengths,
@@ -510,7 +510,7 @@ def launches(
     }
     constants = {"CHUNK": chunk, "CHUNKS": triton.next_power_of_2(chunks), "TILE": tile}
     return [
-        Launch(_survey_chunks, first, {"CHUNK": chunk}, (rows, chunks), 4, 2),
+        Launch(_logit_statistics, first, {"CHUNK": chunk}, (rows, chunks), 4, 2),
         # With more warps there are too few registers for each.
         Launch(_choose_tokens, second, constants, (rows,), 8, 2),
     ]
@@ -635,7 +635,7 @@ def _build(number: int, dtype: torch.dtype) -> Build:
         asked = choices(64, 320, 8192, logits.device)
         return launches(logits, slots, lengths, asked, outputs(64, logits.device))[number]
 
-    name = f"{('survey', 'choose')[number]} {dtype}".replace("torch.", "")
+    name = f"{('logit statistics', 'choose')[number]} {dtype}".replace("torch.", "")
     return Build(name, launch_on_meta, matrix=False, streamed=("scores",) if number else ("logits",))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 import triton
 
+from ...cache_types import BY_KIND
 from ...heads import Heads
 from ..base.targets import Target
 from ..rows.cached import padded
@@ -84,13 +85,13 @@ def token_tile(target: Target, heads: Heads, dtype: torch.dtype, kind: str) -> T
     elif target.backend == "hip":
         found = TokenTile(32, 8, 4, 1, 2)
     else:
-        codes = kind != "plain"
+        codes, packed = kind != "plain", BY_KIND[kind].packed
         positions = (64 if codes else 32) if large else 128 if small or codes else 64
-        if (target.name == "sm_80" and (small or codes)) or (target.name == "sm_100" and kind == "int4" and not large):
+        if (target.name == "sm_80" and (small or codes)) or (target.name == "sm_100" and packed and not large):
             positions //= 2
-        # A block's number is read before what it leads to; so twice as many stages are as many loads in flight. Those of int4
-        # are half as long.
-        stages = 8 if kind == "int4" and positions == 128 else 6
+        # A block's number is read before what it leads to; so twice as many stages are as many loads in flight. Packed
+        # ones are half as long.
+        stages = 8 if packed and positions == 128 else 6
         warps = 8 if target.name == "sm_100" and large and codes else 4
         found = TokenTile(positions, 4, warps, stages, 2)
     # Many heads of a group take the registers that positions would; sums of Blackwell's products are not in registers.

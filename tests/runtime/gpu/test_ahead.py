@@ -210,7 +210,7 @@ def test_a_step_asks_the_host_for_nothing(both: Callable[..., tuple[Engine, Engi
         assert isinstance(executor, GpuExecutor)
         for kind in (StepKind(4, 4, False, True), StepKind(24, 4, True, True), StepKind(24, 4, True, False)):
             found = count(lambda executor=executor, kind=kind: executor._body(kind))
-            assert found.kinds["survey_chunks"] == found.kinds["choose_tokens"] == 1
+            assert found.kinds["logit_statistics"] == found.kinds["choose_tokens"] == 1
 
 
 @pytest.mark.parametrize(

@@ -146,9 +146,9 @@ def test_all_logits_change_as_on_the_cpu() -> None:
     logits, asked, slots, sequences = changed_rows(torch.float32, temperature=1.0, top_k=5)
     lengths = torch.tensor([len(one.tokens) for one in sequences], dtype=torch.int32)
     found = outputs(len(slots), CPU)
-    survey = launches(logits, torch.tensor(slots, dtype=torch.int32), lengths, asked, found, chunk=128)[0]
-    survey.run()
-    scores = survey.arguments["scores"]
+    statistics = launches(logits, torch.tensor(slots, dtype=torch.int32), lengths, asked, found, chunk=128)[0]
+    statistics.run()
+    scores = statistics.arguments["scores"]
     assert isinstance(scores, Tensor)
     for row, (original, sequence) in enumerate(zip(logits, sequences, strict=True)):
         torch.testing.assert_close(scores[row, :300], changed_logits(original, sequence, ENDS))

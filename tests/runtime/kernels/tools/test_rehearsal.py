@@ -15,7 +15,7 @@ from .test_check import ENVIRONMENT
 
 ROOT = Path(__file__).parents[4]
 # Two kernels have other names than their files, or several.
-FUNCTIONS = {kernel.name for kernel in KERNELS} - {"sample_tokens"} | {"survey_chunks", "choose_tokens"}
+FUNCTIONS = {kernel.name for kernel in KERNELS} - {"sample_tokens"} | {"logit_statistics", "choose_tokens"}
 
 
 def rehearsed(*arguments: str) -> dict[str, Any]:
