@@ -26,8 +26,8 @@ from ..grid import shared_scale
 from ..layer_stats import LayerStats
 from ..rounding.learned_weight import Learned
 from ..rounding.signround import signround
+from ..stored.compressed_tensors import restore
 from ..stored.kv_cache import KVRounding, RangesCache, with_cache
-from ..stored.quantized_weight import restore
 from ..stored.rounded import RoundedActivations
 from ..transforms.links import LinkNames, block_weights, links_of
 from .apply_transforms import Transforms, changed_beside, fill
