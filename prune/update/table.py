@@ -11,7 +11,8 @@ from .least_squares import refitted
 from .sparsegpt import sparsegpt
 
 # A new update is a row here, and its name in settings/.
-# Of single weights: from a weight, the mean of x xT and what to keep, the new weight and notes.
+# Of single weights: from a weight, the mean of x xT and a mask of what to keep, the new weight and notes. With score `obs`
+# there is no mask, but a pattern or the share to remove, and the update chooses as it goes.
 WEIGHT_UPDATES: dict[str, Callable[[Tensor, Tensor, Pattern | float | Tensor], tuple[Tensor, list[str]]]] = {
     "sparsegpt": sparsegpt
 }
