@@ -157,9 +157,10 @@ class Training(RecipeModel):
                 f"{self.tokens} tokens are less than one step of {self.batch} windows of {self.length}; raise tokens or"
                 " lower batch"
             )
-        if self.stored is not None and self.loss.method != "forward_kl":
+        if self.stored is not None and LOSSES[self.loss.method].top is None:
+            possible = " and ".join(name for name, loss in LOSSES.items() if loss.top is not None)
             raise ValueError(
-                f"stored works with forward_kl only; remove it, since {self.loss.method} needs all of the teacher's logits"
+                f"stored works with {possible} only; remove it, since {self.loss.method} needs all of the teacher's logits"
             )
         if self.data.writer != "text" and self.data.prompt >= self.length:
             raise ValueError(

@@ -57,7 +57,7 @@ def ours(kind: str) -> Callable[[], None]:
         if kind == "stored":
             with torch.no_grad():
                 places, kept = most_likely(reading.module(input_ids=TOKENS).logits, KEPT, 1.0)
-            teacher = StoredTeacher(lambda _: (places, kept), 1.0)
+            teacher = StoredTeacher("forward_kl", lambda _: (places, kept), 1.0)
     optimizer = MasterAdamW(student.trained(), 0.0)
     learner = Distilling(student.split, teacher)
     batch = TrainingBatch(TOKENS, windows=torch.arange(BATCH))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .export import Exported, ExportResult, export
-from .formats import TARGETS
+from .export import Exported, export
+from .formats import TARGETS, ExportResult
 
 __all__ = ["TARGETS", "ExportResult", "Exported", "export"]

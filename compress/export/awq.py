@@ -1,24 +1,18 @@
-"""AWQ's layout, version ``gemm``, as AutoAWQ defined it and vLLM, GPTQModel and transformers read it.
-
-A linear has ``qweight`` int32 ``[columns, rows / 8]``, ``qzeros`` int32 ``[groups, rows / 8]`` and ``scales`` float16
-``[groups, rows]``. A word holds the unsigned 4-bit codes of eight neighbouring rows, in an order of its own.
-"""
+"""Export to AWQ; :mod:`smelt.quant.stored.awq` has the layout."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...models.checkpoint.writer import Entry
+from ...quant.stored import awq
 from ...system.errors import Problem
 from ...system.tensor_files import TensorInfo
 from .dynamic import patterns
 from .quantized_checkpoint import Source, StoredLinear, for_each, in_block, scale_problems
 
-# Bits 4j to 4j+3 hold this one of the eight codes.
-_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _GROUPS = (-1, 32, 64, 128)
 
 
@@ -40,14 +34,14 @@ def awq_problems(source: Source) -> list[Problem]:
 def awq_entries(source: Source, linear: StoredLinear) -> list[Entry]:
     """The tensors that store one linear."""
     groups = 1 if linear.group == -1 else linear.columns // linear.group
+    infos = {
+        "qweight": TensorInfo(torch.int32, (linear.columns, linear.rows // 8)),
+        "qzeros": TensorInfo(torch.int32, (groups, linear.rows // 8)),
+        "scales": TensorInfo(torch.float16, (groups, linear.rows)),
+    }
     return [
-        (
-            f"{linear.name}.qweight",
-            TensorInfo(torch.int32, (linear.columns, linear.rows // 8)),
-            lambda: _words(source.matrix(linear.name).values),
-        ),
-        (f"{linear.name}.qzeros", TensorInfo(torch.int32, (groups, linear.rows // 8)), lambda: _zeros(source, linear)),
-        (f"{linear.name}.scales", TensorInfo(torch.float16, (groups, linear.rows)), lambda: _scales(source, linear)),
+        (f"{linear.name}.{part}", info, lambda part=part: awq.pack(source.codes(linear.name), part))
+        for part, info in infos.items()
     ]
 
 
@@ -85,23 +79,3 @@ def _why_not(linear: StoredLinear) -> str | None:
     if not in_block(linear.name):
         return "is quantized, but AWQ loaders support quantized layers only in blocks; use --to gptq, or quantize again with it in ignore"
     return None
-
-
-def _zeros(source: Source, linear: StoredLinear) -> Tensor:
-    matrix = source.matrix(linear.name)
-    assert matrix.scale is not None
-    return _words(torch.zeros(matrix.scale.shape, dtype=torch.int8) if matrix.zero is None else matrix.zero)
-
-
-def _scales(source: Source, linear: StoredLinear) -> Tensor:
-    scale = source.matrix(linear.name).scale
-    assert scale is not None
-    return scale.T.half()
-
-
-def _words(codes: Tensor) -> Tensor:
-    """Codes ``[rows, n]`` between -8 and 7 as words ``[n, rows / 8]``."""
-    eight = (codes.T.int() + 8).unflatten(1, (-1, 8))[..., list(_ORDER)]
-    # The highest four bits reach the sign bit, so words are built in int64 and then reinterpreted.
-    words = (eight.long() << (4 * torch.arange(8))).sum(-1)
-    return torch.where(words >= 2**31, words - 2**32, words).int()

@@ -1,12 +1,11 @@
-"""``smelt export``: a checked, complete directory (or GGUF file), or one sentence for each reason it cannot be made."""
+"""``smelt export``: a checked, complete directory (or file), or one sentence for each reason it cannot be made."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ...models.checkpoint.writer import Entry, write_checkpoint
 from ...models.directory.directory import ModelDirectory
@@ -20,21 +19,8 @@ from ...system.new_directory import RECORD, appearing, check_output
 from ...system.paths import named_path
 from ...system.progress import Progress
 from .dense import dense_entries
-from .formats import TARGETS, ExportTarget
+from .formats import TARGETS, ExportResult, ExportTarget, FileTarget
 from .quantized_checkpoint import Source
-
-_GGUF = "gguf"
-
-
-class ExportResult(Protocol):
-    """The result of an export: its path, and notes for the user."""
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def notes(self) -> list[str]: ...
-    def as_data(self) -> dict[str, Any]: ...
-    def summary(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -79,9 +65,9 @@ def export(
 
     Args:
         checkpoint: a directory, a run's output directory or a hub name.
-        to: a name of :data:`TARGETS`, or ``gguf``.
-        output: the new directory, or GGUF file.
-        kind: the GGUF type.
+        to: a name of :data:`TARGETS`.
+        output: the new directory, or file.
+        kind: the type, for formats with types.
         fresh: overwrite an earlier export.
         trust_remote_code: run Python code that comes with the checkpoint.
         progress: show progress bars when standard error is a terminal.
@@ -90,31 +76,36 @@ def export(
         SmeltError: the format cannot hold this checkpoint, or the output cannot be written; nothing was changed.
     """
     output = named_path(output)
-    known = [*TARGETS, _GGUF]
-    if to not in known:
-        raise SmeltError(f"--to: unknown format {to!r}; known: {', '.join(known)}{nearest_name(to, known)}")
-    if kind is not None and to != _GGUF:
-        raise SmeltError(f"--type: only gguf has types, and the format is {to}; remove it")
+    if to not in TARGETS:
+        raise SmeltError(f"--to: unknown format {to!r}; known: {', '.join(TARGETS)}{nearest_name(to, list(TARGETS))}")
+    target = TARGETS[to]
+    as_file = isinstance(target, FileTarget)
+    if kind is not None and not (as_file and target.typed):
+        typed = " and ".join(name for name, each in TARGETS.items() if isinstance(each, FileTarget) and each.typed)
+        raise SmeltError(f"--type: only {typed} has types, and the format is {to}; remove it")
     source = find_checkpoint(checkpoint, trust_remote_code=trust_remote_code)
-    check_output(output, source.path, "export", fresh=fresh, made_file=_is_our_gguf if to == _GGUF else None)
-    if to != "dense" and LAYER_SIZES in source.config_data():
+    check_output(output, source.path, "export", fresh=fresh, made_file=target.written_by_smelt if as_file else None)
+    if not target.uneven and LAYER_SIZES in source.config_data():
         raise SmeltError(
             f"{source.path}: its blocks differ in size ({LAYER_SIZES} in config.json), which no {to} loader supports;"
             " prune them evenly, or use --to dense"
         )
     show = Progress(progress)
-    if to == _GGUF:
-        return _export_gguf(source, output, kind, show)
+    if as_file:
+        found = target.write(source.path, output, kind=kind, progress=show)
+        found.notes.extend(_cache_notes(source))
+        return found
     if not source.config_data().get("quantization_config"):
         raise SmeltError(
             f"{source.path}: its weights are not quantized, and export converts quantized ones; quantize it first, with `smelt run`"
         )
     opened = Source(source.path, trust_remote_code=trust_remote_code, progress=show)
-    return _export_directory(opened, source, to, output, show)
+    return _export_directory(opened, source, to, target, output, show)
 
 
-def _export_directory(source: Source, original: ModelDirectory, to: str, output: Path, show: Progress) -> Exported:
-    target = TARGETS[to]
+def _export_directory(
+    source: Source, original: ModelDirectory, to: str, target: ExportTarget, output: Path, show: Progress
+) -> Exported:
     if not source.linears:
         raise SmeltError(
             f"{source.path}: its config.json describes quantized layers but its files have none; download it again"
@@ -136,18 +127,6 @@ def _export_directory(source: Source, original: ModelDirectory, to: str, output:
             write_text(staging / target.own_file, json.dumps(quantization, indent=2) + "\n")
         write_text(staging / RECORD, json.dumps(_record(original, result), indent=2) + "\n")
     return result
-
-
-def _is_our_gguf(path: Path) -> bool:
-    return import_module(".gguf_file", __package__).written_by_smelt(path)
-
-
-def _export_gguf(source: ModelDirectory, output: Path, kind: str | None, show: Progress) -> ExportResult:
-    gguf = import_module(".gguf", __package__)
-    raise_problems(gguf.gguf_problems(source.path, output, kind))
-    found = gguf.export_gguf(source.path, output, kind=kind, progress=show)
-    found.notes += _cache_notes(source)
-    return found
 
 
 def _entries(source: Source, target: ExportTarget) -> list[Entry]:

@@ -1,9 +1,4 @@
-"""GPTQ's layout, as AutoGPTQ defined it and GPTQModel, vLLM and transformers read it.
-
-A linear of ``bits`` bits with groups of ``g`` columns has ``qweight`` int32 ``[columns * bits / 32, rows]``,
-``qzeros`` int32 ``[groups, rows * bits / 32]``, ``scales`` float16 ``[groups, rows]`` and ``g_idx`` int32 ``[columns]``,
-the group of each column. Codes are unsigned, dense and little-endian. Version 1 stores each zero-point minus one.
-"""
+"""Export to GPTQ; :mod:`smelt.quant.stored.gptq` has the layout."""
 
 from __future__ import annotations
 
@@ -12,17 +7,15 @@ from collections import Counter
 from typing import Any
 
 import torch
-from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
-from torch import Tensor
 
 from ...models.checkpoint.writer import Entry
+from ...quant.stored import gptq
 from ...system.errors import Problem
 from ...system.tensor_files import TensorInfo
 from ...system.versions import versions
 from .dynamic import any_number, patterns
 from .quantized_checkpoint import Source, StoredLinear, for_each, in_block, scale_problems
 
-_BITS = (2, 3, 4, 8)
 _GROUPS = (-1, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -40,19 +33,15 @@ def gptq_entries(source: Source, linear: StoredLinear, version: int) -> list[Ent
     """The tensors that store one linear."""
     groups = 1 if linear.group == -1 else linear.columns // linear.group
     words = linear.bits * linear.columns // 32, linear.bits * linear.rows // 32
+    infos = {
+        "qweight": TensorInfo(torch.int32, (words[0], linear.rows)),
+        "qzeros": TensorInfo(torch.int32, (groups, words[1])),
+        "scales": TensorInfo(torch.float16, (groups, linear.rows)),
+        "g_idx": TensorInfo(torch.int32, (linear.columns,)),
+    }
     return [
-        (
-            f"{linear.name}.qweight",
-            TensorInfo(torch.int32, (words[0], linear.rows)),
-            lambda: _packed_codes(source, linear),
-        ),
-        (
-            f"{linear.name}.qzeros",
-            TensorInfo(torch.int32, (groups, words[1])),
-            lambda: _packed_zeros(source, linear, version),
-        ),
-        (f"{linear.name}.scales", TensorInfo(torch.float16, (groups, linear.rows)), lambda: _scales(source, linear)),
-        (f"{linear.name}.g_idx", TensorInfo(torch.int32, (linear.columns,)), lambda: _groups_of(source, linear)),
+        (f"{linear.name}.{part}", info, lambda part=part: gptq.pack(source.codes(linear.name), part, version))
+        for part, info in infos.items()
     ]
 
 
@@ -103,7 +92,7 @@ def _why_not(linear: StoredLinear, version: int) -> str | None:
     if linear.rounds_inputs or not linear.coded:
         inputs = " with quantized activations" if linear.rounds_inputs else ""
         return f"is stored as {linear.label}{inputs}, but GPTQ supports only integer codes with 16-bit activations; use --to dense"
-    if linear.bits not in _BITS:
+    if linear.bits not in gptq.BITS:
         return f"has codes of {linear.bits} bits, but GPTQ has 2, 3, 4 and 8; use --to dense"
     if linear.group not in _GROUPS:
         sizes = ", ".join(map(str, _GROUPS[1:]))
@@ -132,29 +121,3 @@ def _alike_in_all_blocks(source: Source, plain: list[str]) -> list[str] | None:
         return None
     inside = (re.sub(r"^.*?\.\d+\.", "", name) for name in source.linears if in_block(name))
     return list(dict.fromkeys(inside))
-
-
-def _packed_codes(source: Source, linear: StoredLinear) -> Tensor:
-    matrix = source.matrix(linear.name)
-    codes = matrix.values if matrix.order is None else matrix.values[:, matrix.order.argsort()]
-    return pack_to_int32(codes, linear.bits).T.contiguous()
-
-
-def _packed_zeros(source: Source, linear: StoredLinear, version: int) -> Tensor:
-    matrix = source.matrix(linear.name)
-    assert matrix.scale is not None
-    zero = torch.zeros(matrix.scale.shape, dtype=torch.int8) if matrix.zero is None else matrix.zero
-    stored = zero - 1 if version == 1 else zero
-    return pack_to_int32(stored.to(torch.int8).T.contiguous(), linear.bits)
-
-
-def _scales(source: Source, linear: StoredLinear) -> Tensor:
-    scale = source.matrix(linear.name).scale
-    assert scale is not None
-    return scale.T.half()
-
-
-def _groups_of(source: Source, linear: StoredLinear) -> Tensor:
-    matrix = source.matrix(linear.name)
-    places = torch.arange(linear.columns, dtype=torch.int32) // matrix.group
-    return places if matrix.order is None else places[matrix.order.argsort()]

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...quant.stored.codes import Codes
 from ...runtime.decoder.architectures import spec_of
 from ...runtime.weights.checkpoint import Checkpoint
 from ...runtime.weights.matrix import Matrix
@@ -102,6 +103,7 @@ class Source:
 
     Attributes:
         matrix: reads a quantized weight by its module's name.
+        codes: the integer codes of one.
         linears: how each quantized linear is stored.
         table: how the input embedding is stored; None if unquantized.
         carried: the names of all other tensors.
@@ -121,6 +123,7 @@ class Source:
             return self.checkpoint.matrix(name, "Embedding" if name == embedding else "Linear")
 
         self.matrix: Callable[[str], Matrix] = lru_cache(maxsize=1)(read)
+        self.codes: Callable[[str], Codes] = lru_cache(maxsize=1)(lambda name: self.matrix(name).codes())
         stored = self.weights.names()
         names = sorted({n.rpartition(".")[0] for n in stored if n.rpartition(".")[2] in _MARKS}, key=_by_number)
         show = progress or Progress(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,7 +197,11 @@ def _sentence(schema: type[BaseModel], error: ErrorDetails, document: Document, 
         return f"{where}: {name} is {_shown(found)}; it must be a section of key: value lines"
     if kind == "value_error":
         return f"{where}: {name}: {message}" if name else f"{where}: {message}"
-    return f"{where}: {name} is {_shown(found)}; {message[0].lower()}{message[1:]}"
+    hint = ""
+    if kind == "literal_error" and isinstance(found, str):
+        # The values are only in pydantic's message: sections with variants raise their errors again without context.
+        hint = nearest_name(found, re.findall(r"'([^']*)'", message))
+    return f"{where}: {name} is {_shown(found)}; {message[0].lower()}{message[1:]}{hint}"
 
 
 def _shown(value: Any) -> str:

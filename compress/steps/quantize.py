@@ -25,6 +25,7 @@ from ...quant.blockwise.quantize_blocks import BlockQuantizer
 from ...quant.blockwise.quantize_weights import WeightQuantizer
 from ...quant.scheme import Scheme, cache_args, resolve
 from ...quant.stored.kv_cache import takes_cache
+from ...quant.transforms import TRANSFORMS
 from ...system.errors import Problem, SmeltError, raise_problems
 from ...system.machine import human_bytes
 from ...system.resources import Cost
@@ -52,7 +53,7 @@ class QuantizeStep:
 
     @property
     def keeps_zeros(self) -> bool:
-        return not any(choice.method == "rotate" for choice in self.settings.transforms)
+        return all(TRANSFORMS[choice.method].keeps_zeros for choice in self.settings.transforms)
 
     @property
     def label(self) -> str:

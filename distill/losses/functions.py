@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from . import fused
 from .cross_entropy import cross_entropy
 from .loss_and_gradient import LossAndGradient
 from .table import LOSSES
-from .top_kl import top_kl
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,13 @@ class LossFunctions:
     Attributes:
         divergence: takes a name of :data:`LOSSES`, both logits, the temperature and the loss's options.
         cross_entropy: as :func:`smelt.distill.losses.cross_entropy.cross_entropy`.
-        top_kl: as :func:`smelt.distill.losses.top_kl.top_kl`.
+        of_top: takes a name of :data:`LOSSES`, the student's logits, ids and log-probabilities of the teacher's top tokens, and
+            the temperature.
     """
 
     divergence: Callable[[str, Tensor, Tensor, float, Any], LossAndGradient]
     cross_entropy: Callable[[Tensor, Tensor], LossAndGradient]
-    top_kl: Callable[[Tensor, Tensor, Tensor, float], LossAndGradient]
+    of_top: Callable[[str, Tensor, Tensor, Tensor, float], LossAndGradient]
 
 
 def _by_torch(name: str, student: Tensor, teacher: Tensor, temperature: float, options: Any) -> LossAndGradient:
@@ -43,8 +44,14 @@ def _on_gpu(name: str, student: Tensor, teacher: Tensor, temperature: float, opt
     return LOSSES[name].on_gpu(student, teacher, temperature, options)
 
 
-TORCH = LossFunctions(_by_torch, cross_entropy, top_kl)
-FUSED = LossFunctions(_on_gpu, fused.cross_entropy, fused.top_kl)
+def _of_top(
+    name: str, student: Tensor, places: Tensor, kept: Tensor, temperature: float, *, gpu: bool = False
+) -> LossAndGradient:
+    return LOSSES[name].of_top(student, places, kept, temperature, gpu=gpu)
+
+
+TORCH = LossFunctions(_by_torch, cross_entropy, _of_top)
+FUSED = LossFunctions(_on_gpu, fused.cross_entropy, partial(_of_top, gpu=True))
 
 
 def functions_for(device: torch.device) -> LossFunctions:

@@ -25,12 +25,17 @@ class Loss:
         options: its options.
         gradient: returns values and gradients together, hand-written, in less memory and time than autograd.
         kernel: the same on a GPU, in one kernel.
+        top: values and gradients if only the teacher's top tokens are known: ``(student, places, kept, temperature)``, as
+            :func:`.top_kl.top_kl`; None for losses that need all of its logits.
+        top_kernel: the same on a GPU.
     """
 
     values: Callable[..., Tensor]
     options: type[LossOptions] = LossOptions
     gradient: Callable[..., LossAndGradient] | None = None
     kernel: Callable[..., LossAndGradient] | None = None
+    top: Callable[..., LossAndGradient] | None = None
+    top_kernel: Callable[..., LossAndGradient] | None = None
 
     def by_torch(self, student: Tensor, teacher: Tensor, temperature: float, options: Any) -> LossAndGradient:
         """Values and gradients by torch operators: hand-written, or by autograd."""
@@ -43,3 +48,11 @@ class Loss:
     def on_gpu(self, student: Tensor, teacher: Tensor, temperature: float, options: Any) -> LossAndGradient:
         """The same by its kernel, if it has one."""
         return (self.kernel or self.by_torch)(student, teacher, temperature, options)
+
+    def of_top(
+        self, student: Tensor, places: Tensor, kept: Tensor, temperature: float, *, gpu: bool
+    ) -> LossAndGradient:
+        """Values and gradients from the teacher's top tokens; see ``top``."""
+        assert self.top is not None
+        function = self.top_kernel or self.top if gpu else self.top
+        return function(student, places, kept, temperature)

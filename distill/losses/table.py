@@ -21,7 +21,13 @@ def _gradient(module: str) -> Callable[..., Any]:
 
 LOSSES: Mapping[str, Loss] = MappingProxyType(
     {
-        "forward_kl": Loss(_values("forward_kl"), gradient=_gradient("forward_kl"), kernel=_kernel("forward_kl")),
+        "forward_kl": Loss(
+            _values("forward_kl"),
+            gradient=_gradient("forward_kl"),
+            kernel=_kernel("forward_kl"),
+            top=_values("top_kl"),
+            top_kernel=_kernel("top_kl"),
+        ),
         "reverse_kl": Loss(_values("reverse_kl"), gradient=_gradient("reverse_kl"), kernel=_kernel("reverse_kl")),
         "jsd": Loss(_values("jsd"), JsdOptions, gradient=_gradient("jsd"), kernel=_kernel("jsd")),
         "total_variation": Loss(

@@ -321,7 +321,7 @@ def _teacher(
             places, kept = found(numbers)
             return places.to(device), kept.to(device)
 
-        return StoredTeacher(find, settings.temperature, functions)
+        return StoredTeacher(settings.loss.method, find, settings.temperature, functions)
     if reading is None:
         return None
     comparison = Comparison(settings.loss.method, settings.loss.settled(), settings.temperature, functions_for(device))

@@ -87,6 +87,7 @@ class StoredTeacher:
     """A teacher's stored top tokens at every position of the corpus.
 
     Args:
+        loss: a name of :data:`LOSSES` that top tokens suffice for.
         find: returns ids and log-probabilities ``[windows, length, k]`` for windows by their numbers.
         temperature: at which they were stored.
         functions: compare the student with them.
@@ -94,14 +95,17 @@ class StoredTeacher:
 
     def __init__(
         self,
+        loss: str,
         find: Callable[[Tensor], tuple[Tensor, Tensor]],
         temperature: float,
         functions: LossFunctions = TORCH,
     ) -> None:
-        self._find, self._temperature, self._functions = find, temperature, functions
+        self._loss, self._find, self._temperature, self._functions = loss, find, temperature, functions
 
     def read(self, batch: TrainingBatch) -> Compared:
         """Look a batch up."""
         assert batch.windows is not None
         places, kept = (each.flatten(0, 1) for each in self._find(batch.windows))
-        return lambda student, rows: self._functions.top_kl(student, places[rows], kept[rows], self._temperature)
+        return lambda student, rows: self._functions.of_top(
+            self._loss, student, places[rows], kept[rows], self._temperature
+        )

@@ -1,1 +1,1 @@
-"""Importance scores of weights, units, directions and blocks."""
+"""Importance scores of weights, units, hidden states, experts and blocks."""

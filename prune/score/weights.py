@@ -13,12 +13,13 @@ class WeightScore:
     """An importance score of single weights.
 
     Attributes:
-        compute: from a weight ``[rows, columns]`` and the mean square of each input column, a score for each element.
+        compute: from a weight ``[rows, columns]`` and the mean square of each input column, a score for each element; None if
+            the update chooses as it goes.
         reads_inputs: whether it needs that mean square, which takes a calibration text.
         by_row: whether weights are compared within their row, not within the whole matrix.
     """
 
-    compute: Callable[[Tensor, Tensor | None], Tensor]
+    compute: Callable[[Tensor, Tensor | None], Tensor] | None
     reads_inputs: bool
     by_row: bool
 
@@ -43,4 +44,5 @@ def wanda(weight: Tensor, energy: Tensor | None) -> Tensor:
 WEIGHT_SCORES: dict[str, WeightScore] = {
     "magnitude": WeightScore(magnitude, reads_inputs=False, by_row=False),
     "wanda": WeightScore(wanda, reads_inputs=True, by_row=True),
+    "obs": WeightScore(None, reads_inputs=True, by_row=True),
 }

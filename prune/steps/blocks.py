@@ -21,8 +21,7 @@ from ...system.device import on
 from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import human_bytes
 from ...system.resources import Cost, compute_dtype
-from ..score.influence import Influence
-from ..score.next_token_loss import next_token_loss
+from ..score.blocks import BLOCK_SCORES, BlockScore
 from ..settings.blocks import PruneBlocks, PruneParts
 from ..structure.drop_blocks import drop_blocks
 from ..structure.removable import BlockParts, Removable, WholeBlocks, check_parts
@@ -207,12 +206,12 @@ class PreparedBlocks(PreparedStep):
         what = f"{noun} {numbers} {'were' if len(removed) > 1 else 'was'} removed"
         if self.settings.keep is not None:
             return f"{what}, as the recipe says"
-        if "influence" in record:
-            scores = ", ".join(f"{record['influence'][0][str(index)]:.3f}" for index in removed)
-            what += f" (influence {scores})"
+        if BLOCK_SCORES[self._score].of_block is not None:
+            scores = ", ".join(f"{record[self._score][0][str(index)]:.3f}" for index in removed)
+            what += f" ({self._score} {scores})"
         else:
-            losses = ", ".join(f"{min(turn.values()):.3f}" for turn in record["loss"])
-            what += f" (loss on the calibration text after each removal: {losses})"
+            losses = ", ".join(f"{min(turn.values()):.3f}" for turn in record[self._score])
+            what += f" ({self._score} on the calibration text after each removal: {losses})"
         if self.settings.structure == "blocks":
             return what
         return (
@@ -230,12 +229,11 @@ class PreparedBlocks(PreparedStep):
         file = context.journal / "scores.json"
         known: list[dict[str, float]] = []
         _, known = context.processes.broadcast(lambda: ({}, load_data(file) if file.exists() else []))
-        scores = _Scores(model, removable, context, file, known)
+        score = BLOCK_SCORES[self._score]
+        scores = _Scores(score, model, removable, context, file, known)
         with on(context.processes.device), torch.no_grad():
             removed = (
-                scores.least_influential(self._count)
-                if self._score == "influence"
-                else scores.least_missed(self._count)
+                scores.least_missed(self._count) if score.of_block is None else scores.least_influential(self._count)
             )
         return removed, {"removed": removed, self._score: known}
 
@@ -254,6 +252,7 @@ class _Scores:
     """Measures the importance of blocks; results are kept in a file as they come.
 
     Args:
+        score: what is measured.
         model: the whole model.
         removable: what may be removed.
         context: the run.
@@ -263,12 +262,14 @@ class _Scores:
 
     def __init__(
         self,
+        score: BlockScore,
         model: OpenModel,
         removable: Removable,
         context: RunContext,
         file: Path,
         known: list[dict[str, float]],
     ) -> None:
+        self._score = score
         self._removable = removable
         self._context = context
         self._file = file
@@ -318,7 +319,8 @@ class _Scores:
         candidates, progress = self._removable.candidates, self._context.progress
         with forward(self._streamed, self._tokens, progress, "measuring blocks") as (store, blocks):
             for index in blocks:
-                influence = Influence()
+                assert self._score.of_block is not None
+                influence = self._score.of_block()
                 with self._streamed.block(index) as block:
                     for batch in store.batches():
                         before = store.read(batch)
@@ -361,7 +363,8 @@ class _Scores:
 
     def _loss(self, head: HeadFunction, store: ActivationStore) -> float:
         """Mean next-token loss over the windows of all processes."""
-        sums = torch.tensor(next_token_loss(head, store, self._tokens), dtype=torch.float64)
+        assert self._score.of_rest is not None
+        sums = torch.tensor(self._score.of_rest(head, store, self._tokens), dtype=torch.float64)
         self._context.processes.sum_(sums)
         return (sums[0] / sums[1]).item()
 

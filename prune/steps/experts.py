@@ -24,8 +24,8 @@ from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import human_bytes
 from ...system.resources import Cost, compute_dtype
 from ...system.tensor_files import SafetensorsFile
+from ..score.experts import EXPERT_SCORES, ExpertFacts
 from ..score.taylor import first_order
-from ..score.units import path_scores
 from ..settings.experts import PruneExperts
 from ..structure.axes import Axis, Span
 from ..structure.drop_experts import ExpertLayers, drop_experts
@@ -189,7 +189,7 @@ class _ExpertPruner(BlockJob):
         self, model: OpenModel, layers: ExpertLayers, left: int, score: str, label: str, context: RunContext
     ) -> None:
         self._model, self._layers, self._left, self._context = model, layers, left, context
-        self._score, self._label = score, label
+        self._score, self._label = EXPERT_SCORES[score], label
         self._kept: dict[int, Tensor] = {}
         self._known: dict[str, Tensor] = {}
         self._whole = streamed_model(model, context)
@@ -199,7 +199,7 @@ class _ExpertPruner(BlockJob):
 
     def begin(self) -> None:
         """Compute the first-order change of the loss without each expert, over all inputs of its last linear."""
-        if self._score != "taylor":
+        if not self._score.needs_gradients:
             return
         model = self._model
         readers = [reader for index in self._layers.modules for reader in _readers(model, index)]
@@ -242,11 +242,11 @@ class _ExpertPruner(BlockJob):
                     self._whole.call(index, hidden).run(block, hidden)
         for each in (reached, added):
             self._context.processes.sum_(each)
-        scores = {"frequency": reached, "activation": added}.get(self._score)
-        if scores is None and self._score == "taylor":
-            scores = torch.cat([self._known[each] for each in _readers(self._model, index)])
-        if scores is None:
-            scores = _paths(self._model, layers, index)
+        known = None
+        if self._score.needs_gradients:
+            known = torch.cat([self._known[each] for each in _readers(self._model, index)])
+        facts = ExpertFacts(reached, added, known, partial(_matrices, self._model, layers, index))
+        scores = self._score.compute(facts)
         if not scores.isfinite().all():
             raise SmeltError(f"{name}: the scores of its experts are not finite; use other text or another score")
         stays = scores.cpu().double().topk(self._left).indices.sort().values
@@ -262,7 +262,7 @@ class _ExpertPruner(BlockJob):
         if not silent:
             return []
         numbers = ", ".join(str(each) for each in silent)
-        guessed = len(silent) > gone and self._score != "path"
+        guessed = len(silent) > gone and self._score.reads_text
         return [
             f"no token of the calibration text reached expert{'s' * (len(silent) > 1)} {numbers}"
             + ("; which of them to keep is a guess; use more text" if guessed else "")
@@ -281,8 +281,8 @@ def _readers(model: OpenModel, index: int) -> list[str]:
     return sorted(found.values(), key=lambda name: int(name.split(".")[-2]))
 
 
-def _paths(model: OpenModel, layers: ExpertLayers, index: int) -> Tensor:
-    """The product of the norms of an expert's matrices and of its router row."""
+def _matrices(model: OpenModel, layers: ExpertLayers, index: int) -> list[Tensor]:
+    """Each expert's router row, and the norms of its matrices."""
     start = f"{model.anatomy.blocks[index].name}."
     matrices = []
     for name, dim in layers.routing.items():
@@ -294,4 +294,4 @@ def _paths(model: OpenModel, layers: ExpertLayers, index: int) -> Tensor:
     for leaf in leaves:
         every = [model.weights.load(model.names[f"{path}{number}.{leaf}"]) for number in range(layers.count)]
         matrices.append(torch.stack([each.float().norm()[None] for each in every]))
-    return path_scores(matrices)
+    return matrices

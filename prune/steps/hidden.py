@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...models.steps.block_loop import forward, streamed_model
+from ...models.steps.block_loop import streamed_model
 from ...models.steps.parts import tensors_once
 from ...models.steps.record import LayerRecord, significant
 from ...models.steps.smaller_model import computes_the_same, few_tokens, write_model
 from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
-from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel, head_batches
+from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...models.structure.untied_head import with_untied_head
 from ...quant.transforms.links import norm_offset
@@ -29,8 +29,7 @@ from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import human_bytes
 from ...system.resources import Cost, compute_dtype
 from ...system.tensor_files import SafetensorsFile, save_tensors
-from ..score.pca import Directions, shares_of
-from ..score.taylor import first_order_of_hidden
+from ..score.hidden import HIDDEN_SCORES, HiddenFacts, watch_norms
 from ..settings.hidden import PruneHidden
 from ..structure import axes
 from ..structure.axes import Axis
@@ -55,7 +54,7 @@ class PruneHiddenStep:
 
     @property
     def keeps_zeros(self) -> bool:
-        return self.score != "pca"  # a rotation mixes weights
+        return not HIDDEN_SCORES[self.score].rotates  # a rotation mixes weights
 
     @property
     def label(self) -> str:
@@ -85,10 +84,10 @@ class PreparedHidden(PreparedStep):
         self.reads_text = [f"prune {step.settings.structure}"]
         try:
             # Folding a norm into lm_head needs an untied lm_head.
-            self._source = _untied(model) if step.score == "pca" else model
+            self._source = _untied(model) if HIDDEN_SCORES[step.score].rotates else model
             axis = axes.hidden(self._source)
             self._axis = axis if step.settings.multiple is None else replace(axis, multiple=step.settings.multiple)
-            if step.score == "pca":
+            if HIDDEN_SCORES[step.score].rotates:
                 check_rotates(model)
         except SmeltError as error:
             advice = "; use score: activation" if isinstance(error, RotationError) else ""
@@ -205,12 +204,12 @@ class PreparedHidden(PreparedStep):
         processes = context.processes
         streamed = streamed_model(model, context)
         # Found by separate experiments, on the CPU.
-        norms = _residual_norms(model) if self._score == "pca" else _norms(model, axis)
+        norms = _residual_norms(model) if HIDDEN_SCORES[self._score].rotates else _norms(model, axis)
         with on(processes.device), torch.no_grad():
             stored = tensors_once(
                 context.journal / "stays.safetensors",
                 processes,
-                lambda: self._chosen(model, axis, norms, streamed, context).as_tensors(),
+                lambda: self._chosen(HiddenFacts(model, axis, norms, streamed, context)).as_tensors(),
             )
             stays = _Stays(stored["kept"].cpu(), stored["rotation"].cpu() if "rotation" in stored else None)
             stored = tensors_once(
@@ -224,34 +223,15 @@ class PreparedHidden(PreparedStep):
                 raise SmeltError(f"{name}: its inputs on the calibration text are not finite, or zero; use other text")
         return stays, shares
 
-    def _chosen(
-        self, model: OpenModel, axis: Axis, norms: list[str], streamed: StreamedModel, context: RunContext
-    ) -> _Stays:
-        left, processes = self._left, context.processes
-        if self._score == "pca":
-            directions = Directions(axis.units)
-            read = dict.fromkeys(norms, directions.add)
-            _watch_norms(model, streamed, read, context, "finding directions")
-            processes.sum_(directions.sums)
-            if not directions.sums.isfinite().all():
-                raise SmeltError("hidden states on the calibration text are not finite; use other text")
-            rotation, _ = directions.rotation()
-            return _Stays(torch.arange(left, device="cpu"), rotation.cpu())
-        if self._score == "taylor":
-            scores = first_order_of_hidden(streamed, context)
-        elif self._score == "weight":
-            with torch.device("cpu"):
-                scores = _sizes(model, axis)
-        else:
-            energies = {norm: torch.zeros(axis.units, dtype=torch.float64) for norm in norms}
-            read = {norm: _adding(sums) for norm, sums in energies.items()}
-            _watch_norms(model, streamed, read, context, "measuring channels")
-            for sums in energies.values():
-                processes.sum_(sums)
-            scores = torch.stack([shares_of(sums) for sums in energies.values()]).sum(0)
+    def _chosen(self, facts: HiddenFacts) -> _Stays:
+        score = HIDDEN_SCORES[self._score]
+        if score.directions is not None:
+            return _Stays(torch.arange(self._left, device="cpu"), score.directions(facts).cpu())
+        assert score.channels is not None
+        scores = score.channels(facts)
         if not scores.isfinite().all():
             raise SmeltError("the scores of the residual stream are not finite; use other text or another score")
-        return _Stays(scores.topk(left).indices.sort().values.cpu(), None)
+        return _Stays(scores.topk(self._left).indices.sort().values.cpu(), None)
 
     def _kept_energy(
         self, model: OpenModel, axis: Axis, streamed: StreamedModel, stays: _Stays, context: RunContext
@@ -274,7 +254,7 @@ class PreparedHidden(PreparedStep):
             return add
 
         description = "measuring the energy kept"
-        _watch_norms(model, streamed, {norm: adding(total) for norm, total in sums.items()}, context, description)
+        watch_norms(model, streamed, {norm: adding(total) for norm, total in sums.items()}, context, description)
         for total in sums.values():
             context.processes.sum_(total)
         return sums
@@ -371,57 +351,6 @@ def _residual_norms(model: OpenModel) -> list[str]:
         for link in block.norms
     ]
     return list(dict.fromkeys([*found, *([residual.outer.norm] if residual.outer.norm else [])]))
-
-
-def _watch_norms(
-    model: OpenModel,
-    streamed: StreamedModel,
-    read: dict[str, Callable[[Tensor], None]],
-    context: RunContext,
-    description: str,
-) -> None:
-    """Pass on the inputs of norms on the calibration text, by full name."""
-    with forward(streamed, context.processes.share(context.tokens), context.progress, description) as (store, blocks):
-        for index in blocks:
-            start = f"{model.anatomy.blocks[index].name}."
-            with streamed.block(index) as block:
-                inside = {name.removeprefix(start): add for name, add in read.items() if name.startswith(start)}
-                with _hooked(block, inside):
-                    streamed.run_block(index, block, store)
-        outside = {name: add for name, add in read.items() if not name.startswith(f"{streamed.skeleton.blocks_name}.")}
-        head = streamed.head()
-        with _hooked(streamed.skeleton.model, outside):
-            for batch in head_batches(store) if outside else ():
-                head(store.read(batch))
-
-
-@contextmanager
-def _hooked(module: nn.Module, read: dict[str, Callable[[Tensor], None]]) -> Iterator[None]:
-    with ExitStack() as hooks:
-        for name, add in read.items():
-
-            def hook(_: nn.Module, inputs: tuple[Any, ...], add: Callable[[Tensor], None] = add) -> None:
-                add(inputs[0])
-
-            hooks.callback(module.get_submodule(name).register_forward_pre_hook(hook).remove)
-        yield
-
-
-def _adding(sums: Tensor) -> Callable[[Tensor], None]:
-    def add(hidden: Tensor) -> None:
-        sums.add_(hidden.flatten(0, -2).float().square().sum(0, dtype=torch.float64).to(sums.device))
-
-    return add
-
-
-def _sizes(model: OpenModel, axis: Axis) -> Tensor:
-    """For each channel, its share of the squares of every matrix that reads or writes it."""
-    total = torch.zeros(axis.units, dtype=torch.float64)
-    for name, span in axis.readers[""].items():
-        tensor = model.weights.load(model.names[name])
-        if tensor.dim() > 1:
-            total += shares_of(tensor.float().square().movedim(span.dim, 0).flatten(1).sum(1, dtype=torch.float64))
-    return total
 
 
 def _own_copy(model: OpenModel, norm: str) -> nn.Module:

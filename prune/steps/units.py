@@ -29,12 +29,13 @@ from ...system.resources import Cost, compute_dtype
 from ...system.tensor_files import SafetensorsFile
 from ..allocation.unit_sizes import MOST_LEVELS, shared_out_units, worst_case_units
 from ..score.taylor import first_order
-from ..score.units import UNIT_SCORES, UnitFacts, refitted
+from ..score.units import UNIT_SCORES, UnitFacts
 from ..settings.units import PruneChannels, PruneHeads
 from ..structure import axes
 from ..structure.axes import Axis
 from ..structure.removable import layer_parts
 from ..structure.slice_width import by_reader, matrices_of_units, slice_width, units_of_blocks
+from ..update.table import UNIT_UPDATES
 from .linear_pruner import LinearPruner
 
 AXES: dict[str, Callable[[OpenModel], Axis]] = {"ffn": axes.feed_forward, "heads": axes.heads}
@@ -317,9 +318,10 @@ class _UnitPruner(LinearPruner):
         kept = self._kept(reader, weight, stats)
         columns = axis.columns_of(kept).to(weight.device)
         narrow, notes = weight.float()[:, columns], reached_notes(stats)
-        if self._step.refits and stats.tokens:
+        update = self._step.settings.update
+        if update is not None and stats.tokens:
             assert stats.hessian is not None
-            narrow, more = refitted(weight, stats.hessian, columns)
+            narrow, more = UNIT_UPDATES[update](weight, stats.hessian, columns)
             notes += more
         whole = torch.zeros_like(weight, dtype=torch.float32)
         whole[:, columns] = narrow

@@ -30,7 +30,7 @@ from ...system.tensor_files import SafetensorsFile
 from ..allocation.sparsities import LEVELS, shared_out
 from ..score.weights import WEIGHT_SCORES
 from ..settings.weights import PrunePattern, PruneWeights
-from ..update.sparsegpt import sparsegpt
+from ..update.table import WEIGHT_UPDATES
 from .linear_pruner import LinearPruner
 
 _NO_FASTER = (
@@ -111,7 +111,7 @@ class PreparedWeights(PreparedStep):
         if not facts and not problems:
             what = "selects no linear in a block that ignore leaves; lm_head is never pruned"
             problems.append(Problem(f"{self._where}.targets", what))
-        if self._pattern is not None and self._score == "obs" and AT_A_TIME % self._pattern.of:
+        if self._pattern is not None and WEIGHT_SCORES[self._score].compute is None and AT_A_TIME % self._pattern.of:
             problems.append(
                 Problem(
                     f"{self._where}.structure",
@@ -253,10 +253,10 @@ class PreparedWeights(PreparedStep):
             raise SmeltError(
                 f"{facts.name}: its inputs on the calibration text are not finite; add it to ignore or use other text"
             )
-        if score == "obs":
+        by = WEIGHT_SCORES[score]
+        if by.compute is None:
             keep: Pattern | float | Tensor = self._pattern or self._shares[facts.name]
         else:
-            by = WEIGHT_SCORES[score]
             ranked = by.compute(weight, None if stats is None else stats.energy)
             keep = (
                 self._pattern.keep(ranked)
@@ -269,7 +269,7 @@ class PreparedWeights(PreparedStep):
         else:
             assert stats is not None
             assert stats.hessian is not None
-            found, more = sparsegpt(weight, stats.hessian, keep)
+            found, more = WEIGHT_UPDATES[update](weight, stats.hessian, keep)
             notes += more
         found = found.to(facts.dtype).float()
         error = weight_error(weight, found) if stats is None else output_error(weight, found, stats)
@@ -296,7 +296,7 @@ class PreparedWeights(PreparedStep):
 
     @property
     def _reads_inputs(self) -> bool:
-        return self._score not in WEIGHT_SCORES or WEIGHT_SCORES[self._score].reads_inputs
+        return WEIGHT_SCORES[self._score].reads_inputs
 
 
 class _WeightPruner(LinearPruner):

@@ -18,7 +18,6 @@ from ..scheme import Scheme
 from ..settings.methods import TransformChoice
 from ..transforms import TRANSFORMS
 from ..transforms.links import LinkNames, as_rows, bind
-from ..transforms.options.rotate import RotateOptions
 from ..transforms.rotated_model import ModelRotation, Residual, rotated
 from .block_passes import BlockPasses
 from .learned_rotation import learned_model_rotation, learning_cost
@@ -68,8 +67,11 @@ class Transforms:
                         f" them; put {choice.method} before {moved}",
                     )
                 )
-        if [choice.method for choice in self.of_residual].count("rotate") > 1:
-            problems.append(Problem(f"{self._where}.transforms", "two rotations compose to one; keep one rotate"))
+        rotations = [choice.method for choice in self.of_residual if TRANSFORMS[choice.method].rotation]
+        if len(rotations) > 1:
+            problems.append(
+                Problem(f"{self._where}.transforms", f"two rotations compose to one; keep one {rotations[0]}")
+            )
         if self.of_residual:
             try:
                 self._residual(model)
@@ -90,19 +92,17 @@ class Transforms:
         residual = self._residual(model)
         rotation = ModelRotation.none(residual)
         for choice in self.of_residual:
-            options = choice.settled()
-            if isinstance(options, RotateOptions):
-                seed = seed if options.seed is None else options.seed
-                rotation = ModelRotation.random(residual, model.skeleton.hidden_size, seed)
-                if not options.heads:
-                    rotation = ModelRotation(rotation.hidden, (None,) * len(residual.blocks))
-                if options.learn and context is not None:
-                    rotation = learned_model_rotation(model, residual, rotation, options.learn, seed, context)
+            draw, options = TRANSFORMS[choice.method].rotation, choice.settled()
+            if draw is not None:
+                seed, steps = options.seed_in(seed), options.learning_steps
+                rotation = draw(residual, model.skeleton.hidden_size, seed, options)
+                if steps and context is not None:
+                    rotation = learned_model_rotation(model, residual, rotation, steps, seed, context)
         return rotated(model, residual, rotation)
 
     def cost(self, model: OpenModel, tokens: int) -> Cost:
         """The cost of learning rotations."""
-        learned = [o.learn for c in self.of_residual if isinstance(o := c.settled(), RotateOptions) and o.learn]
+        learned = [steps for choice in self.of_residual if (steps := choice.settled().learning_steps)]
         return learning_cost(model, self._residual(model), learned[0], tokens) if learned else Cost(0, 0, 0.0)
 
     def apply(

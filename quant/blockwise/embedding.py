@@ -14,7 +14,7 @@ from ...models.structure.open_model import OpenModel
 from ..grid import Grid
 from ..rounding.nearest import nearest
 from ..scheme import Scheme
-from ..stored.quantized_weight import restore
+from ..stored.compressed_tensors import restore
 
 # The only quantized embedding that transformers 5.23 loads. vLLM documents packed codes only, which transformers does not.
 EMBEDDING = Scheme(

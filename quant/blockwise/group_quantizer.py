@@ -19,7 +19,8 @@ from ..grid import Grid
 from ..layer_stats import LayerStats, output_error, weight_error
 from ..scheme import Scheme
 from ..settings.methods import TransformChoice
-from ..stored.quantized_weight import QuantizedWeight, restore
+from ..stored.compressed_tensors import restore
+from ..stored.quantized_weight import QuantizedWeight
 from ..transforms import TRANSFORMS
 from .assignment import Treatment
 

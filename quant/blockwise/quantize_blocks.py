@@ -25,9 +25,8 @@ from ..activations import ActivationRounding, quantize_inputs
 from ..grid import shared_scale
 from ..layer_stats import LayerStats
 from ..rounding.learned_weight import Learned
-from ..rounding.signround import signround
+from ..stored.compressed_tensors import restore
 from ..stored.kv_cache import KVRounding, RangesCache, with_cache
-from ..stored.quantized_weight import restore
 from ..stored.rounded import RoundedActivations
 from ..transforms.links import LinkNames, block_weights, links_of
 from .apply_transforms import Transforms, changed_beside, fill
@@ -286,12 +285,14 @@ class BlockQuantizer(BlockJob):
             together = {name: self._to_round(this, name) for name in group.linears}
             linears |= together
             layers |= self._learned(this, together, stats)
-        options = next(t.options for t in self._chosen.values() if t.method.by_block)
+        method, options = next((t.method, t.options) for t in self._chosen.values() if t.method.by_block)
+        assert method.block is not None
+        round_block = method.block
         processes = self._context.processes
         with processes.collected(this.store) as inputs, processes.collected(self._plain) as targets:
 
             def learn() -> Rounded:
-                learned = signround(
+                learned = round_block(
                     layers,
                     lambda hidden: self._streamed.call(this.index, hidden).run(passes.block, hidden),
                     inputs.gather,

@@ -23,7 +23,7 @@ from ...system.device import on
 from ...system.resources import release_freed_memory
 from ..grid import Grid, shared_scale
 from ..layer_stats import squared_error
-from ..stored.quantized_weight import join_rows, restore
+from ..stored.compressed_tensors import join_rows, restore
 from ..transforms.links import as_rows, links_of
 from .apply_transforms import Transforms, changed_beside
 from .assignment import Treatment, alike

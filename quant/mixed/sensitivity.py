@@ -34,7 +34,7 @@ from ..blockwise.group_quantizer import GroupQuantizer, ToRound
 from ..divergence import OutputChange, divergence, squared_effect
 from ..layer_stats import LayerStats
 from ..settings.methods import TransformChoice
-from ..stored.quantized_weight import restore
+from ..stored.compressed_tensors import restore
 from ..transforms.links import as_rows, weight_rows
 from .units import Unit
 

@@ -16,7 +16,7 @@ METHODS: dict[str, Method] = {
     "nearest": Method(_nearest, NearestOptions, by_row=True),
     "gptq": Method(later(__name__, "gptq"), GptqOptions, needs_hessian=True),
     "hqq": Method(later(__name__, "hqq"), HqqOptions),
-    "signround": Method(_nearest, SignroundOptions, by_block=True),
+    "signround": Method(_nearest, SignroundOptions, block=later(__name__, "signround")),
 }
 
 __all__ = ["METHODS", "Method", "RoundingOptions"]

@@ -21,12 +21,18 @@ class Method:
             lm_head, which is in no block.
         options: the pydantic model of its options.
         needs_hessian: whether it needs ``stats.hessian``.
-        by_block: whether it rounds a block's linears together, as :func:`signround` does.
+        block: rounds a block's linears together: ``(layers, run, inputs, targets, windows, options)``, as
+            :func:`.signround.signround`; returns weights by name. None for methods that round one linear at a time.
         by_row: whether without inputs a row's codes depend only on the row and on a scale that the format shares.
     """
 
     function: Callable[..., QuantizedWeight]
     options: type[RoundingOptions] = RoundingOptions
     needs_hessian: bool = False
-    by_block: bool = False
+    block: Callable[..., dict[str, QuantizedWeight]] | None = None
     by_row: bool = False
+
+    @property
+    def by_block(self) -> bool:
+        """Whether it rounds a block's linears together."""
+        return self.block is not None

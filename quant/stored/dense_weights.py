@@ -11,7 +11,7 @@ from ...models.checkpoint.stored_shapes import restored_shape
 from ...models.checkpoint.weights import CheckpointWeights
 from ...system.tensor_files import TensorInfo
 from ..scheme import Scheme
-from .quantized_weight import restore
+from .compressed_tensors import restore
 
 # Stored with an attention's weights: the scales of its KV cache, which are not weights.
 CACHE_SCALES = ("k_scale", "v_scale", "k_zero_point", "v_zero_point")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..scheme import Scheme
-from ..stored.quantized_weight import restore
+from ..stored.compressed_tensors import restore
 
 
 class FrozenLinear(nn.Linear):

@@ -15,7 +15,8 @@ from torch.nn import functional
 
 from ..grid import Grid, largest_code, round_codes
 from ..scheme import Scheme
-from ..stored.quantized_weight import QuantizedWeight, restore
+from ..stored.compressed_tensors import restore
+from ..stored.quantized_weight import QuantizedWeight
 
 # How close to the edge of its code's cell a weight may start, in steps.
 _MARGIN = 1e-3

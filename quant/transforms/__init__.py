@@ -12,7 +12,7 @@ from .transform import Transform
 
 TRANSFORMS: dict[str, Transform] = {
     "fold_norms": Transform(residual=True),
-    "rotate": Transform(RotateOptions, residual=True),
+    "rotate": Transform(RotateOptions, residual=True, rotation=later(__name__, "rotate"), keeps_zeros=False),
     "smooth": Transform(SmoothOptions, link=later(__name__, "smooth")),
     "equalize": Transform(link=later(__name__, "equalize")),
     "awq": Transform(AwqOptions, link=later(__name__, "awq"), range=later(__name__, "awq", "awq_range")),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...quant.activations import ActivationRounding
+from ...quant.stored.codes import Codes
 from ...system.pages import joined_in_large_pages
 from .rounding import alike
 
@@ -124,6 +125,15 @@ class Matrix:
             zero=None if self.zero is None else self.zero[index],
             floats=None if self.floats is None else self.floats.rows(index),
         )
+
+    def codes(self) -> Codes:
+        """The integer codes, with columns in the inputs' order."""
+        assert self.scale is not None
+        if self.order is None:
+            return Codes(self.values, self.bits, self.scale, self.zero)
+        back = self.order.argsort()
+        places = torch.arange(len(back), dtype=torch.int32) // self.group
+        return Codes(self.values[:, back], self.bits, self.scale, self.zero, places[back])
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The values, from any storage format.

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 from pydantic import ValidationError
 from torch import Tensor
 
 from ...quant.activations import ActivationRounding
+from ...quant.stored import awq, compressed_tensors, gptq
+from ...quant.stored.codes import Codes
 from ...system.errors import RuntimeProblem
 from .matrix import FloatCodes, Matrix
-
-_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class Tensors(Protocol):
@@ -75,55 +74,18 @@ class _CompressedTensors:
                 )
 
     def matrix(self, name: str, kind: str = "Linear") -> Matrix:
-        stored = {
-            kind: self._tensors.tensor(f"{name}.{kind}")
-            for kind in (
-                "weight_packed",
-                "weight",
-                "weight_scale",
-                "weight_zero_point",
-                "weight_shape",
-                "weight_global_scale",
-                "weight_g_idx",
-            )
-            if self._tensors.has(f"{name}.{kind}")
-        }
+        stored = _parts(self._tensors, name, compressed_tensors.PARTS, compressed_tensors.PARTS)
         if "weight_scale" not in stored:
             return _Plain(self._tensors).matrix(name)
         scheme = self._scheme(name, kind)
         args = scheme.weights
         assert args is not None
         inputs = self._inputs(name, scheme.input_activations)
-        scale = stored["weight_scale"]
-        if args.type == "int" and "weight_packed" in stored:
-            rows, columns = stored["weight_shape"].tolist()
-            codes = unpack_from_int32(stored["weight_packed"], args.num_bits, torch.Size((rows, columns)))
-            zero = stored.get("weight_zero_point")
-            if zero is not None:
-                shape = torch.Size((rows, scale.shape[1]))
-                zero = (
-                    unpack_from_int32(zero, args.num_bits, shape, packed_dim=0) if zero.dtype == torch.int32 else zero
-                )
-            found = Matrix(
-                codes, _label(args.num_bits, columns, scale), args.num_bits, scale, zero, inputs, widens=True
-            )
-            places = stored.get("weight_g_idx")
-            return found if places is None or int(places.min()) < 0 else _gathered(found, places, name)
-        if args.type == "int" and scale.dim() == 2 and stored["weight"].dtype == torch.int8:
-            codes = stored["weight"]
-            return Matrix(
-                codes,
-                _label(args.num_bits, codes.shape[1], scale),
-                args.num_bits,
-                scale,
-                stored.get("weight_zero_point"),
-                inputs,
-                widens=True,
-            )
+        codes = compressed_tensors.unpack(stored, args)
+        if codes is not None:
+            return _matrix(codes, name, inputs, widens=True)
         form = scheme.format or self._config.format
-        compressor = BaseCompressor.get_value_from_registry(str(getattr(form, "value", form)))
-        values = compressor.decompress(dict(stored), scheme)["weight"]
-        assert values is not None
+        values = compressed_tensors.restored_as(stored, scheme, str(getattr(form, "value", form)))
         plain = Matrix.plain(values, inputs, f"{args.type}{args.num_bits}, {args.strategy}")
         return replace(plain, floats=_float_codes(stored, args, values.shape[0], values.shape[1]))
 
@@ -186,36 +148,26 @@ def _float_codes(stored: dict[str, Tensor], args: QuantizationArgs, rows: int, c
 
 
 class _Gptq:
-    """``qweight`` holds codes along its rows; zero-points are stored minus one (v1) or unchanged (v2)."""
-
     def __init__(self, config: dict[str, Any], tensors: Tensors) -> None:
         self._bits = int(config["bits"])
         self._group = int(config.get("group_size", -1))
         # GPTQModel's per-layer overrides, by regular expression.
         self._dynamic: dict[str, dict[str, Any]] = config.get("dynamic") or {}
-        self._v1 = config.get("checkpoint_format", "gptq") == "gptq"
+        self._version = 1 if config.get("checkpoint_format", "gptq") == "gptq" else 2
         self._tensors = tensors
         for bits in (self._bits, *(each["bits"] for each in self._dynamic.values() if "bits" in each)):
-            if bits not in (2, 3, 4, 8):
+            if bits not in gptq.BITS:
                 raise RuntimeProblem(f"GPTQ of {bits} bits is not supported; 2, 3, 4 and 8 are")
 
     def matrix(self, name: str, kind: str = "Linear") -> Matrix:
         if not self._tensors.has(f"{name}.qweight"):
             return _Plain(self._tensors).matrix(name)
         bits, group = self._settings(name)
-        codes = _unpacked(self._tensors.tensor(f"{name}.qweight").T.contiguous(), bits)
-        scale = self._tensors.tensor(f"{name}.scales").T.contiguous()
-        zero = _unpacked(self._tensors.tensor(f"{name}.qzeros"), bits).T.contiguous()[: scale.shape[0]]
-        zero = (zero + 1 if self._v1 else zero) - 2 ** (bits - 1)
-        codes = codes - 2 ** (bits - 1)
-        columns = codes.shape[1]
-        centred = zero.to(torch.int8)
-        kept = None if not centred.any() else centred
-        found = Matrix(codes.to(torch.int8), _label(bits, columns, scale), bits, scale, kept)
-        if self._tensors.has(f"{name}.g_idx"):
-            return _gathered(found, self._tensors.tensor(f"{name}.g_idx"), name)
-        size = columns if group <= 0 else group
-        return _gathered(found, torch.arange(columns) // size, name)
+        codes = gptq.unpack(_parts(self._tensors, name, gptq.PARTS, ("g_idx",)), bits, self._version)
+        if codes.places is None:
+            columns = codes.values.shape[1]
+            codes = replace(codes, places=torch.arange(columns) // (columns if group <= 0 else group))
+        return _matrix(codes, name)
 
     def _settings(self, name: str) -> tuple[int, int]:
         for pattern, each in self._dynamic.items():
@@ -225,8 +177,6 @@ class _Gptq:
 
 
 class _Awq:
-    """``qweight`` packs eight 4-bit codes of neighbouring rows into a word, in AWQ's order."""
-
     def __init__(self, config: dict[str, Any], tensors: Tensors) -> None:
         bits = int(config.get("bits", config.get("w_bit", 4)))
         if bits != 4 or str(config.get("version", "gemm")).lower() != "gemm":
@@ -238,15 +188,21 @@ class _Awq:
     def matrix(self, name: str, kind: str = "Linear") -> Matrix:
         if not self._tensors.has(f"{name}.qweight"):
             return _Plain(self._tensors).matrix(name)
-        codes = self._in_order(self._tensors.tensor(f"{name}.qweight")).T - 8
-        zero = self._in_order(self._tensors.tensor(f"{name}.qzeros")).T - 8
-        scale = self._tensors.tensor(f"{name}.scales").T.contiguous()
-        label = _label(4, codes.shape[1], scale)
-        return Matrix(codes.to(torch.int8).contiguous(), label, 4, scale, zero.to(torch.int8).contiguous())
+        return _matrix(awq.unpack(_parts(self._tensors, name, awq.PARTS)), name)
 
-    def _in_order(self, packed: Tensor) -> Tensor:
-        shifts = 4 * torch.tensor(_AWQ_ORDER, dtype=torch.int32)
-        return ((packed.unsqueeze(-1) >> shifts) & 15).flatten(-2)
+
+def _parts(tensors: Tensors, name: str, parts: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Tensor]:
+    """The stored tensors of a module, by local name."""
+    names = {part: f"{name}.{part}" for part in parts}
+    return {part: tensors.tensor(full) for part, full in names.items() if part not in optional or tensors.has(full)}
+
+
+def _matrix(codes: Codes, name: str, inputs: ActivationRounding | None = None, *, widens: bool = False) -> Matrix:
+    """A matrix of these codes, with each group's columns together."""
+    groups = codes.scale.shape[1] if codes.scale.dim() == 2 else 1
+    label = f"int{codes.bits}" if groups == 1 else f"int{codes.bits} g{codes.values.shape[1] // groups}"
+    found = Matrix(codes.values, label, codes.bits, codes.scale, codes.zero, inputs, widens=widens)
+    return found if codes.places is None else _gathered(found, codes.places, name)
 
 
 def _gathered(matrix: Matrix, places: Tensor, name: str) -> Matrix:
@@ -266,22 +222,3 @@ def _gathered(matrix: Matrix, places: Tensor, name: str) -> Matrix:
     codes = matrix.values if matrix.zero is None else matrix.values.short() - matrix.zero.short()[:, places]
     values = codes.to(matrix.scale.dtype) * matrix.scale[:, places]
     return Matrix.plain(values, matrix.inputs, f"int{matrix.bits}, uneven groups")
-
-
-def _unpacked(packed: Tensor, bits: int) -> Tensor:
-    """Codes stored dense and little-endian along the last dimension of int32 words; of 3 bits some straddle two words."""
-    rows, words = packed.shape
-    wide = packed.long() & 0xFFFFFFFF
-    count = words * 32 // bits
-    first = torch.arange(count) * bits
-    word, shift = first // 32, first % 32
-    low = wide[:, word] >> shift
-    following = wide[:, (word + 1).clamp_max(words - 1)]
-    straddling = shift + bits > 32
-    high = torch.where(straddling, following << (32 - shift), torch.zeros_like(low))
-    return ((low | high) & (2**bits - 1)).view(rows, count)
-
-
-def _label(bits: int, columns: int, scale: Tensor) -> str:
-    groups = scale.shape[1] if scale.dim() == 2 else 1
-    return f"int{bits}" if groups == 1 else f"int{bits} g{columns // groups}"

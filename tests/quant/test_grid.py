@@ -13,7 +13,8 @@ from smelt.quant.rounding import METHODS
 from smelt.quant.rounding.nearest import nearest
 from smelt.quant.scheme import resolve
 from smelt.quant.scheme_names import SUPPORTED
-from smelt.quant.stored.quantized_weight import QuantizedWeight, restore
+from smelt.quant.stored.compressed_tensors import restore
+from smelt.quant.stored.quantized_weight import QuantizedWeight
 
 
 def _weight(dtype: torch.dtype) -> torch.Tensor:

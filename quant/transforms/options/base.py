@@ -14,3 +14,12 @@ class TransformOptions(BaseModel):
     def reads_inputs(self) -> bool:
         """Whether the transform needs layers' inputs on the calibration text."""
         return False
+
+    @property
+    def learning_steps(self) -> int:
+        """Steps of learning a rotation on the calibration text."""
+        return 0
+
+    def seed_in(self, run: int) -> int:
+        """The random seed, given the run's."""
+        return run

@@ -23,3 +23,10 @@ class RotateOptions(TransformOptions):
     @property
     def reads_inputs(self) -> bool:
         return self.learn > 0
+
+    @property
+    def learning_steps(self) -> int:
+        return self.learn
+
+    def seed_in(self, run: int) -> int:
+        return run if self.seed is None else self.seed

@@ -27,6 +27,7 @@ from smelt.system.errors import SmeltError
 from smelt.system.progress import Progress
 from torch import Tensor
 
+from ...packing import awq_packed
 from ...tiny import SMELT_6M, make_model, save_model
 
 GENERATOR = torch.Generator().manual_seed(5)
@@ -235,7 +236,7 @@ def test_awqs_codes_and_zeros_are_carried_over(tmp_path: Path) -> None:
         scale = (torch.rand(rows, columns // 32, generator=GENERATOR) * 0.01 + 0.001).half()
         spread = zeros.repeat_interleave(32, 1)
         dense[base] = ((codes - spread).double() * scale.double().repeat_interleave(32, 1)).numpy()
-        tensors |= {f"{base}qweight": _awq_packed(codes.T), f"{base}qzeros": _awq_packed(zeros.T)}
+        tensors |= {f"{base}qweight": awq_packed(codes.T), f"{base}qzeros": awq_packed(zeros.T)}
         tensors[f"{base}scales"] = scale.T.contiguous()
     tensors.pop("lm_head.weight")
     path = save_model(model, tmp_path / "model")
@@ -415,10 +416,3 @@ def _error(path: Path, folder: Path) -> str:
 def _configure(path: Path, **changes: Any) -> None:
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | changes))
-
-
-def _awq_packed(codes: Tensor) -> Tensor:
-    """Eight 4-bit codes of a row in a word: bits 4j hold code number (0, 2, 4, 6, 1, 3, 5, 7)[j]."""
-    eight = codes.long().unflatten(1, (-1, 8))
-    word = torch.stack([eight[..., place] << (4 * j) for j, place in enumerate((0, 2, 4, 6, 1, 3, 5, 7))]).sum(0)
-    return torch.where(word >= 2**31, word - 2**32, word).to(torch.int32)

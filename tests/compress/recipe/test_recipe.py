@@ -104,6 +104,24 @@ def test_each_mistake_has_a_sentence(text: str, expected: str | None, tmp_path: 
         assert any(expected in line for line in _mistakes(path)), _mistakes(path)
 
 
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        ("prune: {structure: weights, sparsity: 0.5, score: wnda}", "wanda"),
+        ("prune: {structure: weights, sparsity: 0.5, allocation: owel}", "owl"),
+        ("prune: {structure: heads, count: 1, update: least_square}", "least_squares"),
+        ("distill: {tokens: 400k, schedule: cosin}", "cosine"),
+        ("quantize: {scheme: W4A16, kv_cache: fp9}", "fp8"),
+        ("prune: {structure: blocks, count: 1, score: zzz}", None),
+        ("prune: {structure: blocks, count: 1, score: 3}", None),
+    ],
+)
+def test_a_misspelt_value_gets_a_suggestion(step: str, expected: str | None, tmp_path: Path) -> None:
+    (sentence,) = _mistakes(_write(tmp_path / "bad.yaml", f"model: m\noutput: out\nsteps:\n  - {step}\n"))
+    assert "input should be '" in sentence
+    assert sentence.endswith(f"'; did you mean {expected}?") if expected else "did you mean" not in sentence
+
+
 def test_a_missing_or_foreign_file_is_said_to_be_so(tmp_path: Path) -> None:
     assert "recipe file not found" in _mistakes(tmp_path / "none.yaml")[0]
     assert "cannot be read" in _mistakes(tmp_path)[0]

@@ -31,7 +31,7 @@ from smelt.quant.mixed.units import find_units
 from smelt.quant.rounding.nearest import nearest
 from smelt.quant.scheme import resolve
 from smelt.quant.settings.quantize import PostTrainingQuantize
-from smelt.quant.stored.quantized_weight import restore
+from smelt.quant.stored.compressed_tensors import restore
 from smelt.system import measurement_cache as cache
 from smelt.system.progress import Progress
 from transformers import AutoModelForCausalLM

@@ -31,7 +31,7 @@ def _through(way: str, functions: LossFunctions, dtype: torch.dtype) -> list[Ten
 
     def losses(logits: Tensor, rows: slice):  # type: ignore[no-untyped-def]
         if way == "top_kl":
-            compared = functions.top_kl(logits, places[rows], kept[rows], 1.5)
+            compared = functions.of_top("forward_kl", logits, places[rows], kept[rows], 1.5)
         else:
             compared = Comparison(way, LOSSES[way].options(), 1.5, functions)(logits, teacher[rows])
         return [(0.7, compared), (0.3, functions.cross_entropy(logits, targets[rows]))]
@@ -55,7 +55,7 @@ def test_kernels_compute_the_losses_of_torch(way: str) -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_all_tokens_kept_is_the_whole_divergence() -> None:
     student, teacher = (torch.randn(3, 40) for _ in range(2))
-    found = FUSED.top_kl(student, *most_likely(teacher, 40, 1.0), 1.0)
+    found = FUSED.of_top("forward_kl", student, *most_likely(teacher, 40, 1.0), 1.0)
     wanted = TORCH.divergence("forward_kl", student.double(), teacher.double(), 1.0, LOSSES["forward_kl"].options())
     for ours, each in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours.double(), each, rtol=1e-4, atol=1e-6)

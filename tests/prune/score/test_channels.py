@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from smelt.prune.score.units import UNIT_SCORES, UnitFacts, path_scores, refitted
+from smelt.prune.score.units import UNIT_SCORES, UnitFacts, path_scores
+from smelt.prune.update.least_squares import refitted
 from torch import Tensor
 
 

@@ -14,7 +14,8 @@ from smelt.quant.rounding.nearest import NearestOptions, nearest
 from smelt.quant.scale_search import fit_scales
 from smelt.quant.scheme import resolve
 from smelt.quant.scheme_names import SUPPORTED
-from smelt.quant.stored.quantized_weight import QuantizedWeight, restore
+from smelt.quant.stored.compressed_tensors import restore
+from smelt.quant.stored.quantized_weight import QuantizedWeight
 from smelt.system.tensor_files import SafetensorsFile
 from torch import Tensor
 

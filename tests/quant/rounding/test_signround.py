@@ -14,7 +14,8 @@ from smelt.quant.rounding.nearest import nearest
 from smelt.quant.rounding.signround import SignroundOptions, signround
 from smelt.quant.scheme import Scheme, resolve
 from smelt.quant.scheme_names import SUPPORTED
-from smelt.quant.stored.quantized_weight import QuantizedWeight, restore
+from smelt.quant.stored.compressed_tensors import restore
+from smelt.quant.stored.quantized_weight import QuantizedWeight
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 

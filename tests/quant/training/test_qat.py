@@ -8,7 +8,7 @@ from smelt.quant.grid import Grid, largest_code
 from smelt.quant.rounding import METHODS
 from smelt.quant.scheme import Scheme, resolve
 from smelt.quant.scheme_names import SUPPORTED
-from smelt.quant.stored.quantized_weight import restore
+from smelt.quant.stored.compressed_tensors import restore
 from smelt.quant.training.qat import QatLinear, latent_start, stored_grid
 from torch import Tensor
 

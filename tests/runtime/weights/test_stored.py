@@ -23,6 +23,7 @@ from smelt.runtime.native.operators import NativeOperators
 from smelt.runtime.weights.checkpoint import Checkpoint
 from torch import Tensor
 
+from ...packing import awq_packed, packed
 from ...tiny import from_transformers, make_model, save_model
 from ..drive import engine, logits_in_pieces
 
@@ -137,8 +138,8 @@ def test_gptq_means_what_its_packing_says(bits: int, version: str, symmetric: bo
         places = places[torch.randperm(columns, generator=GENERATOR)]
     expected = ((codes - zeros[:, places]).half() * scale[:, places]).float()
     stored = {
-        "qweight": _packed(codes, bits).T.contiguous(),
-        "qzeros": _packed(zeros.T - int(version == "gptq"), bits),
+        "qweight": packed(codes, bits).T.contiguous(),
+        "qzeros": packed(zeros.T - int(version == "gptq"), bits),
         "scales": scale.T.contiguous(),
         "g_idx": places.int(),
     }
@@ -163,8 +164,8 @@ def test_gptq_whose_last_group_is_shorter(columns: int, order: str, tmp_path: Pa
         places = places[torch.randperm(columns, generator=GENERATOR)]
     # Words of zero-points hold eight of the 32 rows.
     stored = {
-        "qweight": _packed(codes, 4).T.contiguous(),
-        "qzeros": _packed(zeros.T - 1, 4),
+        "qweight": packed(codes, 4).T.contiguous(),
+        "qzeros": packed(zeros.T - 1, 4),
         "scales": scale.T.contiguous(),
     }
     if order != "absent":
@@ -214,7 +215,7 @@ def test_awq_means_what_its_packing_says(tmp_path: Path) -> None:
     zeros = torch.randint(0, 16, (rows, columns // group), generator=GENERATOR)
     scale = (torch.rand(rows, columns // group, generator=GENERATOR) + 0.1).half()
     expected = ((codes - zeros.repeat_interleave(group, 1)).half() * scale.repeat_interleave(group, 1)).float()
-    stored = {"qweight": _awq_packed(codes.T), "qzeros": _awq_packed(zeros.T), "scales": scale.T.contiguous()}
+    stored = {"qweight": awq_packed(codes.T), "qzeros": awq_packed(zeros.T), "scales": scale.T.contiguous()}
     found = _checkpoint(tmp_path, stored, {"quant_method": "awq", "bits": 4, "version": "gemm"}).matrix("linear")
     assert torch.equal(found.dense(torch.float32), expected)
     assert found.format == "int4 g32"
@@ -224,10 +225,10 @@ def test_awq_means_what_its_packing_says(tmp_path: Path) -> None:
 def test_a_gptq_model_runs_as_its_dense_twin(order: str, tmp_path: Path) -> None:
     """Fused q/k/v and gate/up keep their codes; the logits are those of the values written out."""
     model = make_model("llama")
-    dense, packed = {}, {}
+    dense, stored = {}, {}
     for name, weight in model.state_dict().items():
         if "proj" not in name:
-            dense[name] = packed[name] = weight.clone()
+            dense[name] = stored[name] = weight.clone()
             continue
         rows, columns = weight.shape
         scale = (weight.abs().view(rows, columns // 32, 32).amax(-1) / 7.5).half()
@@ -239,12 +240,12 @@ def test_a_gptq_model_runs_as_its_dense_twin(order: str, tmp_path: Path) -> None
             places = places[torch.randperm(columns, generator=torch.Generator().manual_seed(len(name.split(".")[3])))]
         dense[name] = (codes - 8).half().mul(scale[:, places]).float()
         base = name.removesuffix("weight")
-        packed[base + "qweight"] = _packed(codes, 4).T.contiguous()
-        packed[base + "qzeros"] = _packed(torch.full((columns // 32, rows), 7), 4)
-        packed[base + "scales"] = scale.T.contiguous()
-        packed[base + "g_idx"] = places.int()
+        stored[base + "qweight"] = packed(codes, 4).T.contiguous()
+        stored[base + "qzeros"] = packed(torch.full((columns // 32, rows), 7), 4)
+        stored[base + "scales"] = scale.T.contiguous()
+        stored[base + "g_idx"] = places.int()
     path = save_model(model, tmp_path / "model")
-    save_file(packed, path / "model.safetensors")
+    save_file(stored, path / "model.safetensors")
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(
         json.dumps(config | {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}})
@@ -296,21 +297,3 @@ def _checkpoint(path: Path, tensors: dict[str, Tensor], quantization: dict[str, 
     (path / "config.json").write_text(json.dumps(config))
     save_file({f"linear.{kind}": tensor.contiguous() for kind, tensor in tensors.items()}, path / "model.safetensors")
     return Checkpoint(path)
-
-
-def _packed(codes: Tensor, bits: int) -> Tensor:
-    """Rows of codes as int32 words, written out bit by bit."""
-    rows = []
-    for row in codes.tolist():
-        whole = sum(code << (bits * i) for i, code in enumerate(row))
-        words = -(-bits * len(row) // 32)
-        rows.append([(whole >> (32 * i)) & 0xFFFFFFFF for i in range(words)])
-    return torch.tensor(rows, dtype=torch.int64).to(torch.int32)
-
-
-def _awq_packed(codes: Tensor) -> Tensor:
-    """AWQ's order: bits 4j of a word hold code number (0, 2, 4, 6, 1, 3, 5, 7)[j] of eight."""
-    eight = codes.long().unflatten(1, (-1, 8))
-    word = sum(eight[..., place] << (4 * j) for j, place in enumerate((0, 2, 4, 6, 1, 3, 5, 7)))
-    assert isinstance(word, Tensor)
-    return torch.where(word >= 2**31, word - 2**32, word).to(torch.int32)
