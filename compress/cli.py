@@ -1,4 +1,4 @@
-"""The command line: ``smelt run``, ``eval``, ``sweep``, ``compare``, ``inspect``, ``export``, ``merge``, ``chat``, ``bench``, ``kernels`` and ``schema``.
+"""The command line: ``smelt run``, ``eval``, ``sweep``, ``compare``, ``inspect``, ``export``, ``merge``, ``chat``, ``bench``, ``simulate``, ``kernels`` and ``schema``.
 
 Each command is a file in ``commands/`` and a row here.
 """
@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from .commands import bench, chat, compare, eval, export, inspect, kernels, merge, run, schema, sweep
+from .commands import bench, chat, compare, eval, export, inspect, kernels, merge, run, schema, simulate, sweep
 from .commands.outcome import say
 
 app = typer.Typer(
@@ -40,6 +40,8 @@ app = typer.Typer(
 
     - `smelt bench runs/quickstart/checkpoint` measures its speed on this machine
 
+    - `smelt simulate --trace trace.csv --model ./my-llama --device h100-sxm` predicts what a device would serve
+
     An interrupted run continues when the same command is given again.
     """,
 )
@@ -53,6 +55,7 @@ for _name, _command in {
     "merge": merge.merge,
     "chat": chat.chat,
     "bench": bench.bench,
+    "simulate": simulate.simulate,
     "schema": schema.schema,
 }.items():
     app.command(_name)(_command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,13 +12,16 @@ import typer
 from ...runtime import EngineConfig
 from ...runtime.cache_types import kv_dtype_help
 from ...runtime.scheduling.policies.table import POLICIES
+from ...system.errors import SmeltError
 from ...system.progress import Progress
 from .outcome import reporting_errors
 
 
 @reporting_errors
 def bench(
-    checkpoint: Annotated[str, typer.Argument(help="A directory, a hub name or builtin:smelt-6m.")],
+    checkpoint: Annotated[
+        str | None, typer.Argument(help="A directory, a hub name or builtin:smelt-6m. Not for --calibrate.")
+    ] = None,
     prompt: Annotated[int, typer.Option(help="Prompt tokens of each request.", min=1)] = 128,
     output: Annotated[int, typer.Option(help="Tokens generated per request.", min=2)] = 32,
     concurrency: Annotated[list[int] | None, typer.Option(help="Concurrent requests. Repeatable.", min=1)] = None,
@@ -46,6 +50,12 @@ def bench(
         bool,
         typer.Option("--ablate", help="What each GPU fusion saves: launches, bytes, and time if there is a GPU."),
     ] = False,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            help="Time steps of random models on this machine and write what smelt simulate and smelt plan need to FILE."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> int:
     """Measure a checkpoint's speed on this machine, and how close it comes to the machine's limits.
@@ -63,7 +73,13 @@ def bench(
         smelt bench ./my-llama --compile
 
         smelt bench ./my-llama --ablate
+
+        smelt bench --calibrate this-machine.json
     """
+    if calibrate is not None:
+        return _calibrate(calibrate)
+    if checkpoint is None:
+        raise SmeltError("give a checkpoint to measure, or --calibrate FILE to calibrate this machine")
     loads = concurrency or ([] if trace else [1, 4, 16])
     config = EngineConfig(
         max_sequences=max([32, *loads]),
@@ -112,4 +128,20 @@ def _ablate(checkpoint: str, prompt: int, output: int, dtype: str, kv_dtype: str
         log=Progress(True).say,
     )
     print(json.dumps({"checkpoint": checkpoint, **found.as_data()}, indent=2) if as_json else table(found))
+    return 0
+
+
+def _calibrate(path: Path) -> int:
+    from ...runtime.costs.device_cost import own_calibration
+    from ...runtime.measure.calibrate import calibrate, table
+
+    if not path.parent.is_dir():
+        raise SmeltError(f"--calibrate: {path.parent} is not a directory; create it, or choose another file")
+    found = calibrate(command=f"smelt bench --calibrate {path.name}", log=Progress(True).say)
+    found.write(path)
+    kept = own_calibration()
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    found.write(kept)
+    print(table(found))
+    print(f"written: {path}; smelt simulate --device cpu uses it from now on", file=sys.stderr)
     return 0

@@ -57,6 +57,14 @@ def _models_in(parent: Path) -> list[str]:
     return [name for name in names if not name.startswith(".") and not name.endswith((".partial", ".replaced"))]
 
 
+def find_configuration(name: str) -> ModelDirectory:
+    """Like :func:`find_checkpoint`; of a hub's model only its configuration is downloaded."""
+    place = named_path(name)
+    if name.startswith("builtin:") or place.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
+        return find_checkpoint(name)
+    return ModelDirectory(name, _fetch(name, None, trust_remote_code=False, patterns=["config.json"]))
+
+
 def find_checkpoint(name: str, *, trust_remote_code: bool = False) -> ModelDirectory:
     """Like :func:`find_model`; a run's output directory resolves to the checkpoint in it."""
     place = named_path(name)
@@ -65,12 +73,12 @@ def find_checkpoint(name: str, *, trust_remote_code: bool = False) -> ModelDirec
     return find_model(str(inside) if held else name, trust_remote_code=trust_remote_code)
 
 
-def _fetch(name: str, revision: str | None, trust_remote_code: bool) -> Path:
+def _fetch(name: str, revision: str | None, trust_remote_code: bool, patterns: list[str] | None = None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     try:
-        wanted = [*_HUB_FILES, "*.py"] if trust_remote_code else _HUB_FILES
+        wanted = patterns or ([*_HUB_FILES, "*.py"] if trust_remote_code else _HUB_FILES)
         return Path(
             snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=["consolidated*", "*/*"])
         )

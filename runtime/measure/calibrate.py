@@ -189,3 +189,14 @@ def _serve(engine: Engine, requests: list[tuple[int, int]], draw: random.Random)
         engine.add_request(ids, SamplingParams(max_tokens=output, temperature=0, ignore_eos=True))
     while engine.has_work:
         engine.step()
+
+
+def table(found: Calibration) -> str:
+    """A calibration for a terminal: how well it predicts what it was not fitted on."""
+    lines = [
+        found.device,
+        f"{'configuration, left out of the fit':<36}{'predicted / measured':>22}",
+        *(f"{name:<36}{ratio:>22.2f}" for name, ratio in found.left_out.items()),
+        f"within {found.spread:.0%}; measured: {', '.join(found.kernels)}",
+    ]
+    return "\n".join(lines)

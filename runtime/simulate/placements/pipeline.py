@@ -1,0 +1,127 @@
+"""A pipeline of stages, each with a share of the layers; several batches are under way at once."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...costs.work import StepCost
+from ...requests.trace import Arrival
+from ..options import SimulatedEngine
+from ..replica import Replica
+from ..results import SimulationResult
+
+
+@dataclass
+class Lane:
+    """Batches of one model that pass through the stages one after another: an engine with its own sequences and blocks.
+
+    Attributes:
+        engine: schedules the batches.
+        stages: the cost of each stage.
+        model: of which model requests are; several may share the stages.
+        ready: when its last batch has left the last stage.
+    """
+
+    engine: Replica
+    stages: Sequence[StepCost]
+    model: int = 0
+    ready: float = 0.0
+
+
+@dataclass
+class Pipeline:
+    """Stages that lanes share, first come, first served.
+
+    Args:
+        lanes: at least one for each stage of a model, or stages wait for work.
+        send: seconds to send a batch's hidden states to the next stage, for each token.
+
+    Attributes:
+        busy: of each stage, in seconds.
+        bubbles: the share of a stage's time, while any batch is under way, in which it had none.
+    """
+
+    lanes: list[Lane]
+    send: float = 0.0
+    busy: list[float] = field(default_factory=list)
+    _free: list[float] = field(default_factory=list)
+    _active: float = 0.0
+    _until: float = 0.0
+
+    def __post_init__(self) -> None:
+        count = max(len(lane.stages) for lane in self.lanes)
+        self.busy, self._free = [0.0] * count, [0.0] * count
+
+    @property
+    def bubbles(self) -> float:
+        """The idle share of the stages while there was work."""
+        return 1 - sum(self.busy) / (len(self.busy) * self._active) if self._active else 0.0
+
+    def serve(self, arrivals: Sequence[tuple[int, Arrival]]) -> None:
+        """Serve requests, in order of time, each of a model."""
+        by_model: dict[int, list[Lane]] = {}
+        for lane in self.lanes:
+            by_model.setdefault(lane.model, []).append(lane)
+        for number, (model, arrival) in enumerate(arrivals):
+            self._run(arrival.at)
+            lane = min(by_model[model], key=lambda lane: lane.engine.load)
+            lane.engine.check(arrival)
+            lane.engine.submit(number, arrival)
+        self._run(math.inf)
+
+    def _run(self, time: float) -> None:
+        """Start batches that begin before ``time``."""
+        queue = [(self._starts(lane), i) for i, lane in enumerate(self.lanes) if lane.engine.has_work]
+        heapq.heapify(queue)
+        while queue:
+            starts, i = heapq.heappop(queue)
+            lane = self.lanes[i]
+            now = max(starts, self._free[0])
+            if now >= time:
+                continue
+            self._pass(lane, now)
+            if lane.engine.has_work:
+                heapq.heappush(queue, (self._starts(lane), i))
+
+    def _starts(self, lane: Lane) -> float:
+        return max(lane.ready, lane.engine.now)
+
+    def _pass(self, lane: Lane, now: float) -> None:
+        plan, work = lane.engine.begin(now)
+        end = now
+        busy = 0.0
+        for stage, cost in enumerate(lane.stages):
+            begun = max(end, self._free[stage])
+            seconds = cost.seconds(work)
+            end = begun + seconds
+            self._free[stage] = end
+            self.busy[stage] += seconds
+            busy += seconds
+            if stage + 1 < len(lane.stages):
+                end += self.send * work.tokens
+        lane.engine.finish(plan, work, now, end, busy / len(lane.stages))
+        lane.ready = end
+        self._active += max(0.0, end - max(now, self._until))
+        self._until = max(self._until, end)
+
+
+def simulate_pipeline(
+    arrivals: Sequence[Arrival], engine: SimulatedEngine, stages: Sequence[StepCost], *, send: float = 0.0
+) -> tuple[SimulationResult, float]:
+    """Serve a trace with a pipeline; each of as many batches as there are stages has its part of the sequences.
+
+    Args:
+        arrivals: in order of time.
+        engine: of one batch.
+        stages: the cost of each.
+        send: seconds for each token to the next stage.
+
+    Returns:
+        The result, and the share of bubbles.
+    """
+    pipeline = Pipeline([Lane(Replica(engine), stages) for _ in stages], send)
+    pipeline.serve([(0, arrival) for arrival in arrivals])
+    return SimulationResult.of(engine.policy, [lane.engine for lane in pipeline.lanes]), pipeline.bubbles

@@ -1,0 +1,285 @@
+"""What ``smelt simulate`` does: a load, a model, a device and policies in; results with intervals out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...system.errors import RuntimeProblem, nearest_name
+from ...system.progress import Log
+from ..costs.device_cost import DeviceCost, device_cost
+from ..costs.model_size import ModelSize
+from ..requests.synthetic import Lengths, synthetic
+from ..requests.trace import Arrival, read_trace, repeated
+from ..scheduling.policies.table import POLICIES
+from ..scheduling.swapping import SWAP_MODES, SwapMode, TransferCost
+from .compare import FIGURES, Compared, compare
+from .options import SimulatedEngine
+from .placements.placement import Placement
+
+_MOST = 10**9
+_SYNTHETIC_REQUESTS = 1000
+# Besides its bytes, each copy between host and device: a launch and a DMA's start.
+_TRANSFER_SECONDS = 10e-6
+
+
+@dataclass(frozen=True)
+class Load:
+    """The requests.
+
+    Attributes:
+        trace: a recorded one; None for random ones.
+        prompts, outputs: distributions of random lengths.
+        arrivals: random arrivals a second.
+        requests: how many; None for the whole trace, or a thousand random ones.
+        rate: scales the arrival rate.
+        seed: of random ones.
+    """
+
+    trace: Path | None = None
+    prompts: str | None = None
+    outputs: str | None = None
+    arrivals: float = 1.0
+    requests: int | None = None
+    rate: float = 1.0
+    seed: int = 0
+
+    def read(self, longest: int) -> list[Arrival]:
+        """The requests that fit into ``longest`` tokens.
+
+        Raises:
+            RuntimeProblem: there is neither a trace nor lengths, or both, or one of them is wrong.
+        """
+        if (self.trace is None) != (self.prompts is not None and self.outputs is not None):
+            raise RuntimeProblem("give either --trace, or both --prompts and --outputs")
+        if self.trace is not None:
+            if self.prompts is not None or self.outputs is not None:
+                raise RuntimeProblem("give either --trace, or both --prompts and --outputs")
+            found = read_trace(self.trace, self.requests or _MOST, longest)
+            return repeated(found, self.requests or len(found), self.rate)
+        assert self.prompts is not None
+        assert self.outputs is not None
+        return synthetic(
+            Lengths.parse(self.prompts, "--prompts"),
+            Lengths.parse(self.outputs, "--outputs"),
+            count=self.requests or _SYNTHETIC_REQUESTS,
+            rate=self.arrivals * self.rate,
+            longest=longest,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything that is simulated; the engine's options are named as in :class:`EngineConfig`."""
+
+    size: ModelSize
+    device: str
+    load: Load
+    policies: Sequence[str] = ("fcfs",)
+    placement: str = "single"
+    max_sequences: int = 256
+    token_budget: int = 512
+    block_size: int = 16
+    memory_utilization: float = 0.9
+    max_length: int | None = None
+    host_memory_bytes: int = 0
+    swap: str = "auto"
+    transfer_bytes: int = 1_000_000
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What was found.
+
+    Attributes:
+        device: its cost model.
+        outside: what of the model and its load is outside the calibrated range.
+        engine: the options of each engine.
+        placement: as it was written.
+        model: its sizes.
+        compared: a result for each policy.
+    """
+
+    device: DeviceCost
+    outside: list[str]
+    engine: SimulatedEngine
+    placement: str
+    model: ModelSize
+    compared: list[Compared]
+
+    def as_data(self) -> dict[str, Any]:
+        """As JSON."""
+        engine = {name: value for name, value in asdict(self.engine).items() if name != "policy"}
+        return {
+            "model": {
+                "name": self.model.name,
+                "schemes": self.model.schemes,
+                "kv_dtype": self.model.kv_dtype,
+                "weight_bytes": self.model.weight_bytes,
+                "kv_bytes_per_position": self.model.kv_bytes,
+            },
+            "device": {
+                "name": self.device.name,
+                "times": self.device.kind,
+                "spread": self.device.spread,
+                "outside_calibrated_range": self.outside,
+            },
+            "placement": self.placement,
+            "engine": engine,
+            "policies": [each.as_data() for each in self.compared],
+        }
+
+
+def run(scenario: Scenario, log: Log = lambda _: None) -> Simulated:
+    """Simulate a scenario.
+
+    Raises:
+        RuntimeProblem: an option is wrong, the model does not fit, or no request does.
+    """
+    for policy in scenario.policies:
+        if policy not in POLICIES:
+            raise RuntimeProblem(
+                f"policy is {policy!r}; it must be {', '.join(POLICIES)}{nearest_name(policy, list(POLICIES))}"
+            )
+    if scenario.swap not in SWAP_MODES:
+        raise RuntimeProblem(f"swap is {scenario.swap!r}; it must be {', '.join(SWAP_MODES)}")
+    placement = Placement.parse(scenario.placement)
+    size = scenario.size
+    device = device_cost(scenario.device, measure=_measure(log))
+    blocks = placement.blocks(size, device, scenario.memory_utilization, scenario.block_size)
+    longest = min(scenario.max_length or size.max_length, blocks * scenario.block_size)
+    arrivals = scenario.load.read(longest)
+    # More blocks than all sequences can use would only take time to count.
+    needed = scenario.max_sequences * -(-longest // scenario.block_size)
+    engine = SimulatedEngine(
+        min(blocks, needed),
+        block_size=scenario.block_size,
+        token_budget=scenario.token_budget,
+        max_sequences=scenario.max_sequences,
+        swap=_swap_mode(scenario.swap),
+        **_host(scenario, device),
+    )
+    longest_here = max(arrival.prompt + arrival.output for arrival in arrivals)
+    outside = device.outside(size, sequences=scenario.max_sequences, tokens=scenario.token_budget, context=longest_here)
+    log(f"{len(arrivals):,} requests, {engine.blocks:,} cache blocks of {engine.block_size} positions")
+    found = compare(
+        arrivals,
+        engine,
+        scenario.policies,
+        lambda some, options, change: placement.simulate(some, options, size, device, change),
+        device.spread,
+    )
+    return Simulated(device, outside, engine, str(placement), size, found)
+
+
+def _swap_mode(text: str) -> SwapMode:
+    return next(mode for mode in SWAP_MODES if mode == text)
+
+
+def _host(scenario: Scenario, device: DeviceCost) -> dict[str, Any]:
+    if not scenario.host_memory_bytes:
+        return {}
+    block = int(scenario.size.kv_bytes * scenario.block_size)
+    if scenario.host_memory_bytes < block:
+        raise RuntimeProblem(f"--host-memory: less than a cache block of {block:,} bytes; give more or leave it out")
+    rate = device.device.value("host_link") if device.device is not None else _copy_rate()
+    transfer = TransferCost(block, scenario.transfer_bytes, _TRANSFER_SECONDS, rate)
+    return {"host_blocks": scenario.host_memory_bytes // block, "transfer": transfer}
+
+
+def _copy_rate() -> float:
+    """Bytes a second that this machine's memory copies."""
+    from ..measure.bench import read_rate
+
+    return read_rate() / 2
+
+
+def _measure(log: Log) -> Any:
+    def measured() -> tuple[float, float]:
+        import torch
+
+        from ..measure.bench import product_rate, read_rate
+
+        log("this machine is not calibrated: measuring its bandwidth and products (smelt bench --calibrate is better)")
+        return read_rate(), product_rate(torch.bfloat16)
+
+    return measured
+
+
+def facts(found: Simulated) -> list[tuple[str, str]]:
+    """What was simulated, and how far to trust it."""
+    device = found.device
+    if device.kind == "calibrated":
+        trust = f"fitted to steps measured there; configurations left out of the fit were within {device.spread:.0%}"
+    else:
+        trust = f"PREDICTED from constants, never measured there; intervals assume an error of {device.spread:.0%}"
+    model = found.model
+    return [
+        (
+            "model",
+            f"{model.name}, {', '.join(model.schemes)}, {model.weight_bytes / 1e9:.2f} GB, cache {model.kv_dtype}",
+        ),
+        ("device", f"{device.name}, {found.placement}"),
+        ("times", trust),
+        *(("outside the calibrated range", each) for each in found.outside),
+    ]
+
+
+def rows(found: Simulated) -> list[tuple[str, list[str]]]:
+    """Each figure's name, and its text for each policy, with intervals in brackets."""
+    everything: list[tuple[str, list[str]]] = []
+    for title, figure in (
+        ("tokens/s", "output_rate"),
+        *(
+            (f"{title}, {share}", f"{name}_{share}")
+            for title, name in (
+                ("first token (TTFT)", "first_token"),
+                ("between tokens (TBT)", "between_tokens"),
+                ("completion", "completion"),
+                ("completion per token", "normalized"),
+            )
+            for share in ("mean", "p50", "p99")
+        ),
+    ):
+        plain = _rate if figure == "output_rate" else _plain
+        texts = []
+        for each in found.compared:
+            low, high = each.intervals[figure]
+            texts.append(f"{plain(FIGURES[figure](each.result))} ({plain(low)} to {plain(high)})")
+        everything.append((title, texts))
+    results = [each.result for each in found.compared]
+    everything += [
+        ("KV cache filled", [f"{each.cache.filled:.1%}" for each in results]),
+        ("KV waste, to be filled later", [f"{each.cache.reserved:.2%}" for each in results]),
+        ("KV waste, never filled", [f"{each.cache.wasted:.2%}" for each in results]),
+        ("KV waste of what is held", [f"{each.cache.waste:.1%}" for each in results]),
+        ("prompt tokens found in the prefix cache", [f"{each.cached_share:.1%}" for each in results]),
+        ("preemptions", [f"{each.preemptions:,}" for each in results]),
+        ("swaps, blocks moved", [f"{each.swaps:,}, {each.swapped_blocks:,}" for each in results]),
+        ("time in steps", [f"{each.busy:.0%}" for each in results]),
+    ]
+    return everything
+
+
+def table(found: Simulated) -> str:
+    """The results for a terminal."""
+    lines = [f"{name:<10} {text}" if len(name) < 10 else f"{name}: {text}" for name, text in facts(found)]
+    named = [("", [each.result.policy for each in found.compared]), *rows(found)]
+    first = max(len(name) for name, _ in named)
+    widths = [max(len(texts[i]) for _, texts in named) for i in range(len(found.compared))]
+    lines.append("")
+    for name, texts in named:
+        cells = "  ".join(text.rjust(width) for text, width in zip(texts, widths, strict=True))
+        lines.append(f"{name:<{first}}  {cells}")
+    return "\n".join(lines)
+
+
+def _plain(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}"

@@ -1,0 +1,145 @@
+"""Placements of several engines, against arithmetic and each other."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from smelt.runtime import RuntimeProblem
+from smelt.runtime.costs.work import LinearCost, StepWork
+from smelt.runtime.requests.trace import Arrival
+from smelt.runtime.simulate.options import SimulatedEngine
+from smelt.runtime.simulate.placements.disaggregated import simulate_disaggregated
+from smelt.runtime.simulate.placements.pipeline import Lane, Pipeline, simulate_pipeline
+from smelt.runtime.simulate.placements.placement import Placement
+from smelt.runtime.simulate.placements.replicas import simulate_replicas
+from smelt.runtime.simulate.replica import Replica
+from smelt.runtime.simulate.results import Served
+from smelt.runtime.simulate.simulation import simulate
+
+COST = LinearCost(step=1.0, token=0.01, cached=0.001)
+OPTIONS = SimulatedEngine(blocks=400, token_budget=256, max_sequences=16)
+
+
+def _traffic(count: int, pause: float, seed: int = 0) -> list[Arrival]:
+    draw = random.Random(seed)
+    at, found = 0.0, []
+    for _ in range(count):
+        found.append(Arrival(at, draw.randint(1, 200), draw.choice([1, 5, 40, 150])))
+        at += draw.expovariate(1 / pause)
+    return found
+
+
+def test_one_replica_is_one_engine() -> None:
+    arrivals = _traffic(80, 5.0)
+    assert simulate_replicas(arrivals, OPTIONS, COST, 1).as_data() == simulate(arrivals, OPTIONS, COST).as_data()
+
+
+def test_replicas_that_never_share_work_are_as_fast_as_one_alone() -> None:
+    alone = simulate([Arrival(0.0, 50, 20)], OPTIONS, COST)
+    both = simulate_replicas([Arrival(0.0, 50, 20), Arrival(0.0, 50, 20)], OPTIONS, COST, 2)
+    assert both.completion.mean == pytest.approx(alone.completion.mean)
+    assert both.output_rate == pytest.approx(2 * alone.output_rate)
+
+
+def test_a_pipeline_of_one_stage_is_one_engine() -> None:
+    arrivals = _traffic(60, 5.0)
+    found, bubbles = simulate_pipeline(arrivals, OPTIONS, [COST])
+    alone = simulate(arrivals, OPTIONS, COST)
+    assert bubbles == pytest.approx(0.0, abs=1e-9)
+    assert found.completion.mean == pytest.approx(alone.completion.mean)
+    assert found.first_token.p99 == pytest.approx(alone.first_token.p99)
+
+
+def test_a_request_alone_passes_all_stages_one_after_another() -> None:
+    """Four stages of a quarter each: no faster than one engine, and three quarters of the stages' time are bubbles."""
+    stage = LinearCost(step=0.25, token=0.0025, cached=0.00025)
+    arrivals = [Arrival(0.0, 100, 30)]
+    found, bubbles = simulate_pipeline(arrivals, OPTIONS, [stage] * 4)
+    assert found.completion.mean == pytest.approx(simulate(arrivals, OPTIONS, COST).completion.mean)
+    assert bubbles == pytest.approx(0.75)
+
+
+@dataclass(frozen=True)
+class _BySize:
+    """The time of a step is that of its tokens alone."""
+
+    seconds_per_token: float
+
+    def seconds(self, work: StepWork) -> float:
+        return self.seconds_per_token * work.tokens
+
+
+def test_full_batches_of_equal_chunks_leave_no_bubbles_between_them() -> None:
+    """Two batches on two stages, each of the same size: after the first, both stages always work."""
+    options = SimulatedEngine(blocks=400, token_budget=100, max_sequences=1)
+    arrivals = [Arrival(0.0, 1000, 1), Arrival(0.0, 1000, 1)]
+    found, bubbles = simulate_pipeline(arrivals, options, [_BySize(0.01)] * 2)
+    # 20 chunks of a second at each stage; the second stage waits for the first chunk alone, the first stage for the last.
+    assert found.seconds == pytest.approx(21.0)
+    assert bubbles == pytest.approx(1 - 40 / 42)
+
+
+def test_models_that_share_stages_wait_for_each_other() -> None:
+    """AlpaServe's case: a burst of one model uses both devices, while the other model's requests do not come."""
+    options = SimulatedEngine(blocks=400, max_sequences=1)
+    burst = [(0, Arrival(0.0, 100, 1)) for _ in range(8)]
+    dedicated = Pipeline([Lane(Replica(options), [_BySize(0.02)])])
+    dedicated.serve(burst)
+    halves = [_BySize(0.01)] * 2
+    shared = Pipeline([Lane(Replica(options), halves, model) for model in (0, 1) for _ in range(2)])
+    shared.serve(burst)
+
+    def ended(pipeline: Pipeline) -> float:
+        return max(each.ended for lane in pipeline.lanes for each in lane.engine.served)
+
+    assert ended(dedicated) == pytest.approx(16.0)
+    assert ended(shared) == pytest.approx(9.0)
+
+
+def test_prompts_and_decodes_apart_take_what_arithmetic_says() -> None:
+    """100 tokens elsewhere, then sent; the first token is the prompt's, the others are decoded without pauses."""
+    found = simulate_disaggregated([Arrival(0.0, 100, 4)], OPTIONS, COST, prefill=1, decode=1, send=0.05)
+    prompt = 1 + 1.0 + 0.1
+    decodes = [1 + 0.01 + 0.001 * context for context in (101, 102, 103)]
+    assert found.first_token.mean == pytest.approx(prompt)
+    assert found.completion.mean == pytest.approx(prompt + 100 * 0.05 + sum(decodes))
+    assert found.queue.mean == 0.0
+    assert found.output_tokens == 4
+
+
+def test_decodes_apart_are_not_interrupted_by_prompts() -> None:
+    arrivals = _traffic(100, 12.0, seed=3)
+    prefill_first = SimulatedEngine(blocks=2000, token_budget=256, max_sequences=64, policy="prefill_first")
+    together = simulate_replicas(arrivals, prefill_first, COST, 2)
+    apart = simulate_disaggregated(arrivals, prefill_first, COST, prefill=1, decode=1, send=0.0)
+    assert apart.requests == together.requests == 100
+    assert apart.output_tokens == together.output_tokens
+    assert apart.between_tokens.p99 < together.between_tokens.p99
+
+
+def test_every_request_of_a_hybrid_is_served_once_under_its_number() -> None:
+    arrivals = _traffic(100, 4.0, seed=5)
+    found = simulate_disaggregated(arrivals, OPTIONS, COST, prefill=1, decode=2, send=0.01, shortest=64)
+    assert [each.number for each in found.served] == list(range(100))
+
+    def shape(each: Served) -> tuple[float, int, int]:
+        return each.at, each.prompt, each.output
+
+    assert [shape(each) for each in found.served] == [(a.at, a.prompt, a.output) for a in arrivals]
+
+
+@pytest.mark.parametrize(
+    "text", ["single", "replicas:2", "tensor:4", "pipeline:3", "disaggregated:1+3", "hybrid:1+3,512"]
+)
+def test_placements_are_written_as_they_are_read(text: str) -> None:
+    assert str(Placement.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "tensor", "tensor:0", "disaggregated:2", "hybrid:1+1", "replicas:1+1", "pipeline:-1"]
+)
+def test_what_is_no_placement_is_said(text: str) -> None:
+    with pytest.raises(RuntimeProblem, match="it must be single, replicas:N"):
+        Placement.parse(text)
