@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ...distill.run.checks import teacher_of, training_problems
+from ...distill.run.checks import step_training, teacher_of, training_problems
 from ...distill.run.training_cost import training_cost
 from ...models.steps.parts import layers_of
-from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord, StoragePlan
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepRecord, StepTraining, StoragePlan
 from ...models.structure.attention import head_width
 from ...models.structure.block_calls import block_calls
 from ...models.structure.open_model import OpenModel
@@ -35,24 +35,20 @@ from .settings import Quantize, QuantizeAuto
 from .train_quantized import QuantizedTraining
 
 
-class QuantizeStep:
-    """Quantize a model's linears.
-
-    Args:
-        settings: the recipe's section.
-        where: how messages name this step.
-    """
+class QuantizeStep(Step[Quantize | QuantizeAuto]):
+    """Quantize a model's linears."""
 
     quantizes = True
-    leaves_zeros = False
-
-    def __init__(self, settings: Quantize | QuantizeAuto, where: str) -> None:
-        self.settings = settings
-        self.where = where
 
     @property
-    def keeps_zeros(self) -> bool:
-        return not any(choice.method == "rotate" for choice in self.settings.transforms)
+    def changes_zeros(self) -> str | None:
+        rotates = any(choice.method == "rotate" for choice in self.settings.transforms)
+        return "transforms: rotate" if rotates else None
+
+    @property
+    def training(self) -> StepTraining | None:
+        train = self.settings.train
+        return None if train is None else step_training(train, f"{self.where}.train")
 
     @property
     def label(self) -> str:

@@ -8,43 +8,35 @@ from typing import Any
 from torch import Tensor
 
 from ...models.checkpoint.writer import Entry, write_checkpoint
-from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepRecord, StepTraining
 from ...models.structure.open_model import OpenModel
 from ...system.errors import raise_problems
 from ...system.machine import human_bytes
 from ...system.resources import Cost
 from ..settings import Distill
-from .checks import teacher_of, training_problems
+from .checks import step_training, teacher_of, training_problems
 from .student import WholeModel, begin_anew
 from .training_cost import training_cost, training_place
 from .training_run import Outcome, train
 
 
-class DistillStep:
-    """Train a model on a teacher's predictions.
-
-    Args:
-        settings: the recipe's section.
-        where: how messages name this step.
-    """
-
-    quantizes = False
-    leaves_zeros = False
-
-    def __init__(self, settings: Distill, where: str) -> None:
-        self.settings = settings
-        self._where = where
+class DistillStep(Step[Distill]):
+    """Train a model on a teacher's predictions."""
 
     @property
-    def keeps_zeros(self) -> bool:
-        return self.settings.student == "trained"
+    def changes_zeros(self) -> str | None:
+        return "student: random" if self.settings.student == "random" else None
+
+    @property
+    def training(self) -> StepTraining:
+        return step_training(self.settings, self.where)
 
     @property
     def label(self) -> str:
         return f"{'distilled' if self.settings.has_teacher else 'trained'} by {self.settings.label}"
 
     def prepare(self, given: Given) -> PreparedDistill:
-        raise_problems(training_problems(self.settings, given.model, self._where))
+        raise_problems(training_problems(self.settings, given.model, self.where))
         return PreparedDistill(self.settings, given)
 
 

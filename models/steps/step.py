@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from ...system.errors import Problem
 from ...system.processes import Processes
 from ...system.progress import Progress
 from ...system.resources import Cost
@@ -83,32 +84,63 @@ class Given:
     on_gpu: bool = False
 
 
-class Step(Protocol):
+@dataclass(frozen=True)
+class StepTraining:
+    """A step's training, as far as the run around it asks.
+
+    Attributes:
+        teacher: the teacher's name in the recipe; None for the model that the run started from, or no teacher.
+        sharing_problems: problems of splitting it over a number of processes, given the model that the run starts from,
+            if that can be opened.
+    """
+
+    teacher: str | None
+    sharing_problems: Callable[[OpenModel | None, int], list[Problem]]
+
+
+Settings = TypeVar("Settings")
+
+
+class Step(ABC, Generic[Settings]):
     """One step of a recipe, by its settings alone.
+
+    Args:
+        settings: the recipe's section.
+        where: how messages name this step.
 
     Attributes:
         quantizes: whether its result is quantized, so that no step can follow.
         leaves_zeros: whether it removes weights by setting them to zero.
-        keeps_zeros: whether zero weights stay zero.
-        label: what it does, in a few words, used to name the result.
     """
 
-    quantizes: bool
-    leaves_zeros: bool
+    quantizes = False
+    leaves_zeros = False
+
+    def __init__(self, settings: Settings, where: str) -> None:
+        self.settings, self.where = settings, where
 
     @property
-    def keeps_zeros(self) -> bool: ...
+    @abstractmethod
+    def label(self) -> str:
+        """What it does, in a few words, used to name the result."""
 
     @property
-    def label(self) -> str: ...
+    def changes_zeros(self) -> str | None:
+        """The setting by which it changes all weights, zeros too; None if those stay zero."""
+        return None
 
+    @property
+    def training(self) -> StepTraining | None:
+        """Its training, if it has one."""
+        return None
+
+    @abstractmethod
     def prepare(self, given: Given) -> PreparedStep:
         """Compute once what its cost, plan and run need. Reads headers, no weights.
 
         Raises:
             ProblemsError: all problems that can be found before any work.
         """
-        ...
 
 
 class PreparedStep(ABC):

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...models.directory.directory import ModelDirectory
 from ...models.steps.block_loop import streamed_model
 from ...models.steps.smaller_model import write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.open_model import OpenModel
 from ...quant.transforms.rotated_model import RotationError
@@ -43,26 +43,16 @@ _JUDGING = 4
 _SLACK = 1.02
 
 
-class PruneAutoStep:
-    """Prune blocks and widths until a target is met.
+class PruneAutoStep(Step[PruneAuto]):
+    """Prune blocks and widths until a target is met."""
 
-    Args:
-        settings: the recipe's section.
-        where: how messages name this step.
-    """
-
-    quantizes = False
-    leaves_zeros = False
-    keeps_zeros = False  # hidden states may be rotated
-
-    def __init__(self, settings: PruneAuto, where: str) -> None:
-        self.settings = settings
-        self.where = where
-        self.target = settings.target
+    @property
+    def changes_zeros(self) -> str:
+        return "structure: auto"  # hidden states may be rotated
 
     @property
     def label(self) -> str:
-        return f"pruned to {self.target.label}"
+        return f"pruned to {self.settings.target.label}"
 
     def prepare(self, given: Given) -> PreparedAuto:
         return PreparedAuto(self, given.model)
@@ -80,7 +70,7 @@ class PreparedAuto(PreparedStep):
     """
 
     def __init__(self, step: PruneAutoStep, model: OpenModel) -> None:
-        self.settings, self._where, self._target, self.model = step.settings, step.where, step.target, model
+        self.settings, self._where, self._target, self.model = step.settings, step.where, step.settings.target, model
         self.reads_text = [f"prune {step.settings.structure}"]
         self._check_latency()
         if set(layer_parts(model)) != {"all"}:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...models.steps.block_loop import forward, streamed_model
 from ...models.steps.parts import load_data, save_data
 from ...models.steps.smaller_model import last_hidden, write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS, HeadFunction, StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...system.activation_store import BATCH_TOKENS, ActivationStore
@@ -30,25 +30,17 @@ from ..structure.removable import BlockParts, Removable, WholeBlocks, check_part
 _CHECKED_WINDOWS, _CHECKED_LENGTH = 2, 64
 
 
-class PruneBlocksStep:
-    """Remove blocks, or the attention or feed-forward part of some.
-
-    Args:
-        settings: the recipe's section.
-        where: how messages name this step.
-    """
-
-    quantizes = False
-    leaves_zeros = False
-
-    def __init__(self, settings: PruneBlocks | PruneParts, where: str) -> None:
-        self.settings = settings
-        self.where = where
-        self.score = settings.score or "influence"
+class PruneBlocksStep(Step[PruneBlocks | PruneParts]):
+    """Remove blocks, or the attention or feed-forward part of some."""
 
     @property
-    def keeps_zeros(self) -> bool:
-        return self.settings.update != "merge"  # blocks have zeros at different positions
+    def score(self) -> str:
+        """What ranks them."""
+        return self.settings.score or "influence"
+
+    @property
+    def changes_zeros(self) -> str | None:
+        return "update: merge" if self.settings.update == "merge" else None  # blocks have zeros at different positions
 
     @property
     def label(self) -> str:

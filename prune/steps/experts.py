@@ -16,7 +16,7 @@ from ...models.steps.block_loop import BlockJob, BlockResult, run_forward, strea
 from ...models.steps.parts import block_files, layers_of
 from ...models.steps.record import LayerRecord, significant
 from ...models.steps.smaller_model import computes_the_same, write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.open_model import OpenModel
 from ...system.activation_store import BATCH_TOKENS, ActivationStore
@@ -31,55 +31,43 @@ from ..structure.axes import Axis, Span
 from ..structure.drop_experts import ExpertLayers, drop_experts
 
 
-class PruneExpertsStep:
-    """Remove the same number of experts from every mixture.
+class PruneExpertsStep(Step[PruneExperts]):
+    """Remove the same number of experts from every mixture."""
 
-    Args:
-        settings: the recipe's section.
-        where: how messages name this step.
-    """
-
-    quantizes = False
-    leaves_zeros = False
-    keeps_zeros = True
-
-    def __init__(self, settings: PruneExperts, where: str) -> None:
-        self.settings = settings
-        self._where = where
-        self._score = settings.score or "activation"
+    @property
+    def score(self) -> str:
+        """What ranks them."""
+        return self.settings.score or "activation"
 
     @property
     def label(self) -> str:
         count = self.settings.count
         amount = f"{self.settings.ratio:.0%} of" if count is None else f"{count}"
-        return f"{amount} experts removed by {self._score}"
+        return f"{amount} experts removed by {self.score}"
 
     def prepare(self, given: Given) -> PreparedExperts:
-        return PreparedExperts(self.settings, self._where, self.label, given.model)
+        return PreparedExperts(self, given.model)
 
 
 class PreparedExperts(PreparedStep):
     """Pruning the experts of one model.
 
     Args:
-        settings: the recipe's section.
-        where: how messages name the step.
-        label: its name in layers' records.
+        step: the step.
         model: the model.
 
     Raises:
         ProblemsError: this many cannot be removed.
     """
 
-    def __init__(self, settings: PruneExperts, where: str, label: str, model: OpenModel) -> None:
-        self.settings, self.label = settings, label
-        self._where, self.model = where, model
-        self._score = settings.score or "activation"
-        self.reads_text = [f"prune {settings.structure}"]
+    def __init__(self, step: PruneExpertsStep, model: OpenModel) -> None:
+        self.settings, self.label, self._where = step.settings, step.label, step.where
+        self._score, self.model = step.score, model
+        self.reads_text = [f"prune {step.settings.structure}"]
         try:
             self._layers = ExpertLayers.find(model)
         except SmeltError as error:
-            raise ProblemsError([Problem(f"{where}.structure", str(error))]) from None
+            raise ProblemsError([Problem(f"{step.where}.structure", str(error))]) from None
         self._left = self._units_left()
         try:
             kept = dict.fromkeys(self._layers.modules, torch.arange(self._left))

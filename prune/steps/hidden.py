@@ -16,7 +16,7 @@ from ...models.steps.block_loop import forward, streamed_model
 from ...models.steps.parts import tensors_once
 from ...models.steps.record import LayerRecord, significant
 from ...models.steps.smaller_model import computes_the_same, few_tokens, write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel, head_batches
 from ...models.structure.open_model import OpenModel
 from ...models.structure.untied_head import with_untied_head
@@ -37,25 +37,17 @@ from ..structure.axes import Axis
 from ..structure.slice_width import slice_width
 
 
-class PruneHiddenStep:
-    """Make the residual stream narrower, and every matrix that reads or writes it.
-
-    Args:
-        settings: the recipe's section.
-        where: how messages name this step.
-    """
-
-    quantizes = False
-    leaves_zeros = False
-
-    def __init__(self, settings: PruneHidden, where: str) -> None:
-        self.settings = settings
-        self.where = where
-        self.score = settings.score or "pca"
+class PruneHiddenStep(Step[PruneHidden]):
+    """Make the residual stream narrower, and every matrix that reads or writes it."""
 
     @property
-    def keeps_zeros(self) -> bool:
-        return self.score != "pca"  # a rotation mixes weights
+    def score(self) -> str:
+        """What ranks its directions."""
+        return self.settings.score or "pca"
+
+    @property
+    def changes_zeros(self) -> str | None:
+        return "score: pca" if self.score == "pca" else None  # a rotation mixes weights
 
     @property
     def label(self) -> str:

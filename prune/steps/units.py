@@ -15,7 +15,7 @@ from ...models.steps.block_loop import run_forward, streamed_model
 from ...models.steps.parts import layers_of
 from ...models.steps.record import LayerRecord, significant
 from ...models.steps.smaller_model import computes_the_same, write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.open_model import LinearFacts, OpenModel
 from ...quant.blockwise.group_quantizer import reached_notes
@@ -45,22 +45,13 @@ UNEVEN_LOADS = (
 )
 
 
-class PruneUnitsStep:
-    """Remove units from every layer that has them, equally many unless the recipe allocates them over blocks.
+class PruneUnitsStep(Step[PruneChannels | PruneHeads]):
+    """Remove units from every layer that has them, equally many unless the recipe allocates them over blocks."""
 
-    Args:
-        settings: the recipe's section.
-        where: how messages name this step.
-    """
-
-    quantizes = False
-    leaves_zeros = False
-    keeps_zeros = True
-
-    def __init__(self, settings: PruneChannels | PruneHeads, where: str) -> None:
-        self.settings = settings
-        self.where = where
-        self.score = settings.score or "activation"
+    @property
+    def score(self) -> str:
+        """What ranks them."""
+        return self.settings.score or "activation"
 
     @property
     def label(self) -> str:

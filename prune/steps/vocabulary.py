@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...models.steps.parts import load_part
 from ...models.steps.smaller_model import write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepRecord
 from ...models.structure.open_model import OpenModel
 from ...models.text.text_source import TextSource
 from ...models.text.windows import used_tokens
@@ -25,28 +25,15 @@ from ..structure.slice_width import slice_width
 from ..structure.vocabulary import Vocabulary, renumbered
 
 
-class PruneVocabularyStep:
-    """Remove tokens that a corpus never uses from the tokenizer, the embedding and lm_head.
-
-    Args:
-        settings: the recipe's section.
-        where: how messages name this step.
-    """
-
-    quantizes = False
-    leaves_zeros = False
-    keeps_zeros = True
-
-    def __init__(self, settings: PruneVocabulary, where: str) -> None:
-        self.settings = settings
-        self._where = where
+class PruneVocabularyStep(Step[PruneVocabulary]):
+    """Remove tokens that a corpus never uses from the tokenizer, the embedding and lm_head."""
 
     @property
     def label(self) -> str:
         return f"the vocabulary of {Path(self.settings.corpus).name}"
 
     def prepare(self, given: Given) -> PreparedVocabulary:
-        return PreparedVocabulary(self.settings, self._where, given.model)
+        return PreparedVocabulary(self.settings, self.where, given.model)
 
 
 class PreparedVocabulary(PreparedStep):

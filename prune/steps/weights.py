@@ -12,7 +12,7 @@ from ...models.checkpoint.writer import Entry, write_checkpoint
 from ...models.steps.block_loop import run_forward, streamed_model
 from ...models.steps.parts import block_files, layers_of, save_part
 from ...models.steps.record import LayerRecord, significant
-from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepRecord
 from ...models.structure.open_model import LinearFacts, OpenModel
 from ...quant.blockwise.assignment import named
 from ...quant.blockwise.group_quantizer import reached_notes
@@ -38,21 +38,13 @@ _NO_FASTER = (
 )
 
 
-class PruneWeightsStep:
-    """Set weights to zero: N of each M neighbours, or a share of all.
+class PruneWeightsStep(Step[PrunePattern | PruneWeights]):
+    """Set weights to zero: N of each M neighbours, or a share of all."""
 
-    Args:
-        settings: the recipe's section.
-        where: how messages name this step.
-    """
-
-    quantizes = False
     leaves_zeros = True
-    keeps_zeros = True
 
     def __init__(self, settings: PrunePattern | PruneWeights, where: str) -> None:
-        self.settings = settings
-        self.where = where
+        super().__init__(settings, where)
         self.pattern = None if settings.structure == "weights" else Pattern.named(settings.structure)
         self.score = settings.score or ("obs" if settings.update else "wanda")
 
