@@ -130,7 +130,7 @@ class Plan:
             if not self.problems:
                 held = psutil.Process().memory_info().rss
                 data |= {
-                    "steps": [step.plan() for step in self.prepared],
+                    "steps": [step.plan().as_data() for step in self.prepared],
                     "loaders": [loader.model_dump() for loader in self.loaders()],
                     "text": self._text(),
                     "predicted": {
@@ -358,7 +358,7 @@ def _length_problems(recipe: Recipe, model: OpenModel) -> list[Problem]:
 
 def _reload_bytes(last: PreparedStep) -> int:
     planned = last.plan()
-    return reload_bytes(last.model, planned["checkpoint_bytes"] if planned["stays_packed"] else None)
+    return reload_bytes(last.model, planned.checkpoint_bytes if planned.stays_packed else None)
 
 
 def _evaluation_cost(recipe: Recipe, model: OpenModel) -> Cost:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from ...models.steps.step import RunContext
+from ...models.steps.step import RunContext, StepPlan
 from ...models.structure.open_model import OpenModel
 from ...models.text.windows import fingerprint
 from ...quant.blockwise.assignment import Assignment, Treatment
@@ -126,21 +126,21 @@ class MixedPrecision:
             for name in each[0]
         }
 
-    def plan(self, model: OpenModel) -> dict[str, Any]:
-        """The plan, known before anything is measured."""
+    def plan(self, model: OpenModel, usual: StepPlan) -> StepPlan:
+        """The plan, known before anything is measured, from that of the schemes with the most bytes."""
         choices = self._choices(model)
         budget = self._budget(model, choices)
         most = min(budget.most, sum(max(unit) for unit in budget.costs))
-        return {
+        facts = {**usual.facts, "bits_per_weight": budget.bits(most)}
+        more = {
             "candidates": [scheme.label for scheme in self.candidates],
             "target": self._target.model_dump(exclude_none=True),
             "loss": self._settings.loss or "fisher",
             "units": len(choices.units),
-            "bits_per_weight": budget.bits(most),
             "least_bits_per_weight": budget.bits(budget.least),
-            "bytes_after": most + budget.fixed,
-            "checkpoint_bytes": most + budget.around,
         }
+        after, unchanged = most + budget.fixed, budget.around - budget.fixed
+        return replace(usual, facts=facts, bytes_after=after, unchanged_bytes=unchanged, more=more)
 
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
         """The cost of measuring."""

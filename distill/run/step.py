@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from ...models.checkpoint.writer import Entry, write_checkpoint
-from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepRecord, StepTraining
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord, StepTraining
 from ...models.structure.open_model import OpenModel
 from ...system.errors import raise_problems
 from ...system.machine import human_bytes
@@ -59,22 +58,20 @@ class PreparedDistill(PreparedStep):
         teacher = teacher_of(self.settings, self.model, self._given.original)
         return training_cost(self.settings, self.model, teacher, on_gpu=self._given.on_gpu)
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> StepPlan:
         settings, nbytes = self.settings, self.model.weights.nbytes
-        return {
-            "step": "distill",
+        facts = {
             "loss": settings.loss.method if settings.has_teacher else "cross_entropy",
             "tokens": settings.steps * settings.batch * settings.length,
             "steps": settings.steps,
-            "bytes_before": nbytes,
-            "bytes_after": nbytes,
-            "checkpoint_bytes": nbytes,
-            "stays_packed": True,
-            "sentence": f"train for {settings.steps} steps of {settings.batch} x {settings.length} tokens of"
+        }
+        sentence = (
+            f"train for {settings.steps} steps of {settings.batch} x {settings.length} tokens of"
             f" {settings.data.text().label}"
             + (f", {settings.loss.method} from {_called(settings.teacher)}" if settings.has_teacher else "")
-            + f": {human_bytes(nbytes)} as before",
-        }
+            + f": {human_bytes(nbytes)} as before"
+        )
+        return StepPlan("distill", facts, nbytes, nbytes, sentence)
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         model, outcome = self.model, self._trained(context)

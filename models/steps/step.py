@@ -70,6 +70,49 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
+class StepPlan:
+    """What a step will do, for the plan that ``--dry-run`` prints.
+
+    Attributes:
+        step: the step's kind.
+        facts: what it does, as plain data.
+        bytes_before: bytes of what it changes.
+        bytes_after: the same afterwards.
+        sentence: all this in a sentence.
+        unchanged_bytes: bytes of the resulting checkpoint that ``bytes_after`` does not count.
+        stays_packed: whether transformers computes with the weights as they are stored.
+        more: further facts.
+    """
+
+    step: str
+    facts: Mapping[str, Any]
+    bytes_before: int
+    bytes_after: int
+    sentence: str = ""
+    unchanged_bytes: int = 0
+    stays_packed: bool = True
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of the resulting checkpoint."""
+        return self.bytes_after + self.unchanged_bytes
+
+    def as_data(self) -> dict[str, Any]:
+        """As plain data for JSON."""
+        return {
+            "step": self.step,
+            **self.facts,
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+            "checkpoint_bytes": self.checkpoint_bytes,
+            "stays_packed": self.stays_packed,
+            **self.more,
+            "sentence": self.sentence,
+        }
+
+
+@dataclass(frozen=True)
 class Given:
     """The input of a step.
 
@@ -165,8 +208,8 @@ class PreparedStep(ABC):
         """Memory, disk and operations it will take with a given number of calibration windows."""
 
     @abstractmethod
-    def plan(self) -> dict[str, Any]:
-        """What it will do, in numbers, and as a sentence, for the plan that ``--dry-run`` prints."""
+    def plan(self) -> StepPlan:
+        """What it will do, in numbers, and as a sentence."""
 
     @abstractmethod
     def run(self, context: RunContext, target: Path) -> StepRecord | None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch import Tensor
 from ...models.directory.directory import ModelDirectory
 from ...models.steps.block_loop import streamed_model
 from ...models.steps.smaller_model import write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.open_model import OpenModel
 from ...quant.transforms.rotated_model import RotationError
@@ -120,22 +119,14 @@ class PreparedAuto(PreparedStep):
             what = f"params: the smallest shape in the search has {least:.2f} of the parameters; give at least that"
             raise self._wrong("target", what)
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> StepPlan:
         grid, before = self._grid, self.model.weights.nbytes
         count = math.prod(len(levels) for levels in grid.levels.values())
         after = int(before * self._target.params) if self._target.params is not None else before
-        return {
-            "step": "prune",
-            "structure": "auto",
-            "target": self._target.model_dump(exclude_none=True),
-            "shapes": count,
-            "bytes_before": before,
-            "bytes_after": after,
-            "checkpoint_bytes": after,
-            "stays_packed": True,
-            "sentence": f"prune to {self._target.label}: the best of {count} shapes of"
-            f" {' x '.join(f'{len(grid.levels[name])} {name}' for name in DIMENSIONS)}",
-        }
+        facts = {"structure": "auto", "target": self._target.model_dump(exclude_none=True), "shapes": count}
+        levels = " x ".join(f"{len(grid.levels[name])} {name}" for name in DIMENSIONS)
+        sentence = f"prune to {self._target.label}: the best of {count} shapes of {levels}"
+        return StepPlan("prune", facts, before, after, sentence)
 
     def cost(self, windows: int, length: int) -> Cost:
         model = self.model

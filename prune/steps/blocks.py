@@ -13,7 +13,7 @@ from torch import Tensor
 from ...models.steps.block_loop import forward, streamed_model
 from ...models.steps.parts import load_data, save_data
 from ...models.steps.smaller_model import last_hidden, write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS, HeadFunction, StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...system.activation_store import BATCH_TOKENS, ActivationStore
@@ -125,23 +125,14 @@ class PreparedBlocks(PreparedStep):
             what = f"block {stuck[0]} differs from the others by its index and cannot be removed; keep it, too"
             raise self._wrong("keep", what)
 
-    def plan(self) -> dict[str, Any]:
-        before_bytes, after_bytes = self.model.weights.nbytes, self.output.weights.nbytes
+    def plan(self) -> StepPlan:
+        before, after = self.model.weights.nbytes, self.output.weights.nbytes
         removable, count, depth = self._removable, self._count, len(self._removable.candidates)
-        return {
-            "step": "prune",
-            "structure": self.settings.structure,
-            "score": None if self.settings.keep is not None else self._score,
-            "removed": count,
-            "of": depth,
-            "bytes_before": before_bytes,
-            "bytes_after": after_bytes,
-            "checkpoint_bytes": after_bytes,
-            "stays_packed": True,
-            "sentence": f"prune {count} of {depth} {removable.plural}"
-            f"{'' if self.settings.keep is not None else f' by {self._score}'}:"
-            f" {human_bytes(before_bytes)} -> {human_bytes(after_bytes)}",
-        }
+        score = None if self.settings.keep is not None else self._score
+        facts = {"structure": self.settings.structure, "score": score, "removed": count, "of": depth}
+        by = "" if score is None else f" by {score}"
+        sentence = f"prune {count} of {depth} {removable.plural}{by}: {human_bytes(before)} -> {human_bytes(after)}"
+        return StepPlan("prune", facts, before, after, sentence)
 
     def cost(self, windows: int, length: int) -> Cost:
         model = self.model

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from ...models.steps.block_loop import BlockJob, BlockResult, run_forward, strea
 from ...models.steps.parts import block_files, layers_of
 from ...models.steps.record import LayerRecord, significant
 from ...models.steps.smaller_model import computes_the_same, write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.open_model import OpenModel
 from ...system.activation_store import BATCH_TOKENS, ActivationStore
@@ -96,21 +95,16 @@ class PreparedExperts(PreparedStep):
             raise ProblemsError([Problem(self._amount, f"removes none of {layers.count} experts; raise it")])
         return left
 
-    def plan(self) -> dict[str, Any]:
-        before, after = self.model.weights.nbytes, self.output.weights.nbytes
-        return {
-            "step": "prune",
+    def plan(self) -> StepPlan:
+        before, after, count = self.model.weights.nbytes, self.output.weights.nbytes, self._layers.count
+        facts = {
             "structure": "experts",
             "score": self._score,
-            "experts_before": self._layers.count,
+            "experts_before": count,
             "experts_after": self._left,
-            "bytes_before": before,
-            "bytes_after": after,
-            "checkpoint_bytes": after,
-            "stays_packed": True,
-            "sentence": f"prune experts from {self._layers.count} to {self._left} in each layer by {self._score}:"
-            f" {human_bytes(before)} -> {human_bytes(after)}",
         }
+        sentence = f"prune experts from {count} to {self._left} in each layer by {self._score}"
+        return StepPlan("prune", facts, before, after, f"{sentence}: {human_bytes(before)} -> {human_bytes(after)}")
 
     def cost(self, windows: int, length: int) -> Cost:
         model = self.model

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...models.steps.parts import load_part
 from ...models.steps.smaller_model import write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
 from ...models.structure.open_model import OpenModel
 from ...models.text.text_source import TextSource
 from ...models.text.windows import used_tokens
@@ -64,20 +63,12 @@ class PreparedVocabulary(PreparedStep):
             what = f"uses all {self._axis.units} tokens, so none can be removed"
             raise ProblemsError([Problem(f"{where}.corpus", what)])
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> StepPlan:
         before, after = self.model.weights.nbytes, self.output.weights.nbytes
-        return {
-            "step": "prune",
-            "structure": "vocabulary",
-            "units_before": self._axis.units,
-            "units_after": len(self._kept),
-            "bytes_before": before,
-            "bytes_after": after,
-            "checkpoint_bytes": after,
-            "stays_packed": True,
-            "sentence": f"prune the vocabulary from {self._axis.units} to {len(self._kept)} tokens, those of"
-            f" {self._source.label}: {human_bytes(before)} -> {human_bytes(after)}",
-        }
+        units, left = self._axis.units, len(self._kept)
+        facts = {"structure": "vocabulary", "units_before": units, "units_after": left}
+        sentence = f"prune the vocabulary from {units} to {left} tokens, those of {self._source.label}"
+        return StepPlan("prune", facts, before, after, f"{sentence}: {human_bytes(before)} -> {human_bytes(after)}")
 
     def cost(self, windows: int, length: int) -> Cost:
         return Cost(2 * self.model.embedding_bytes(), self.model.weights.nbytes, 0.0)

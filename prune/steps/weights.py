@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -12,7 +11,7 @@ from ...models.checkpoint.writer import Entry, write_checkpoint
 from ...models.steps.block_loop import run_forward, streamed_model
 from ...models.steps.parts import block_files, layers_of, save_part
 from ...models.steps.record import LayerRecord, significant
-from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
 from ...models.structure.open_model import LinearFacts, OpenModel
 from ...quant.blockwise.assignment import named
 from ...quant.blockwise.group_quantizer import reached_notes
@@ -123,20 +122,16 @@ class PreparedWeights(PreparedStep):
                 )
         return problems
 
-    def plan(self) -> dict[str, Any]:
-        facts, nbytes = self._facts, self.model.weights.nbytes
-        return {
-            "step": "prune",
+    def plan(self) -> StepPlan:
+        count, nbytes = len(self._facts), self.model.weights.nbytes
+        facts = {
             "structure": self.settings.structure,
             "score": self._score,
             "update": self.settings.update,
-            "linears": len(facts),
-            "bytes_before": nbytes,
-            "bytes_after": nbytes,
-            "checkpoint_bytes": nbytes,
-            "stays_packed": True,
-            "sentence": f"prune {len(facts)} linears to {self.label}: {human_bytes(nbytes)} as before",
+            "linears": count,
         }
+        sentence = f"prune {count} linears to {self.label}: {human_bytes(nbytes)} as before"
+        return StepPlan("prune", facts, nbytes, nbytes, sentence)
 
     def cost(self, windows: int, length: int) -> Cost:
         model = self.model
