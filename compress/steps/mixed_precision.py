@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
+from ...models.steps.parts import data_once
 from ...models.steps.step import RunContext, StepPlan
 from ...models.structure.open_model import OpenModel
 from ...models.text.windows import fingerprint
@@ -22,7 +22,6 @@ from ...quant.settings.auto import PostTrainingQuantizeAuto
 from ...quant.settings.methods import TransformChoice
 from ...system.activation_store import BATCH_TOKENS
 from ...system.errors import Problem, SmeltError
-from ...system.files import write_text
 from ...system.machine import human_bytes
 from ...system.measurement_cache import Kept
 from ...system.resources import Cost, compute_dtype
@@ -182,7 +181,10 @@ class MixedPrecision:
         """
         choices = self._choices(model)
         # Measuring samples tokens and times kernels, so only the first of several processes does it.
-        _, record = context.processes.broadcast(lambda: ({}, self._record(model, choices, ranges, context)))
+        file = context.journal / "choice.json"
+        _, record = context.processes.broadcast(
+            lambda: ({}, data_once(file, lambda: self._choose(model, choices, ranges, context)))
+        )
         self._report(record, context)
         by_label = {scheme.label: i for i, scheme in enumerate(self.candidates)}
         found = {}
@@ -192,16 +194,6 @@ class MixedPrecision:
                 found |= {name: treatments[name] for name in unit.linears}
         found |= choices.apart
         return {name: found[name] for name in model.linears if name in found}, record
-
-    def _record(
-        self, model: OpenModel, choices: SchemeChoices, ranges: list[TransformChoice], context: RunContext
-    ) -> dict[str, Any]:
-        kept = context.journal / "choice.json"
-        if kept.exists():
-            return json.loads(kept.read_text(encoding="utf-8"))
-        record = self._choose(model, choices, ranges, context)
-        write_text(kept, json.dumps(record, indent=1) + "\n")
-        return record
 
     def _choose(
         self, model: OpenModel, choices: SchemeChoices, ranges: list[TransformChoice], context: RunContext

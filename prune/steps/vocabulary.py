@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from ...models.steps.parts import load_part
+from ...models.steps.parts import data_once
 from ...models.steps.smaller_model import write_model
 from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
 from ...models.structure.open_model import OpenModel
@@ -17,7 +16,6 @@ from ...models.text.windows import used_tokens
 from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import human_bytes
 from ...system.resources import Cost
-from ...system.tensor_files import save_tensors
 from ..settings.vocabulary import PruneVocabulary
 from ..structure.axes import vocabulary
 from ..structure.slice_width import slice_width
@@ -107,9 +105,4 @@ class PreparedVocabulary(PreparedStep):
     def _kept_once(self, context: RunContext) -> list[int]:
         """The same, saved for a resumed run even if the corpus has changed."""
         context.journal.mkdir(parents=True, exist_ok=True)
-        file = context.journal / "kept_tokens.safetensors"
-        if file.exists():
-            stored: dict[str, Tensor] = load_part(file)
-            return stored["kept"].tolist()
-        save_tensors(file, {"kept": torch.tensor(self._kept)})
-        return self._kept
+        return data_once(context.journal / "kept_tokens.json", lambda: self._kept)
