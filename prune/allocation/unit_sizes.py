@@ -14,9 +14,9 @@ from ...quant.layer_stats import LayerStats
 from ...quant.mixed.choose import best_choice
 from ...quant.mixed.sensitivity import Changes, SensitivityInputs, fisher_losses
 from ...quant.mixed.units import Unit
-from ..score.units import refitted
 from ..structure import axes
 from ..structure.axes import Axis
+from ..update.least_squares import refitted
 
 # Numbers of units that a block may keep: this many steps of about this share, around the average, and all.
 _STEPS, _STEP = 3, 1 / 16
@@ -64,7 +64,7 @@ def shared_out_units(
     """How many units each block keeps for the least predicted divergence; only the first process measures.
 
     The cost of removing a block's units, after the remaining columns are refitted, is estimated from the gradients of
-    the model's own predictions (:mod:`..mixed.sensitivity`). Measurements of an interrupted run are reused.
+    the model's own predictions (:mod:`smelt.quant.mixed.sensitivity`). Measurements of an interrupted run are reused.
 
     Args:
         model: the model.

@@ -1,4 +1,4 @@
-"""Scores of a layer's units, and the least-squares refit of those that remain.
+"""Scores of a layer's units.
 
 A unit is a channel, or all channels of some attention heads: contiguous columns of the matrix that reads it.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 
@@ -107,34 +106,3 @@ def _column_squares(facts: UnitFacts) -> Tensor:
 def _energy(facts: UnitFacts) -> Tensor:
     assert facts.energy is not None
     return facts.energy.float().to(facts.reader.device)
-
-
-def refitted(reader: Tensor, hessian: Tensor, kept: Tensor, damping: float = 0.01) -> tuple[Tensor, list[str]]:
-    """The remaining columns, refitted so that outputs on the calibration inputs change least.
-
-    The least-squares solution ``W H[:, S] H[S, S]^-1`` for the kept columns ``S``.
-
-    Args:
-        reader: ``[rows, columns]``.
-        hessian: mean of x xT over calibration inputs, ``[columns, columns]``.
-        kept: the kept columns.
-        damping: share of the mean diagonal that is added to it; raised tenfold, at most twice, if needed.
-
-    Returns:
-        The columns in float32, and notes on deviations.
-    """
-    inner, wanted = hessian[kept[:, None], kept].double(), reader.double() @ hessian[:, kept].double()
-    mean = inner.diagonal().mean()
-    for _ in range(3):
-        # Damped towards the original columns, not towards zero.
-        shift = damping * mean
-        damped = inner.clone()
-        damped.diagonal().add_(shift)
-        factor, failed = torch.linalg.cholesky_ex(
-            damped, out=(damped, torch.empty((), dtype=torch.int32, device=inner.device))
-        )
-        if not failed and mean > 0:
-            found = torch.cholesky_solve((wanted + shift * reader[:, kept].double()).T, factor).T
-            return found.float(), []
-        damping *= 10
-    return reader[:, kept].float(), ["the removed columns are not compensated: the Hessian cannot be factored"]

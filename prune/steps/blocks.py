@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...models.steps.block_loop import forward, streamed_model
 from ...models.steps.parts import Measured
@@ -160,23 +160,12 @@ class PreparedBlocks(PreparedStep):
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         model, removable = self.model, self._removable
-
-        def tried() -> tuple[dict[str, Tensor], None]:
-            if self.settings.structure != "blocks":
-                tokens = context.tokens[:_CHECKED_WINDOWS, :_CHECKED_LENGTH]
-                context.journal.mkdir(parents=True, exist_ok=True)
-                check_parts(model, StreamedModel(model.skeleton, model.weights, context.dtype, context.journal), tokens)
-            return {}, None
-
-        context.processes.broadcast(tried)
+        whole_blocks = self.settings.structure == "blocks"
+        if not whole_blocks:
+            context.processes.in_main(lambda: self._check_parts(context))
         removed, record = self._decided(model, removable, context)
-
-        def verified() -> tuple[dict[str, Tensor], None]:
-            if self.settings.structure == "blocks":
-                self._verify(model, drop_blocks(model, removed), removed, context)
-            return {}, None
-
-        context.processes.broadcast(verified)
+        if whole_blocks:
+            context.processes.in_main(lambda: self._verify(model, drop_blocks(model, removed), removed, context))
         if not context.processes.is_main:
             return None
         after = removable.left(removed)
@@ -184,6 +173,11 @@ class PreparedBlocks(PreparedStep):
         return StepRecord(
             "prune", self.settings.model_dump(mode="json"), [], [], record, [self._sentence(removable, removed, record)]
         )
+
+    def _check_parts(self, context: RunContext) -> None:
+        tokens, model = context.tokens[:_CHECKED_WINDOWS, :_CHECKED_LENGTH], self.model
+        context.journal.mkdir(parents=True, exist_ok=True)
+        check_parts(model, StreamedModel(model.skeleton, model.weights, context.dtype, context.journal), tokens)
 
     def _sentence(self, removable: Removable, removed: list[int], record: dict[str, Any]) -> str:
         numbers = ", ".join(str(index) for index in removed)

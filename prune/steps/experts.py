@@ -16,18 +16,18 @@ from ...models.steps.parts import block_files, layers_of
 from ...models.steps.record import LayerRecord, significant
 from ...models.steps.smaller_model import computes_the_same, write_model
 from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
-from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.open_model import OpenModel
-from ...system.activation_store import BATCH_TOKENS, ActivationStore
+from ...system.activation_store import ActivationStore
 from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import human_bytes
-from ...system.resources import Cost, compute_dtype
+from ...system.resources import Cost
 from ...system.tensor_files import SafetensorsFile
 from ..score.taylor import first_order
 from ..score.units import path_scores
 from ..settings.experts import PruneExperts
 from ..structure.axes import Axis, Span
 from ..structure.drop_experts import ExpertLayers, drop_experts
+from .scoring_cost import scoring_cost
 
 
 class PruneExpertsStep(Step[PruneExperts]):
@@ -107,29 +107,11 @@ class PreparedExperts(PreparedStep):
         return StepPlan("prune", facts, before, after, f"{sentence}: {human_bytes(before)} -> {human_bytes(after)}")
 
     def cost(self, windows: int, length: int) -> Cost:
-        model = self.model
-        tokens, itemsize = windows * length, compute_dtype(model.dtype).itemsize
-        hidden, blocks = model.skeleton.hidden_size, len(model.anatomy.blocks)
-        width = max(facts.rows for name, facts in model.linears.items() if name != model.anatomy.head)
-        passing = max(BATCH_TOKENS, length) * 4 * max(width, hidden) * itemsize
-        memory = max(model.largest_block() * itemsize + passing, model.embedding_bytes())
-        operations = sum(4.0 * tokens * model.block_numel(i) for i in range(blocks))
-        kept = hidden
-        if self._score == "taylor":
-            logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 4
-            memory = max(memory + 2 * passing, model.embedding_bytes() + logits)
-            operations *= 3
-            kept += (blocks + 2) * hidden
-        return Cost(int(memory), int(2 * model.weights.nbytes + tokens * kept * itemsize), operations)
+        return scoring_cost(self.model, windows, length, gradients=3 if self._score == "taylor" else None)
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         model, layers = self.model, self._layers
-
-        def tried() -> tuple[dict[str, Tensor], None]:
-            self._try_layout(model, layers, context)
-            return {}, None
-
-        context.processes.broadcast(tried)
+        context.processes.in_main(lambda: self._try_layout(model, layers, context))
         parts = self._parts(model, layers, context)
         if not context.processes.is_main:
             return None

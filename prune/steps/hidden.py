@@ -17,17 +17,16 @@ from ...models.steps.parts import tensors_once
 from ...models.steps.record import LayerRecord, significant
 from ...models.steps.smaller_model import computes_the_same, few_tokens, write_model
 from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
-from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel, head_batches
+from ...models.streaming.streamed import StreamedModel, head_batches
 from ...models.structure.open_model import OpenModel
 from ...models.structure.untied_head import with_untied_head
 from ...quant.transforms.links import norm_offset
 from ...quant.transforms.rotated_model import ModelRotation, Residual, RotationError, rotated
 from ...quant.transforms.rotation import Rotation
-from ...system.activation_store import BATCH_TOKENS
 from ...system.device import on
 from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import human_bytes
-from ...system.resources import Cost, compute_dtype
+from ...system.resources import Cost
 from ...system.tensor_files import SafetensorsFile, save_tensors
 from ..score.pca import Directions, shares_of
 from ..score.taylor import first_order_of_hidden
@@ -35,6 +34,7 @@ from ..settings.hidden import PruneHidden
 from ..structure import axes
 from ..structure.axes import Axis
 from ..structure.slice_width import slice_width
+from .scoring_cost import scoring_cost
 
 
 class PruneHiddenStep(Step[PruneHidden]):
@@ -78,8 +78,7 @@ class PreparedHidden(PreparedStep):
         try:
             # Folding a norm into lm_head needs an untied lm_head.
             self._source = _untied(model) if step.score == "pca" else model
-            axis = axes.hidden(self._source)
-            self._axis = axis if step.settings.multiple is None else replace(axis, multiple=step.settings.multiple)
+            self._axis = axes.hidden(self._source).in_multiples_of(step.settings.multiple)
             if step.score == "pca":
                 check_rotates(model)
         except SmeltError as error:
@@ -123,32 +122,18 @@ class PreparedHidden(PreparedStep):
 
     def cost(self, windows: int, length: int) -> Cost:
         model = self.model
-        tokens, itemsize = windows * length, compute_dtype(model.dtype).itemsize
+        if self._score != "pca":
+            gradients = 2.5 if self._score == "taylor" else None
+            return scoring_cost(model, windows, length, tables=2, gradients=gradients)
         hidden, blocks = model.skeleton.hidden_size, len(model.anatomy.blocks)
-        width = max(facts.rows for name, facts in model.linears.items() if name != model.anatomy.head)
-        passing = max(BATCH_TOKENS, length) * 4 * max(width, hidden) * itemsize
-        directions = 4 * hidden**2 * 8 if self._score == "pca" else 0
-        memory = max(model.largest_block() * itemsize + passing + directions, 2 * model.embedding_bytes())
-        operations = sum(4.0 * tokens * model.block_numel(i) for i in range(blocks))
-        kept = hidden
-        if self._score == "pca":
-            operations += 2 * blocks * (3.0 * tokens * hidden**2) + 20.0 * hidden**3
-            operations += sum(4.0 * model.block_numel(i) * hidden for i in range(blocks))
-        if self._score == "taylor":
-            logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 4
-            memory = max(memory + 2 * passing, model.embedding_bytes() + logits)
-            operations *= 2.5
-            kept += (blocks + 2) * hidden
-        return Cost(int(memory), int(2 * model.weights.nbytes + tokens * kept * itemsize), operations)
+        cost = scoring_cost(model, windows, length, tables=2, matrices=4 * hidden**2 * 8)
+        directions = 2 * blocks * (3.0 * windows * length * hidden**2) + 20.0 * hidden**3
+        rotating = sum(4.0 * model.block_numel(i) * hidden for i in range(blocks))
+        return cost + Cost(0, 0, directions) + Cost(0, 0, rotating)
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         model, axis, source = self.model, self._axis, self._source
-
-        def tried() -> tuple[dict[str, Tensor], None]:
-            self._try_layout(source, axis, context)
-            return {}, None
-
-        context.processes.broadcast(tried)
+        context.processes.in_main(lambda: self._try_layout(source, axis, context))
         stays, shares = self._decided(model, axis, context)
         if not context.processes.is_main:
             return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -28,12 +27,13 @@ from ...system.resources import Cost, compute_dtype
 from ...system.tensor_files import SafetensorsFile
 from ..allocation.unit_sizes import MOST_LEVELS, shared_out_units, worst_case_units
 from ..score.taylor import first_order
-from ..score.units import UNIT_SCORES, UnitFacts, refitted
+from ..score.units import UNIT_SCORES, UnitFacts
 from ..settings.units import PruneChannels, PruneHeads
 from ..structure import axes
 from ..structure.axes import Axis
 from ..structure.removable import layer_parts
 from ..structure.slice_width import by_reader, matrices_of_units, slice_width, units_of_blocks
+from ..update.least_squares import refitted
 from .linear_pruner import LinearPruner
 
 AXES: dict[str, Callable[[OpenModel], Axis]] = {"ffn": axes.feed_forward, "heads": axes.heads}
@@ -91,9 +91,7 @@ class PreparedUnits(PreparedStep):
             axis = AXES[step.settings.structure](model)
         except SmeltError as error:
             raise ProblemsError([Problem(f"{step.where}.structure", str(error))]) from None
-        if step.settings.multiple is not None:
-            axis = replace(axis, multiple=step.settings.multiple)
-        self._axis = axis
+        self._axis = axis = axis.in_multiples_of(step.settings.multiple)
         self._left = self._units_left()
         self._narrow = self._narrowed()
         if not self._is_even and sum(bool(axis.of_block(block.name)) for block in model.anatomy.blocks) < 2:
@@ -196,12 +194,7 @@ class PreparedUnits(PreparedStep):
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         model, axis = self.model, self._axis
-
-        def tried() -> tuple[dict[str, Tensor], None]:
-            self._try_layout(model, axis, context)
-            return {}, None
-
-        context.processes.broadcast(tried)
+        context.processes.in_main(lambda: self._try_layout(model, axis, context))
         parts = self._parts(model, axis, context)
         if not context.processes.is_main:
             return None

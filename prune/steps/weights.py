@@ -204,7 +204,7 @@ class PreparedWeights(PreparedStep):
         """A part for each block, from its weights alone; written by the first process."""
         parts = block_files(context.journal, len(model.anatomy.blocks))
 
-        def make() -> tuple[dict[str, Tensor], None]:
+        def make() -> None:
             missing = [(part, at) for part, at in zip(parts, model.anatomy.blocks, strict=True) if not part.exists()]
             for part, anatomy in context.progress.track(missing, "pruning blocks", len(missing)):
                 stored: dict[str, Tensor] = {}
@@ -215,9 +215,8 @@ class PreparedWeights(PreparedStep):
                     stored[facts.key] = as_rows(module, found.to(facts.dtype)).contiguous()
                     records.append(record)
                 save_part(part, stored, records)
-            return {}, None
 
-        context.processes.broadcast(make)
+        context.processes.in_main(make)
         return parts
 
     def pruned(self, facts: LinearFacts, weight: Tensor, stats: LayerStats | None) -> tuple[Tensor, LayerRecord]:

@@ -102,12 +102,7 @@ class WeightQuantizer:
 
     def run(self) -> None:
         """Make all missing parts, in the first process only."""
-
-        def make() -> tuple[dict[str, Tensor], None]:
-            self._run()
-            return {}, None
-
-        self._context.processes.broadcast(make)
+        self._context.processes.in_main(self._run)
 
     def _run(self) -> None:
         if self._embedding is not None and not self._embedding.exists():
