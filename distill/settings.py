@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from ..models.steps.settings import StepSettings
 from ..models.text.text_source import TextSource
 from ..system.settings import Chosen, PathText, RecipeModel, choice_schema
 from .losses.table import LOSSES
@@ -206,7 +207,7 @@ class Training(RecipeModel):
         return -(-self.tokens // (self.length * self.batch))
 
 
-class Distill(Training):
+class Distill(Training, StepSettings):
     """Train the current model on a teacher's predictions."""
 
     student: Literal["trained", "random"] = Field(

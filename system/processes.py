@@ -88,6 +88,15 @@ class Processes:
         """What the first process makes, in every process."""
         return make()
 
+    def in_main(self, do: Callable[[], None]) -> None:
+        """Let the first process do something while the others wait; if it fails, all do."""
+
+        def done() -> Message:
+            do()
+            return {}, None
+
+        self.broadcast(done)
+
     def edited(self, edit: Callable[[], None], tensors: Iterable[Tensor]) -> None:
         """Let the first process edit tensors in place; the others' become the same."""
         edit()

@@ -10,9 +10,7 @@ from typing import Any
 
 import torch
 
-from ...distill.run.checks import sharing_problems
 from ...distill.run.sharding import shards
-from ...distill.settings import Training
 from ...models.directory.directory import ModelDirectory
 from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
 from ...models.streaming.streamed import StreamedModel
@@ -36,6 +34,7 @@ from ..recipe.recipe import Recipe
 from ..reporting.card import write_card
 from ..reporting.report_files import load
 from ..results.report import ReportData
+from .build import steps_of
 from .plan import Plan, run_identity
 from .self_text import written_once
 from .verify import Reload, random_windows, reload, whole_model_bytes
@@ -84,13 +83,13 @@ def run(
     """
     device = recipe.calibrate.device
     processes = Processes(torch.device(device)) if alone else Processes.launched(device)
-    over = shards(processes) if _trainings(recipe) else 1
+    over = shards(processes) if any(step.training for step in steps_of(recipe)) else 1
     plan = Plan.make(recipe, fresh=fresh, processes=processes.here, shards=over)
-    raise_problems([*plan.problems, *_sharing_problems(recipe, plan.model, processes.count)])
+    raise_problems([*plan.problems, *_sharing_problems(plan, processes.count)])
     assert plan.model is not None
     recipe = plan.recipe
     # From here on the first process changes files that the others' plans have checked.
-    identity = run_identity(recipe, plan.model, plan.adapter)
+    identity = run_identity(recipe, plan.steps, plan.model, plan.adapter)
     processes.agree("a recipe, model or version", digest(identity))
     show = Progress(progress and processes.is_main)
     if 2 * plan.cost.memory > available_memory():
@@ -113,23 +112,9 @@ def run(
         return result
 
 
-def _trainings(recipe: Recipe) -> dict[str, Training]:
-    """A recipe's trainings, by their place in it."""
-    found: dict[str, Training] = {}
-    for number, step in enumerate(recipe.steps):
-        if step.distill is not None:
-            found[f"steps.{number}.distill"] = step.distill
-        elif step.quantize is not None and step.quantize.train is not None:
-            found[f"steps.{number}.quantize.train"] = step.quantize.train
-    return found
-
-
-def _sharing_problems(recipe: Recipe, model: OpenModel | None, count: int) -> list[Problem]:
-    return [
-        problem
-        for where, training in _trainings(recipe).items()
-        for problem in sharing_problems(training, model, count, where)
-    ]
+def _sharing_problems(plan: Plan, count: int) -> list[Problem]:
+    trainings = [step.training for step in plan.steps if step.training is not None]
+    return [problem for training in trainings for problem in training.sharing_problems(plan.model, count)]
 
 
 def _help(plan: Plan, processes: Processes, show: Progress) -> RunResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from ..loaders.facts import facts_of_plan
 from ..loaders.rules import loaders
 from ..recipe.recipe import Recipe
 from ..results.result import Loader
-from .build import build
+from .build import steps_of
 from .verify import reload_bytes
 
 # Work not covered by operation counts, measured on two cores (benchmarks/memory_limit.py compares).
@@ -62,7 +63,7 @@ class Plan:
 
     recipe: Recipe
     model: OpenModel | None
-    steps: list[Step]
+    steps: list[Step[Any]]
     problems: list[Problem]
     cost: Cost
     adapter: Adapter | None = None
@@ -81,7 +82,7 @@ class Plan:
             processes: number of processes on this machine.
             shards: number of processes over which trained weights are sharded.
         """
-        steps = [build(entry, i) for i, entry in enumerate(recipe.steps)]
+        steps = steps_of(recipe)
         problems = _text_problems(recipe)
         misplaced = _order_problems(steps)
         problems += misplaced
@@ -90,7 +91,7 @@ class Plan:
         except ProblemsError as error:
             return cls(recipe, None, steps, [*error.problems, *problems], Cost(0, 0, 0.0))
         recipe = recipe.within(model.context())
-        identity = run_identity(recipe, model, adapter)
+        identity = run_identity(recipe, steps, model, adapter)
         blocked = Output(Path(recipe.output), identity, fresh=fresh).problem()
         if blocked:
             problems.append(Problem("output", blocked))
@@ -129,7 +130,7 @@ class Plan:
             if not self.problems:
                 held = psutil.Process().memory_info().rss
                 data |= {
-                    "steps": [step.plan() for step in self.prepared],
+                    "steps": [step.plan().as_data() for step in self.prepared],
                     "loaders": [loader.model_dump() for loader in self.loaders()],
                     "text": self._text(),
                     "predicted": {
@@ -197,10 +198,12 @@ class Plan:
         return f"{c.samples} x {c.length} tokens of calibration text are read ({'; '.join(why)})"
 
 
-def run_identity(recipe: Recipe, model: OpenModel, adapter: Adapter | None) -> dict[str, Any]:
+def run_identity(
+    recipe: Recipe, steps: Sequence[Step[Any]], model: OpenModel, adapter: Adapter | None
+) -> dict[str, Any]:
     """Everything that determines a run's bytes: versions, the recipe, the model and the adapter."""
     return {
-        **_named_teachers(recipe),
+        **_named_teachers(recipe, steps),
         **({} if adapter is None else {"adapter": adapter.fingerprint()}),
         "versions": versions(),
         "recipe": recipe.content(),
@@ -210,15 +213,15 @@ def run_identity(recipe: Recipe, model: OpenModel, adapter: Adapter | None) -> d
     }
 
 
-def _named_teachers(recipe: Recipe) -> dict[str, Any]:
+def _named_teachers(recipe: Recipe, steps: Sequence[Step[Any]]) -> dict[str, Any]:
     """Identities of teachers other than the run's own model; missing ones are reported elsewhere."""
     found: dict[str, str] = {}
-    for entry in recipe.steps:
-        training = entry.distill or (entry.quantize and entry.quantize.train)
-        if training and training.has_teacher and not training.learns_from_original:
+    for step in steps:
+        if step.training is not None and step.training.teacher is not None:
+            teacher = step.training.teacher
             with suppress(SmeltError):
-                path = find_model(training.teacher, trust_remote_code=recipe.trust_remote_code).path
-                found[training.teacher] = CheckpointWeights(path).fingerprint()
+                path = find_model(teacher, trust_remote_code=recipe.trust_remote_code).path
+                found[teacher] = CheckpointWeights(path).fingerprint()
     return {"teachers": found} if found else {}
 
 
@@ -269,7 +272,7 @@ def _total_cost(
     return replace(cost, memory=memory, disk=cost.disk + (cost.collected if processes > 1 else 0))
 
 
-def _order_problems(steps: list[Step]) -> list[Problem]:
+def _order_problems(steps: list[Step[Any]]) -> list[Problem]:
     """Steps in an impossible order."""
     for number, (before, step) in enumerate(itertools.pairwise(steps), 1):
         if before.quantizes and step.quantizes:
@@ -280,15 +283,13 @@ def _order_problems(steps: list[Step]) -> list[Problem]:
             return [Problem(f"steps.{number}", what)]
     zeros = next((number for number, step in enumerate(steps) if step.leaves_zeros), len(steps))
     for number, step in enumerate(steps[zeros + 1 :], zeros + 1):
-        if not step.keeps_zeros:
-            what = (
-                f"changes all weights, so the zeros of steps.{zeros} would be lost (transforms: rotate, update: merge"
-            )
-            return [Problem(f"steps.{number}", f"{what} or student: random); remove it, or put it before the pruning")]
+        if step.changes_zeros is not None:
+            what = f"changes all weights, so the zeros of steps.{zeros} would be lost ({step.changes_zeros})"
+            return [Problem(f"steps.{number}", f"{what}; remove it, or put it before the pruning")]
     return []
 
 
-def _prepared(steps: list[Step], model: OpenModel, on_gpu: bool) -> tuple[list[PreparedStep], list[Problem]]:
+def _prepared(steps: list[Step[Any]], model: OpenModel, on_gpu: bool) -> tuple[list[PreparedStep], list[Problem]]:
     """Each step prepared for the result of those before it, and the problems of the first that cannot be."""
     found: list[PreparedStep] = []
     given = model
@@ -357,7 +358,7 @@ def _length_problems(recipe: Recipe, model: OpenModel) -> list[Problem]:
 
 def _reload_bytes(last: PreparedStep) -> int:
     planned = last.plan()
-    return reload_bytes(last.model, planned["checkpoint_bytes"] if planned["stays_packed"] else None)
+    return reload_bytes(last.model, planned.checkpoint_bytes if planned.stays_packed else None)
 
 
 def _evaluation_cost(recipe: Recipe, model: OpenModel) -> Cost:

@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from ...distill.settings import Distill
+from ...models.steps.settings import StepSettings
 from ...models.text.settings import LENGTH_HELP, fitting_length
 from ...prune.steps.table import Prune
 from ...system.settings import PathText, RecipeModel, Seed
@@ -61,6 +62,11 @@ class StepEntry(RecipeModel):
         """The step's name."""
         return self._given()[0]
 
+    @property
+    def settings(self) -> StepSettings:
+        """The step's section."""
+        return getattr(self, self.step_name)
+
     @model_serializer(mode="wrap")
     def _named_only(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {name: settings for name, settings in handler(self).items() if settings is not None}
@@ -106,14 +112,11 @@ class Recipe(RecipeModel):
         return load(cls, Path(path), overrides or [])
 
     @model_validator(mode="after")
-    def _diagnostics_are_there(self) -> Recipe:
+    def _enough_calibration(self) -> Recipe:
         for number, entry in enumerate(self.steps):
-            wanted = entry.quantize and entry.quantize.diagnostics
-            if wanted and wanted > self.calibrate.samples:
-                raise ValueError(
-                    f"steps.{number}.quantize.diagnostics asks for {wanted} windows, but calibrate.samples is"
-                    f" {self.calibrate.samples}; raise calibrate.samples"
-                )
+            problem = entry.settings.calibration_problem(self.calibrate.samples)
+            if problem is not None:
+                raise ValueError(f"steps.{number}.{entry.step_name}.{problem}")
         return self
 
     def within(self, positions: int | None) -> Recipe:

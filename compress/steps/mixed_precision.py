@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from ...models.steps.step import RunContext
+from ...models.steps.parts import data_once
+from ...models.steps.step import RunContext, StepPlan
 from ...models.structure.open_model import OpenModel
 from ...models.text.windows import fingerprint
 from ...quant.blockwise.assignment import Assignment, Treatment
@@ -22,7 +22,6 @@ from ...quant.settings.auto import PostTrainingQuantizeAuto
 from ...quant.settings.methods import TransformChoice
 from ...system.activation_store import BATCH_TOKENS
 from ...system.errors import Problem, SmeltError
-from ...system.files import write_text
 from ...system.machine import human_bytes
 from ...system.measurement_cache import Kept
 from ...system.resources import Cost, compute_dtype
@@ -126,21 +125,21 @@ class MixedPrecision:
             for name in each[0]
         }
 
-    def plan(self, model: OpenModel) -> dict[str, Any]:
-        """The plan, known before anything is measured."""
+    def plan(self, model: OpenModel, usual: StepPlan) -> StepPlan:
+        """The plan, known before anything is measured, from that of the schemes with the most bytes."""
         choices = self._choices(model)
         budget = self._budget(model, choices)
         most = min(budget.most, sum(max(unit) for unit in budget.costs))
-        return {
+        facts = {**usual.facts, "bits_per_weight": budget.bits(most)}
+        more = {
             "candidates": [scheme.label for scheme in self.candidates],
             "target": self._target.model_dump(exclude_none=True),
             "loss": self._settings.loss or "fisher",
             "units": len(choices.units),
-            "bits_per_weight": budget.bits(most),
             "least_bits_per_weight": budget.bits(budget.least),
-            "bytes_after": most + budget.fixed,
-            "checkpoint_bytes": most + budget.around,
         }
+        after, unchanged = most + budget.fixed, budget.around - budget.fixed
+        return replace(usual, facts=facts, bytes_after=after, unchanged_bytes=unchanged, more=more)
 
     def cost(self, model: OpenModel, windows: int, length: int) -> Cost:
         """The cost of measuring."""
@@ -182,7 +181,10 @@ class MixedPrecision:
         """
         choices = self._choices(model)
         # Measuring samples tokens and times kernels, so only the first of several processes does it.
-        _, record = context.processes.broadcast(lambda: ({}, self._record(model, choices, ranges, context)))
+        file = context.journal / "choice.json"
+        _, record = context.processes.broadcast(
+            lambda: ({}, data_once(file, lambda: self._choose(model, choices, ranges, context)))
+        )
         self._report(record, context)
         by_label = {scheme.label: i for i, scheme in enumerate(self.candidates)}
         found = {}
@@ -192,16 +194,6 @@ class MixedPrecision:
                 found |= {name: treatments[name] for name in unit.linears}
         found |= choices.apart
         return {name: found[name] for name in model.linears if name in found}, record
-
-    def _record(
-        self, model: OpenModel, choices: SchemeChoices, ranges: list[TransformChoice], context: RunContext
-    ) -> dict[str, Any]:
-        kept = context.journal / "choice.json"
-        if kept.exists():
-            return json.loads(kept.read_text(encoding="utf-8"))
-        record = self._choose(model, choices, ranges, context)
-        write_text(kept, json.dumps(record, indent=1) + "\n")
-        return record
 
     def _choose(
         self, model: OpenModel, choices: SchemeChoices, ranges: list[TransformChoice], context: RunContext

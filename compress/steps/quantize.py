@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ...distill.run.checks import teacher_of, training_problems
+from ...distill.run.checks import step_training, teacher_of, training_problems
 from ...distill.run.training_cost import training_cost
 from ...models.steps.parts import layers_of
-from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord, StoragePlan
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord, StepTraining, StoragePlan
 from ...models.structure.attention import head_width
 from ...models.structure.block_calls import block_calls
 from ...models.structure.open_model import OpenModel
@@ -36,24 +36,20 @@ from .settings import Quantize, QuantizeAuto
 from .train_quantized import QuantizedTraining
 
 
-class QuantizeStep:
-    """Quantize a model's linears.
-
-    Args:
-        settings: the recipe's section.
-        where: how messages name this step.
-    """
+class QuantizeStep(Step[Quantize | QuantizeAuto]):
+    """Quantize a model's linears."""
 
     quantizes = True
-    leaves_zeros = False
-
-    def __init__(self, settings: Quantize | QuantizeAuto, where: str) -> None:
-        self.settings = settings
-        self.where = where
 
     @property
-    def keeps_zeros(self) -> bool:
-        return all(TRANSFORMS[choice.method].keeps_zeros for choice in self.settings.transforms)
+    def changes_zeros(self) -> str | None:
+        method = next((each.method for each in self.settings.transforms if not TRANSFORMS[each.method].keeps_zeros), None)
+        return None if method is None else f"transforms: {method}"
+
+    @property
+    def training(self) -> StepTraining | None:
+        train = self.settings.train
+        return None if train is None else step_training(train, f"{self.where}.train")
 
     @property
     def label(self) -> str:
@@ -135,7 +131,7 @@ class PreparedQuantize(PreparedStep):
 
     def cost(self, windows: int, length: int) -> Cost:
         settings, plan = self.settings, self.plan()
-        disk = int(plan["bytes_after"] + plan["checkpoint_bytes"])
+        disk = int(plan.bytes_after + plan.checkpoint_bytes)
         work = RoundingCost(self._working, self._chosen, self.transforms, embedding=settings.embeddings is not None)
         if not self.reads_text:
             return work.of_weights() + Cost(0, disk, 0.0)
@@ -171,7 +167,7 @@ class PreparedQuantize(PreparedStep):
         done = [outcome.sentence, "layer errors are from before training"]
         return StepRecord("quantize", settings, layers, unknown, record, done, training=outcome.training)
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> StepPlan:
         working = self._working
         chosen = [(working.linears[name], treatment) for name, treatment in self._chosen.items()]
         stored = sum(treatment.scheme.stored_bytes(f.rows, f.columns, f.dtype.itemsize) for f, treatment in chosen)
@@ -183,24 +179,21 @@ class PreparedQuantize(PreparedStep):
             stored += EMBEDDING.stored_bytes(table.shape[0], table.shape[1], table.dtype.itemsize)
             before += table.nbytes
             numbers += math.prod(table.shape)
-        plan = {
-            "step": "quantize",
+        facts = {
             "scheme": self.settings.scheme,
             "transforms": [choice.method for choice in self.settings.transforms],
             "rounding": self.settings.rounding.method,
             "linears": len(chosen),
             "bits_per_weight": 8 * stored / numbers if numbers else 0.0,
-            "bytes_before": before,
-            "bytes_after": stored,
-            "checkpoint_bytes": working.weights.nbytes - before + stored,
-            "stays_packed": self._stays_packed(),
         }
+        unchanged, packed = working.weights.nbytes - before, self._stays_packed()
+        plan = StepPlan("quantize", facts, before, stored, unchanged_bytes=unchanged, stays_packed=packed)
         if isinstance(self._assignment, MixedPrecision):
-            plan |= self._assignment.plan(working)
+            plan = self._assignment.plan(working, plan)
         else:
             usual = self._assignment.usual.scheme
-            plan |= {"group_size": usual.args.group_size, "format": usual.format}
-        return plan | {"sentence": _sentence(plan)}
+            plan = replace(plan, more={"group_size": usual.args.group_size, "format": usual.format})
+        return replace(plan, sentence=_sentence(plan.as_data()))
 
     def _stays_packed(self) -> bool:
         """Whether transformers dequantizes the checkpoint's weights on use, not on loading."""

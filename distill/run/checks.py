@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...models.directory.find import find_model
+from ...models.steps.step import StepTraining
 from ...models.structure.open_model import OpenModel
 from ...system.errors import Problem, SmeltError
 from ..settings import Training
@@ -86,6 +87,17 @@ def sharing_problems(settings: Training, model: OpenModel | None, count: int, wh
         what = f"torch {torch.__version__} sums gradients wrongly if processes use different experts"
         problems.append(Problem(where, f"{what}; use torch 2.13 or newer, or one process"))
     return problems
+
+
+def step_training(settings: Training, where: str) -> StepTraining:
+    """What the run around a training asks of it.
+
+    Args:
+        settings: the recipe's section.
+        where: how messages name the section.
+    """
+    teacher = settings.teacher if settings.has_teacher and not settings.learns_from_original else None
+    return StepTraining(teacher, lambda model, count: sharing_problems(settings, model, count, where))
 
 
 def other_tokens(teacher: str) -> str:

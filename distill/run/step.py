@@ -3,48 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from ...models.checkpoint.writer import Entry, write_checkpoint
-from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord, StepTraining
 from ...models.structure.open_model import OpenModel
 from ...system.errors import raise_problems
 from ...system.machine import human_bytes
 from ...system.resources import Cost
 from ..settings import Distill
-from .checks import teacher_of, training_problems
+from .checks import step_training, teacher_of, training_problems
 from .student import WholeModel, begin_anew
 from .training_cost import training_cost, training_place
 from .training_run import Outcome, train
 
 
-class DistillStep:
-    """Train a model on a teacher's predictions.
-
-    Args:
-        settings: the recipe's section.
-        where: how messages name this step.
-    """
-
-    quantizes = False
-    leaves_zeros = False
-
-    def __init__(self, settings: Distill, where: str) -> None:
-        self.settings = settings
-        self._where = where
+class DistillStep(Step[Distill]):
+    """Train a model on a teacher's predictions."""
 
     @property
-    def keeps_zeros(self) -> bool:
-        return self.settings.student == "trained"
+    def changes_zeros(self) -> str | None:
+        return "student: random" if self.settings.student == "random" else None
+
+    @property
+    def training(self) -> StepTraining:
+        return step_training(self.settings, self.where)
 
     @property
     def label(self) -> str:
         return f"{'distilled' if self.settings.has_teacher else 'trained'} by {self.settings.label}"
 
     def prepare(self, given: Given) -> PreparedDistill:
-        raise_problems(training_problems(self.settings, given.model, self._where))
+        raise_problems(training_problems(self.settings, given.model, self.where))
         return PreparedDistill(self.settings, given)
 
 
@@ -67,22 +58,20 @@ class PreparedDistill(PreparedStep):
         teacher = teacher_of(self.settings, self.model, self._given.original)
         return training_cost(self.settings, self.model, teacher, on_gpu=self._given.on_gpu)
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> StepPlan:
         settings, nbytes = self.settings, self.model.weights.nbytes
-        return {
-            "step": "distill",
+        facts = {
             "loss": settings.loss.method if settings.has_teacher else "cross_entropy",
             "tokens": settings.steps * settings.batch * settings.length,
             "steps": settings.steps,
-            "bytes_before": nbytes,
-            "bytes_after": nbytes,
-            "checkpoint_bytes": nbytes,
-            "stays_packed": True,
-            "sentence": f"train for {settings.steps} steps of {settings.batch} x {settings.length} tokens of"
+        }
+        sentence = (
+            f"train for {settings.steps} steps of {settings.batch} x {settings.length} tokens of"
             f" {settings.data.text().label}"
             + (f", {settings.loss.method} from {_called(settings.teacher)}" if settings.has_teacher else "")
-            + f": {human_bytes(nbytes)} as before",
-        }
+            + f": {human_bytes(nbytes)} as before"
+        )
+        return StepPlan("distill", facts, nbytes, nbytes, sentence)
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         model, outcome = self.model, self._trained(context)

@@ -1,1 +1,1 @@
-"""What every step of a recipe has in common: the Step protocol, its finished parts and records."""
+"""What every step of a recipe has in common: the Step interface, its finished parts and records."""

@@ -48,6 +48,37 @@ def tensors_once(file: Path, processes: Processes, make: Callable[[], dict[str, 
     return stored
 
 
+class Measured:
+    """Plain data by name, kept in a file as it is measured, so that a killed run measures none of it again.
+
+    Args:
+        file: where it is kept.
+        processes: those that measure it together; the main one writes.
+
+    Attributes:
+        known: what has been measured.
+    """
+
+    def __init__(self, file: Path, processes: Processes) -> None:
+        self._file, self._processes = file, processes
+        self.known: dict[str, Any] = processes.broadcast(lambda: ({}, load_data(file) if file.exists() else {}))[1]
+
+    def once(self, name: str, measure: Callable[[], Any]) -> Any:
+        """What is known by a name, or is measured now."""
+        if name not in self.known:
+            self.known[name] = measure()
+            if self._processes.is_main:
+                save_data(self._file, self.known)
+        return self.known[name]
+
+
+def data_once(file: Path, make: Callable[[], Any]) -> Any:
+    """Plain data that an earlier run left in a file, or that this process makes now."""
+    if not file.exists():
+        save_data(file, make())
+    return load_data(file)
+
+
 def save_data(path: Path, data: Any) -> None:
     """Write plain data, such as what was measured."""
     write_text(path, json.dumps(data) + "\n")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from ...system.errors import Problem
 from ...system.processes import Processes
 from ...system.progress import Progress
 from ...system.resources import Cost
@@ -69,6 +70,49 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
+class StepPlan:
+    """What a step will do, for the plan that ``--dry-run`` prints.
+
+    Attributes:
+        step: the step's kind.
+        facts: what it does, as plain data.
+        bytes_before: bytes of what it changes.
+        bytes_after: the same afterwards.
+        sentence: all this in a sentence.
+        unchanged_bytes: bytes of the resulting checkpoint that ``bytes_after`` does not count.
+        stays_packed: whether transformers computes with the weights as they are stored.
+        more: further facts.
+    """
+
+    step: str
+    facts: Mapping[str, Any]
+    bytes_before: int
+    bytes_after: int
+    sentence: str = ""
+    unchanged_bytes: int = 0
+    stays_packed: bool = True
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of the resulting checkpoint."""
+        return self.bytes_after + self.unchanged_bytes
+
+    def as_data(self) -> dict[str, Any]:
+        """As plain data for JSON."""
+        return {
+            "step": self.step,
+            **self.facts,
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+            "checkpoint_bytes": self.checkpoint_bytes,
+            "stays_packed": self.stays_packed,
+            **self.more,
+            "sentence": self.sentence,
+        }
+
+
+@dataclass(frozen=True)
 class Given:
     """The input of a step.
 
@@ -83,32 +127,63 @@ class Given:
     on_gpu: bool = False
 
 
-class Step(Protocol):
+@dataclass(frozen=True)
+class StepTraining:
+    """A step's training, as far as the run around it asks.
+
+    Attributes:
+        teacher: the teacher's name in the recipe; None for the model that the run started from, or no teacher.
+        sharing_problems: problems of splitting it over a number of processes, given the model that the run starts from,
+            if that can be opened.
+    """
+
+    teacher: str | None
+    sharing_problems: Callable[[OpenModel | None, int], list[Problem]]
+
+
+Settings = TypeVar("Settings")
+
+
+class Step(ABC, Generic[Settings]):
     """One step of a recipe, by its settings alone.
+
+    Args:
+        settings: the recipe's section.
+        where: how messages name this step.
 
     Attributes:
         quantizes: whether its result is quantized, so that no step can follow.
         leaves_zeros: whether it removes weights by setting them to zero.
-        keeps_zeros: whether zero weights stay zero.
-        label: what it does, in a few words, used to name the result.
     """
 
-    quantizes: bool
-    leaves_zeros: bool
+    quantizes = False
+    leaves_zeros = False
+
+    def __init__(self, settings: Settings, where: str) -> None:
+        self.settings, self.where = settings, where
 
     @property
-    def keeps_zeros(self) -> bool: ...
+    @abstractmethod
+    def label(self) -> str:
+        """What it does, in a few words, used to name the result."""
 
     @property
-    def label(self) -> str: ...
+    def changes_zeros(self) -> str | None:
+        """The setting by which it changes all weights, zeros too; None if those stay zero."""
+        return None
 
+    @property
+    def training(self) -> StepTraining | None:
+        """Its training, if it has one."""
+        return None
+
+    @abstractmethod
     def prepare(self, given: Given) -> PreparedStep:
         """Compute once what its cost, plan and run need. Reads headers, no weights.
 
         Raises:
             ProblemsError: all problems that can be found before any work.
         """
-        ...
 
 
 class PreparedStep(ABC):
@@ -133,8 +208,8 @@ class PreparedStep(ABC):
         """Memory, disk and operations it will take with a given number of calibration windows."""
 
     @abstractmethod
-    def plan(self) -> dict[str, Any]:
-        """What it will do, in numbers, and as a sentence, for the plan that ``--dry-run`` prints."""
+    def plan(self) -> StepPlan:
+        """What it will do, in numbers, and as a sentence."""
 
     @abstractmethod
     def run(self, context: RunContext, target: Path) -> StepRecord | None:

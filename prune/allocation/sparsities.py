@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...models.steps.block_loop import forward
-from ...models.steps.parts import load_data, save_data
+from ...models.steps.block_loop import BlockJob, BlockResult, run_forward
+from ...models.steps.parts import block_files, data_once, load_part
 from ...models.steps.step import RunContext
 from ...models.streaming.streamed import StreamedModel
 from ...models.structure.open_model import LinearFacts, OpenModel
@@ -21,6 +23,7 @@ from ...quant.mixed.sensitivity import Changes, SensitivityInputs, fisher_losses
 from ...quant.mixed.units import Unit
 from ...quant.sparsity import keep_share
 from ...quant.transforms.links import weight_rows
+from ...system.activation_store import ActivationStore
 from ...system.processes import Processes
 from ..score.weights import wanda
 from .owl import by_outliers, outlier_share
@@ -42,40 +45,51 @@ def shared_out(
         model: their model.
         context: the run. Only the first process measures.
     """
-    file = context.journal / "sparsities.json"
-
-    def found() -> tuple[dict[str, Tensor], Any]:
-        if file.exists():
-            return {}, load_data(file)
-        measure = _by_outliers if allocation == "owl" else _by_sensitivity
-        shares = measure(sparsity, facts, model, context)
-        save_data(file, shares)
-        return {}, shares
-
-    return context.processes.broadcast(found)[1]
+    file, measure = context.journal / "sparsities.json", _by_outliers if allocation == "owl" else _by_sensitivity
+    return context.processes.broadcast(lambda: ({}, data_once(file, lambda: measure(sparsity, facts, model, context))))[
+        1
+    ]
 
 
 def _by_outliers(sparsity: float, facts: list[LinearFacts], model: OpenModel, context: RunContext) -> dict[str, float]:
     wanted = {each.name for each in facts}
-    streamed = StreamedModel(model.skeleton, model.weights, context.dtype, context.journal)
-    outliers: dict[int, float] = {}
-    with forward(streamed, context.tokens, context.progress, "counting outliers") as (store, blocks):
-        for index in blocks:
-            anatomy, tokens = model.anatomy.blocks[index], context.tokens.numel()
-            with streamed.block(index) as block:
-                passes = BlockPasses(block, anatomy, store, partial(streamed.call, index), tokens, Processes())
-                scores = [
-                    wanda(weight_rows(block.get_submodule(name)), stats.energy)
-                    for group, stats in passes.survey(anatomy.wanted_groups(wanted), energy=True)
-                    for name in group.linears
-                    if stats.energy is not None
-                ]
-                if scores:
-                    outliers[index] = outlier_share(scores)
-                streamed.run_block(index, block, store)
+    counting = _OutlierCount(wanted, model, context)
+    run_forward(counting, counting.streamed, replace(context, processes=Processes()))
+    counted = {index: load_part(file) for index, file in enumerate(counting.parts)}
+    outliers = {index: stored["outliers"].item() for index, stored in counted.items() if stored}
     shares = dict(zip(outliers, by_outliers(list(outliers.values()), sparsity), strict=True))
     blocks = {anatomy.name: index for index, anatomy in enumerate(model.anatomy.blocks)}
     return {name: shares[index] for name in wanted for block, index in blocks.items() if name.startswith(f"{block}.")}
+
+
+class _OutlierCount(BlockJob):
+    """The share of outliers in each block that has a wanted linear."""
+
+    description = "counting outliers"
+
+    def __init__(self, wanted: set[str], model: OpenModel, context: RunContext) -> None:
+        self._wanted, self._model, self._tokens = wanted, model, context.tokens.numel()
+        self.streamed = StreamedModel(model.skeleton, model.weights, context.dtype, context.journal)
+        journal = context.journal / "outliers"
+        journal.mkdir(exist_ok=True)
+        self.files = self.parts = block_files(journal, len(self.streamed))
+
+    @contextmanager
+    def work(self, index: int, store: ActivationStore) -> Iterator[BlockResult]:
+        anatomy, call = self._model.anatomy.blocks[index], partial(self.streamed.call, index)
+        with self.streamed.block(index) as block:
+            passes = BlockPasses(block, anatomy, store, call, self._tokens, Processes())
+            scores = [
+                wanda(weight_rows(block.get_submodule(name)), stats.energy)
+                for group, stats in passes.survey(anatomy.wanted_groups(self._wanted), energy=True)
+                for name in group.linears
+                if stats.energy is not None
+            ]
+            share = {"outliers": torch.tensor(outlier_share(scores), dtype=torch.float64)} if scores else {}
+            yield BlockResult(share, advance=partial(self.streamed.run_block, index, block, store))
+
+    def restore(self, index: int, stored: dict[str, Tensor]) -> AbstractContextManager[nn.Module]:
+        return self.streamed.block(index)
 
 
 def _by_sensitivity(

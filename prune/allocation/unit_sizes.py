@@ -64,7 +64,7 @@ def shared_out_units(
     """How many units each block keeps for the least predicted divergence; only the first process measures.
 
     The cost of removing a block's units, after the remaining columns are refitted, is estimated from the gradients of
-    the model's own predictions (:mod:`..mixed.sensitivity`). Measurements of an interrupted run are reused.
+    the model's own predictions (:mod:`smelt.quant.mixed.sensitivity`). Measurements of an interrupted run are reused.
 
     Args:
         model: the model.

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from ...models.steps.settings import StepSettings
 from ...quant.settings.guard import Guard
 from ...system.variants import Elsewhere, Variant
 
@@ -15,7 +16,7 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 Multiple = Annotated[Count | None, Elsewhere("multiple is for widths; {variant} has none, so remove it")]
 
 
-class PruneBase(Variant):
+class PruneBase(Variant, StepSettings):
     """Remove parts of the model. Each subclass is selected by its ``structure``."""
 
     amounts: ClassVar[tuple[str, ...]] = ()

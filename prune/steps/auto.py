@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from ...models.directory.directory import ModelDirectory
-from ...models.steps.block_loop import streamed_model
+from ...models.steps.parts import Measured, data_once
 from ...models.steps.smaller_model import write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.open_model import OpenModel
 from ...quant.transforms.rotated_model import RotationError
 from ...runtime.decoder.architectures import spec_of
 from ...runtime.measure.shape_time import decode_seconds
 from ...system.errors import Problem, ProblemsError, RuntimeProblem, SmeltError
-from ...system.files import write_text
 from ...system.processes import Processes
 from ...system.progress import Progress
 from ...system.resources import Cost, compute_dtype
-from ..score.next_token_loss import next_token_loss
+from ..search import TRIED, ShapeSearch
 from ..settings.auto import PruneAuto
 from ..settings.base import PruneBase
 from ..structure.removable import layer_parts
@@ -36,33 +30,19 @@ from ..structure.shapes import DIMENSIONS, Costs, SizeGrid, Sizes, parameters_of
 from .hidden import check_rotates
 from .table import STRUCTURES, step_of
 
-# Shapes that are built and evaluated on text, best first by the summed loss of their dimensions.
-_TRIED = 3
-# The share of calibration windows held out for evaluation.
-_JUDGING = 4
 _SLACK = 1.02
 
 
-class PruneAutoStep:
-    """Prune blocks and widths until a target is met.
+class PruneAutoStep(Step[PruneAuto]):
+    """Prune blocks and widths until a target is met."""
 
-    Args:
-        settings: the recipe's section.
-        where: how messages name this step.
-    """
-
-    quantizes = False
-    leaves_zeros = False
-    keeps_zeros = False  # hidden states may be rotated
-
-    def __init__(self, settings: PruneAuto, where: str) -> None:
-        self.settings = settings
-        self.where = where
-        self.target = settings.target
+    @property
+    def changes_zeros(self) -> str:
+        return "structure: auto"  # hidden states may be rotated
 
     @property
     def label(self) -> str:
-        return f"pruned to {self.target.label}"
+        return f"pruned to {self.settings.target.label}"
 
     def prepare(self, given: Given) -> PreparedAuto:
         return PreparedAuto(self, given.model)
@@ -80,7 +60,7 @@ class PreparedAuto(PreparedStep):
     """
 
     def __init__(self, step: PruneAutoStep, model: OpenModel) -> None:
-        self.settings, self._where, self._target, self.model = step.settings, step.where, step.target, model
+        self.settings, self._where, self._target, self.model = step.settings, step.where, step.settings.target, model
         self.reads_text = [f"prune {step.settings.structure}"]
         self._check_latency()
         if set(layer_parts(model)) != {"all"}:
@@ -130,28 +110,20 @@ class PreparedAuto(PreparedStep):
             what = f"params: the smallest shape in the search has {least:.2f} of the parameters; give at least that"
             raise self._wrong("target", what)
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> StepPlan:
         grid, before = self._grid, self.model.weights.nbytes
         count = math.prod(len(levels) for levels in grid.levels.values())
         after = int(before * self._target.params) if self._target.params is not None else before
-        return {
-            "step": "prune",
-            "structure": "auto",
-            "target": self._target.model_dump(exclude_none=True),
-            "shapes": count,
-            "bytes_before": before,
-            "bytes_after": after,
-            "checkpoint_bytes": after,
-            "stays_packed": True,
-            "sentence": f"prune to {self._target.label}: the best of {count} shapes of"
-            f" {' x '.join(f'{len(grid.levels[name])} {name}' for name in DIMENSIONS)}",
-        }
+        facts = {"structure": "auto", "target": self._target.model_dump(exclude_none=True), "shapes": count}
+        levels = " x ".join(f"{len(grid.levels[name])} {name}" for name in DIMENSIONS)
+        sentence = f"prune to {self._target.label}: the best of {count} shapes of {levels}"
+        return StepPlan("prune", facts, before, after, sentence)
 
     def cost(self, windows: int, length: int) -> Cost:
         model = self.model
         tokens, itemsize = windows * length, compute_dtype(model.dtype).itemsize
         grid = self._grid
-        runs = sum(1 for _ in grid.alone()) + 3 * _TRIED
+        runs = sum(1 for _ in grid.alone()) + 3 * TRIED
         numel = sum(model.block_numel(i) for i in range(len(model.anatomy.blocks)))
         head = model.linears[model.anatomy.head].numel
         width = max(facts.columns for name, facts in model.linears.items() if name != model.anatomy.head)
@@ -171,32 +143,47 @@ class PreparedAuto(PreparedStep):
         context.journal.mkdir(parents=True, exist_ok=True)
         context = replace(context, processes=Processes(context.processes.device))
         grid = self._grid
-        search = _ShapeSearch(model, grid, context, self._settings)
+        search = ShapeSearch(grid, context, self._made)
         costs = Costs(model, grid, rotated=self._rotates)
-        known = context.journal / "sizes.json"
-        if known.exists():  # timings would differ
-            data = json.loads(known.read_text(encoding="utf-8"))
-            found, timed = Sizes(**data["sizes"]), data["milliseconds"]
-        else:
+
+        def chosen_sizes() -> dict[str, Any]:
             limit, spent = self._limits(costs, grid, context.progress)
-            found, timed = search.best(self._allowed(grid, limit, spent)), costs.as_data()
-            write_text(known, json.dumps({"sizes": vars(found), "milliseconds": timed}) + "\n")
-        settings = self._settings(found)
-        final = _applied(settings, model, context, context.journal / "final")
+            found = search.best(self._allowed(grid, limit, spent))
+            return {"sizes": vars(found), "milliseconds": costs.as_data()}
+
+        known = data_once(context.journal / "sizes.json", chosen_sizes)  # timings would differ the next time
+        found = Sizes(**known["sizes"])
+        final = self._made(found, context, context.journal / "final")
         write_model(final, model, target)
         if (context.journal / "final").exists():
             shutil.rmtree(context.journal / "final")
         measured = self._measured(model, final, context.progress)
-        sentences = [_sentence(grid.whole, found, settings, search.losses), *([measured] if measured else [])]
+        sentences = [search.sentence(found), *([measured] if measured else [])]
         chosen = {
             "sizes": vars(found),
             "losses": search.losses,
             "parameters": parameters_of(final) / parameters_of(model),
-            **({} if self._target.latency is None else {"milliseconds": timed}),
+            **({} if self._target.latency is None else {"milliseconds": known["milliseconds"]}),
         }
         return StepRecord(
             "prune", self.settings.model_dump(mode="json"), [], list(model.anatomy.unknown), chosen, sentences
         )
+
+    def _made(self, sizes: Sizes, context: RunContext, place: Path) -> OpenModel:
+        """The model of some sizes; its files are in ``place``, and steps that an interrupted run finished there stay."""
+        model, done = self.model, Measured(place / "finished.json", context.processes)
+        for number, each in enumerate(self._settings(sizes)):
+            try:
+                step = step_of(each, each.structure).prepare(Given(model, model))
+            except ProblemsError as error:
+                raise SmeltError(str(error.problems[0])) from None
+            directory = place / f"model-{number}"
+            if directory.name not in done.known:
+                shutil.rmtree(directory, ignore_errors=True)
+                step.run(replace(context, journal=place / f"step-{number}"), directory)
+                done.once(directory.name, lambda: True)
+            model = OpenModel(ModelDirectory(directory.name, directory, model.directory.trust_remote_code))
+        return model
 
     def _settings(self, sizes: Sizes) -> list[PruneBase]:
         """The steps that produce a shape, in order."""
@@ -250,120 +237,9 @@ class PreparedAuto(PreparedStep):
         )
 
 
-class _ShapeSearch:
-    """Evaluates shapes by the loss on held-out calibration windows.
-
-    Args:
-        model: the whole model.
-        grid: the sizes.
-        context: the run.
-        settings: the steps that produce a shape.
-
-    Attributes:
-        losses: the measurements: of the whole model, of each size separately, of each shape that was tried.
-    """
-
-    def __init__(
-        self,
-        model: OpenModel,
-        grid: SizeGrid,
-        context: RunContext,
-        settings: Callable[[Sizes], list[PruneBase]],
-    ) -> None:
-        self._model, self._grid, self._context, self._settings = model, grid, context, settings
-        judged = max(1, len(context.tokens) // _JUDGING)
-        self._judging = context.tokens[:judged]
-        self._calibrating = replace(
-            context, tokens=context.tokens[judged:] if len(context.tokens) > 1 else context.tokens
-        )
-        self._file = context.journal / "losses.json"
-        self.losses: dict[str, float] = (
-            json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else {}
-        )
-
-    def best(self, allowed: list[Sizes]) -> Sizes:
-        """The shape with the least loss."""
-        whole = self._loss("whole", [])
-        each = list(self._grid.alone())
-        alone: dict[tuple[str, int], float] = {}
-        for name, size in self._context.progress.track(each, "measuring dimensions", len(each)):
-            sizes = replace(self._grid.whole, **{name: size})
-            alone[name, size] = self._loss(f"{name} {size}", self._settings(sizes)) - whole
-
-        def expected(sizes: Sizes) -> float:
-            return sum(alone.get((name, getattr(sizes, name)), 0.0) for name in DIMENSIONS)
-
-        first = sorted(allowed, key=expected)[:_TRIED]
-        tried = {}
-        for sizes in self._context.progress.track(first, "trying shapes", len(first)):
-            tried[sizes] = self._loss(_named(sizes), self._settings(sizes))
-        return min(first, key=lambda sizes: tried[sizes])
-
-    def _loss(self, name: str, settings: list[PruneBase]) -> float:
-        if name not in self.losses:
-            place = self._context.journal / "trial"
-            shutil.rmtree(place, ignore_errors=True)
-            quiet = replace(self._calibrating, progress=Progress(False))
-            made = _applied(settings, self._model, quiet, place)
-            self.losses[name] = _loss_of(made, self._judging, self._context)
-            shutil.rmtree(place, ignore_errors=True)
-            write_text(self._file, json.dumps(self.losses) + "\n")
-        return self.losses[name]
-
-
-def _applied(settings: list[PruneBase], model: OpenModel, context: RunContext, place: Path) -> OpenModel:
-    """The model after some steps; its files are in ``place``. Results of an interrupted run there are reused."""
-    for number, each in enumerate(settings):
-        try:
-            step = step_of(each, each.structure).prepare(Given(model, model))
-        except ProblemsError as error:
-            raise SmeltError(str(error.problems[0])) from None
-        directory, done = place / f"model-{number}", place / f"model-{number}.done"
-        if not done.exists():
-            shutil.rmtree(directory, ignore_errors=True)
-            step.run(replace(context, journal=place / f"step-{number}"), directory)
-            done.touch()
-        model = OpenModel(ModelDirectory(directory.name, directory, model.directory.trust_remote_code))
-    return model
-
-
-@torch.no_grad()
-def _loss_of(model: OpenModel, tokens: Tensor, context: RunContext) -> float:
-    """Mean next-token loss."""
-    streamed = streamed_model(model, context)
-    with closing(streamed.final_hidden(tokens, Progress(False), "")) as store:
-        lost, count = next_token_loss(streamed.head(), store, tokens)
-    loss = lost / count
-    return loss if math.isfinite(loss) else 1e9
-
-
 def _rotates(model: OpenModel) -> bool:
     try:
         check_rotates(model)
     except RotationError:
         return False
     return True
-
-
-def _named(sizes: Sizes) -> str:
-    return " ".join(f"{name} {getattr(sizes, name)}" for name in DIMENSIONS)
-
-
-def _sentence(whole: Sizes, found: Sizes, settings: list[PruneBase], losses: dict[str, float]) -> str:
-    nouns = {
-        "blocks": "blocks",
-        "hidden": "hidden channels",
-        "heads": "groups of heads",
-        "ffn": "feed-forward channels",
-    }
-    left = [
-        f"{getattr(found, name)} of {getattr(whole, name)} {nouns[name]}"
-        for name in DIMENSIONS
-        if getattr(found, name) < getattr(whole, name)
-    ]
-    loss = losses[_named(found)]
-    return (
-        f"left are {', '.join(left) or 'all dimensions'}: on held-out calibration windows its loss was {loss:.3f},"
-        f" the original's {losses['whole']:.3f}, and that of the other shapes tried was"
-        f" {', '.join(f'{value:.3f}' for name, value in losses.items() if name.count(' ') > 1 and value != loss) or 'none'}"
-    )

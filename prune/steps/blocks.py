@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from ...models.steps.block_loop import forward, streamed_model
-from ...models.steps.parts import load_data, save_data
+from ...models.steps.parts import Measured
 from ...models.steps.smaller_model import last_hidden, write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS, HeadFunction, StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...system.activation_store import BATCH_TOKENS, ActivationStore
@@ -29,25 +30,17 @@ from ..structure.removable import BlockParts, Removable, WholeBlocks, check_part
 _CHECKED_WINDOWS, _CHECKED_LENGTH = 2, 64
 
 
-class PruneBlocksStep:
-    """Remove blocks, or the attention or feed-forward part of some.
-
-    Args:
-        settings: the recipe's section.
-        where: how messages name this step.
-    """
-
-    quantizes = False
-    leaves_zeros = False
-
-    def __init__(self, settings: PruneBlocks | PruneParts, where: str) -> None:
-        self.settings = settings
-        self.where = where
-        self.score = settings.score or "influence"
+class PruneBlocksStep(Step[PruneBlocks | PruneParts]):
+    """Remove blocks, or the attention or feed-forward part of some."""
 
     @property
-    def keeps_zeros(self) -> bool:
-        return self.settings.update != "merge"  # blocks have zeros at different positions
+    def score(self) -> str:
+        """What ranks them."""
+        return self.settings.score or "influence"
+
+    @property
+    def changes_zeros(self) -> str | None:
+        return "update: merge" if self.settings.update == "merge" else None  # blocks have zeros at different positions
 
     @property
     def label(self) -> str:
@@ -132,23 +125,14 @@ class PreparedBlocks(PreparedStep):
             what = f"block {stuck[0]} differs from the others by its index and cannot be removed; keep it, too"
             raise self._wrong("keep", what)
 
-    def plan(self) -> dict[str, Any]:
-        before_bytes, after_bytes = self.model.weights.nbytes, self.output.weights.nbytes
+    def plan(self) -> StepPlan:
+        before, after = self.model.weights.nbytes, self.output.weights.nbytes
         removable, count, depth = self._removable, self._count, len(self._removable.candidates)
-        return {
-            "step": "prune",
-            "structure": self.settings.structure,
-            "score": None if self.settings.keep is not None else self._score,
-            "removed": count,
-            "of": depth,
-            "bytes_before": before_bytes,
-            "bytes_after": after_bytes,
-            "checkpoint_bytes": after_bytes,
-            "stays_packed": True,
-            "sentence": f"prune {count} of {depth} {removable.plural}"
-            f"{'' if self.settings.keep is not None else f' by {self._score}'}:"
-            f" {human_bytes(before_bytes)} -> {human_bytes(after_bytes)}",
-        }
+        score = None if self.settings.keep is not None else self._score
+        facts = {"structure": self.settings.structure, "score": score, "removed": count, "of": depth}
+        by = "" if score is None else f" by {score}"
+        sentence = f"prune {count} of {depth} {removable.plural}{by}: {human_bytes(before)} -> {human_bytes(after)}"
+        return StepPlan("prune", facts, before, after, sentence)
 
     def cost(self, windows: int, length: int) -> Cost:
         model = self.model
@@ -175,23 +159,12 @@ class PreparedBlocks(PreparedStep):
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         model, removable = self.model, self._removable
-
-        def tried() -> tuple[dict[str, Tensor], None]:
-            if self.settings.structure != "blocks":
-                tokens = context.tokens[:_CHECKED_WINDOWS, :_CHECKED_LENGTH]
-                context.journal.mkdir(parents=True, exist_ok=True)
-                check_parts(model, StreamedModel(model.skeleton, model.weights, context.dtype, context.journal), tokens)
-            return {}, None
-
-        context.processes.broadcast(tried)
+        whole_blocks = self.settings.structure == "blocks"
+        if not whole_blocks:
+            context.processes.in_main(lambda: self._check_parts(context))
         removed, record = self._decided(model, removable, context)
-
-        def verified() -> tuple[dict[str, Tensor], None]:
-            if self.settings.structure == "blocks":
-                self._verify(model, drop_blocks(model, removed), removed, context)
-            return {}, None
-
-        context.processes.broadcast(verified)
+        if whole_blocks:
+            context.processes.in_main(lambda: self._verify(model, drop_blocks(model, removed), removed, context))
         if not context.processes.is_main:
             return None
         after = removable.left(removed)
@@ -199,6 +172,11 @@ class PreparedBlocks(PreparedStep):
         return StepRecord(
             "prune", self.settings.model_dump(mode="json"), [], [], record, [self._sentence(removable, removed, record)]
         )
+
+    def _check_parts(self, context: RunContext) -> None:
+        tokens, model = context.tokens[:_CHECKED_WINDOWS, :_CHECKED_LENGTH], self.model
+        context.journal.mkdir(parents=True, exist_ok=True)
+        check_parts(model, StreamedModel(model.skeleton, model.weights, context.dtype, context.journal), tokens)
 
     def _sentence(self, removable: Removable, removed: list[int], record: dict[str, Any]) -> str:
         numbers = ", ".join(str(index) for index in removed)
@@ -226,16 +204,13 @@ class PreparedBlocks(PreparedStep):
             context.journal.mkdir(parents=True, exist_ok=True)
             return removed, {"removed": removed}
         context.journal.mkdir(parents=True, exist_ok=True)
-        file = context.journal / "scores.json"
-        known: list[dict[str, float]] = []
-        _, known = context.processes.broadcast(lambda: ({}, load_data(file) if file.exists() else []))
         score = BLOCK_SCORES[self._score]
-        scores = _Scores(score, model, removable, context, file, known)
+        scores = _Scores(score, model, removable, context)
         with on(context.processes.device), torch.no_grad():
             removed = (
                 scores.least_missed(self._count) if score.of_block is None else scores.least_influential(self._count)
             )
-        return removed, {"removed": removed, self._score: known}
+        return removed, {"removed": removed, self._score: scores.rounds}
 
     def _verify(self, model: OpenModel, after: OpenModel, removed: list[int], context: RunContext) -> None:
         """Check that the result computes the same as the whole model with those blocks skipped."""
@@ -249,42 +224,32 @@ class PreparedBlocks(PreparedStep):
 
 
 class _Scores:
-    """Measures the importance of blocks; results are kept in a file as they come.
+    """Measures the importance of blocks, each once.
 
     Args:
         score: what is measured.
         model: the whole model.
         removable: what may be removed.
         context: the run.
-        file: where results are kept.
-        known: one dict per round, from a block's number to its score; extended in place.
+
+    Attributes:
+        rounds: one dict per round, from a block's number to its score.
     """
 
-    def __init__(
-        self,
-        score: BlockScore,
-        model: OpenModel,
-        removable: Removable,
-        context: RunContext,
-        file: Path,
-        known: list[dict[str, float]],
-    ) -> None:
+    def __init__(self, score: BlockScore, model: OpenModel, removable: Removable, context: RunContext) -> None:
         self._score = score
         self._removable = removable
         self._context = context
-        self._file = file
-        self._known = known
+        self._measured = Measured(context.journal / "scores.json", context.processes)
+        self.rounds: list[dict[str, float]] = []
         self._streamed = streamed_model(model, context)
         self._tokens = context.processes.share(context.tokens)
 
     def least_influential(self, count: int) -> list[int]:
         """Those whose removal changes the direction of the hidden states least."""
         candidates = self._removable.candidates
-        if not self._known:
-            self._known.append({})
-            self._measure_influence(self._known[0])
-            self._keep()
-        scores = self._known[0]
+        scores = self._influences()
+        self.rounds.append(scores)
         removed: list[int] = []
         for index in sorted(candidates, key=lambda index: scores[str(index)]):
             if len(removed) < count and self._removable.possible([*removed, index]):
@@ -296,16 +261,14 @@ class _Scores:
         """Greedily, one after another, the one without which the loss is lowest."""
         removed: list[int] = []
         for turn in range(count):
-            if len(self._known) == turn:
-                self._known.append({})
             left = [index for index in self._removable.candidates if index not in removed]
             possible = [index for index in left if self._removable.possible([*removed, index])]
             if not possible:
                 self._see_enough(turn, count)
-            if any(str(index) not in self._known[turn] for index in left):
-                description = f"removing {self._removable.noun} {turn + 1} of {count}"
-                self._measure_without(left, removed, self._known[turn], description)
-            removed.append(min(possible, key=lambda index: self._known[turn][str(index)]))
+            description = f"removing {self._removable.noun} {turn + 1} of {count}"
+            losses = self._losses_without(left, removed, description)
+            self.rounds.append(losses)
+            removed.append(min(possible, key=lambda index: losses[str(index)]))
         return sorted(removed)
 
     def _see_enough(self, found: int, count: int) -> None:
@@ -315,35 +278,48 @@ class _Scores:
                 " others; remove fewer"
             )
 
-    def _measure_influence(self, known: dict[str, float]) -> None:
+    def _influences(self) -> dict[str, float]:
         candidates, progress = self._removable.candidates, self._context.progress
-        with forward(self._streamed, self._tokens, progress, "measuring blocks") as (store, blocks):
-            for index in blocks:
-                assert self._score.of_block is not None
-                influence = self._score.of_block()
-                with self._streamed.block(index) as block:
-                    for batch in store.batches():
-                        before = store.read(batch)
-                        after = self._streamed.call(index, before).run(block, before)
-                        if index in candidates:
-                            influence.add(self._removable.without(index, self._streamed, block, before), after)
-                        store.write(batch, after)
-                if index in candidates:
-                    self._context.processes.sum_(influence.sums)
-                    known[str(index)] = _finite(influence.value, index)
+        if any(str(index) not in self._measured.known for index in candidates):
+            with forward(self._streamed, self._tokens, progress, "measuring blocks") as (store, blocks):
+                for index in blocks:
+                    with self._streamed.block(index) as block:
+                        if index in candidates and str(index) not in self._measured.known:
+                            self._measured.once(str(index), partial(self._influence, index, block, store))
+                        else:
+                            self._streamed.run_block(index, block, store)
+        return {str(index): self._measured.known[str(index)] for index in candidates}
 
-    def _measure_without(self, left: list[int], removed: list[int], known: dict[str, float], description: str) -> None:
+    def _influence(self, index: int, block: nn.Module, store: ActivationStore) -> float:
+        """A block's influence; the hidden states in ``store`` become its outputs."""
+        assert self._score.of_block is not None
+        influence = self._score.of_block()
+        for batch in store.batches():
+            before = store.read(batch)
+            after = self._streamed.call(index, before).run(block, before)
+            influence.add(self._removable.without(index, self._streamed, block, before), after)
+            store.write(batch, after)
+        self._context.processes.sum_(influence.sums)
+        return _finite(influence.value, index)
+
+    def _losses_without(self, left: list[int], removed: list[int], description: str) -> dict[str, float]:
         """The loss without each remaining one in turn."""
+        names = {index: f"{index} without {removed}" for index in left}
+        if any(name not in self._measured.known for name in names.values()):
+            self._measure_without(names, removed, description)
+        return {str(index): self._measured.known[name] for index, name in names.items()}
+
+    def _measure_without(self, names: dict[int, str], removed: list[int], description: str) -> None:
         passing = forward(self._streamed, self._tokens, self._context.progress, description)
         with passing as (entering, blocks), closing(entering.beside(entering.shape[2])) as trial:
             head = self._streamed.head()
             for index in blocks:
-                if index in left and str(index) not in known:
+                if index in names and names[index] not in self._measured.known:
                     self._pass(index, entering, trial, without=True)
                     for other in range(index + 1, len(self._streamed)):
                         self._pass(other, trial, trial, without=other in removed)
-                    known[str(index)] = _finite(self._loss(head, trial), index)
-                    self._keep()
+                    loss = _finite(self._loss(head, trial), index)
+                    self._measured.once(names[index], lambda loss=loss: loss)
                 self._pass(index, entering, entering, without=index in removed)
 
     def _pass(self, index: int, source: ActivationStore, target: ActivationStore, *, without: bool) -> None:
@@ -367,10 +343,6 @@ class _Scores:
         sums = torch.tensor(self._score.of_rest(head, store, self._tokens), dtype=torch.float64)
         self._context.processes.sum_(sums)
         return (sums[0] / sums[1]).item()
-
-    def _keep(self) -> None:
-        if self._context.processes.is_main:
-            save_data(self._file, self._known)
 
 
 def _finite(score: float, index: int) -> float:

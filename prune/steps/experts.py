@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,70 +15,58 @@ from ...models.steps.block_loop import BlockJob, BlockResult, run_forward, strea
 from ...models.steps.parts import block_files, layers_of
 from ...models.steps.record import LayerRecord, significant
 from ...models.steps.smaller_model import computes_the_same, write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
-from ...models.streaming.streamed import LOGIT_TOKENS
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
 from ...models.structure.open_model import OpenModel
-from ...system.activation_store import BATCH_TOKENS, ActivationStore
+from ...system.activation_store import ActivationStore
 from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import human_bytes
-from ...system.resources import Cost, compute_dtype
+from ...system.resources import Cost
 from ...system.tensor_files import SafetensorsFile
 from ..score.experts import EXPERT_SCORES, ExpertFacts
 from ..score.taylor import first_order
 from ..settings.experts import PruneExperts
 from ..structure.axes import Axis, Span
 from ..structure.drop_experts import ExpertLayers, drop_experts
+from .scoring_cost import scoring_cost
 
 
-class PruneExpertsStep:
-    """Remove the same number of experts from every mixture.
+class PruneExpertsStep(Step[PruneExperts]):
+    """Remove the same number of experts from every mixture."""
 
-    Args:
-        settings: the recipe's section.
-        where: how messages name this step.
-    """
-
-    quantizes = False
-    leaves_zeros = False
-    keeps_zeros = True
-
-    def __init__(self, settings: PruneExperts, where: str) -> None:
-        self.settings = settings
-        self._where = where
-        self._score = settings.score or "activation"
+    @property
+    def score(self) -> str:
+        """What ranks them."""
+        return self.settings.score or "activation"
 
     @property
     def label(self) -> str:
         count = self.settings.count
         amount = f"{self.settings.ratio:.0%} of" if count is None else f"{count}"
-        return f"{amount} experts removed by {self._score}"
+        return f"{amount} experts removed by {self.score}"
 
     def prepare(self, given: Given) -> PreparedExperts:
-        return PreparedExperts(self.settings, self._where, self.label, given.model)
+        return PreparedExperts(self, given.model)
 
 
 class PreparedExperts(PreparedStep):
     """Pruning the experts of one model.
 
     Args:
-        settings: the recipe's section.
-        where: how messages name the step.
-        label: its name in layers' records.
+        step: the step.
         model: the model.
 
     Raises:
         ProblemsError: this many cannot be removed.
     """
 
-    def __init__(self, settings: PruneExperts, where: str, label: str, model: OpenModel) -> None:
-        self.settings, self.label = settings, label
-        self._where, self.model = where, model
-        self._score = settings.score or "activation"
-        self.reads_text = [f"prune {settings.structure}"]
+    def __init__(self, step: PruneExpertsStep, model: OpenModel) -> None:
+        self.settings, self.label, self._where = step.settings, step.label, step.where
+        self._score, self.model = step.score, model
+        self.reads_text = [f"prune {step.settings.structure}"]
         try:
             self._layers = ExpertLayers.find(model)
         except SmeltError as error:
-            raise ProblemsError([Problem(f"{where}.structure", str(error))]) from None
+            raise ProblemsError([Problem(f"{step.where}.structure", str(error))]) from None
         self._left = self._units_left()
         try:
             kept = dict.fromkeys(self._layers.modules, torch.arange(self._left))
@@ -108,46 +95,23 @@ class PreparedExperts(PreparedStep):
             raise ProblemsError([Problem(self._amount, f"removes none of {layers.count} experts; raise it")])
         return left
 
-    def plan(self) -> dict[str, Any]:
-        before, after = self.model.weights.nbytes, self.output.weights.nbytes
-        return {
-            "step": "prune",
+    def plan(self) -> StepPlan:
+        before, after, count = self.model.weights.nbytes, self.output.weights.nbytes, self._layers.count
+        facts = {
             "structure": "experts",
             "score": self._score,
-            "experts_before": self._layers.count,
+            "experts_before": count,
             "experts_after": self._left,
-            "bytes_before": before,
-            "bytes_after": after,
-            "checkpoint_bytes": after,
-            "stays_packed": True,
-            "sentence": f"prune experts from {self._layers.count} to {self._left} in each layer by {self._score}:"
-            f" {human_bytes(before)} -> {human_bytes(after)}",
         }
+        sentence = f"prune experts from {count} to {self._left} in each layer by {self._score}"
+        return StepPlan("prune", facts, before, after, f"{sentence}: {human_bytes(before)} -> {human_bytes(after)}")
 
     def cost(self, windows: int, length: int) -> Cost:
-        model = self.model
-        tokens, itemsize = windows * length, compute_dtype(model.dtype).itemsize
-        hidden, blocks = model.skeleton.hidden_size, len(model.anatomy.blocks)
-        width = max(facts.rows for name, facts in model.linears.items() if name != model.anatomy.head)
-        passing = max(BATCH_TOKENS, length) * 4 * max(width, hidden) * itemsize
-        memory = max(model.largest_block() * itemsize + passing, model.embedding_bytes())
-        operations = sum(4.0 * tokens * model.block_numel(i) for i in range(blocks))
-        kept = hidden
-        if self._score == "taylor":
-            logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 4
-            memory = max(memory + 2 * passing, model.embedding_bytes() + logits)
-            operations *= 3
-            kept += (blocks + 2) * hidden
-        return Cost(int(memory), int(2 * model.weights.nbytes + tokens * kept * itemsize), operations)
+        return scoring_cost(self.model, windows, length, gradients=3 if self._score == "taylor" else None)
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         model, layers = self.model, self._layers
-
-        def tried() -> tuple[dict[str, Tensor], None]:
-            self._try_layout(model, layers, context)
-            return {}, None
-
-        context.processes.broadcast(tried)
+        context.processes.in_main(lambda: self._try_layout(model, layers, context))
         parts = self._parts(model, layers, context)
         if not context.processes.is_main:
             return None

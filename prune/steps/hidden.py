@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,45 +15,37 @@ from ...models.steps.block_loop import streamed_model
 from ...models.steps.parts import tensors_once
 from ...models.steps.record import LayerRecord, significant
 from ...models.steps.smaller_model import computes_the_same, few_tokens, write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
-from ...models.streaming.streamed import LOGIT_TOKENS, StreamedModel
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
+from ...models.streaming.streamed import StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...models.structure.untied_head import with_untied_head
 from ...quant.transforms.links import norm_offset
 from ...quant.transforms.rotated_model import ModelRotation, Residual, RotationError, rotated
 from ...quant.transforms.rotation import Rotation
-from ...system.activation_store import BATCH_TOKENS
 from ...system.device import on
 from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import human_bytes
-from ...system.resources import Cost, compute_dtype
+from ...system.resources import Cost
 from ...system.tensor_files import SafetensorsFile, save_tensors
 from ..score.hidden import HIDDEN_SCORES, HiddenFacts, watch_norms
 from ..settings.hidden import PruneHidden
 from ..structure import axes
 from ..structure.axes import Axis
 from ..structure.slice_width import slice_width
+from .scoring_cost import scoring_cost
 
 
-class PruneHiddenStep:
-    """Make the residual stream narrower, and every matrix that reads or writes it.
-
-    Args:
-        settings: the recipe's section.
-        where: how messages name this step.
-    """
-
-    quantizes = False
-    leaves_zeros = False
-
-    def __init__(self, settings: PruneHidden, where: str) -> None:
-        self.settings = settings
-        self.where = where
-        self.score = settings.score or "pca"
+class PruneHiddenStep(Step[PruneHidden]):
+    """Make the residual stream narrower, and every matrix that reads or writes it."""
 
     @property
-    def keeps_zeros(self) -> bool:
-        return not HIDDEN_SCORES[self.score].rotates  # a rotation mixes weights
+    def score(self) -> str:
+        """What ranks its directions."""
+        return self.settings.score or "pca"
+
+    @property
+    def changes_zeros(self) -> str | None:
+        return f"score: {self.score}" if HIDDEN_SCORES[self.score].rotates else None  # a rotation mixes weights
 
     @property
     def label(self) -> str:
@@ -85,8 +76,7 @@ class PreparedHidden(PreparedStep):
         try:
             # Folding a norm into lm_head needs an untied lm_head.
             self._source = _untied(model) if HIDDEN_SCORES[step.score].rotates else model
-            axis = axes.hidden(self._source)
-            self._axis = axis if step.settings.multiple is None else replace(axis, multiple=step.settings.multiple)
+            self._axis = axes.hidden(self._source).in_multiples_of(step.settings.multiple)
             if HIDDEN_SCORES[step.score].rotates:
                 check_rotates(model)
         except SmeltError as error:
@@ -119,52 +109,29 @@ class PreparedHidden(PreparedStep):
     def _wrong_amount(self, what: str) -> ProblemsError:
         return ProblemsError([Problem(f"{self._where}.{'ratio' if self.settings.size is None else 'size'}", what)])
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> StepPlan:
         model, axis, left = self.model, self._axis, self._left
         before, after = model.weights.nbytes, self.output.weights.nbytes
         apart = " (lm_head is untied)" if self._score == "pca" and model.is_tied else ""
-        return {
-            "step": "prune",
-            "structure": "hidden",
-            "score": self._score,
-            "units_before": axis.units,
-            "units_after": left,
-            "bytes_before": before,
-            "bytes_after": after,
-            "checkpoint_bytes": after,
-            "stays_packed": True,
-            "sentence": f"prune {axis.noun} from {axis.units} to {left} by {self._score}:"
-            f" {human_bytes(before)} -> {human_bytes(after)}{apart}",
-        }
+        facts = {"structure": "hidden", "score": self._score, "units_before": axis.units, "units_after": left}
+        sentence = f"prune {axis.noun} from {axis.units} to {left} by {self._score}:"
+        sizes = f"{human_bytes(before)} -> {human_bytes(after)}"
+        return StepPlan("prune", facts, before, after, f"{sentence} {sizes}{apart}")
 
     def cost(self, windows: int, length: int) -> Cost:
         model = self.model
-        tokens, itemsize = windows * length, compute_dtype(model.dtype).itemsize
+        if self._score != "pca":
+            gradients = 2.5 if self._score == "taylor" else None
+            return scoring_cost(model, windows, length, tables=2, gradients=gradients)
         hidden, blocks = model.skeleton.hidden_size, len(model.anatomy.blocks)
-        width = max(facts.rows for name, facts in model.linears.items() if name != model.anatomy.head)
-        passing = max(BATCH_TOKENS, length) * 4 * max(width, hidden) * itemsize
-        directions = 4 * hidden**2 * 8 if self._score == "pca" else 0
-        memory = max(model.largest_block() * itemsize + passing + directions, 2 * model.embedding_bytes())
-        operations = sum(4.0 * tokens * model.block_numel(i) for i in range(blocks))
-        kept = hidden
-        if self._score == "pca":
-            operations += 2 * blocks * (3.0 * tokens * hidden**2) + 20.0 * hidden**3
-            operations += sum(4.0 * model.block_numel(i) * hidden for i in range(blocks))
-        if self._score == "taylor":
-            logits = max(LOGIT_TOKENS, length) * model.vocabulary() * 4 * 4
-            memory = max(memory + 2 * passing, model.embedding_bytes() + logits)
-            operations *= 2.5
-            kept += (blocks + 2) * hidden
-        return Cost(int(memory), int(2 * model.weights.nbytes + tokens * kept * itemsize), operations)
+        cost = scoring_cost(model, windows, length, tables=2, matrices=4 * hidden**2 * 8)
+        directions = 2 * blocks * (3.0 * windows * length * hidden**2) + 20.0 * hidden**3
+        rotating = sum(4.0 * model.block_numel(i) * hidden for i in range(blocks))
+        return cost + Cost(0, 0, directions) + Cost(0, 0, rotating)
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         model, axis, source = self.model, self._axis, self._source
-
-        def tried() -> tuple[dict[str, Tensor], None]:
-            self._try_layout(source, axis, context)
-            return {}, None
-
-        context.processes.broadcast(tried)
+        context.processes.in_main(lambda: self._try_layout(source, axis, context))
         stays, shares = self._decided(model, axis, context)
         if not context.processes.is_main:
             return None

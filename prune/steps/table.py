@@ -34,7 +34,7 @@ class Structure:
     """
 
     settings: type[PruneBase]
-    step: Callable[[Any, str], Step]
+    step: Callable[[Any, str], Step[Any]]
 
 
 PATTERN = "N:M"
@@ -80,7 +80,7 @@ Prune = Annotated[
 ]
 
 
-def step_of(settings: PruneBase, where: str) -> Step:
+def step_of(settings: PruneBase, where: str) -> Step[Any]:
     """The step that a recipe's section describes.
 
     Args:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +13,7 @@ from ...models.steps.block_loop import run_forward, streamed_model
 from ...models.steps.parts import layers_of
 from ...models.steps.record import LayerRecord, significant
 from ...models.steps.smaller_model import computes_the_same, write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.open_model import LinearFacts, OpenModel
 from ...quant.blockwise.group_quantizer import reached_notes
@@ -46,22 +44,13 @@ UNEVEN_LOADS = (
 )
 
 
-class PruneUnitsStep:
-    """Remove units from every layer that has them, equally many unless the recipe allocates them over blocks.
+class PruneUnitsStep(Step[PruneChannels | PruneHeads]):
+    """Remove units from every layer that has them, equally many unless the recipe allocates them over blocks."""
 
-    Args:
-        settings: the recipe's section.
-        where: how messages name this step.
-    """
-
-    quantizes = False
-    leaves_zeros = False
-    keeps_zeros = True
-
-    def __init__(self, settings: PruneChannels | PruneHeads, where: str) -> None:
-        self.settings = settings
-        self.where = where
-        self.score = settings.score or "activation"
+    @property
+    def score(self) -> str:
+        """What ranks them."""
+        return self.settings.score or "activation"
 
     @property
     def label(self) -> str:
@@ -102,9 +91,7 @@ class PreparedUnits(PreparedStep):
             axis = AXES[step.settings.structure](model)
         except SmeltError as error:
             raise ProblemsError([Problem(f"{step.where}.structure", str(error))]) from None
-        if step.settings.multiple is not None:
-            axis = replace(axis, multiple=step.settings.multiple)
-        self._axis = axis
+        self._axis = axis = axis.in_multiples_of(step.settings.multiple)
         self._left = self._units_left()
         self._narrow = self._narrowed()
         if not self._is_even and sum(bool(axis.of_block(block.name)) for block in model.anatomy.blocks) < 2:
@@ -160,25 +147,21 @@ class PreparedUnits(PreparedStep):
         given = next(name for name in ("count", "ratio", "size") if getattr(self.settings, name) is not None)
         return ProblemsError([Problem(f"{self._where}.{given}", what)])
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> StepPlan:
         axis, left = self._axis, self._left
         before, after = self.model.weights.nbytes, self._narrow.weights.nbytes
         uneven = "" if self._is_even else f" in each layer on average, allocated by {self.settings.allocation},"
-        return {
-            "step": "prune",
+        facts = {
             "structure": self.settings.structure,
             "score": self._score_name,
             "update": self.settings.update,
             "units_before": axis.units,
             "units_after": left,
-            "bytes_before": before,
-            "bytes_after": after,
-            "checkpoint_bytes": after,
-            "stays_packed": True,
-            **({} if self._is_even else {"allocation": self.settings.allocation}),
-            "sentence": f"prune {axis.noun} from {axis.units} to {left}{uneven} by {self._score_name}:"
-            f" {human_bytes(before)} -> {human_bytes(after)}",
         }
+        sentence = f"prune {axis.noun} from {axis.units} to {left}{uneven} by {self._score_name}:"
+        sizes = f"{human_bytes(before)} -> {human_bytes(after)}"
+        more = {} if self._is_even else {"allocation": self.settings.allocation}
+        return StepPlan("prune", facts, before, after, f"{sentence} {sizes}", more=more)
 
     def cost(self, windows: int, length: int) -> Cost:
         model, axis = self.model, self._axis
@@ -211,12 +194,7 @@ class PreparedUnits(PreparedStep):
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         model, axis = self.model, self._axis
-
-        def tried() -> tuple[dict[str, Tensor], None]:
-            self._try_layout(model, axis, context)
-            return {}, None
-
-        context.processes.broadcast(tried)
+        context.processes.in_main(lambda: self._try_layout(model, axis, context))
         parts = self._parts(model, axis, context)
         if not context.processes.is_main:
             return None

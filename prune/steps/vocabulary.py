@@ -4,49 +4,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from ...models.steps.parts import load_part
+from ...models.steps.parts import data_once
 from ...models.steps.smaller_model import write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
 from ...models.structure.open_model import OpenModel
 from ...models.text.text_source import TextSource
 from ...models.text.windows import used_tokens
 from ...system.errors import Problem, ProblemsError, SmeltError
 from ...system.machine import human_bytes
 from ...system.resources import Cost
-from ...system.tensor_files import save_tensors
 from ..settings.vocabulary import PruneVocabulary
 from ..structure.axes import vocabulary
 from ..structure.slice_width import slice_width
 from ..structure.vocabulary import Vocabulary, renumbered
 
 
-class PruneVocabularyStep:
-    """Remove tokens that a corpus never uses from the tokenizer, the embedding and lm_head.
-
-    Args:
-        settings: the recipe's section.
-        where: how messages name this step.
-    """
-
-    quantizes = False
-    leaves_zeros = False
-    keeps_zeros = True
-
-    def __init__(self, settings: PruneVocabulary, where: str) -> None:
-        self.settings = settings
-        self._where = where
+class PruneVocabularyStep(Step[PruneVocabulary]):
+    """Remove tokens that a corpus never uses from the tokenizer, the embedding and lm_head."""
 
     @property
     def label(self) -> str:
         return f"the vocabulary of {Path(self.settings.corpus).name}"
 
     def prepare(self, given: Given) -> PreparedVocabulary:
-        return PreparedVocabulary(self.settings, self._where, given.model)
+        return PreparedVocabulary(self.settings, self.where, given.model)
 
 
 class PreparedVocabulary(PreparedStep):
@@ -77,20 +61,12 @@ class PreparedVocabulary(PreparedStep):
             what = f"uses all {self._axis.units} tokens, so none can be removed"
             raise ProblemsError([Problem(f"{where}.corpus", what)])
 
-    def plan(self) -> dict[str, Any]:
+    def plan(self) -> StepPlan:
         before, after = self.model.weights.nbytes, self.output.weights.nbytes
-        return {
-            "step": "prune",
-            "structure": "vocabulary",
-            "units_before": self._axis.units,
-            "units_after": len(self._kept),
-            "bytes_before": before,
-            "bytes_after": after,
-            "checkpoint_bytes": after,
-            "stays_packed": True,
-            "sentence": f"prune the vocabulary from {self._axis.units} to {len(self._kept)} tokens, those of"
-            f" {self._source.label}: {human_bytes(before)} -> {human_bytes(after)}",
-        }
+        units, left = self._axis.units, len(self._kept)
+        facts = {"structure": "vocabulary", "units_before": units, "units_after": left}
+        sentence = f"prune the vocabulary from {units} to {left} tokens, those of {self._source.label}"
+        return StepPlan("prune", facts, before, after, f"{sentence}: {human_bytes(before)} -> {human_bytes(after)}")
 
     def cost(self, windows: int, length: int) -> Cost:
         return Cost(2 * self.model.embedding_bytes(), self.model.weights.nbytes, 0.0)
@@ -129,9 +105,4 @@ class PreparedVocabulary(PreparedStep):
     def _kept_once(self, context: RunContext) -> list[int]:
         """The same, saved for a resumed run even if the corpus has changed."""
         context.journal.mkdir(parents=True, exist_ok=True)
-        file = context.journal / "kept_tokens.safetensors"
-        if file.exists():
-            stored: dict[str, Tensor] = load_part(file)
-            return stored["kept"].tolist()
-        save_tensors(file, {"kept": torch.tensor(self._kept)})
-        return self._kept
+        return data_once(context.journal / "kept_tokens.json", lambda: self._kept)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -12,7 +11,7 @@ from ...models.checkpoint.writer import Entry, write_checkpoint
 from ...models.steps.block_loop import run_forward, streamed_model
 from ...models.steps.parts import block_files, layers_of, save_part
 from ...models.steps.record import LayerRecord, significant
-from ...models.steps.step import Given, PreparedStep, RunContext, StepRecord
+from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
 from ...models.structure.open_model import LinearFacts, OpenModel
 from ...quant.blockwise.assignment import named
 from ...quant.blockwise.group_quantizer import reached_notes
@@ -38,21 +37,13 @@ _NO_FASTER = (
 )
 
 
-class PruneWeightsStep:
-    """Set weights to zero: N of each M neighbours, or a share of all.
+class PruneWeightsStep(Step[PrunePattern | PruneWeights]):
+    """Set weights to zero: N of each M neighbours, or a share of all."""
 
-    Args:
-        settings: the recipe's section.
-        where: how messages name this step.
-    """
-
-    quantizes = False
     leaves_zeros = True
-    keeps_zeros = True
 
     def __init__(self, settings: PrunePattern | PruneWeights, where: str) -> None:
-        self.settings = settings
-        self.where = where
+        super().__init__(settings, where)
         self.pattern = None if settings.structure == "weights" else Pattern.named(settings.structure)
         self.score = settings.score or ("obs" if settings.update else "wanda")
 
@@ -131,20 +122,16 @@ class PreparedWeights(PreparedStep):
                 )
         return problems
 
-    def plan(self) -> dict[str, Any]:
-        facts, nbytes = self._facts, self.model.weights.nbytes
-        return {
-            "step": "prune",
+    def plan(self) -> StepPlan:
+        count, nbytes = len(self._facts), self.model.weights.nbytes
+        facts = {
             "structure": self.settings.structure,
             "score": self._score,
             "update": self.settings.update,
-            "linears": len(facts),
-            "bytes_before": nbytes,
-            "bytes_after": nbytes,
-            "checkpoint_bytes": nbytes,
-            "stays_packed": True,
-            "sentence": f"prune {len(facts)} linears to {self.label}: {human_bytes(nbytes)} as before",
+            "linears": count,
         }
+        sentence = f"prune {count} linears to {self.label}: {human_bytes(nbytes)} as before"
+        return StepPlan("prune", facts, nbytes, nbytes, sentence)
 
     def cost(self, windows: int, length: int) -> Cost:
         model = self.model
@@ -217,7 +204,7 @@ class PreparedWeights(PreparedStep):
         """A part for each block, from its weights alone; written by the first process."""
         parts = block_files(context.journal, len(model.anatomy.blocks))
 
-        def make() -> tuple[dict[str, Tensor], None]:
+        def make() -> None:
             missing = [(part, at) for part, at in zip(parts, model.anatomy.blocks, strict=True) if not part.exists()]
             for part, anatomy in context.progress.track(missing, "pruning blocks", len(missing)):
                 stored: dict[str, Tensor] = {}
@@ -228,9 +215,8 @@ class PreparedWeights(PreparedStep):
                     stored[facts.key] = as_rows(module, found.to(facts.dtype)).contiguous()
                     records.append(record)
                 save_part(part, stored, records)
-            return {}, None
 
-        context.processes.broadcast(make)
+        context.processes.in_main(make)
         return parts
 
     def pruned(self, facts: LinearFacts, weight: Tensor, stats: LayerStats | None) -> tuple[Tensor, LayerRecord]:

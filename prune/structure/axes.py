@@ -72,6 +72,10 @@ class Axis:
     readers: Mapping[str, Mapping[str, Span]]
     pinned: Mapping[str, Any] = field(default_factory=dict)
 
+    def in_multiples_of(self, multiple: int | None) -> Axis:
+        """The same with another multiple, if one is given."""
+        return self if multiple is None else replace(self, multiple=multiple)
+
     @property
     def columns(self) -> int:
         """Columns of its reader per unit."""

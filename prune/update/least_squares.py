@@ -1,4 +1,4 @@
-"""The least-squares refit of the columns that read the remaining units."""
+"""The least-squares update: the remaining columns compensate for the removed ones."""
 
 from __future__ import annotations
 

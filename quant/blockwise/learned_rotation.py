@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shutil
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...models.steps.block_loop import forward
-from ...models.steps.parts import load_part
+from ...models.steps.block_loop import BlockJob, BlockResult, run_forward
+from ...models.steps.parts import block_files, load_part
 from ...models.steps.step import RunContext
 from ...models.streaming.streamed import StreamedModel
 from ...models.structure.open_model import OpenModel
@@ -27,7 +31,7 @@ from .block_passes import BlockPasses
 # Tokens that are read, and elements kept as a sample of the hidden states: a quarter of a gigabyte.
 _TOKENS = 8192
 _SAMPLE_NUMBERS = 1 << 26
-_FILE = "rotations.safetensors"
+_FILE, _ROWS = "rotations.safetensors", "rows."
 
 
 def learned_model_rotation(
@@ -43,12 +47,14 @@ def learned_model_rotation(
         seed: of the rows' order.
         context: the run around it.
     """
-    path = context.journal / _FILE
+    path, inputs = context.journal / _FILE, context.journal / "rotation-inputs"
 
     def learn() -> tuple[dict[str, Tensor], None]:
         if not path.exists():
-            matrices = _Learning(model, residual, start, steps, seed, context).matrices()
+            inputs.mkdir(exist_ok=True)
+            matrices = _Learning(model, residual, start, steps, seed, context, inputs).matrices()
             save_tensors(path, {name: matrix.contiguous() for name, matrix in matrices.items()})
+        shutil.rmtree(inputs, ignore_errors=True)
         return load_part(path), None
 
     # Only in the first process: it reads a small part of the calibration text.
@@ -69,56 +75,65 @@ def learning_cost(model: OpenModel, residual: Residual, steps: int, tokens: int)
     heads = sum(3 * 2 * SAMPLE_ROWS * width * block.heads.width for block in residual.blocks if block.heads)
     memory = 4 * (2 * rows * width + 4 * 2048 * width) + 8 * 6 * width**2
     return Cost(
-        max(memory, 4 * 4 * max(blocks)), 4 * tokens * width, steps * (step + heads) + 2 * 2 * sum(blocks) * tokens
+        max(memory, 4 * 4 * max(blocks)),
+        4 * (tokens + rows) * width,
+        steps * (step + heads) + 2 * 2 * sum(blocks) * tokens,
     )
 
 
-@dataclass(frozen=True)
-class _Learning:
-    model: OpenModel
-    residual: Residual
-    start: ModelRotation
-    steps: int
-    seed: int
-    context: RunContext
+class _Learning(BlockJob):
+    """Learns the rotation of each block's value heads, keeps a sample of the hidden states, and learns theirs at the end."""
+
+    description = "reading what is rotated"
+
+    def __init__(
+        self,
+        model: OpenModel,
+        residual: Residual,
+        start: ModelRotation,
+        steps: int,
+        seed: int,
+        context: RunContext,
+        journal: Path,
+    ) -> None:
+        self._residual, self._start, self._steps, self._seed = residual, start, steps, seed
+        # With norms folded, all readers read the hidden states up to their norm.
+        self._folded = rotated(model, residual, ModelRotation.none(residual))
+        windows = -(-_TOKENS // context.tokens.shape[1])
+        self._context = replace(context, tokens=context.tokens[:windows], processes=Processes())
+        self._streamed = StreamedModel(self._folded.skeleton, self._folded.weights, context.dtype, context.journal)
+        self.files = self._parts = block_files(journal, len(self._streamed))
 
     def matrices(self) -> dict[str, Tensor]:
         """``hidden``, and ``heads.0`` and so on."""
+        run_forward(self, self._streamed, self._context)
         found: dict[str, Tensor] = {}
-        # With norms folded, all readers read the hidden states up to their norm.
-        folded = rotated(self.model, self.residual, ModelRotation.none(self.residual))
-        context = self.context
-        streamed = StreamedModel(folded.skeleton, folded.weights, context.dtype, context.journal)
-        windows = -(-_TOKENS // context.tokens.shape[1])
         rows: list[Tensor] = []
-        with forward(streamed, context.tokens[:windows], context.progress, "reading what is rotated") as (
-            store,
-            blocks,
-        ):
-            for index in blocks:
-                self._block(index, folded, streamed, store, rows, found)
-        if self.start.hidden is not None and rows:
+        for file in self._parts:
+            for name, tensor in sorted(load_part(file).items()):
+                if name.startswith(_ROWS):
+                    rows.append(tensor)
+                else:
+                    found[name] = tensor
+        if self._start.hidden is not None and rows:
             found["hidden"] = learn_rotation(
-                self.start.hidden.matrix(),
+                self._start.hidden.matrix(),
                 torch.cat(rows),
-                self.steps,
-                self.seed,
-                keep_ones=self.residual.centred,
-                track=lambda numbers: context.progress.track(numbers, "learning the rotation", self.steps),
+                self._steps,
+                self._seed,
+                keep_ones=self._residual.centred,
+                track=lambda numbers: self._context.progress.track(numbers, "learning the rotation", self._steps),
             )
         return found
 
-    def _block(
-        self,
-        index: int,
-        folded: OpenModel,
-        streamed: StreamedModel,
-        store: ActivationStore,
-        rows: list[Tensor],
-        found: dict[str, Tensor],
-    ) -> None:
-        residual, rotation = self.residual.blocks[index], self.start.heads[index]
-        anatomy = folded.anatomy.blocks[index]
+    def restore(self, index: int, stored: dict[str, Tensor]) -> AbstractContextManager[nn.Module]:
+        return self._streamed.block(index)
+
+    @contextmanager
+    def work(self, index: int, store: ActivationStore) -> Iterator[BlockResult]:
+        residual, rotation = self._residual.blocks[index], self._start.heads[index]
+        anatomy, streamed = self._folded.anatomy.blocks[index], self._streamed
+        found: dict[str, Tensor] = {}
         reading = [link.groups[0] for link in residual.norms if link.groups]
         of_heads = residual.heads.reader if residual.heads is not None and rotation is not None else None
         wanted = [
@@ -126,7 +141,7 @@ class _Learning:
             for group in anatomy.groups
             if of_heads in group.linears or any(set(group.linears) & set(other.linears) for other in reading)
         ]
-        most = max(1, _SAMPLE_NUMBERS // folded.skeleton.hidden_size // (2 * len(streamed)))
+        most = max(1, _SAMPLE_NUMBERS // self._folded.skeleton.hidden_size // (2 * len(streamed)))
         with streamed.block(index) as block:
             passes = BlockPasses(block, anatomy, store, partial(streamed.call, index), store.tokens, Processes())
             for group, stats in passes.survey(wanted):
@@ -134,10 +149,12 @@ class _Learning:
                 weighed = _weighed(stats, torch.cat([weight_rows(module) for module in weights]))
                 if of_heads in group.linears:
                     assert rotation is not None
-                    found[f"heads.{index}"] = learn_rotation(rotation.matrix(), weighed, self.steps, self.seed)
+                    heads = learn_rotation(rotation.matrix(), weighed, self._steps, self._seed)
+                    found[f"heads.{index}"] = heads.contiguous()
                 else:
-                    rows.append(weighed[:: max(1, -(-len(weighed) // most))].clone())  # a view would keep all of them
-            passes.advance()
+                    # A copy: a view would keep all of them.
+                    found[f"{_ROWS}{len(found):03d}"] = weighed[:: max(1, -(-len(weighed) // most))].clone()
+            yield BlockResult(found, advance=passes.advance)
 
 
 def _weighed(stats: LayerStats, weight: Tensor) -> Tensor:

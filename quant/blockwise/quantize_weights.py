@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...models.steps.parts import save_part
+from ...models.steps.parts import block_files, save_part
 from ...models.steps.record import LayerRecord
 from ...models.steps.step import RunContext
 from ...models.structure.anatomy import BlockAnatomy
@@ -96,18 +96,13 @@ class WeightQuantizer:
         self._transforms = transforms
         self._context = context
         self._embedding = context.journal / "embedding.safetensors" if embedding else None
-        self._blocks = [context.journal / f"block-{i:05d}.safetensors" for i in range(len(model.anatomy.blocks))]
+        self._blocks = block_files(context.journal, len(model.anatomy.blocks))
         self._head = context.journal / "head.safetensors" if model.anatomy.head in chosen else None
         self.parts = [part for part in (self._embedding, *self._blocks, self._head) if part is not None]
 
     def run(self) -> None:
         """Make all missing parts, in the first process only."""
-
-        def make() -> tuple[dict[str, Tensor], None]:
-            self._run()
-            return {}, None
-
-        self._context.processes.broadcast(make)
+        self._context.processes.in_main(self._run)
 
     def _run(self) -> None:
         if self._embedding is not None and not self._embedding.exists():

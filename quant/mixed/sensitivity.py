@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ...models.steps.block_loop import BackwardJob, each_block, kept_pass, run_backward
-from ...models.steps.parts import block_files, load_data, save_data
+from ...models.steps.parts import Measured, block_files, load_data
 from ...models.streaming.backward import KeptPass
 from ...models.streaming.streamed import HeadFunction, StreamedModel, head_batches
 from ...models.structure.open_model import OpenModel
@@ -259,19 +259,17 @@ class _Divergence(_Measurement):
     def losses(self) -> list[list[float]]:
         """By unit and candidate."""
         begins = [self._first_block(unit) for unit in self._measured.units]
-        waves = {
-            start: self._measured.journal / f"from-{start:05d}.json" for start in sorted(set(begins), reverse=True)
-        }
-        missing = [start for start, file in waves.items() if not file.exists()]
+        waves = Measured(self._measured.journal / "by-first-block.json", Processes())
+        missing = [start for start in sorted(set(begins), reverse=True) if str(start) not in waves.known]
         progress = self._measured.progress
         if missing:
             with kept_pass(self._streamed, self._measured.tokens, progress) as kept:
                 for start in progress.track(missing, "measuring sensitivity", len(missing)):
                     units = [u for u, first in zip(self._measured.units, begins, strict=True) if first == start]
-                    save_data(waves[start], self._wave(start, units, kept))
+                    waves.once(str(start), partial(self._wave, start, units, kept))
         found: dict[str, list[float]] = {}
-        for file in waves.values():
-            found |= load_data(file)
+        for losses in waves.known.values():
+            found |= losses
         return [found[unit.name] for unit in self._measured.units]
 
     def _first_block(self, unit: Unit) -> int:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from ...models.steps.settings import StepSettings
 from ...system.variants import Elsewhere, Variant
 from .. import scheme_names as schemes
 from .guard import Guard
@@ -14,7 +15,7 @@ from .methods import Rounding, RoundingField, SchemeField, TransformField
 from .targets import Override, compiled_patterns
 
 
-class QuantizeBase(Variant):
+class QuantizeBase(Variant, StepSettings):
     """Quantize weights, and activations if the scheme does. Each subclass is selected by its ``scheme``."""
 
     scheme: Any
@@ -59,6 +60,11 @@ class QuantizeBase(Variant):
     )
 
     _patterns = field_validator("targets", "ignore")(compiled_patterns)
+
+    def calibration_problem(self, samples: int) -> str | None:
+        if not self.diagnostics or self.diagnostics <= samples:
+            return None
+        return f"diagnostics asks for {self.diagnostics} windows, but calibrate.samples is {samples}; raise calibrate.samples"
 
 
 class PostTrainingQuantize(QuantizeBase):

@@ -15,7 +15,7 @@ from smelt.compress import run
 from smelt.compress.pipeline.plan import Plan
 from smelt.models.directory.find import find_model
 from smelt.models.structure.open_model import OpenModel
-from smelt.prune.steps import auto as prune_auto
+from smelt.prune import search
 from smelt.prune.structure import axes, shapes
 from smelt.prune.structure.drop_blocks import drop_blocks
 from smelt.prune.structure.shapes import Costs, SizeGrid, Sizes, parameters_of, shape_of
@@ -156,7 +156,7 @@ def test_interrupted_it_does_not_measure_again(
 ) -> None:
     model = tiny("llama", torch.bfloat16, num_hidden_layers=2, hidden_size=64, intermediate_size=128)
     quiet = run(recipe_of(model, tmp_path / "quiet", _prune(params=0.8)))
-    measure, measured = prune_auto._loss_of, []
+    measure, measured = search._mean_loss, []
 
     def stop(*args: Any) -> float:
         measured.append(args)
@@ -164,7 +164,7 @@ def test_interrupted_it_does_not_measure_again(
             raise KeyboardInterrupt
         return measure(*args)
 
-    monkeypatch.setattr(prune_auto, "_loss_of", stop)
+    monkeypatch.setattr(search, "_mean_loss", stop)
     recipe = recipe_of(model, tmp_path / "out", _prune(params=0.8))
     with pytest.raises(KeyboardInterrupt):
         run(recipe)

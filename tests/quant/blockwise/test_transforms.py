@@ -25,7 +25,7 @@ from smelt.system.progress import Progress
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from ...interruption import interrupt_after
+from ...interruption import interrupt_after, note_parts
 from ...tiny import CONFIGS, make_model, save_model
 
 # Norms after attention and after the feed-forward part scale what is added to the residual stream; OPT's embedding is narrower.
@@ -102,8 +102,12 @@ def test_a_run_that_learns_rotations_continues_with_the_same_bytes(
         made = recipe(path, {"evaluate": False}, scheme="W4A4", group_size=32, transforms=transforms)
         found[name] = {p.name: p.read_bytes() for p in run(made, fresh=True).checkpoint.iterdir()}
     assert found["learned"]["model.safetensors"] != found["random"]["model.safetensors"]
-    interrupt_after(1, monkeypatch, lambda: run(made, fresh=True))
-    assert {p.name: p.read_bytes() for p in run(made).checkpoint.iterdir()} == found["learned"]
+    for parts in (1, 4):  # while it reads what is rotated, and while it quantizes
+        interrupt_after(parts, monkeypatch, lambda: run(made, fresh=True))
+        with monkeypatch.context() as patch:
+            left = note_parts(patch, interrupt_at=0)
+            assert {p.name: p.read_bytes() for p in run(made).checkpoint.iterdir()} == found["learned"]
+        assert len(left) == 6 - parts  # of three blocks, each read and quantized once
 
 
 def test_the_plan_counts_the_learning_of_rotations(tiny: Callable[..., Path], recipe: Callable[..., Recipe]) -> None:
