@@ -158,23 +158,23 @@ def resolve(name: str, group_size: int | None = None, inputs: str | None = None)
     return Scheme(name.upper(), args, activations, layout.value)
 
 
-def cache_args(numbers: str, scales: str | None, head_width: int) -> QuantizationArgs:
+def cache_args(dtype: str, scales: str | None, head_width: int) -> QuantizationArgs:
     """How keys and values are cached, as compressed-tensors' ``kv_cache_scheme``.
 
     Args:
-        numbers: ``fp8``, ``int8`` or ``int4``.
-        scales: ``tensor``, ``head`` or ``token``; None for what suits the numbers.
+        dtype: ``fp8``, ``int8`` or ``int4``.
+        scales: ``tensor``, ``head`` or ``token``; None for what suits the dtype.
         head_width: channels of a head.
     """
-    scales = scales or ("token" if numbers == "int4" else "tensor")
+    scales = scales or ("token" if dtype == "int4" else "tensor")
     strategies = {
         "tensor": QuantizationStrategy.TENSOR,
         "head": QuantizationStrategy.ATTN_HEAD,
         "token": QuantizationStrategy.GROUP,  # groups of a head's width: one scale for each token and head
     }
     return QuantizationArgs(
-        num_bits=4 if numbers == "int4" else 8,
-        type=QuantizationType.FLOAT if numbers == "fp8" else QuantizationType.INT,
+        num_bits=4 if dtype == "int4" else 8,
+        type=QuantizationType.FLOAT if dtype == "fp8" else QuantizationType.INT,
         symmetric=True,
         strategy=strategies[scales],
         group_size=head_width if scales == "token" else None,

@@ -129,7 +129,7 @@ def write(folder: Path, size: Size, stored: str, device: torch.device) -> Path:
 
 
 def once(folder: Path | None, size: Size, stored: str, device: torch.device) -> Path:
-    """The same, written only if it is not there yet; it stays as long as the folder.
+    """The same, written only if it does not exist; it stays as long as the folder.
 
     Args:
         folder, size, stored, device: see :func:`write`; without a folder, one is made.

@@ -66,7 +66,7 @@ def _by_outliers(sparsity: float, facts: list[LinearFacts], model: OpenModel, co
                 passes = BlockPasses(block, anatomy, store, partial(streamed.call, index), tokens, Processes())
                 scores = [
                     wanda(weight_rows(block.get_submodule(name)), stats.energy)
-                    for group, stats in passes.survey(anatomy.wanted_groups(wanted), energy=True)
+                    for group, stats in passes.statistics(anatomy.wanted_groups(wanted), energy=True)
                     for name in group.linears
                     if stats.energy is not None
                 ]

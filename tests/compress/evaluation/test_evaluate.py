@@ -48,7 +48,7 @@ def test_perplexity_kl_and_agreement_are_transformers(
     exactly = pytest.approx(math.exp(-log_p.gather(-1, target).mean()), rel=1e-3 if fits else 1e-4)
     assert original.text.perplexity == exactly
     assert compressed.text.perplexity == pytest.approx(math.exp(-log_q.gather(-1, target).mean()), rel=1e-3)
-    # Told to compute in float32, transformers does not round restored weights to bfloat16 as it does by itself.
+    # Asked to compute in float32, transformers does not round restored weights to bfloat16 as it does by itself.
     # The runtime's kernels round the inputs of many rows to int8, and all is in bfloat16.
     own = 6e-4 if fits else 0
     assert found.kl == pytest.approx((log_p.exp() * (log_p - log_q)).sum(-1).mean().item(), rel=0.1, abs=own)
