@@ -15,7 +15,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from job import Job, perplexity, read_tokens, run_job
+from job import PeerJob, perplexity, read_tokens, run_job
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +25,7 @@ TRANSFORMS = ("awq", "smoothquant", "spinquant", "quip")
 ROUNDINGS = ("rtn", "gptq")
 
 
-def work(job: Job) -> dict[str, Any]:
+def work(job: PeerJob) -> dict[str, Any]:
     """Quantize with llm-compressor and hand back what its codes mean."""
     with job.stage("import"):
         import datasets
@@ -100,7 +100,7 @@ def activations(kind: str, bits: int, args: Any) -> Any:
     return args(num_bits=bits, type="int", symmetric=True, strategy="tensor", dynamic=False)
 
 
-def part(job: Job, name: str) -> dict[str, Any]:
+def part(job: PeerJob, name: str) -> dict[str, Any]:
     """The options that are meant for one part of the method."""
     return {key.partition(".")[2]: value for key, value in job.options.items() if key.startswith(f"{name}.")}
 

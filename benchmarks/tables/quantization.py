@@ -6,7 +6,7 @@ import re
 import statistics
 from typing import Any
 
-from .table import Table, each, grouped, markdown, spread
+from .table import ResultsTable, each, grouped, markdown, spread
 
 _TOOLS = {"smelt": "Smelt", "llm-compressor": "llm-compressor", "gptqmodel": "GPTQModel", "auto-round": "AutoRound"}
 _FORMATS = ((3, 128), (2, 64))
@@ -239,15 +239,15 @@ def adapters(results: Any) -> str:
 
 
 TABLES = {
-    "peers": Table("against_peers", peers),
-    "peers short": Table("against_peers", peers_short),
-    "cost": Table("against_peers", cost),
-    "cost short": Table("against_peers", cost_short),
-    "few bits": Table("orderings", few_bits),
-    "stories": Table("orderings", stories),
-    "four-bit inputs": Table("orderings", four_bit_inputs),
-    "static inputs": Table("orderings", static_inputs),
-    "mixed precision": Table("mixed_precision", mixed),
-    "mixed precision speed": Table("mixed_precision", mixed_speed),
-    "adapters": Table("adapters", adapters),
+    "peers": ResultsTable("against_peers", peers),
+    "peers short": ResultsTable("against_peers", peers_short),
+    "cost": ResultsTable("against_peers", cost),
+    "cost short": ResultsTable("against_peers", cost_short),
+    "few bits": ResultsTable("orderings", few_bits),
+    "stories": ResultsTable("orderings", stories),
+    "four-bit inputs": ResultsTable("orderings", four_bit_inputs),
+    "static inputs": ResultsTable("orderings", static_inputs),
+    "mixed precision": ResultsTable("mixed_precision", mixed),
+    "mixed precision speed": ResultsTable("mixed_precision", mixed_speed),
+    "adapters": ResultsTable("adapters", adapters),
 }

@@ -15,7 +15,7 @@ from ...models.checkpoint.writer import Entry
 from ...system.errors import Problem
 from ...system.tensor_files import TensorInfo
 from .dynamic import patterns
-from .quantized_checkpoint import Source, StoredLinear, for_each, in_block, scale_problems
+from .source import Source, StoredLinear, for_each, in_block, scale_problems
 
 # Bits 4j to 4j+3 hold this one of the eight codes.
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

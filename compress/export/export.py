@@ -21,7 +21,7 @@ from ...system.paths import named_path
 from ...system.progress import Progress
 from .dense import dense_entries
 from .formats import TARGETS, ExportTarget
-from .quantized_checkpoint import Source
+from .source import Source
 
 _GGUF = "gguf"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...models.structure.open_model import OpenModel
 from ...quant.mixed.costs import unit_bytes
-from ...quant.mixed.units import Unit
+from ...quant.mixed.format_units import Unit
 from ...quant.scheme import Scheme
 from ...runtime.decoder.architectures import spec_of
 from ...runtime.measure.step_time import linear_seconds, step_seconds

@@ -15,10 +15,10 @@ from ...quant.blockwise.assignment import Assignment, Treatment
 from ...quant.blockwise.embedding import embedding_saving
 from ...quant.mixed.choose import best_choice
 from ...quant.mixed.costs import bytes_of, header_bytes, other_header_bytes, unit_bytes
+from ...quant.mixed.format_units import Unit, find_units
 from ...quant.mixed.sensitivity import Roundings, SensitivityInputs, fisher_losses, kl_losses
-from ...quant.mixed.units import Unit, find_units
 from ...quant.scheme import Scheme, resolve
-from ...quant.settings.auto import PostTrainingQuantizeAuto
+from ...quant.settings.auto_scheme import PostTrainingQuantizeAuto
 from ...quant.settings.methods import TransformChoice
 from ...system.activation_store import BATCH_TOKENS
 from ...system.errors import Problem, SmeltError

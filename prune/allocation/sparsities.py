@@ -17,8 +17,8 @@ from ...quant.blockwise.block_passes import BlockPasses
 from ...quant.divergence import OutputChange
 from ...quant.layer_stats import LayerStats
 from ...quant.mixed.choose import best_choice
+from ...quant.mixed.format_units import Unit
 from ...quant.mixed.sensitivity import Changes, SensitivityInputs, fisher_losses
-from ...quant.mixed.units import Unit
 from ...quant.sparsity import keep_share
 from ...quant.transforms.links import weight_rows
 from ...system.processes import Processes

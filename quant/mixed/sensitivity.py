@@ -36,7 +36,7 @@ from ..layer_stats import LayerStats
 from ..settings.methods import TransformChoice
 from ..stored.quantized_weight import restore
 from ..transforms.links import as_rows, weight_rows
-from .units import Unit
+from .format_units import Unit
 
 Changes = dict[str, list[OutputChange]]
 
