@@ -1,10 +1,12 @@
-"""README and docs: links lead somewhere, commands parse, recipes validate, Python compiles and imports."""
+"""README and docs: links lead somewhere, commands parse, recipes validate, Python compiles, imports and runs."""
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import contextlib
 import importlib
+import inspect
 import itertools
 import re
 import shlex
@@ -20,7 +22,7 @@ import typer.exceptions
 import yaml
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from smelt.compress import Recipe
+from smelt.compress import Recipe, run
 from smelt.compress.cli import app
 from smelt.compress.sweep.trials import Sweep
 
@@ -35,6 +37,12 @@ PAGES = [
     REPOSITORY / "benchmarks/README.md",
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]
+# Pages whose Python needs more than the builtin model.
+NOT_RUN = {
+    "evaluation.md": "downloads a task",
+    "export.md": "needs checkpoints of other models",
+    "gpu.md": "needs a GPU",
+}
 FOLDERS = (*(package.name for package in house_map.packages() if package.parent == REPOSITORY), *house_map.PLAIN)
 _MARKDOWN = MarkdownIt("commonmark").enable("table")
 _SHELLS = ("sh", "bash", "console")
@@ -216,6 +224,35 @@ def test_python_compiles_and_its_imports_resolve(block: Block) -> None:
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 importlib.import_module(alias.name)
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the documents' Python reads: ``runs/quickstart`` of a shortened quickstart, and what stands in for other files."""
+    folder = tmp_path_factory.mktemp("examples")
+    data = yaml.safe_load((REPOSITORY / "recipes/quickstart.yaml").read_text())
+    data |= {"calibrate": {"samples": 4, "length": 64}, "evaluate": {"windows": 2, "length": 64, "speed": False}}
+    (folder / "recipes").mkdir()
+    (folder / "recipes/quickstart.yaml").write_text(yaml.safe_dump(data))
+    with contextlib.chdir(folder):
+        run(Recipe.load("recipes/quickstart.yaml"), progress=False)
+    (folder / "runs/w4").symlink_to("quickstart")
+    rows = [f"2023-11-16 18:15:{second:02}.0000000,{100 * second + 1},8" for second in range(1, 9)]
+    trace = "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows])
+    (folder / "AzureLLMInferenceTrace_conv.csv").write_text(trace)
+    return folder
+
+
+@pytest.mark.parametrize("block", [block for block in _blocks("python") if block.page.name not in NOT_RUN], ids=str)
+def test_python_runs(block: Block, examples: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = compile(block.text, str(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    with contextlib.chdir(examples):
+        result = eval(code, {})
+        if inspect.iscoroutine(result):
+            asyncio.run(result)
+    lines = capsys.readouterr().out.splitlines()
+    expected = [line for comment in re.findall(r"print\(.*\)  # (.+)", block.text) for line in comment.split("; ")]
+    assert [line for line in expected if line not in lines] == []
 
 
 def test_every_page_is_in_the_site_and_in_the_index() -> None:
