@@ -93,6 +93,16 @@ def test_public_functions_are_documented_and_typed(path: Path) -> None:
             assert not arguments, f"{node.name} has arguments without types"
 
 
+def test_public_classes_have_names_of_their_own() -> None:
+    where: dict[str, list[str]] = {}
+    for path in ALL_FILES:
+        if "tests" not in path.relative_to(REPOSITORY).parts:
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    where.setdefault(node.name, []).append(str(path.relative_to(REPOSITORY)))
+    assert {name: files for name, files in where.items() if len(files) > 1} == {}
+
+
 def test_every_package_is_listed_for_installation() -> None:
     text = (REPOSITORY / "pyproject.toml").read_text()
     for room in ROOMS:

@@ -16,7 +16,7 @@ from smelt.runtime.kernels.base.workspace import set_apart
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..gpu.random_checkpoints import ModelSize
+from ..gpu.random_checkpoints import CheckpointSize
 from .device import H100, GpuFigures
 from .machine_code import CodeCosts, costs_of
 from .meta_model import Changes, meta_stands_for, model_on_meta
@@ -49,7 +49,7 @@ class Asked:
         cache: what keys and values are kept as, one of :data:`CACHES`.
     """
 
-    size: ModelSize
+    size: CheckpointSize
     stored: str
     sequences: int
     context: int
