@@ -36,7 +36,7 @@ FACTOR, EVERY = 64.0, 37
 
 
 @dataclass(frozen=True)
-class Cell:
+class ComparedMethod:
     """One method on one model, at one format.
 
     Attributes:
@@ -61,7 +61,7 @@ class Cell:
         return self.model, self.format, self.label
 
 
-def cells() -> Iterator[Cell]:
+def cells() -> Iterator[ComparedMethod]:
     """Everything that is measured."""
     signround = {"method": "signround", "iterations": 200}
     few: list[tuple[str, Any, list[Any], bool]] = [
@@ -80,12 +80,12 @@ def cells() -> Iterator[Cell]:
     for scheme, group in (("W2A16", 64), ("W3A16", 128), ("W2A16", 128), ("W3A16", 64), ("W4A16", 128)):
         for label, rounding, transforms, reads in few:
             settings = {"scheme": scheme, "group_size": group, "rounding": rounding, "transforms": transforms}
-            yield Cell("few-bits", SMELT, label, settings, reads)
+            yield ComparedMethod("few-bits", SMELT, label, settings, reads)
     for scheme in ("W4A16", "W3A16", "W2A16"):
         for label, rounding, transforms, reads in few:
             if "rotate" not in transforms:
                 settings = {"scheme": scheme, "group_size": -1, "rounding": rounding, "transforms": transforms}
-                yield Cell("few-bits", STORIES, label, settings, reads)
+                yield ComparedMethod("few-bits", STORIES, label, settings, reads)
     four: list[tuple[str, Any, list[Any], bool]] = [
         ("nearest", "nearest", [], False),
         ("gptq", "gptq", [], True),
@@ -99,17 +99,17 @@ def cells() -> Iterator[Cell]:
     for model in (SMELT, OUTLIERS):
         for label, rounding, transforms, reads in four:
             settings = {"scheme": "W4A4", "group_size": 128, "rounding": rounding, "transforms": transforms}
-            yield Cell("four-bit-inputs", model, label, settings, reads)
+            yield ComparedMethod("four-bit-inputs", model, label, settings, reads)
     # Nothing but an operation at run time can rotate what down_proj reads; with 8 bits there, the rest shows.
     wider = [{"targets": ["re:.*down_proj"], "scheme": "W4A8"}]
     for label, rounding, transforms, reads in four[1:-1]:
         settings = {"scheme": "W4A4", "group_size": 128, "rounding": rounding, "transforms": transforms}
         label = f"{label}, down_proj W4A8"
-        yield Cell("four-bit-inputs", SMELT, label, settings | {"overrides": wider}, reads)
+        yield ComparedMethod("four-bit-inputs", SMELT, label, settings | {"overrides": wider}, reads)
     for model in (SMELT, OUTLIERS):
         for label, transforms in (("nearest", []), ("smooth + nearest", ["smooth"]), ("rotate + nearest", ["rotate"])):
             settings = {"scheme": "W8A8", "inputs": "static", "rounding": "nearest", "transforms": transforms}
-            yield Cell("outliers", model, label, settings)
+            yield ComparedMethod("outliers", model, label, settings)
 
 
 def main() -> None:
@@ -147,7 +147,7 @@ class _Bench:
             ),
         }
 
-    def measure(self, cell: Cell) -> dict[str, Any]:
+    def measure(self, cell: ComparedMethod) -> dict[str, Any]:
         """One row of the result."""
         model, calibration, text = self._models[cell.model]
         found, seconds = [], []

@@ -14,7 +14,7 @@ from .common import REPOSITORY
 
 
 @dataclass(frozen=True)
-class Shape:
+class RandomShape:
     """The sizes of a Llama, the feed-forward part's under ``wide``."""
 
     hidden: int
@@ -32,11 +32,11 @@ class Shape:
         return 2 * (2 * self.hidden * self.hidden + 2 * self.hidden * shared + 3 * self.hidden * self.wide)
 
 
-SMALL = Shape(hidden=1024, wide=3072, heads=16, key_value_heads=4, vocabulary=4096)
-BIG = Shape(hidden=2048, wide=8192, heads=32, key_value_heads=8, vocabulary=32000, tied=False, positions=4096)
+SMALL = RandomShape(hidden=1024, wide=3072, heads=16, key_value_heads=4, vocabulary=4096)
+BIG = RandomShape(hidden=2048, wide=8192, heads=32, key_value_heads=8, vocabulary=32000, tied=False, positions=4096)
 
 
-def build(directory: Path, blocks: int, shape: Shape = SMALL) -> int:
+def build(directory: Path, blocks: int, shape: RandomShape = SMALL) -> int:
     """Write a model of ``blocks`` random blocks, with smelt-6m's tokenizer; returns its bytes."""
     tokenizer = REPOSITORY / "models" / "builtin" / "smelt-6m"
     config = json.loads((tokenizer / "config.json").read_text()) | {

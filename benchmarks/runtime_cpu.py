@@ -56,7 +56,7 @@ SMALL = REPOSITORY / "models" / "builtin" / "smelt-6m"
 
 
 def prepare(scratch: Path) -> dict[str, Path]:
-    """The model in every format; what is there already is kept."""
+    """The model in every format; formats that exist are kept."""
     from smelt.compress import Recipe, run
 
     found = {"bf16": scratch / "bf16"}

@@ -66,7 +66,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @dataclass(frozen=True)
-class Job:
+class CheckedRun:
     """A recipe, the commands that follow it, and what they publish.
 
     Attributes:
@@ -79,16 +79,16 @@ class Job:
     commands: tuple[tuple[str, ...], ...] = (("run", "recipe.yaml"),)
     published: tuple[str, ...] = ("out/checkpoint", "out/report.json")
 
-    def then(self, *command: str, published: str) -> Job:
+    def then(self, *command: str, published: str) -> CheckedRun:
         """The same with one more command."""
-        return Job(self.recipe, (*self.commands, command), (*self.published, published))
+        return CheckedRun(self.recipe, (*self.commands, command), (*self.published, published))
 
 
-def recipe(model: str, *steps: dict[str, Any], **top: Any) -> Job:
+def recipe(model: str, *steps: dict[str, Any], **top: Any) -> CheckedRun:
     """A recipe of some steps with a short calibration and no evaluation, where ``top`` says nothing else."""
     where = model if model == SMELT_6M else f"../models/{model}"
     usual = {"output": "out", "calibrate": {"samples": 8, "length": 64}, "evaluate": False}
-    return Job({"model": where, **usual, "steps": list(steps), **top})
+    return CheckedRun({"model": where, **usual, "steps": list(steps), **top})
 
 
 def quantize(scheme: str, **settings: Any) -> dict[str, Any]:
@@ -115,7 +115,7 @@ _SHORT: dict[str, Any] = {"tokens": 2048, "length": 32, "batch": 8, "learning_ra
 _EVALUATE: dict[str, Any] = {"windows": 4, "length": 32, "samples": 1}
 _QUICK = quantize("W4A16", group_size=64, rounding="gptq")
 
-RECIPES: dict[str, Job] = {
+RECIPES: dict[str, CheckedRun] = {
     # Number formats.
     "integers": recipe(
         SMELT_6M,
@@ -326,7 +326,7 @@ RECIPES: dict[str, Job] = {
     .then("export", "out", "--to", "awq", "--output", "awq", published="awq")
     .then("export", "out", "--to", "gguf", "--output", "model.gguf", published="model.gguf")
     .then("export", "out", "--to", "dense", "--output", "dense", published="dense"),
-    "sweep": Job(
+    "sweep": CheckedRun(
         # A sweep writes a directory's whole path into its trials' recipes, which would differ; a builtin model has none.
         recipe(
             SMELT_6M,
@@ -400,7 +400,7 @@ def _write(output: Path, found: dict[str, Any]) -> None:
     partial.replace(output)
 
 
-def run_job(job: Job, directory: Path, environment: dict[str, str]) -> dict[str, Any]:
+def run_job(job: CheckedRun, directory: Path, environment: dict[str, str]) -> dict[str, Any]:
     """Run a job's commands in a fresh directory: how long it took, its last error, and the digests of its files."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..models.directory.inspection import inspect
     from ..system.errors import SmeltError
-    from .adapters.merge import merge
+    from .adapters.merge_adapter import merge
     from .evaluation.evaluate import evaluate
     from .evaluation.settings import Evaluate
     from .integrations.peft import for_training
@@ -50,7 +50,7 @@ _HOMES = {
     "evaluate": ".evaluation.evaluate",
     "for_training": ".integrations.peft",
     "inspect": "..models.directory.inspection",
-    "merge": ".adapters.merge",
+    "merge": ".adapters.merge_adapter",
     "quantize": ".pipeline.in_memory",
     "run": ".pipeline.pipeline",
 }

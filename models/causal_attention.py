@@ -109,12 +109,12 @@ class _CausalAttention(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # type: ignore[override]
         query, key, value = ctx.saved_tensors
-        slopes = [torch.empty(each.shape, dtype=each.dtype) for each in (query, key, value)]
+        gradients = [torch.empty(each.shape, dtype=each.dtype) for each in (query, key, value)]
         for part in _parts(query):
-            queries, keys, values, after = map(_flat, (query[part] * ctx.scale, key[part], value[part], slope[part]))
-            of_queries = _flat(slopes[0][part])
+            queries, keys, values, after = map(_flat, (query[part] * ctx.scale, key[part], value[part], gradient[part]))
+            of_queries = _flat(gradients[0][part])
             of_keys, of_values = torch.zeros(keys.shape), torch.zeros(values.shape)
             for strip, seen in _strips(query.shape[2]):
                 probabilities = _probabilities(queries[:, strip], keys[:, seen])
@@ -123,9 +123,9 @@ class _CausalAttention(torch.autograd.Function):
                 of_scores = torch.ops.aten._softmax_backward_data(of_scores, probabilities, -1, probabilities.dtype)
                 of_queries[:, strip] = of_scores @ keys[:, seen]
                 of_keys[:, seen] += of_scores.mT @ queries[:, strip]
-            for whole, found in ((slopes[1], of_keys), (slopes[2], of_values)):
+            for whole, found in ((gradients[1], of_keys), (gradients[2], of_values)):
                 _flat(whole[part]).copy_(found)
-        return slopes[0].mul_(ctx.scale), slopes[1], slopes[2], None
+        return gradients[0].mul_(ctx.scale), gradients[1], gradients[2], None
 
 
 def _probabilities(queries: Tensor, keys: Tensor) -> Tensor:

@@ -159,15 +159,15 @@ def resolve(name: str, group_size: int | None = None, inputs: str | None = None)
     return Scheme(name.upper(), args, activations, layout.value)
 
 
-def cache_args(numbers: str, scales: str | None, head_width: int) -> QuantizationArgs:
+def cache_args(dtype: str, scales: str | None, head_width: int) -> QuantizationArgs:
     """How keys and values are cached, as compressed-tensors' ``kv_cache_scheme``.
 
     Args:
-        numbers: one of :data:`.cache_types.CHOICES`.
-        scales: ``tensor``, ``head`` or ``token``; None for what suits the numbers.
+        dtype: one of :data:`.cache_types.CHOICES`.
+        scales: ``tensor``, ``head`` or ``token``; None for what suits the dtype.
         head_width: channels of a head.
     """
-    kept = BY_NAME[numbers]
+    kept = BY_NAME[dtype]
     scales = scales or kept.scales
     strategies = {
         "tensor": QuantizationStrategy.TENSOR,

@@ -19,7 +19,7 @@ def check_regular(path: Path) -> int:
     """The size of a file, once it is known to be one: a FIFO would be waited for, and a device read without end.
 
     Raises:
-        SmeltError: it is something else, or is not there.
+        SmeltError: it is something else, or does not exist.
     """
     try:
         found = path.stat()

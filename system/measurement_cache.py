@@ -27,7 +27,7 @@ class Kept:
         self._path = (directory or cache_directory()) / f"{kind}-{digest(decided_by)[:32]}.json"
 
     def read(self) -> Any | None:
-        """The result; None if it is not there, or is not of what decides it."""
+        """The result; None if there is none, or if something that decides it has changed."""
         with suppress(OSError, ValueError, KeyError, TypeError):
             found = json.loads(self._path.read_text(encoding="utf-8"))
             if found["decided_by"] == json.loads(json.dumps(self._decided_by)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,12 +39,24 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def _built() -> dict[str, tuple[Path, torch.Tensor]]:
+    """Every tiny model of the session so far: its directory, and torch's random state after it was made."""
+    return {}
+
+
 @pytest.fixture
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """``tiny("llama", dtype=…)`` saves a tiny random model and gives its directory."""
+def tiny(tmp_path_factory: pytest.TempPathFactory, _built: dict[str, tuple[Path, torch.Tensor]]) -> Callable[..., Path]:
+    """``tiny("llama", dtype=…)`` gives the directory of a tiny random model: a copy, which the test may change."""
 
     def build(architecture: str = "llama", dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
-        return save_model(make_model(architecture, dtype, **changes), tmp_path_factory.mktemp(architecture) / "model")
+        key = repr((architecture, dtype, sorted(changes.items())))
+        if key not in _built:
+            kept = save_model(make_model(architecture, dtype, **changes), tmp_path_factory.mktemp("built") / "model")
+            _built[key] = kept, torch.get_rng_state()
+        kept, random_state = _built[key]
+        torch.set_rng_state(random_state)  # what a test draws does not depend on which tests came before
+        return shutil.copytree(kept, tmp_path_factory.mktemp(architecture) / "model")
 
     return build
 

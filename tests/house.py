@@ -11,6 +11,7 @@ REPOSITORY = Path(__file__).parents[1]
 # From the front door down. A room imports only from those after it; prune and distill are neighbours.
 ROOMS = ("compress", "prune", "distill", "runtime", "quant", "models", "system")
 FILES = [path for room in ROOMS for path in sorted((REPOSITORY / room).rglob("*.py"))]
+ALL_FILES = [*FILES, *(path for top in ("tests", "benchmarks") for path in sorted((REPOSITORY / top).rglob("*.py")))]
 
 
 @dataclass(frozen=True)

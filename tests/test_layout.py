@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house import FILES, REPOSITORY, ROOMS, Import, circles, imports_of
+from tests.house import ALL_FILES, FILES, REPOSITORY, ROOMS, Import, circles, imports_of
 
 MOST_FILES = 20
 FLOORS = {"compress": 5, "prune": 4, "distill": 4, "runtime": 3, "quant": 2, "models": 1, "system": 0}
@@ -51,7 +51,7 @@ def test_circles_are_found() -> None:
 
 def test_no_folder_is_crowded() -> None:
     counts: dict[str, int] = {}
-    for path in [*FILES, *(path for top in ("tests", "benchmarks") for path in (REPOSITORY / top).rglob("*.py"))]:
+    for path in ALL_FILES:
         if path.name != "__init__.py":
             folder = str(path.parent.relative_to(REPOSITORY))
             counts[folder] = counts.get(folder, 0) + 1
@@ -62,6 +62,19 @@ def test_tests_mirror_the_folders() -> None:
     folders = {path.parent.relative_to(REPOSITORY) for path in FILES}
     tests = [path.parent.relative_to(REPOSITORY / "tests") for path in (REPOSITORY / "tests").rglob("test_*.py")]
     assert {str(each) for each in tests if each not in folders} <= {".", "benchmarks", "gpu"}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_tests_stand_in_the_room_that_they_test(room: str) -> None:
+    """Of what a test imports from the package, something is of its room, or of compress, which runs all of them."""
+    wrong = []
+    for path in (REPOSITORY / "tests" / room).rglob("test_*.py"):
+        nodes = ast.walk(ast.parse(path.read_text()))
+        names = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0]
+        rooms = {name.split(".")[1] for name in names if name and name.startswith("smelt.")}
+        if rooms and not rooms & {room, "compress"}:
+            wrong.append(str(path.relative_to(REPOSITORY)))
+    assert wrong == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(REPOSITORY)))
@@ -78,6 +91,16 @@ def test_public_functions_are_documented_and_typed(path: Path) -> None:
         if isinstance(node, ast.FunctionDef) and not compiled:
             arguments = [a for a in (*node.args.args, *node.args.kwonlyargs) if a.annotation is None]
             assert not arguments, f"{node.name} has arguments without types"
+
+
+def test_public_classes_have_names_of_their_own() -> None:
+    where: dict[str, list[str]] = {}
+    for path in ALL_FILES:
+        if "tests" not in path.relative_to(REPOSITORY).parts:
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    where.setdefault(node.name, []).append(str(path.relative_to(REPOSITORY)))
+    assert {name: files for name, files in where.items() if len(files) > 1} == {}
 
 
 def test_every_package_is_listed_for_installation() -> None:

@@ -16,15 +16,15 @@ PROMPTS = (4096, 8192, 16384)
 def of(entries: list[Entry]) -> list[dict[str, Any]]:
     """Each goal with what is wanted and what was reached, None if that was not measured; ``at_most`` says which way."""
     parts = {entry.part for entry in entries}
-    return [goal for part, goal in _all(Rows(entries)) if part in parts]
+    return [goal for part, goal in _all(MeasuredRows(entries)) if part in parts]
 
 
 def wanted() -> list[dict[str, Any]]:
     """All of them, none reached."""
-    return [goal for _, goal in _all(Rows([]))]
+    return [goal for _, goal in _all(MeasuredRows([]))]
 
 
-def _all(rows: Rows) -> list[tuple[str, dict[str, Any]]]:
+def _all(rows: MeasuredRows) -> list[tuple[str, dict[str, Any]]]:
     listed = [*_decode(rows), *_linears(rows), *_attention(rows), *_serving(rows)]
     return [
         (part, {"goal": goal + (" (at most)" if most else ""), "wanted": aim, "reached": reached, "at_most": most})
@@ -32,7 +32,7 @@ def _all(rows: Rows) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-class Rows:
+class MeasuredRows:
     """Measured rows by part, and the device's limits."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
@@ -68,7 +68,7 @@ def _ratio(one: float | None, other: float | None) -> float | None:
     return one / other if one and other else None
 
 
-def _linears(rows: Rows) -> Iterator[Goal]:
+def _linears(rows: MeasuredRows) -> Iterator[Goal]:
     def share(count: int, fits: Any) -> float | None:
         found = [rows.of_copy(row) for row in rows.of("linears", method=FOUR, rows=count) if fits(row)]
         return min((each for each in found if each is not None), default=None)
@@ -113,7 +113,7 @@ def _linears(rows: Rows) -> Iterator[Goal]:
         yield "linears", goal, wanted, reached, False
 
 
-def _decode(rows: Rows) -> Iterator[Goal]:
+def _decode(rows: MeasuredRows) -> Iterator[Goal]:
     def rate(stored: str, batch: int, cache: str = "auto") -> float | None:
         return rows.value("decode", "tokens_per_s", format=stored, batch=batch, cache=cache)
 
@@ -127,7 +127,7 @@ def _decode(rows: Rows) -> Iterator[Goal]:
     yield "decode", "8B: first request over later ones", 1.2, max(firsts, default=None), True
 
 
-def _attention(rows: Rows) -> Iterator[Goal]:
+def _attention(rows: MeasuredRows) -> Iterator[Goal]:
     def taken(method: str, sequences: int, length: int) -> float | None:
         return rows.value("attention", "microseconds", method=method, sequences=sequences, length=length)
 
@@ -162,7 +162,7 @@ def _attention(rows: Rows) -> Iterator[Goal]:
     yield "attention", "prompt of 4096: times unfused", 2.0, unfused, False
 
 
-def _serving(rows: Rows) -> Iterator[Goal]:
+def _serving(rows: MeasuredRows) -> Iterator[Goal]:
     for model in ("Qwen3-0.6B", "Llama-3-8B"):
 
         def rate(method: str, model: str = model) -> float | None:

@@ -25,7 +25,7 @@ _STARTS_S = 120.0  # a worker imports torch and transformers, and asks the drive
 
 
 @dataclass(frozen=True)
-class Settings:
+class PoolSettings:
     """How workers are started.
 
     Attributes:
@@ -47,7 +47,7 @@ class Gone(Exception):  # noqa: N818 - an end, not a mistake of ours
     """A worker's process ended, or did not answer in time."""
 
 
-class Worker:
+class PoolWorker:
     """One process.
 
     Args:
@@ -58,7 +58,7 @@ class Worker:
         Gone: it did not start.
     """
 
-    def __init__(self, part: str, settings: Settings) -> None:
+    def __init__(self, part: str, settings: PoolSettings) -> None:
         reading, writing = os.pipe()
         self._log = settings.log.open("ab")
         command = [*settings.prefix, sys.executable, "-u", "-m", "benchmarks.gpu.worker", part]
@@ -140,7 +140,7 @@ class Worker:
 
 
 @dataclass
-class Outcome:
+class PartOutcome:
     """What became of a part.
 
     Attributes:
@@ -156,7 +156,7 @@ class Outcome:
     lacking: str = ""
 
 
-class Part:
+class PartRunner:
     """One part of a stage, with as many workers as it bears.
 
     Args:
@@ -167,16 +167,16 @@ class Part:
     """
 
     def __init__(
-        self, module: str, settings: Settings, deadline: float, report: Callable[[Entry], object] = lambda _: None
+        self, module: str, settings: PoolSettings, deadline: float, report: Callable[[Entry], object] = lambda _: None
     ) -> None:
         self._module, self._settings, self._deadline, self._report = module, settings, deadline, report
         self._name = ""
         self._lock = threading.Lock()
         self._waiting: deque[tuple[str, dict[str, Any], float, bool]] = deque()
-        self._workers: set[Worker] = set()
-        self._outcome = Outcome()
+        self._workers: set[PoolWorker] = set()
+        self._outcome = PartOutcome()
 
-    def run(self, open_results: Callable[[dict[str, Any]], Results]) -> Outcome:
+    def run(self, open_results: Callable[[dict[str, Any]], Results]) -> PartOutcome:
         """Do what is left to do.
 
         Args:
@@ -186,7 +186,7 @@ class Part:
             self._outcome.lacking = "out of time"
             return self._outcome
         try:
-            first = Worker(self._module, self._settings)
+            first = PoolWorker(self._module, self._settings)
         except Gone as error:
             self._outcome.lacking = f"no worker started: {error}; see {self._settings.log}"
             return self._outcome
@@ -221,7 +221,7 @@ class Part:
             self._outcome.lacking = "out of time"
         return self._outcome
 
-    def _work(self, worker: Worker | None) -> None:
+    def _work(self, worker: PoolWorker | None) -> None:
         """One thread's: jobs in turn, by one process after another."""
         try:
             while time.monotonic() < self._deadline:
@@ -233,7 +233,7 @@ class Part:
                     worker.stop()
                     worker = None
                 try:
-                    worker = worker or Worker(self._module, self._settings)
+                    worker = worker or PoolWorker(self._module, self._settings)
                     self._workers.add(worker)
                 except Gone as error:
                     self._outcome.lacking = f"no worker started again: {error}; see {self._settings.log}"
@@ -244,7 +244,7 @@ class Part:
             if worker is not None:
                 worker.stop()
 
-    def _one(self, worker: Worker, key: str, about: dict[str, Any], limit_s: float) -> bool:
+    def _one(self, worker: PoolWorker, key: str, about: dict[str, Any], limit_s: float) -> bool:
         """Have a job done; whether the process can do another."""
         with self._lock:
             entry = self._results.begun(self._name, key, about)

@@ -17,7 +17,7 @@ FORMATS = ("bf16", "w4a16", "w4a16 and an int8 head", "fp8")
 
 
 @dataclass(frozen=True)
-class Size:
+class CheckpointSize:
     """Of a Llama or a Qwen3.
 
     Attributes:
@@ -63,13 +63,13 @@ class Size:
         }
 
 
-LLAMA = Size("Llama-3-8B", "llama", 4096, 14336, 32, 32, 8, 128, 128256, False)
-QWEN = Size("Qwen3-0.6B", "qwen3", 1024, 3072, 28, 16, 8, 128, 151936, True)
+LLAMA = CheckpointSize("Llama-3-8B", "llama", 4096, 14336, 32, 32, 8, 128, 128256, False)
+QWEN = CheckpointSize("Qwen3-0.6B", "qwen3", 1024, 3072, 28, 16, 8, 128, 151936, True)
 TINY = replace(QWEN, name="tiny Qwen3", hidden=128, wide=128, layers=1, queries=2, shared=1, head=64, vocabulary=128)
 TINY_LLAMA = replace(TINY, name="tiny Llama", kind="llama", tied=False)
 
 
-def write(folder: Path, size: Size, stored: str, device: torch.device) -> Path:
+def write(folder: Path, size: CheckpointSize, stored: str, device: torch.device) -> Path:
     """A checkpoint of :data:`FORMATS`.
 
     Args:
@@ -128,8 +128,8 @@ def write(folder: Path, size: Size, stored: str, device: torch.device) -> Path:
     return path
 
 
-def once(folder: Path | None, size: Size, stored: str, device: torch.device) -> Path:
-    """The same, written only if it is not there yet; it stays as long as the folder.
+def once(folder: Path | None, size: CheckpointSize, stored: str, device: torch.device) -> Path:
+    """The same, written only if it does not exist; it stays as long as the folder.
 
     Args:
         folder, size, stored, device: see :func:`write`; without a folder, one is made.

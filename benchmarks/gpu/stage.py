@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from . import goals
-from .pool import Outcome, Part, Settings
+from .pool import PartOutcome, PartRunner, PoolSettings
 from .results import SHIPPED, Entry, Results, source_hash
 
 # The most important first. What tuning changes is measured again where tiles are others now.
@@ -44,15 +44,15 @@ def main() -> None:
     log = given.output / f"gpu_{given.stage}.log"
     # Checkpoints go with the folder, whatever ends this but SIGKILL.
     with tempfile.TemporaryDirectory(prefix="smelt-", dir=given.scratch) as scratch:
-        settings = Settings(
+        settings = PoolSettings(
             log, (*_worker_options(given), "--scratch", scratch, "--output", str(given.output)), only=given.only
         )
         sys.exit(_sanitized(given, settings, deadline) if given.sanitizer else _staged(given, settings, deadline))
 
 
-def _staged(given: argparse.Namespace, settings: Settings, deadline: float) -> int:
+def _staged(given: argparse.Namespace, settings: PoolSettings, deadline: float) -> int:
     files: dict[str, Results] = {}
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, PartOutcome] = {}
     for stage, part in STAGES[given.stage]:
         print(f"\n{part}", flush=True)
 
@@ -63,13 +63,13 @@ def _staged(given: argparse.Namespace, settings: Settings, deadline: float) -> i
                 files[stage] = Results(given.output, stage, decides, noted)
             return files[stage]
 
-        outcomes[part] = Part(f"benchmarks.gpu.parts.{part}", settings, deadline, _say).run(open_results)
+        outcomes[part] = PartRunner(f"benchmarks.gpu.parts.{part}", settings, deadline, _say).run(open_results)
         if outcomes[part].lacking:
             print(f"{part}: {outcomes[part].lacking}", flush=True)
     return _summary(given, files, outcomes, settings.log)
 
 
-def _summary(given: argparse.Namespace, files: dict[str, Results], outcomes: dict[str, Outcome], log: Path) -> int:
+def _summary(given: argparse.Namespace, files: dict[str, Results], outcomes: dict[str, PartOutcome], log: Path) -> int:
     """Print what is wrong, missing and reached; 1 if not all is well."""
     lacking = [f"{name}: {o.reached} of {o.of or '?'} jobs, {o.lacking}" for name, o in outcomes.items() if o.lacking]
     bad = 0
@@ -107,7 +107,7 @@ def _short(value: Any) -> str:
     return format(value, ".4g") if isinstance(value, float) else str(value)
 
 
-def _sanitized(given: argparse.Namespace, settings: Settings, deadline: float) -> int:
+def _sanitized(given: argparse.Namespace, settings: PoolSettings, deadline: float) -> int:
     """Small cases under compute-sanitizer, each kernel in processes of its own, so that what it finds has a name."""
     from smelt.runtime.kernels.tools.registry import KERNELS
 
@@ -118,7 +118,7 @@ def _sanitized(given: argparse.Namespace, settings: Settings, deadline: float) -
         for kernel in KERNELS:
             logs = Path(folder) / kernel.name
             command = ("compute-sanitizer", "--tool", given.sanitizer, "--error-exitcode", "9")
-            its = Settings(
+            its = PoolSettings(
                 settings.log,
                 # Each launch is many times as slow, and two that race are found by the tool.
                 (*settings.options, "--runs", "2"),
@@ -131,7 +131,7 @@ def _sanitized(given: argparse.Namespace, settings: Settings, deadline: float) -
             def open_results(facts: dict[str, Any], kernel: str = kernel.name) -> Results:
                 return Results(Path(folder), kernel, facts, {}, str)
 
-            outcome = Part("benchmarks.gpu.parts.small_cases", its, deadline, _say).run(open_results)
+            outcome = PartRunner("benchmarks.gpu.parts.small_cases", its, deadline, _say).run(open_results)
             found = "".join(path.read_text() for path in sorted(Path(folder).glob(f"{kernel.name}.*")))
             with report.open("a") as file:
                 file.write(f"--- {kernel.name}\n{found}\n")

@@ -26,7 +26,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @dataclass
-class Job:
+class PeerJob:
     """What a peer is asked for, and what the stages of the work took.
 
     Attributes:
@@ -109,7 +109,7 @@ def perplexity(model: Any, tokens: Tensor) -> float:
 
 
 def run_job(
-    work: Callable[[Job], dict[str, Any]],
+    work: Callable[[PeerJob], dict[str, Any]],
     methods: str,
     packages: tuple[str, ...],
     add_arguments: Callable[[argparse.ArgumentParser], None] | None = None,
@@ -137,7 +137,7 @@ def run_job(
         add_arguments(parser)
     given = parser.parse_args()
     options = {name: json.loads(value) for name, value in (pair.split("=", 1) for pair in given.set)}
-    job = Job(
+    job = PeerJob(
         model=given.model,
         tokens=given.tokens,
         method=given.method,

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from job import Job, run_job
+from job import PeerJob, run_job
 
 
-def work(job: Job) -> dict[str, Any]:
+def work(job: PeerJob) -> dict[str, Any]:
     """Quantize with AutoRound and hand back what its codes mean."""
     with job.stage("import"):
         import torch

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from job import Job, run_job
+from job import PeerJob, run_job
 
 # Its pool of model loaders wants two workers, and on two cores it makes one: 7.6.0 then raises when it loads a model.
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
@@ -32,7 +32,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def work(job: Job) -> dict[str, Any]:
+def work(job: PeerJob) -> dict[str, Any]:
     """Quantize with GPTQModel and hand back what its packed codes mean."""
     with job.stage("import"):
         import gptqmodel

@@ -15,7 +15,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from job import Job, perplexity, read_tokens, run_job
+from job import PeerJob, perplexity, read_tokens, run_job
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,52 +25,20 @@ TRANSFORMS = ("awq", "smoothquant", "spinquant", "quip")
 ROUNDINGS = ("rtn", "gptq")
 
 
-def work(job: Job) -> dict[str, Any]:
+def work(job: PeerJob) -> dict[str, Any]:
     """Quantize with llm-compressor and hand back what its codes mean."""
     with job.stage("import"):
-        import datasets
         import torch
         import transformers
-        from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
         from llmcompressor import oneshot
-        from llmcompressor.modifiers.gptq import GPTQModifier
-        from llmcompressor.modifiers.quantization import QuantizationModifier
-        from llmcompressor.modifiers.transform import QuIPModifier, SpinQuantModifier
-        from llmcompressor.modifiers.transform.awq import AWQModifier
-        from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 
+        kinds = modifiers()
     given = job.arguments
     with job.stage("load"):
         model = transformers.AutoModelForCausalLM.from_pretrained(job.model, dtype=given.dtype)
         tokenizer = transformers.AutoTokenizer.from_pretrained(job.model)
-    reading: dict[str, Any] = {}
-    if not given.without_data:
-        windows = job.windows().tolist()
-        reading = {
-            "tokenizer": tokenizer,
-            "dataset": datasets.Dataset.from_dict(
-                {"input_ids": windows, "attention_mask": [[1] * len(w) for w in windows]}
-            ),
-            "batch_size": job.batch_size,
-            "num_calibration_samples": len(windows),
-            "max_seq_length": len(windows[0]),
-            "shuffle_calibration_samples": False,
-        }
-    grain = {"strategy": "group", "group_size": job.group_size} if job.group_size > 0 else {"strategy": "channel"}
-    scheme = QuantizationScheme(
-        targets=["Linear"],
-        weights=QuantizationArgs(num_bits=job.bits, type="int", symmetric=True, **grain),
-        input_activations=activations(given.activations, job.bits, QuantizationArgs),
-    )
-    kinds = {"awq": AWQModifier, "smoothquant": SmoothQuantModifier, "spinquant": SpinQuantModifier}
-    kinds |= {"quip": QuIPModifier, "rtn": QuantizationModifier, "gptq": GPTQModifier}
-    *transforms, rounding = job.method.split("+")
-    if rounding not in ROUNDINGS or not set(transforms) <= set(TRANSFORMS):
-        raise SystemExit(f"--method {job.method}: write transforms of {TRANSFORMS}, then one of {ROUNDINGS}")
-    if stray := [key for key in job.options if key.partition(".")[0] not in (*transforms, rounding)]:
-        raise SystemExit(f"--set {stray[0]}: write PART.FIELD=JSON, with a part of {job.method}")
-    recipe = [kinds[name](**part(job, name)) for name in transforms]
-    recipe.append(kinds[rounding](config_groups={"all": scheme}, ignore=["lm_head"], **part(job, rounding)))
+    reading = {} if given.without_data else text_of(job, tokenizer)
+    recipe = recipe_of(job, kinds)
 
     with job.stage("quantize"):
         model = oneshot(model=model, recipe=recipe, **reading)
@@ -91,6 +59,55 @@ def work(job: Job) -> dict[str, Any]:
     return stated
 
 
+def modifiers() -> dict[str, Any]:
+    """llm-compressor's class of every transform and rounding; imports what quantizing needs, where that is timed."""
+    import datasets  # noqa: F401
+    from llmcompressor.modifiers.gptq import GPTQModifier
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+    from llmcompressor.modifiers.transform import QuIPModifier, SpinQuantModifier
+    from llmcompressor.modifiers.transform.awq import AWQModifier
+    from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
+
+    kinds = {"awq": AWQModifier, "smoothquant": SmoothQuantModifier, "spinquant": SpinQuantModifier}
+    return kinds | {"quip": QuIPModifier, "rtn": QuantizationModifier, "gptq": GPTQModifier}
+
+
+def text_of(job: PeerJob, tokenizer: Any) -> dict[str, Any]:
+    """The arguments that give ``oneshot`` the calibration windows."""
+    import datasets
+
+    windows = job.windows().tolist()
+    masks = [[1] * len(window) for window in windows]
+    return {
+        "tokenizer": tokenizer,
+        "dataset": datasets.Dataset.from_dict({"input_ids": windows, "attention_mask": masks}),
+        "batch_size": job.batch_size,
+        "num_calibration_samples": len(windows),
+        "max_seq_length": len(windows[0]),
+        "shuffle_calibration_samples": False,
+    }
+
+
+def recipe_of(job: PeerJob, kinds: dict[str, Any]) -> list[Any]:
+    """The method's transforms and its rounding, in order, from llm-compressor's class of each."""
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    grain = {"strategy": "group", "group_size": job.group_size} if job.group_size > 0 else {"strategy": "channel"}
+    scheme = QuantizationScheme(
+        targets=["Linear"],
+        weights=QuantizationArgs(num_bits=job.bits, type="int", symmetric=True, **grain),
+        input_activations=activations(job.arguments.activations, job.bits, QuantizationArgs),
+    )
+    *transforms, rounding = job.method.split("+")
+    if rounding not in ROUNDINGS or not set(transforms) <= set(TRANSFORMS):
+        raise SystemExit(f"--method {job.method}: write transforms of {TRANSFORMS}, then one of {ROUNDINGS}")
+    if stray := [key for key in job.options if key.partition(".")[0] not in (*transforms, rounding)]:
+        raise SystemExit(f"--set {stray[0]}: write PART.FIELD=JSON, with a part of {job.method}")
+    recipe = [kinds[name](**part(job, name)) for name in transforms]
+    recipe.append(kinds[rounding](config_groups={"all": scheme}, ignore=["lm_head"], **part(job, rounding)))
+    return recipe
+
+
 def activations(kind: str, bits: int, args: Any) -> Any:
     """How inputs of linears are quantized."""
     if kind == "none":
@@ -100,7 +117,7 @@ def activations(kind: str, bits: int, args: Any) -> Any:
     return args(num_bits=bits, type="int", symmetric=True, strategy="tensor", dynamic=False)
 
 
-def part(job: Job, name: str) -> dict[str, Any]:
+def part(job: PeerJob, name: str) -> dict[str, Any]:
     """The options that are meant for one part of the method."""
     return {key.partition(".")[2]: value for key, value in job.options.items() if key.startswith(f"{name}.")}
 

@@ -51,7 +51,7 @@ class PeerError(Exception):
 
 
 @dataclass(frozen=True)
-class Settings:
+class PeerSettings:
     """What a peer is given to work with."""
 
     model: Path
@@ -107,7 +107,7 @@ class Peer(ABC):
     prefill_lengths: ClassVar[Sequence[int]] = PREFILL_LENGTHS
     decode_lengths: ClassVar[Sequence[int]] = DECODE_LENGTHS
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: PeerSettings) -> None:
         self.settings = settings
 
     @property
@@ -152,7 +152,7 @@ def rope_theta(config: dict[str, Any]) -> float:
     return float(parameters.get("rope_theta", 10000.0))
 
 
-def write_gguf(settings: Settings, target: Path) -> None:
+def write_gguf(settings: PeerSettings, target: Path) -> None:
     """Write the checkpoint as a bf16 GGUF file without a tokenizer."""
     import gguf
     import torch
@@ -195,7 +195,7 @@ def write_gguf(settings: Settings, target: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Row:
+class BatchRow:
     """One token of a llama.cpp batch."""
 
     token: int
@@ -204,10 +204,10 @@ class Row:
     wants_next: bool
 
 
-def prompt_rows(tokens: Tokens, sequence: int) -> list[Row]:
+def prompt_rows(tokens: Tokens, sequence: int) -> list[BatchRow]:
     """Return the batch rows of a whole prompt, the last of which asks for the next token."""
     last = len(tokens) - 1
-    return [Row(token, position, sequence, position == last) for position, token in enumerate(tokens)]
+    return [BatchRow(token, position, sequence, position == last) for position, token in enumerate(tokens)]
 
 
 class LlamaCpp(Peer):
@@ -279,7 +279,7 @@ class LlamaCpp(Peer):
 
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), False)
 
-    def _step(self, context: Any, rows: Sequence[Row]) -> Tokens:
+    def _step(self, context: Any, rows: Sequence[BatchRow]) -> Tokens:
         """Run the rows as one batch and return the greedy next token of each row that asks."""
         import llama_cpp
 
@@ -314,7 +314,7 @@ class LlamaCpp(Peer):
         [token] = self._step(self._single, prompt_rows(tokens, 0))
         start = time.perf_counter()
         for position in range(len(tokens), len(tokens) + count - 1):
-            [token] = self._step(self._single, [Row(token, position, 0, True)])
+            [token] = self._step(self._single, [BatchRow(token, position, 0, True)])
         return time.perf_counter() - start
 
     def concurrent(self, prompts: list[Tokens], count: int) -> float:
@@ -327,7 +327,7 @@ class LlamaCpp(Peer):
         for offset in range(0, len(rows), whole):
             tokens += self._step(self._parallel, rows[offset : offset + whole])
         for position in range(length, length + count - 1):
-            step = [Row(token, position, sequence, True) for sequence, token in enumerate(tokens)]
+            step = [BatchRow(token, position, sequence, True) for sequence, token in enumerate(tokens)]
             tokens = self._step(self._parallel, step)
         return time.perf_counter() - start
 
@@ -803,7 +803,7 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     os.environ["HF_HUB_OFFLINE"] = "1"
     arguments.scratch.mkdir(parents=True, exist_ok=True)
-    settings = Settings(arguments.model.resolve(), arguments.scratch, arguments.threads, arguments.exporter)
+    settings = PeerSettings(arguments.model.resolve(), arguments.scratch, arguments.threads, arguments.exporter)
     try:
         peer = PEERS[arguments.peer](settings)
         peer.convert()

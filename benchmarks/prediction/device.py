@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Device:
+class GpuFigures:
     """A GPU's figures; times in seconds.
 
     Attributes:
@@ -57,7 +57,7 @@ class Device:
     between_steps: float
 
 
-H100 = Device(
+H100 = GpuFigures(
     # NVIDIA's data sheet and Hopper white paper, for the SXM5 card.
     units=132,
     schedulers=4,

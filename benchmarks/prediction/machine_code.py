@@ -16,7 +16,7 @@ from smelt.runtime.kernels.base.launch import Launch
 from smelt.runtime.kernels.base.targets import Target
 from smelt.runtime.kernels.tools.check import compiled
 
-from .device import Device
+from .device import GpuFigures
 
 _LINE = re.compile(r"^\s+/\*([0-9a-f]{4,6})\*/\s+(@!?U?P[T\d]+\s)?\s*([A-Z][A-Z0-9_.]*)([^;]*);", re.MULTILINE)
 _TARGET = re.compile(r"(?:(!?U?P\d+), )?`?\(?0x([0-9a-f]+)")
@@ -149,7 +149,7 @@ def _depth(products: list[Instruction]) -> int:
 
 
 @dataclass(frozen=True)
-class Costs:
+class CodeCosts:
     """What a program's threads run.
 
     Attributes:
@@ -180,7 +180,7 @@ class Costs:
     reads_early: bool
 
 
-def costs_of(launch: Launch, target: Target, device: Device) -> Costs:
+def costs_of(launch: Launch, target: Target, device: GpuFigures) -> CodeCosts:
     """Compile a launch ahead of time, and read its code."""
     from triton import knobs
 
@@ -195,7 +195,7 @@ def costs_of(launch: Launch, target: Target, device: Device) -> Costs:
     return costs_of_code(Code(text), registers, found.metadata.shared, launch.warps, device)
 
 
-def costs_of_code(code: Code, registers: int, shared: int, warps: int, device: Device) -> Costs:
+def costs_of_code(code: Code, registers: int, shared: int, warps: int, device: GpuFigures) -> CodeCosts:
     """The same of code that was read already."""
     products = [loop for loop in code.loops if loop.matrix]
     others = [loop for loop in code.loops if not loop.matrix]
@@ -213,7 +213,7 @@ def costs_of_code(code: Code, registers: int, shared: int, warps: int, device: D
         after_all = len(code.instructions) - end - 1 - sum(loop.last - loop.first + 1 for loop in behind)
         scan = max((loop.length for loop in others if loop.last < main.first), default=0)
         reduce = max((loop.length for loop in behind), default=0)
-    return Costs(
+    return CodeCosts(
         registers=registers,
         shared=shared,
         warps=warps,
@@ -231,7 +231,7 @@ def costs_of_code(code: Code, registers: int, shared: int, warps: int, device: D
     )
 
 
-def _residents(registers: int, shared: int, warps: int, device: Device) -> int:
+def _residents(registers: int, shared: int, warps: int, device: GpuFigures) -> int:
     of_registers = device.registers // (-(-registers * 32 // 256) * 256 * warps)
     of_shared = device.shared // (shared + 1024)
     return max(1, min(of_registers, of_shared, device.warps // warps, device.programs))

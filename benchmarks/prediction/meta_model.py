@@ -24,7 +24,7 @@ from smelt.runtime.weights.matrix import FloatCodes, Matrix
 from torch import Tensor
 from transformers import AutoConfig
 
-from ..gpu.random_checkpoints import GROUP, Size
+from ..gpu.random_checkpoints import GROUP, CheckpointSize
 
 META = torch.device("meta")
 # What linears and the head are stored as. The first four are those of random_checkpoints.py.
@@ -53,7 +53,7 @@ class MetaCheckpoint:
     path = Path("no checkpoint")
     dtype = torch.bfloat16
 
-    def __init__(self, size: Size, stored: str) -> None:
+    def __init__(self, size: CheckpointSize, stored: str) -> None:
         self._bits, self._head = FORMATS[stored]
         self._shapes = _shapes(size)
         given = size.config()
@@ -100,7 +100,7 @@ class MetaCheckpoint:
         return Matrix(codes, name, int(bits), scale=scale)
 
 
-def _shapes(size: Size) -> dict[str, tuple[int, ...]]:
+def _shapes(size: CheckpointSize) -> dict[str, tuple[int, ...]]:
     queries, shared = size.queries * size.head, size.shared * size.head
     found: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (size.vocabulary, size.hidden),
@@ -164,7 +164,7 @@ def changes_of(texts: Sequence[str]) -> Changes:
     return found
 
 
-def model_on_meta(size: Size, stored: str, target: Target, changes: Changes | None = None) -> Model:
+def model_on_meta(size: CheckpointSize, stored: str, target: Target, changes: Changes | None = None) -> Model:
     """A model of this size and format; call it inside :func:`meta_stands_for`.
 
     Args:

@@ -16,9 +16,9 @@ from smelt.runtime.kernels.base.workspace import set_apart
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..gpu.random_checkpoints import Size
-from .device import H100, Device
-from .machine_code import Costs, costs_of
+from ..gpu.random_checkpoints import CheckpointSize
+from .device import H100, GpuFigures
+from .machine_code import CodeCosts, costs_of
 from .meta_model import Changes, meta_stands_for, model_on_meta
 from .timing_model import Ideas, Terms, mean, terms_of, with_norm
 from .work import Lengths, Work, name_of, of_torch, work_of
@@ -49,7 +49,7 @@ class Asked:
         cache: what keys and values are kept as, one of :data:`CACHES`.
     """
 
-    size: Size
+    size: CheckpointSize
     stored: str
     sequences: int
     context: int
@@ -57,7 +57,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Step:
+class DecodeStep:
     """A step's launches.
 
     Attributes:
@@ -72,7 +72,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Row:
+class LaunchGroup:
     """Launches that are alike.
 
     Attributes:
@@ -93,7 +93,7 @@ class Row:
     memory: int
     seconds: float
     terms: Terms
-    costs: Costs | None
+    costs: CodeCosts | None
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Prediction:
     """
 
     asked: Asked
-    rows: list[Row]
+    rows: list[LaunchGroup]
     seconds: float
     resident: int
 
@@ -128,7 +128,7 @@ class Prediction:
         return self.asked.sequences / self.seconds
 
 
-def step_of(asked: Asked, changes: Changes | None = None) -> Step:
+def step_of(asked: Asked, changes: Changes | None = None) -> DecodeStep:
     """What the engine launches for a step; nothing is computed, and no weight has memory."""
     sequences, context = asked.sequences, asked.context
     recorder = _Recorder()
@@ -148,7 +148,7 @@ def step_of(asked: Asked, changes: Changes | None = None) -> Step:
         with noted(recorder.launches.append), recorder:
             executor._body(StepKind(sequences, sequences, False, True))
     cache = sum(part.nbytes for i in range(asked.size.layers) for part in store.layer(i).parts())
-    return Step(recorder.launches, Lengths(sequences, context), model.nbytes() + cache)
+    return DecodeStep(recorder.launches, Lengths(sequences, context), model.nbytes() + cache)
 
 
 class _Recorder(TorchDispatchMode):
@@ -187,11 +187,11 @@ class Predictor:
         known: what compiled launches cost.
     """
 
-    device: Device = H100
+    device: GpuFigures = H100
     ideas: Ideas = field(default_factory=Ideas)
-    known: dict[Any, Costs] = field(default_factory=dict)
+    known: dict[Any, CodeCosts] = field(default_factory=dict)
 
-    def _costs(self, launch: Launch | None) -> Costs | None:
+    def _costs(self, launch: Launch | None) -> CodeCosts | None:
         """Of a launch's code; None for torch's operators."""
         if launch is None:
             return None
@@ -215,12 +215,14 @@ class Predictor:
         seconds = sum(row.count * row.seconds for row in rows) + self.device.between_steps
         return Prediction(asked, rows, seconds, step.resident)
 
-    def _row(self, work: Work, launch: Launch | None, terms: list[Terms]) -> Row:
+    def _row(self, work: Work, launch: Launch | None, terms: list[Terms]) -> LaunchGroup:
         name = work.label if launch is None else name_of(launch)
         seconds = sum(one.total for one in terms) / len(terms)
-        return Row(work.label, name, len(terms), work.programs, work.memory, seconds, mean(terms), self._costs(launch))
+        return LaunchGroup(
+            work.label, name, len(terms), work.programs, work.memory, seconds, mean(terms), self._costs(launch)
+        )
 
-    def _works(self, step: Step) -> Sequence[tuple[Launch | None, Work]]:
+    def _works(self, step: DecodeStep) -> Sequence[tuple[Launch | None, Work]]:
         found: list[tuple[Launch | None, Work]] = []
         norm: Launch | None = None
         for one in step.launches:

@@ -9,14 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .device import Device
+from .device import GpuFigures
 from .step import Prediction
 
 _TERMS = ("gap", "start", "memory", "l2", "issue", "chain", "tensor", "tail")
 _US = 1e6
 
 
-def report(one: Prediction, device: Device) -> str:
+def report(one: Prediction, device: GpuFigures) -> str:
     """A step, launch by launch: microseconds of one, and of all alike."""
     lines = [
         f"\n{headline(one)}",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from .device import Device
-from .machine_code import Costs
+from .device import GpuFigures
+from .machine_code import CodeCosts
 from .work import Work
 
 
@@ -66,7 +66,7 @@ def mean(terms: Sequence[Terms]) -> Terms:
     return Terms(*(sum(getattr(one, field.name) for one in terms) / len(terms) for field in fields(Terms)))
 
 
-def terms_of(work: Work, costs: Costs | None, device: Device, ideas: Ideas, idle: float = 0.0) -> Terms:
+def terms_of(work: Work, costs: CodeCosts | None, device: GpuFigures, ideas: Ideas, idle: float = 0.0) -> Terms:
     """Predict one launch.
 
     Args:
@@ -123,7 +123,7 @@ def terms_of(work: Work, costs: Costs | None, device: Device, ideas: Ideas, idle
     )
 
 
-def _memory(work: Work, residents: int, device: Device, ahead: float) -> float:
+def _memory(work: Work, residents: int, device: GpuFigures, ahead: float) -> float:
     """Bytes over bandwidth, where Little's law allows it: what is on its way, over the time that it is on its way.
 
     ``ahead`` is how long before the launch before has ended the first programs ask for their first bytes.
@@ -147,4 +147,4 @@ def with_norm(work: Work, columns: int, rows: int, warps: int) -> Work:
     return replace(work, l2_reads=work.l2_reads + 1, extra=work.extra + 60 + 5 * each)
 
 
-_TORCH = Costs(32, 0, 4, 16, 0, 0, 0, None, None, 0, 0, False, -1, False)
+_TORCH = CodeCosts(32, 0, 4, 16, 0, 0, 0, None, None, 0, 0, False, -1, False)

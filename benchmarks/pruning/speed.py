@@ -24,8 +24,7 @@ from smelt.prune.structure.slice_width import slice_width
 from smelt.runtime.measure.shape_time import ModelShape, decode_seconds, prompt_seconds
 
 from ..common import save
-from ..random_model import Shape as RandomShape
-from ..random_model import build
+from ..random_model import RandomShape, build
 
 NAME = "pruning_speed"
 AXES = {"ffn": feed_forward, "heads": heads, "hidden": hidden}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..gpu import goals
-from ..gpu.goals import Rows
+from ..gpu.goals import MeasuredRows
 from ..gpu.results import Entry
 from .table import markdown
 
@@ -29,7 +29,7 @@ class Measured:
         found: dict[str, Any] | None = max(whole, key=lambda each: each["date"], default=None)
         self.facts: dict[str, Any] = found or {}
         self.entries = [] if found is None else [Entry(**entry) for entry in found["entries"]]
-        self.rows = Rows(self.entries)
+        self.rows = MeasuredRows(self.entries)
 
     def caption(self) -> str:
         """What a table was taken with."""

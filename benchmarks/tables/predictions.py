@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .table import Table, markdown
+from .table import ResultsTable, markdown
 
 _FORMATS = {
     "int4 g128 half": "W4 g128",
@@ -56,6 +56,6 @@ def steps(results: Any) -> str:
 
 
 TABLES = {
-    "instructions": Table("kernel_code", instructions),
-    "predicted steps": Table("step_prediction", steps),
+    "instructions": ResultsTable("kernel_code", instructions),
+    "predicted steps": ResultsTable("step_prediction", steps),
 }

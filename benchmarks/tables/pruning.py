@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .table import Table, grouped, markdown, spread
+from .table import ResultsTable, grouped, markdown, spread
 
 _GAP = "shared_blimp_wh_questions_object_gap"
 
@@ -126,13 +126,13 @@ def _saved(load: dict[str, Any]) -> str:
 
 
 TABLES = {
-    "pruned weights": Table("pruning", weights),
-    "pruned weights, shared out": Table("pruning", allocation),
-    "pruned channels": Table("pruning", channels),
-    "pruned heads": Table("pruning", heads),
-    "pruned hidden width": Table("pruning", hidden),
-    "pruned blocks": Table("pruning", blocks),
-    "pruning by text": Table("pruning_texts", texts),
-    "pruning peer": Table("pruning_peer", peer),
-    "pruning speed": Table("pruning_speed", speed),
+    "pruned weights": ResultsTable("pruning", weights),
+    "pruned weights, shared out": ResultsTable("pruning", allocation),
+    "pruned channels": ResultsTable("pruning", channels),
+    "pruned heads": ResultsTable("pruning", heads),
+    "pruned hidden width": ResultsTable("pruning", hidden),
+    "pruned blocks": ResultsTable("pruning", blocks),
+    "pruning by text": ResultsTable("pruning_texts", texts),
+    "pruning peer": ResultsTable("pruning_peer", peer),
+    "pruning speed": ResultsTable("pruning_speed", speed),
 }

@@ -6,7 +6,7 @@ import re
 import statistics
 from typing import Any
 
-from .table import Table, each, grouped, markdown, spread
+from .table import ResultsTable, each, grouped, markdown, spread
 
 _TOOLS = {"smelt": "Smelt", "llm-compressor": "llm-compressor", "gptqmodel": "GPTQModel", "auto-round": "AutoRound"}
 _FORMATS = ((3, 128), (2, 64))
@@ -188,6 +188,27 @@ def _ordering(row: dict[str, Any] | None) -> str:
     return f"{shown}{width}, {row['kl_mean']:.4f}"
 
 
+def gptq_options(results: Any) -> str:
+    """GPTQ with its options, by format."""
+    known = {(row["settings"], row["format"]): _stated(row, "kl", 4) for row in results["options"]}
+    names, formats = (list(dict.fromkeys(keys)) for keys in zip(*known, strict=True))
+    rows = [(name, *(known.get((name, kind), "not measured") for kind in formats)) for name in names]
+    return markdown(("", *formats), rows)
+
+
+def learned_rotations(results: Any) -> str:
+    """Random rotations beside learned ones."""
+    rows = [
+        (rounding, *(_stated(run, key, digits) for key, digits in (("kl", 4), ("perplexity", 1)) for run in runs))
+        for (rounding,), runs in grouped(results["rotations"], "rounding").items()
+    ]
+    return markdown(("rounding", "KL, random", "KL, learned", "perplexity, random", "perplexity, learned"), rows)
+
+
+def _stated(row: dict[str, Any], key: str, digits: int) -> str:
+    return f"{row[f'{key}_mean']:.{digits}f} ± {row[f'{key}_spread']:.{digits}f}"
+
+
 def mixed(results: Any) -> str:
     """Formats chosen part by part beside one everywhere."""
     rows = []
@@ -239,15 +260,17 @@ def adapters(results: Any) -> str:
 
 
 TABLES = {
-    "peers": Table("against_peers", peers),
-    "peers short": Table("against_peers", peers_short),
-    "cost": Table("against_peers", cost),
-    "cost short": Table("against_peers", cost_short),
-    "few bits": Table("orderings", few_bits),
-    "stories": Table("orderings", stories),
-    "four-bit inputs": Table("orderings", four_bit_inputs),
-    "static inputs": Table("orderings", static_inputs),
-    "mixed precision": Table("mixed_precision", mixed),
-    "mixed precision speed": Table("mixed_precision", mixed_speed),
-    "adapters": Table("adapters", adapters),
+    "peers": ResultsTable("against_peers", peers),
+    "peers short": ResultsTable("against_peers", peers_short),
+    "cost": ResultsTable("against_peers", cost),
+    "cost short": ResultsTable("against_peers", cost_short),
+    "few bits": ResultsTable("orderings", few_bits),
+    "stories": ResultsTable("orderings", stories),
+    "four-bit inputs": ResultsTable("orderings", four_bit_inputs),
+    "static inputs": ResultsTable("orderings", static_inputs),
+    "gptq options": ResultsTable("gptq_options", gptq_options),
+    "learned rotations": ResultsTable("gptq_options", learned_rotations),
+    "mixed precision": ResultsTable("mixed_precision", mixed),
+    "mixed precision speed": ResultsTable("mixed_precision", mixed_speed),
+    "adapters": ResultsTable("adapters", adapters),
 }

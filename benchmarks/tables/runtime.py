@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .table import Table, markdown
+from .table import ResultsTable, markdown
 
 _PEERS = {
     "smelt bf16": "Smelt bfloat16",
@@ -124,12 +124,12 @@ def _rate(value: float | None) -> str:
 
 
 TABLES = {
-    "runtime": Table("runtime_cpu", peers),
-    "runtime, smelt-6m": Table("runtime_cpu", small),
-    "vllm": Table("runtime_cpu_vllm", vllm),
-    "reproducible": Table("reproducible", reproducible),
-    "busy neighbour": Table("busy_neighbour", busy),
-    "first choices": Table("first_choices", first_choices),
-    "harness": Table("harness_agreement", harness),
-    "memory limit": Table("memory_limit", memory),
+    "runtime": ResultsTable("runtime_cpu", peers),
+    "runtime, smelt-6m": ResultsTable("runtime_cpu", small),
+    "vllm": ResultsTable("runtime_cpu_vllm", vllm),
+    "reproducible": ResultsTable("reproducible", reproducible),
+    "busy neighbour": ResultsTable("busy_neighbour", busy),
+    "first choices": ResultsTable("first_choices", first_choices),
+    "harness": ResultsTable("harness_agreement", harness),
+    "memory limit": ResultsTable("memory_limit", memory),
 }

@@ -11,7 +11,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultsTable:
     """A table that one results file decides.
 
     Attributes:

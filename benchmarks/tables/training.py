@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from .table import Table, each, grouped, markdown, spread
+from .table import ResultsTable, each, grouped, markdown, spread
 
 _NOUNS = "shared_blimp_determiner_noun_agreement_1"
 _GAP = "shared_blimp_wh_questions_object_gap"
@@ -95,10 +95,10 @@ def speed(results: Any) -> str:
 
 
 TABLES = {
-    "distilled": Table("training", distilled),
-    "trained at few bits": Table("training", quantized),
-    "distilled, by text": Table("training_texts", texts),
-    "blimp": Table("blimp", blimp),
-    "on policy": Table("on_policy", on_policy),
-    "training speed": Table("training_speed", speed),
+    "distilled": ResultsTable("training", distilled),
+    "trained at few bits": ResultsTable("training", quantized),
+    "distilled, by text": ResultsTable("training_texts", texts),
+    "blimp": ResultsTable("blimp", blimp),
+    "on policy": ResultsTable("on_policy", on_policy),
+    "training speed": ResultsTable("training_speed", speed),
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from smelt.distill.losses.probabilities import most_likely
 from smelt.distill.run.student import WholeModel
 from smelt.distill.training.batches import TrainingBatch
 from smelt.distill.training.objective import Distilling
-from smelt.distill.training.optimizer import MasterAdamW
+from smelt.distill.training.optimizer import MasterAdamW, Rows
 from smelt.distill.training.teachers import Comparison, ReadingTeacher, StoredTeacher
 from smelt.distill.training.trainer import Trainer, TrainerSettings
 from smelt.models.directory.find import find_model
@@ -42,7 +42,7 @@ class Nowhere:
     def load(self) -> None:
         """There is none."""
 
-    def save(self, tensors: dict[str, Tensor], data: dict[str, Any]) -> None:
+    def save(self, tensors: dict[str, Tensor], rows: Mapping[str, Rows], data: dict[str, Any]) -> None:
         """Nothing is kept."""
 
 

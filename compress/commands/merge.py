@@ -28,7 +28,7 @@ def merge(
 
         smelt merge runs/quickstart --adapter ./my-adapter --output runs/tuned
     """
-    from ..adapters.merge import merge as merged
+    from ..adapters.merge_adapter import merge as merged
 
     found = merged(checkpoint, adapter, output, fresh=fresh, trust_remote_code=trust_remote_code)
     print(json.dumps(found.as_data(), indent=2) if as_json else found.summary())

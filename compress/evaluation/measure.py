@@ -23,7 +23,7 @@ from .journal import Journal
 from .runtime_reader import RuntimeReader
 from .samples import continuations, prompts
 from .settings import Evaluate
-from .speed import MachineRates, Served, measure_speed
+from .speed import MachineRates, MeasuredCheckpoint, measure_speed
 from .subject import Subject
 from .tasks import Tasks
 from .text import Divergence, Excerpt, Reading, divergence, likelihood, read
@@ -280,7 +280,7 @@ class Evaluation:
             return
 
         def measure() -> dict[str, Any]:
-            served = [Served(s.name, s.directory.path, s.bytes) for s in subjects]
+            served = [MeasuredCheckpoint(s.name, s.directory.path, s.bytes) for s in subjects]
             trust = any(s.directory.trust_remote_code for s in subjects)
             speeds, rates = measure_speed(
                 served, settings, self._progress, trust_remote_code=trust, device=self._settings.device

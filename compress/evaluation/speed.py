@@ -23,7 +23,7 @@ _SEED = 1000
 
 
 @dataclass(frozen=True)
-class Served:
+class MeasuredCheckpoint:
     """A checkpoint to be measured: its name, path, and size of its files."""
 
     name: str
@@ -51,7 +51,7 @@ class _Rounds:
 
 
 def measure_speed(
-    served: Sequence[Served],
+    served: Sequence[MeasuredCheckpoint],
     settings: SpeedSettings,
     progress: Progress,
     *,

@@ -11,7 +11,7 @@ from ...quant.stored import awq
 from ...system.errors import Problem
 from ...system.tensor_files import TensorInfo
 from .dynamic import patterns
-from .quantized_checkpoint import Source, StoredLinear, for_each, in_block, scale_problems
+from .source import Source, StoredLinear, for_each, in_block, scale_problems
 
 _GROUPS = (-1, 32, 64, 128)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...models.checkpoint.writer import Entry
 from ...system.tensor_files import TensorInfo
-from .quantized_checkpoint import Source, StoredLinear
+from .source import Source, StoredLinear
 
 
 def dense_entries(source: Source, linear: StoredLinear) -> list[Entry]:

@@ -20,7 +20,7 @@ from ...system.paths import named_path
 from ...system.progress import Progress
 from .dense import dense_entries
 from .formats import TARGETS, ExportResult, ExportTarget, FileTarget
-from .quantized_checkpoint import Source
+from .source import Source
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ...system.lazy import later
 from .awq import awq_config, awq_entries, awq_problems
 from .dense import dense_entries, dense_notes
 from .gptq import gptq_config, gptq_entries, gptq_notes, gptq_problems
-from .quantized_checkpoint import Source, StoredLinear, scales_in_float16
+from .source import Source, StoredLinear, scales_in_float16
 
 
 @dataclass(frozen=True)

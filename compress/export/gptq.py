@@ -14,7 +14,7 @@ from ...system.errors import Problem
 from ...system.tensor_files import TensorInfo
 from ...system.versions import versions
 from .dynamic import any_number, patterns
-from .quantized_checkpoint import Source, StoredLinear, for_each, in_block, scale_problems
+from .source import Source, StoredLinear, for_each, in_block, scale_problems
 
 _GROUPS = (-1, 16, 32, 64, 128, 256, 512, 1024)
 

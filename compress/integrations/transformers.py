@@ -4,7 +4,7 @@ transformers loads most Smelt checkpoints by itself, but some not (mixtures of e
 differ in size), or only with other packages (GPTQ, AWQ), or without quantizing activations. With this module it loads
 all of them:
 
-    from smelt.compress.transformers_plugin import config_for
+    from smelt.compress import config_for
     model = AutoModelForCausalLM.from_pretrained(path, config=config_for(path))
 
 Weights are dequantized to the model's dtype, and a saved model is unquantized. Activations are quantized as the

@@ -95,7 +95,7 @@ def run(
     if 2 * plan.cost.memory > available_memory():
         return_memory_at_once()
     if not processes.is_main:
-        return _help(plan, processes, show)
+        return _run_worker(plan, processes, show)
     with Output(Path(recipe.output), identity, fresh=fresh) as output:
         has_work = not output.is_complete and not output.has_checkpoint
         processes.broadcast(lambda: ({}, has_work))
@@ -117,7 +117,7 @@ def _sharing_problems(plan: Plan, count: int) -> list[Problem]:
     return [problem for training in trainings for problem in training.sharing_problems(plan.model, count)]
 
 
-def _help(plan: Plan, processes: Processes, show: Progress) -> RunResult:
+def _run_worker(plan: Plan, processes: Processes, show: Progress) -> RunResult:
     """The work of a process other than the first: its share of the steps."""
     output = Output(Path(plan.recipe.output), {})  # not entered: it belongs to the first process
     _, has_work = processes.broadcast(lambda: ({}, None))

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...models.structure.open_model import OpenModel
 from ...quant.mixed.costs import unit_bytes
-from ...quant.mixed.units import Unit
+from ...quant.mixed.format_units import Unit
 from ...quant.scheme import Scheme
 from ...runtime.decoder.architectures import spec_of
 from ...runtime.measure.step_time import linear_seconds, step_seconds
@@ -45,7 +45,7 @@ def step_times(
     model: OpenModel,
     units: list[Unit],
     options: list[list[Scheme | None]],
-    apart: list[tuple[Unit, Scheme]],
+    fixed: list[tuple[Unit, Scheme]],
     progress: Progress,
 ) -> StepTimes:
     """Time every unit with every option; earlier timings on this machine are reused.
@@ -54,7 +54,7 @@ def step_times(
         model: the stored model.
         units: the units that get a choice.
         options: by unit, its possible formats.
-        apart: units with a fixed scheme.
+        fixed: units with a fixed scheme.
         progress: shows progress.
 
     Raises:
@@ -66,8 +66,8 @@ def step_times(
         raise SmeltError(f"target.speedup: {problem}; give a target of bits or bytes instead") from None
     share = spec.experts_per_token / spec.experts if spec.experts else 1.0
     wanted = [(unit, option) for unit, each in zip(units, options, strict=True) for option in each]
-    wanted += [(unit, option) for unit, scheme in apart for option in (None, scheme)]
-    numel = {unit: sum(model.linears[n].numel for n in unit.linears) for unit in [*units, *(u for u, _ in apart)]}
+    wanted += [(unit, option) for unit, scheme in fixed for option in (None, scheme)]
+    numel = {unit: sum(model.linears[n].numel for n in unit.linears) for unit in [*units, *(u for u, _ in fixed)]}
     step = int(sum(count * (share if unit.is_experts else 1.0) for unit, count in numel.items()))
     timed = _linear_times(model, wanted, step, progress)
 
@@ -77,7 +77,7 @@ def step_times(
 
     estimated = _IN_MEMORY * model.stored.nbytes > available_memory()
     head = model.linears[model.anatomy.head]
-    now = sum(seconds(unit, None) for unit in [*units, *(unit for unit, _ in apart)])
+    now = sum(seconds(unit, None) for unit in [*units, *(unit for unit, _ in fixed)])
     if estimated:
         heads = any(head.name in unit.linears for unit in units)
         whole = now + (0.0 if heads else linear_seconds(head.rows, head.columns, [None], model.dtype, step)[0])
@@ -88,8 +88,7 @@ def step_times(
         (whole,) = _once(
             model, "step", about, lambda: [step_seconds(model.directory.path, progress.say, trust_remote_code=trust)]
         )
-    fixed = sum(seconds(unit, scheme) for unit, scheme in apart)
-    around = max(0.0, whole - now) + fixed
+    around = max(0.0, whole - now) + sum(seconds(unit, scheme) for unit, scheme in fixed)
     by_unit = []
     for unit, each in zip(units, options, strict=True):
         stored = [unit_bytes(model, unit, option) for option in each]

@@ -15,10 +15,10 @@ from ...quant.blockwise.assignment import Assignment, Treatment
 from ...quant.blockwise.embedding import embedding_saving
 from ...quant.mixed.choose import best_choice
 from ...quant.mixed.costs import bytes_of, header_bytes, other_header_bytes, unit_bytes
+from ...quant.mixed.format_units import Unit, find_units
 from ...quant.mixed.sensitivity import Roundings, SensitivityInputs, fisher_losses, kl_losses
-from ...quant.mixed.units import Unit, find_units
 from ...quant.scheme import Scheme, resolve
-from ...quant.settings.auto import PostTrainingQuantizeAuto
+from ...quant.settings.auto_scheme import PostTrainingQuantizeAuto
 from ...quant.settings.methods import TransformChoice
 from ...system.activation_store import BATCH_TOKENS
 from ...system.errors import Problem, SmeltError
@@ -43,12 +43,12 @@ class SchemeChoices:
     Attributes:
         units: the units that get a choice.
         options: by unit, the schemes that it may get; None leaves it unquantized.
-        apart: the linears with a scheme fixed by an override.
+        fixed: the linears with a scheme fixed by an override.
     """
 
     units: list[Unit]
     options: list[list[Scheme | None]]
-    apart: dict[str, Treatment]
+    fixed: dict[str, Treatment]
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class MixedPrecision:
             if choice["scheme"] != AS_IT_IS:
                 treatments = self._assignments[by_label[choice["scheme"]]].of(model)
                 found |= {name: treatments[name] for name in unit.linears}
-        found |= choices.apart
+        found |= choices.fixed
         return {name: found[name] for name in model.linears if name in found}, record
 
     def _choose(
@@ -239,7 +239,7 @@ class MixedPrecision:
         }
 
     def _times(self, model: OpenModel, choices: SchemeChoices, context: RunContext) -> StepTimes:
-        fixed = [(unit, choices.apart[unit.linears[0]].scheme) for unit in find_units(model, choices.apart)]
+        fixed = [(unit, choices.fixed[unit.linears[0]].scheme) for unit in find_units(model, choices.fixed)]
         return step_times(model, choices.units, choices.options, fixed, context.progress)
 
     def _too_fast(self, times: StepTimes) -> str:
@@ -297,10 +297,10 @@ class MixedPrecision:
         return found
 
     def _choices(self, model: OpenModel) -> SchemeChoices:
-        treatments, apart = self._assignments[0].of(model), self._assignments[0].named_apart(model)
-        units = find_units(model, treatments.keys() - apart)
+        treatments, fixed = self._assignments[0].of(model), self._assignments[0].with_fixed_scheme(model)
+        units = find_units(model, treatments.keys() - fixed)
         options = [[*self.candidates, *([] if unit.is_experts else [None])] for unit in units]
-        return SchemeChoices(units, options, {name: treatments[name] for name in treatments if name in apart})
+        return SchemeChoices(units, options, {name: treatments[name] for name in treatments if name in fixed})
 
     def _budget(self, model: OpenModel, choices: SchemeChoices) -> Budget:
         costs = [
@@ -308,9 +308,9 @@ class MixedPrecision:
             for unit, options in zip(choices.units, choices.options, strict=True)
         ]
         chosen = [name for unit in choices.units for name in unit.linears]
-        fixed = sum(bytes_of(model.linears[name], treatment.scheme) for name, treatment in choices.apart.items())
-        replaced = sum(bytes_of(model.linears[name], None) for name in [*chosen, *choices.apart])
-        numbers = sum(model.linears[name].numel for name in [*chosen, *choices.apart])
+        fixed = sum(bytes_of(model.linears[name], treatment.scheme) for name, treatment in choices.fixed.items())
+        replaced = sum(bytes_of(model.linears[name], None) for name in [*chosen, *choices.fixed])
+        numbers = sum(model.linears[name].numel for name in [*chosen, *choices.fixed])
         around = model.weights.nbytes - replaced + fixed
         if self._settings.embeddings is not None:
             around += _TABLE_BYTES - embedding_saving(model)
@@ -325,8 +325,8 @@ class MixedPrecision:
                 ]
                 for unit, options, each in zip(choices.units, choices.options, costs, strict=True)
             ]
-            headers = other_header_bytes(model, [*chosen, *choices.apart])
-            headers += sum(header_bytes(model, [name], t.scheme) for name, t in choices.apart.items())
+            headers = other_header_bytes(model, [*chosen, *choices.fixed])
+            headers += sum(header_bytes(model, [name], t.scheme) for name, t in choices.fixed.items())
             scales = _CACHE_BYTES * len(model.anatomy.blocks) if self._settings.kv_cache is not None else 0
             around += headers + scales
             most = self._target.bytes - around

@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from ...distill.settings import TrainQuantized
-from ...quant.settings import auto, quantize
-from ...quant.settings.auto import scheme_or_auto
+from ...quant.settings import auto_scheme, quantize
+from ...quant.settings.auto_scheme import scheme_or_auto
 from ...quant.settings.methods import AUTO
 from ...system.variants import Variants
 
@@ -22,7 +22,7 @@ class Quantize(quantize.PostTrainingQuantize):
     train: TrainQuantized | None = Field(default=None, description=_TRAIN)
 
 
-class QuantizeAuto(auto.PostTrainingQuantizeAuto):
+class QuantizeAuto(auto_scheme.PostTrainingQuantizeAuto):
     """Quantize with a scheme chosen for each part of the model, so that the loss is least within a target."""
 
     train: TrainQuantized | None = Field(default=None, description=_TRAIN)

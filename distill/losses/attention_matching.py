@@ -124,17 +124,17 @@ class _ByWindow(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, mixture: Tensor | None, mine: _Seen, wanted: _Seen, counted: Tensor
     ) -> Tensor:
         given = [each for each in (query, key, mixture) if each is not None]
-        sloped = any(ctx.needs_input_grad)
-        slopes = [torch.zeros_like(each) for each in given] if sloped else []
+        needs_gradient = any(ctx.needs_input_grad)
+        gradients = [torch.zeros_like(each) for each in given] if needs_gradient else []
         total = torch.zeros((), dtype=_wide(query), device=query.device)
         share = counted.to(total.dtype) / counted.sum()
         for window in range(len(query)):
             leaves = [(each[window] if each is not mixture else each).detach() for each in given]
             with torch.no_grad():
                 theirs = _scores(wanted.query[window], wanted.key[window], wanted, window)
-            with torch.set_grad_enabled(sloped):
+            with torch.set_grad_enabled(needs_gradient):
                 for leaf in leaves:
-                    leaf.requires_grad_(sloped)
+                    leaf.requires_grad_(needs_gradient)
                 ours = _scores(leaves[0], leaves[1], mine, window)
                 # Over positions visible to both: one may have a sliding window, and the other none.
                 both = (ours[0] > _UNSEEN / 2) & (theirs[0] > _UNSEEN / 2)
@@ -142,19 +142,19 @@ class _ByWindow(torch.autograd.Function):
                 if mixture is not None:
                     parts = torch.log_softmax(leaves[2].to(ours.dtype), -1)
                     ours = torch.logsumexp(ours.unsqueeze(0) + parts[:, :, None, None], 1)
-                apart = (theirs.exp() * (theirs - ours)).sum(-1).mean(0)
-                value = (apart * share[window]).sum()
+                divergence = (theirs.exp() * (theirs - ours)).sum(-1).mean(0)
+                value = (divergence * share[window]).sum()
             total += value.detach()
-            if sloped:
+            if needs_gradient:
                 found = torch.autograd.grad(value, leaves)
-                for whole, part, each in zip(slopes, found, given, strict=True):
+                for whole, part, each in zip(gradients, found, given, strict=True):
                     (whole if each is mixture else whole[window]).add_(part)
-        ctx.slopes, ctx.mixed = slopes, mixture is not None
+        ctx.gradients, ctx.mixed = gradients, mixture is not None
         return total
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        found = [each * slope.to(each.dtype) for each in ctx.slopes]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        found = [each * gradient.to(each.dtype) for each in ctx.gradients]
         return found[0], found[1], found[2] if ctx.mixed else None, None, None, None
 
 

@@ -49,41 +49,43 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, head: Head, losses: Losses, counted: Tensor
     ) -> tuple[Tensor, Tensor]:
-        sloped = any(ctx.needs_input_grad)
+        needs_gradient = any(ctx.needs_input_grad)
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         given = [each for each in (weight, bias) if each is not None]
-        slopes = [torch.zeros(each.shape, dtype=wide, device=each.device) for each in given] if sloped else []
-        into = torch.empty_like(hidden) if sloped else None
+        gradients = (
+            [torch.zeros(each.shape, dtype=wide, device=each.device) for each in given] if needs_gradient else []
+        )
+        into = torch.empty_like(hidden) if needs_gradient else None
         share = counted.to(wide) / counted.sum()
         total, parts = torch.zeros((), dtype=wide, device=hidden.device), None
         for start in range(0, len(hidden), rows_at_once(weight.shape[0])):
             rows = slice(start, start + rows_at_once(weight.shape[0]))
             leaves = [hidden[rows].detach(), *(each.detach() for each in given)]
             for leaf in leaves:
-                leaf.requires_grad_(sloped)
-            with torch.set_grad_enabled(sloped):
+                leaf.requires_grad_(needs_gradient)
+            with torch.set_grad_enabled(needs_gradient):
                 logits = head(leaves[0].unsqueeze(0), leaves[1], leaves[2] if bias is not None else None)[0]
             found = losses(logits.detach(), rows)
             values = torch.stack([(value * share[rows]).sum() for _, (value, _) in found])
             parts = values if parts is None else parts + values
-            slope = None
+            gradient = None
             for of_all, (_, each) in found:
-                slope = each * of_all if slope is None else slope.add_(each, alpha=of_all)
+                gradient = each * of_all if gradient is None else gradient.add_(each, alpha=of_all)
             total += sum(of_all * value for (of_all, _), value in zip(found, values, strict=True))
-            if into is not None and slope is not None:
-                slope = slope.mul_(share[rows].unsqueeze(-1)).to(logits.dtype)
-                reached = torch.autograd.grad(logits, leaves, slope)
+            if into is not None and gradient is not None:
+                gradient = gradient.mul_(share[rows].unsqueeze(-1)).to(logits.dtype)
+                reached = torch.autograd.grad(logits, leaves, gradient)
                 into[rows] = reached[0]
-                for whole, part in zip(slopes, reached[1:], strict=True):
+                for whole, part in zip(gradients, reached[1:], strict=True):
                     whole += part
-        ctx.slopes, ctx.has_bias, ctx.types = (into, *slopes), bias is not None, [each.dtype for each in given]
+        ctx.gradients, ctx.has_bias, ctx.types = (into, *gradients), bias is not None, [each.dtype for each in given]
         assert parts is not None
         ctx.mark_non_differentiable(parts)
         return total, parts
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor, _of_parts: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        into, *slopes = ctx.slopes
-        into = into * slope.to(into.dtype)
-        of_head = [(each * slope).to(kind) for each, kind in zip(slopes, ctx.types, strict=True)]
+    def backward(ctx: Any, gradient: Tensor, _of_parts: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        into, *gradients = ctx.gradients
+        into = into * gradient.to(into.dtype)
+        of_head = [(each * gradient).to(kind) for each, kind in zip(gradients, ctx.types, strict=True)]
         return into, of_head[0], of_head[1] if ctx.has_bias else None, None, None, None

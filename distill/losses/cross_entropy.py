@@ -15,6 +15,6 @@ def cross_entropy(student: Tensor, targets: Tensor) -> LossAndGradient:
     known = targets >= 0
     places = targets.clamp_min(0).unsqueeze(-1)
     value = -ours.gather(-1, places).squeeze(-1) * known
-    slope = ours.exp_()
-    slope.scatter_add_(-1, places, torch.full_like(slope[:, :1], -1.0))
-    return value, slope.mul_(known.unsqueeze(-1))
+    gradient = ours.exp_()
+    gradient.scatter_add_(-1, places, torch.full_like(gradient[:, :1], -1.0))
+    return value, gradient.mul_(known.unsqueeze(-1))

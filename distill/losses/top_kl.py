@@ -33,5 +33,5 @@ def top_kl(student: Tensor, places: Tensor, kept: Tensor, temperature: float) ->
     value = (p * (kept - ours.gather(-1, places))).sum(-1, keepdim=True)
     value = value + p_rest * (p_rest.clamp_min(least).log() - q_rest_sum.log())
     total = p.sum(-1, keepdim=True) + p_rest  # one, up to rounding
-    slope = q.mul_(total).scatter_add_(-1, places, -p).sub_(q_rest.mul_(p_rest / q_rest_sum))
-    return value.squeeze(-1) * temperature**2, slope.mul_(temperature)
+    gradient = q.mul_(total).scatter_add_(-1, places, -p).sub_(q_rest.mul_(p_rest / q_rest_sum))
+    return value.squeeze(-1) * temperature**2, gradient.mul_(temperature)

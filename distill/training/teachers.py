@@ -44,8 +44,8 @@ class Comparison:
         """
         shared = min(student.shape[-1], teacher.shape[-1])
         function, beyond = self.functions.divergence, student.shape[-1] - shared
-        value, slope = function(self.loss, student[:, :shared], teacher[:, :shared], self.temperature, self.options)
-        return value, functional.pad(slope, (0, beyond)) if beyond else slope
+        value, gradient = function(self.loss, student[:, :shared], teacher[:, :shared], self.temperature, self.options)
+        return value, functional.pad(gradient, (0, beyond)) if beyond else gradient
 
 
 class Teacher(Protocol):

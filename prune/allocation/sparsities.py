@@ -19,8 +19,8 @@ from ...quant.blockwise.block_passes import BlockPasses
 from ...quant.divergence import OutputChange
 from ...quant.layer_stats import LayerStats
 from ...quant.mixed.choose import best_choice
+from ...quant.mixed.format_units import Unit
 from ...quant.mixed.sensitivity import Changes, SensitivityInputs, fisher_losses
-from ...quant.mixed.units import Unit
 from ...quant.sparsity import keep_share
 from ...quant.transforms.links import weight_rows
 from ...system.activation_store import ActivationStore
@@ -81,7 +81,7 @@ class _OutlierCount(BlockJob):
             passes = BlockPasses(block, anatomy, store, call, self._tokens, Processes())
             scores = [
                 wanda(weight_rows(block.get_submodule(name)), stats.energy)
-                for group, stats in passes.survey(anatomy.wanted_groups(self._wanted), energy=True)
+                for group, stats in passes.statistics(anatomy.wanted_groups(self._wanted), energy=True)
                 for name in group.linears
                 if stats.energy is not None
             ]

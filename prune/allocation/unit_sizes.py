@@ -12,8 +12,8 @@ from ...models.structure.open_model import OpenModel
 from ...quant.divergence import OutputChange
 from ...quant.layer_stats import LayerStats
 from ...quant.mixed.choose import best_choice
+from ...quant.mixed.format_units import Unit
 from ...quant.mixed.sensitivity import Changes, SensitivityInputs, fisher_losses
-from ...quant.mixed.units import Unit
 from ..structure import axes
 from ..structure.axes import Axis
 from ..update.least_squares import refitted

@@ -17,7 +17,7 @@ Score = Literal["influence", "loss"]
 
 
 class PruneBlocks(PruneBase):
-    """Remove whole blocks; the model becomes shallower."""
+    """Remove whole blocks."""
 
     amounts: ClassVar = ("count", "ratio", "keep")
 

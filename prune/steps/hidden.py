@@ -36,7 +36,7 @@ from .scoring_cost import scoring_cost
 
 
 class PruneHiddenStep(Step[PruneHidden]):
-    """Make the residual stream narrower, and every matrix that reads or writes it."""
+    """Remove hidden channels, and slice every matrix that reads or writes them."""
 
     @property
     def score(self) -> str:
@@ -112,11 +112,11 @@ class PreparedHidden(PreparedStep):
     def plan(self) -> StepPlan:
         model, axis, left = self.model, self._axis, self._left
         before, after = model.weights.nbytes, self.output.weights.nbytes
-        apart = " (lm_head is untied)" if self._score == "pca" and model.is_tied else ""
+        untied = " (lm_head is untied)" if self._score == "pca" and model.is_tied else ""
         facts = {"structure": "hidden", "score": self._score, "units_before": axis.units, "units_after": left}
         sentence = f"prune {axis.noun} from {axis.units} to {left} by {self._score}:"
         sizes = f"{human_bytes(before)} -> {human_bytes(after)}"
-        return StepPlan("prune", facts, before, after, f"{sentence} {sizes}{apart}")
+        return StepPlan("prune", facts, before, after, f"{sentence} {sizes}{untied}")
 
     def cost(self, windows: int, length: int) -> Cost:
         model = self.model
@@ -148,13 +148,13 @@ class PreparedHidden(PreparedStep):
         write_model(after, model, target)
         least = min(shares.values())
         done = f"{len(stays.kept)} of {axis.units} {axis.noun} are left; they hold at least {least:.1%} of the energy of the norms' inputs"
-        apart = [] if stays.rotation is None or not model.is_tied else ["lm_head was untied"]
+        untied = [] if stays.rotation is None or not model.is_tied else ["lm_head was untied"]
         settings = self.settings.model_dump(mode="json")
         layers = [
             LayerRecord(norm, (1, len(stays.kept)), self.label, significant(max(0.0, 1 - share)), []).as_data()
             for norm, share in shares.items()
         ]
-        return StepRecord("prune", settings, layers, list(model.anatomy.unknown), None, [done, *apart])
+        return StepRecord("prune", settings, layers, list(model.anatomy.unknown), None, [done, *untied])
 
     def _try_layout(self, model: OpenModel, axis: Axis, context: RunContext) -> None:
         """Check that the model computes the same with its hidden channels permuted."""

@@ -1,7 +1,7 @@
 """The widths of a model that can be made smaller: feed-forward channels, attention heads, hidden channels.
 
-What depends on a width is found, not hard-coded: two skeletons are built on the meta device, one of them slightly
-narrower, and their parameters' shapes are compared.
+What depends on a width is found, not hard-coded: two skeletons are built on the meta device, one of them with
+a slightly smaller width, and their parameters' shapes are compared.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class Transforms:
         for choice in self.links:
             stats = _unknown(used)
             if choice.settled().reads_inputs:
-                stats = dict(passes.survey(list(stats)))
+                stats = dict(passes.statistics(list(stats)))
             passes.processes.edited(partial(_move, choice, used, weights, stats, schemes, stored), weights.values())
             fill(passes.block, weights, next(passes.block.parameters()).dtype)
 

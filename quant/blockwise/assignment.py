@@ -81,7 +81,7 @@ class Assignment:
             if named(facts, self._settings.targets, model) and not named(facts, self._settings.ignore, model)
         }
 
-    def named_apart(self, model: OpenModel) -> set[str]:
+    def with_fixed_scheme(self, model: OpenModel) -> set[str]:
         """The linears to which an override assigns a scheme."""
         own = [override.targets for override in self._settings.overrides if override.scheme is not None]
         return {name for name in self.of(model) if any(named(model.linears[name], each, model) for each in own)}

@@ -99,7 +99,7 @@ class BlockPasses:
             for group, collector in collectors.items()
         }
 
-    def survey(
+    def statistics(
         self, groups: list[SharedInput], *, hessian: bool = False, energy: bool = False
     ) -> Iterator[tuple[SharedInput, LayerStats]]:
         """Collect the inputs of every group before rounding. Nothing is stored for later passes, as the block may change."""

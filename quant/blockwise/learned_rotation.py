@@ -144,7 +144,7 @@ class _Learning(BlockJob):
         most = max(1, _SAMPLE_NUMBERS // self._folded.skeleton.hidden_size // (2 * len(streamed)))
         with streamed.block(index) as block:
             passes = BlockPasses(block, anatomy, store, partial(streamed.call, index), store.tokens, Processes())
-            for group, stats in passes.survey(wanted):
+            for group, stats in passes.statistics(wanted):
                 weights = [block.get_submodule(name) for name in group.linears]
                 weighed = _weighed(stats, torch.cat([weight_rows(module) for module in weights]))
                 if of_heads in group.linears:

@@ -278,7 +278,7 @@ class BlockQuantizer(BlockJob):
             return
         assert self._plain is not None
         passes.close()  # the block's stored activations do not hold while it learns
-        stats = {name: found for group, found in passes.survey(wanted) for name in group.linears}
+        stats = {name: found for group, found in passes.statistics(wanted) for name in group.linears}
         linears: dict[str, ToRound] = {}
         layers: dict[str, Learned] = {}
         for group in wanted:

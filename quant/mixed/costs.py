@@ -6,7 +6,7 @@ import math
 
 from ...models.structure.open_model import LinearFacts, OpenModel
 from ..scheme import Scheme
-from .units import Unit
+from .format_units import Unit
 
 # A header's entry for a tensor, without its name, shape and offsets.
 _ENTRY = len('"":{"dtype":"F8_E4M3","shape":[,],"data_offsets":[,]},')

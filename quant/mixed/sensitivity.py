@@ -36,7 +36,7 @@ from ..layer_stats import LayerStats
 from ..settings.methods import TransformChoice
 from ..stored.compressed_tensors import restore
 from ..transforms.links import as_rows, weight_rows
-from .units import Unit
+from .format_units import Unit
 
 Changes = dict[str, list[OutputChange]]
 
@@ -164,7 +164,7 @@ class _Measurement:
         passes = BlockPasses(block, anatomy, entering, call, self._positions, Processes())
         groups = anatomy.wanted_groups(self._wanted)
         found: Changes = {}
-        for group, stats in passes.survey(groups, hessian=self._candidates.needs_hessian, energy=True):
+        for group, stats in passes.statistics(groups, hessian=self._candidates.needs_hessian, energy=True):
             weights = {f"{anatomy.name}.{local}": weight_rows(block.get_submodule(local)) for local in group.linears}
             found |= self._candidates.changes(weights, stats)
         return found

@@ -90,9 +90,9 @@ class Residual:
 
 def rotated(model: OpenModel, residual: Residual, rotation: ModelRotation) -> OpenModel:
     """The same function with other weights. A head that shared the embedding's weight gets its own."""
-    apart = with_untied_head(model)
+    untied = with_untied_head(model)
     return OpenModel(
-        model.directory, RotatedWeights(apart, residual, rotation), untied_head=model.is_tied, is_edited=True
+        model.directory, RotatedWeights(untied, residual, rotation), untied_head=model.is_tied, is_edited=True
     )
 
 

@@ -20,7 +20,7 @@ from ..kernels.rows.sample_tokens import choices, sample_tokens
 from ..requests.trace import Arrival
 from ..weights.checkpoint import Checkpoint
 from .bench import run_load
-from .counting import Counted, count, count_decode, count_prompt
+from .counting import StepCounts, count, count_decode, count_prompt
 
 # With everything off it runs eagerly: only the linears' kernels are left.
 EAGER = "everything"
@@ -105,7 +105,7 @@ def ablate(
     return Ablation(prompt, layers, torch.cuda.get_device_name() if timed else None, rows)
 
 
-def _add_choice(found: Counted, model: Model, fusions: Fusions) -> None:
+def _add_choice(found: StepCounts, model: Model, fusions: Fusions) -> None:
     """Add what follows the layers: lm_head and sampling."""
     hidden = torch.zeros(1, model.spec.hidden, dtype=model.dtype)
     one = torch.zeros(1, dtype=torch.int32)

@@ -72,7 +72,7 @@ _FREE = frozenset(
 
 
 @dataclass
-class Counted:
+class StepCounts:
     """A step's launches and bytes.
 
     Attributes:
@@ -94,7 +94,7 @@ class Counted:
 
 def count(
     work: Callable[[], object], cache_bytes: Callable[[Launch], int] = lambda _: 0, *, computes: bool = False
-) -> Counted:
+) -> StepCounts:
     """Count the launches of ``work`` on CPU tensors that are not computed: reading a value on the host would fail.
 
     Args:
@@ -102,7 +102,7 @@ def count(
         cache_bytes: bytes that a launch reads of the cache.
         computes: let torch's operators compute, for work that reads values.
     """
-    found, launches = Counted(), list[Launch]()
+    found, launches = StepCounts(), list[Launch]()
     mode = nullcontext() if computes else FakeTensorMode(allow_non_fake_inputs=True)
     with torch.inference_mode(), set_apart(), noted(launches.append), mode, _TorchCalls(found):
         work()
@@ -116,13 +116,13 @@ def count(
     return found
 
 
-def count_decode(model: Model, sequences: int, context: int) -> Counted:
+def count_decode(model: Model, sequences: int, context: int) -> StepCounts:
     """A decode step of the layers, with one token per sequence after a context."""
     runs, block = _runs([1] * sequences, context, model)
     return _count_layers(model, runs, block, sequences)
 
 
-def count_prompt(model: Model, tokens: int) -> Counted:
+def count_prompt(model: Model, tokens: int) -> StepCounts:
     """A prefill step of the layers, for a whole prompt."""
     runs, block = _runs([tokens], tokens, model)
     return _count_layers(model, runs, block, 1)
@@ -138,7 +138,7 @@ def _runs(counts: list[int], context: int, model: Model) -> tuple[list[Run], int
     return found, block
 
 
-def _count_layers(model: Model, runs: list[Run], block: int, sequences: int) -> Counted:
+def _count_layers(model: Model, runs: list[Run], block: int, sequences: int) -> StepCounts:
     assert model.stack is not None
     store = model.keys_values(sum(len(run.blocks) for run in runs), block, model.dtype)
     batch = Batch(runs, block)
@@ -158,7 +158,7 @@ def _count_layers(model: Model, runs: list[Run], block: int, sequences: int) -> 
 class _TorchCalls(TorchDispatchMode):
     """Counts torch's operators."""
 
-    def __init__(self, found: Counted) -> None:
+    def __init__(self, found: StepCounts) -> None:
         super().__init__()
         self._found = found
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from benchmarks.gpu import goals
-from benchmarks.gpu.pool import Part, Settings
+from benchmarks.gpu.pool import PartRunner, PoolSettings
 from benchmarks.gpu.results import Entry, Results
 from benchmarks.gpu.stage import STAGES
 from benchmarks.gpu.wheels import unlisted
@@ -34,8 +34,8 @@ def _run(folder: Path, facts: dict[str, Any] = FACTS, seconds: float = 300) -> t
         made.append(Results(folder, "test", facts, {"command": "a test", "commit": ""}, lambda _: None))
         return made[0]
 
-    settings = Settings(folder / "log", ("--rehearse", "--scratch", str(folder)))
-    outcome = Part(PART, settings, time.monotonic() + seconds).run(open_results)
+    settings = PoolSettings(folder / "log", ("--rehearse", "--scratch", str(folder)))
+    outcome = PartRunner(PART, settings, time.monotonic() + seconds).run(open_results)
     return outcome, made[0]
 
 
@@ -78,8 +78,8 @@ def test_whatever_a_job_does_to_its_process_others_are_done_and_rows_are_kept(tm
 
 
 def test_a_stage_that_is_cut_says_what_it_lacks(tmp_path: Path) -> None:
-    settings = Settings(tmp_path / "log", ("--rehearse", "--scratch", str(tmp_path)))
-    part = Part(PART, settings, time.monotonic() - 1)
+    settings = PoolSettings(tmp_path / "log", ("--rehearse", "--scratch", str(tmp_path)))
+    part = PartRunner(PART, settings, time.monotonic() - 1)
     outcome = part.run(lambda facts: Results(tmp_path, "test", facts, {}))
     assert outcome.lacking == "out of time"
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks import same_bytes
-from benchmarks.same_bytes import Job, compare, differences, digests, run_all
+from benchmarks.same_bytes import CheckedRun, compare, differences, digests, run_all
 
 RECIPE = "clip, scale search"
 
@@ -80,7 +80,7 @@ def test_what_differs_is_named(measured: tuple[Path, Path]) -> None:
 
 
 def test_failures_count_as_differences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = Job({"model": "builtin:smelt-6m", "output": "out", "steps": [{"quantize": {"scheme": "W4A17"}}]})
+    refused = CheckedRun({"model": "builtin:smelt-6m", "output": "out", "steps": [{"quantize": {"scheme": "W4A17"}}]})
     monkeypatch.setitem(same_bytes.RECIPES, RECIPE, refused)
     assert run_all([RECIPE], tmp_path / "sums.json", tmp_path / "scratch") == 1
     result = _results(tmp_path / "sums.json")["results"][RECIPE]

@@ -21,9 +21,9 @@ from smelt.runtime.kernels.base.workspace import set_apart
 from benchmarks.gpu import random_checkpoints
 from benchmarks.gpu.random_checkpoints import LLAMA, QWEN, TINY
 from benchmarks.prediction.device import H100
-from benchmarks.prediction.machine_code import Code, Costs, Loop, costs_of_code
+from benchmarks.prediction.machine_code import Code, CodeCosts, Loop, costs_of_code
 from benchmarks.prediction.meta_model import FORMATS, changes_of
-from benchmarks.prediction.step import Asked, Prediction, Row, step_of
+from benchmarks.prediction.step import Asked, LaunchGroup, Prediction, step_of
 from benchmarks.prediction.table import beside, measured_rows
 from benchmarks.prediction.timing_model import Ideas, terms_of, with_norm
 from benchmarks.prediction.work import Lengths, Work, name_of, work_of
@@ -31,7 +31,7 @@ from benchmarks.prediction.work import Lengths, Work, name_of, work_of
 US = 1e-6
 LOOP = Loop(0, 99, 100, 4, 4)
 # 100 instructions before, 100 in the loop, 50 after; 4 warps; 8 programs fit a unit.
-COSTS = Costs(64, 16384, 4, 8, 100, 50, 80, LOOP, None, 0, 20, False, -1, False)
+COSTS = CodeCosts(64, 16384, 4, 8, 100, 50, 80, LOOP, None, 0, 20, False, -1, False)
 WORK = Work("copy", 1056, 10**9, 10**9, 32768, trips=16)
 CYCLE = 1 / 1.755e9
 
@@ -204,7 +204,7 @@ def test_tiles_are_changed_by_hand() -> None:
 
 def test_a_measured_profile_stands_beside(tmp_path: Path) -> None:
     terms = terms_of(WORK, COSTS, H100, Ideas())
-    rows = [Row("linear_codes 1x2 by 3", "linear_codes", 4, 1, 1, 3.3e-6, terms, COSTS)]
+    rows = [LaunchGroup("linear_codes 1x2 by 3", "linear_codes", 4, 1, 1, 3.3e-6, terms, COSTS)]
     one = Prediction(Asked(LLAMA, "w4a16", 1, 512), rows, 18.2e-6, 1)
     path = tmp_path / "gpu_profile.json"
     profile = [

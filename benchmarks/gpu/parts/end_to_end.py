@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..job import Job, Row
 from ..place import Place
-from ..random_checkpoints import LLAMA, QWEN, TINY, TINY_LLAMA, Size, dense, write
+from ..random_checkpoints import LLAMA, QWEN, TINY, TINY_LLAMA, CheckpointSize, dense, write
 
 IMPORTS = ("transformers", "compressed_tensors", "pydantic", "loguru", "psutil", "smelt.runtime")
 # What rounding keys and values may add to logits' distance from transformers; and where two ways of computing read the same
@@ -47,13 +47,13 @@ def jobs(place: Place) -> list[Job]:
 
 
 @contextmanager
-def written(place: Place, size: Size, stored: str) -> Iterator[Path]:
+def written(place: Place, size: CheckpointSize, stored: str) -> Iterator[Path]:
     """A random checkpoint, for as long as it is needed."""
     with tempfile.TemporaryDirectory(dir=place.scratch) as folder:
         yield write(Path(folder), size, stored, place.device)
 
 
-def _logits(size: Size, stored: str, place: Place) -> Iterator[Row]:
+def _logits(size: CheckpointSize, stored: str, place: Place) -> Iterator[Row]:
     from smelt.runtime.decoder.model import Model
     from smelt.runtime.fusions import Fusions
     from smelt.runtime.gpu import GpuOperators
@@ -164,7 +164,7 @@ def _in_pieces(model: Any, prompts: list[list[int]], kept: torch.dtype, place: P
     return [torch.cat(parts) for parts in found]
 
 
-def _graphs(size: Size, stored: str, kept: str, place: Place) -> Iterator[Row]:
+def _graphs(size: CheckpointSize, stored: str, kept: str, place: Place) -> Iterator[Row]:
     """Tokens and log probabilities of an engine that replays graphs, and of one that launches each kernel: the same bits."""
     from smelt.runtime import SamplingParams
     from smelt.runtime.fusions import Fusions

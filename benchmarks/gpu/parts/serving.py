@@ -14,7 +14,7 @@ from smelt.runtime.requests.trace import Arrival
 
 from ..job import Job, Row
 from ..place import Place
-from ..random_checkpoints import LLAMA, QWEN, TINY, Size, once
+from ..random_checkpoints import LLAMA, QWEN, TINY, CheckpointSize, once
 
 if TYPE_CHECKING:
     from smelt.runtime import RequestOutput
@@ -67,7 +67,7 @@ def bound(arrivals: list[Arrival], slots: int) -> float:
     return longest / max(sum(outputs) / slots, *outputs)
 
 
-def _served(size: Size, method: str, arrivals: list[Arrival], place: Place) -> Iterator[Row]:
+def _served(size: CheckpointSize, method: str, arrivals: list[Arrival], place: Place) -> Iterator[Row]:
     path = once(place.scratch, size, "bf16", place.device)
     if method == TRANSFORMERS:
         yield by_transformers(path, arrivals, place.device)

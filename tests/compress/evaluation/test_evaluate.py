@@ -51,7 +51,7 @@ def test_perplexity_kl_and_agreement_are_transformers(
     # Sums in another order, which processors choose, put a rounded input on the other side of a code's edge now and then.
     rounds = 3e-3 if resolve(scheme).activations is not None else 1e-3
     assert compressed.text.perplexity == pytest.approx(math.exp(-log_q.gather(-1, target).mean()), rel=rounds)
-    # Told to compute in float32, transformers does not round restored weights to bfloat16 as it does by itself.
+    # Asked to compute in float32, transformers does not round restored weights to bfloat16 as it does by itself.
     # The runtime's kernels round the inputs of many rows to int8, and all is in bfloat16.
     own = 6e-4 if fits else 0
     assert found.kl == pytest.approx((log_p.exp() * (log_p - log_q)).sum(-1).mean().item(), rel=0.1, abs=own)

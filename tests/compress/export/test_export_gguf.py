@@ -214,7 +214,7 @@ def test_a_file_holds_what_the_checkpoint_does(
         # Codes times scales are rounded to bfloat16 where the checkpoint's weights are written out.
         found = torch.from_numpy(values).bfloat16()
         if short in ("attn_q", "attn_k"):
-            found = _unturned(found, 32)
+            found = _in_halves(found, 32)
         assert torch.equal(found, dense), short
     embedding = tensors["token_embd.weight"]
     assert embedding.tensor_type.name == "BF16"
@@ -247,7 +247,7 @@ def test_awqs_codes_and_zeros_are_carried_over(tmp_path: Path) -> None:
     assert "output.weight" not in found
     down, query = found["blk.2.ffn_down.weight"], found["blk.0.attn_q.weight"]
     assert np.array_equal(_decoded(down.data, down.tensor_type), dense["model.layers.2.mlp.down_proj."])
-    values = _unturned(torch.from_numpy(_decoded(query.data, query.tensor_type)), 32)
+    values = _in_halves(torch.from_numpy(_decoded(query.data, query.tensor_type)), 32)
     assert np.array_equal(values.numpy(), dense["model.layers.0.self_attn.q_proj."])
 
 
@@ -393,7 +393,7 @@ def _decoded(data: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
     return quants.dequantize(data, kind).astype(np.float64)
 
 
-def _unturned(rows: Tensor, size: int) -> Tensor:
+def _in_halves(rows: Tensor, size: int) -> Tensor:
     """llama.cpp's order of a head's rows (0, half, 1, half + 1, …) back to transformers'."""
     each = rows.view(-1, size, rows.shape[1])
     return torch.cat([each[:, 0::2], each[:, 1::2]], 1).reshape(rows.shape)

@@ -26,8 +26,8 @@ from smelt.models.text.text_source import TextSource
 from smelt.models.text.windows import calibration_windows
 from smelt.quant.blockwise.assignment import Assignment
 from smelt.quant.mixed.choose import best_choice
+from smelt.quant.mixed.format_units import find_units
 from smelt.quant.mixed.sensitivity import Roundings, SensitivityInputs, fisher_losses, kl_losses
-from smelt.quant.mixed.units import find_units
 from smelt.quant.rounding.nearest import nearest
 from smelt.quant.scheme import resolve
 from smelt.quant.settings.quantize import PostTrainingQuantize

@@ -52,11 +52,11 @@ def _by_torch(name: str, student: Tensor, teacher: Tensor, temperature: float) -
 def test_a_loss_is_what_torch_makes_of_its_formula(name: str, temperature: float) -> None:
     student, teacher = _logits(0).requires_grad_(), _logits(1)
     loss = LOSSES[name]
-    value, slope = loss.by_torch(student.detach(), teacher, temperature, loss.options())
+    value, gradient = loss.by_torch(student.detach(), teacher, temperature, loss.options())
     expected = _by_torch(name, student, teacher, temperature)
     torch.testing.assert_close(value, expected.detach())
     (wanted,) = torch.autograd.grad(expected.sum(), student)
-    torch.testing.assert_close(slope, wanted)
+    torch.testing.assert_close(gradient, wanted)
 
 
 @pytest.mark.parametrize("beta", [0.1, 0.9])
@@ -65,27 +65,27 @@ def test_jsd_takes_the_given_mixture(beta: float) -> None:
     q, p = student.softmax(-1), teacher.softmax(-1)
     mixed = beta * p + (1 - beta) * q
     expected = (beta * p * (p / mixed).log() + (1 - beta) * q * (q / mixed).log()).sum(-1)
-    value, slope = LOSSES["jsd"].by_torch(student.detach(), teacher, 1.0, LOSSES["jsd"].options(beta=beta))
+    value, gradient = LOSSES["jsd"].by_torch(student.detach(), teacher, 1.0, LOSSES["jsd"].options(beta=beta))
     torch.testing.assert_close(value, expected.detach())
-    torch.testing.assert_close(slope, torch.autograd.grad(expected.sum(), student)[0])
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), student)[0])
 
 
 def test_cross_entropy_is_torchs_and_passes_over_what_has_no_target() -> None:
     student = _logits(0).requires_grad_()
     targets = torch.tensor([3, 0, 18, -1, 7, 7, -1])
     expected = functional.cross_entropy(student, targets, ignore_index=-1, reduction="none")
-    value, slope = cross_entropy(student.detach(), targets)
+    value, gradient = cross_entropy(student.detach(), targets)
     torch.testing.assert_close(value, expected.detach())
-    torch.testing.assert_close(slope, torch.autograd.grad(expected.sum(), student)[0])
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), student)[0])
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_stored_teachers_lose_what_they_left_out(temperature: float) -> None:
     student, teacher = _logits(0), _logits(1)
-    whole, slope = LOSSES["forward_kl"].by_torch(student, teacher, temperature, LOSSES["forward_kl"].options())
-    all_of_it, its_slope = top_kl(student, *most_likely(teacher, VOCABULARY, temperature), temperature)
+    whole, gradient = LOSSES["forward_kl"].by_torch(student, teacher, temperature, LOSSES["forward_kl"].options())
+    all_of_it, its_gradient = top_kl(student, *most_likely(teacher, VOCABULARY, temperature), temperature)
     torch.testing.assert_close(all_of_it, whole)
-    torch.testing.assert_close(its_slope, slope)
+    torch.testing.assert_close(its_gradient, gradient)
     some = [top_kl(student, *most_likely(teacher, k, temperature), temperature)[0] for k in (2, 5, 12)]
     for fewer, more in zip(some, [*some[1:], whole], strict=True):
         assert (fewer <= more + 1e-12).all()
@@ -100,9 +100,9 @@ def test_the_gradient_of_a_stored_teacher_is_right(kept: int) -> None:
     ours = q.gather(-1, places)
     rest = 1 - p.sum(-1), 1 - ours.sum(-1)
     expected = (p * (logs - ours.log())).sum(-1) + rest[0] * (rest[0] / rest[1]).log()
-    value, slope = top_kl(student.detach(), places, logs, 1.0)
+    value, gradient = top_kl(student.detach(), places, logs, 1.0)
     torch.testing.assert_close(value, expected.detach())
-    torch.testing.assert_close(slope, torch.autograd.grad(expected.sum(), student)[0])
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), student)[0])
 
 
 @pytest.mark.parametrize("bias", [False, True])

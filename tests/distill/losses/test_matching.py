@@ -48,7 +48,7 @@ def test_attention_is_compared_as_transformers_returns_it(architecture: str, sma
         student(TOKENS, use_cache=False)
     found = matching(counted)
     found.backward()
-    slopes = {name: each.grad for name, each in student.named_parameters() if each.grad is not None}
+    gradients = {name: each.grad for name, each in student.named_parameters() if each.grad is not None}
     student.zero_grad()
     for model in (teacher, student):
         model.set_attn_implementation("eager")
@@ -60,11 +60,11 @@ def test_attention_is_compared_as_transformers_returns_it(architecture: str, sma
         if heads[0] != heads[1]:  # mixtures begin with as much of each
             mine = mine.mean(1, keepdim=True)
         wanted = wanted + _apart(theirs[j].detach(), mine, counted) / len(pairs)
-    assert len(slopes) > len(pairs)
+    assert len(gradients) > len(pairs)
     assert found.item() == pytest.approx(wanted.item(), rel=1e-5)  # whose softmax is float32
     wanted.backward()
-    for name, slope in slopes.items():
-        torch.testing.assert_close(slope, student.get_parameter(name).grad, rtol=1e-3, atol=1e-6)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, student.get_parameter(name).grad, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("mixed", [False, True])

@@ -16,7 +16,6 @@ from smelt.runtime import Engine, SamplingParams
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from ...interruption import note_parts
 from .recipe import recipe_of
 
 MIXTURES = ("mixtral", "qwen3_moe")
@@ -119,21 +118,6 @@ def test_experts_that_no_token_reaches_go_first_and_are_reported(tiny: Callable[
     layers = json.loads((checkpoint / "smelt.json").read_text())["steps"][0]["layers"]
     assert [layer["notes"] for layer in layers] == [["no token of the calibration text reached expert 2"]] * 3
     assert [layer["error"] for layer in layers] == [0.0] * 3
-
-
-def test_interrupted_after_a_block_it_goes_on(
-    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tiny("qwen3_moe")
-    quiet = run(recipe_of(model, tmp_path / "quiet", _prune()))
-    saved = note_parts(monkeypatch, interrupt_at=2)
-    recipe = recipe_of(model, tmp_path / "out", _prune())
-    with pytest.raises(KeyboardInterrupt):
-        run(recipe)
-    resumed = run(recipe)
-    assert saved == [f"block-0000{i}.safetensors" for i in range(3)]
-    name = "model.safetensors"
-    assert (resumed.checkpoint / name).read_bytes() == (quiet.checkpoint / name).read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -120,11 +120,11 @@ def test_directions_are_those_of_a_singular_value_decomposition() -> None:
     directions = Directions(24)
     for part in rows.split(100):
         directions.add(part.view(4, 25, 24))
-    turn, shares = directions.rotation()
+    rotation, shares = directions.rotation()
     scaled = rows.double() / rows.double().norm(dim=1, keepdim=True)
     _, values, vectors = torch.linalg.svd(scaled)
     assert torch.allclose(shares, values.square() / values.square().sum(), atol=1e-6)
-    assert torch.allclose((turn.T @ vectors.T).abs(), torch.eye(24).double(), atol=1e-3)
+    assert torch.allclose((rotation.T @ vectors.T).abs(), torch.eye(24).double(), atol=1e-3)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "phi3", "mixtral"])

@@ -20,7 +20,6 @@ from smelt.system.errors import SmeltError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from ...interruption import note_parts
 from ...tiny import CONFIGS
 from .recipe import recipe_of
 
@@ -196,21 +195,6 @@ def test_then_quantized_and_served(tiny: Callable[..., Path], tmp_path: Path) ->
     theirs = AutoModelForCausalLM.from_pretrained(result.checkpoint)
     expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=8, min_new_tokens=8, do_sample=False)[0, 12:]
     assert served.completions[0].tokens == expected.tolist()
-
-
-def test_interrupted_after_a_block_it_goes_on(
-    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tiny("llama", torch.bfloat16)
-    quiet = run(recipe_of(model, tmp_path / "quiet", _prune(update="least_squares")))
-    saved = note_parts(monkeypatch, interrupt_at=2)
-    recipe = recipe_of(model, tmp_path / "out", _prune(update="least_squares"))
-    with pytest.raises(KeyboardInterrupt):
-        run(recipe)
-    resumed = run(recipe)
-    assert saved == [f"block-0000{i}.safetensors" for i in range(3)]
-    name = "model.safetensors"
-    assert (resumed.checkpoint / name).read_bytes() == (quiet.checkpoint / name).read_bytes()
 
 
 def test_a_layout_that_is_not_as_thought_is_refused(

@@ -24,7 +24,6 @@ from torch.sparse._semi_structured_conversions import (
 )
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
-from ...interruption import note_parts
 from ...tiny import CONFIGS
 from .recipe import recipe_of
 
@@ -132,23 +131,6 @@ def test_quantizing_leaves_the_zeros(rounding: Any, tiny: Callable[..., Path], t
     for name, weight in stored.named_parameters():
         if name.endswith("proj.weight"):
             assert ((weight.reshape(-1, 4) != 0).sum(1) <= 2).all(), name
-
-
-@pytest.mark.parametrize(("settings", "passes"), [({"update": "sparsegpt"}, 1), ({"allocation": "owl"}, 2)])
-def test_interrupted_after_a_block_it_goes_on(
-    settings: dict[str, Any], passes: int, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tiny("llama", torch.bfloat16)
-    step = {"prune": {"structure": "weights", "sparsity": 0.5, **settings}}
-    quiet = run(recipe_of(model, tmp_path / "quiet", step))
-    saved = note_parts(monkeypatch, interrupt_at=2)
-    recipe = recipe_of(model, tmp_path / "out", step)
-    with pytest.raises(KeyboardInterrupt):
-        run(recipe)
-    resumed = run(recipe)
-    assert saved == [f"block-0000{i}.safetensors" for i in range(3)] * passes  # OWL counts outliers first
-    name = "model.safetensors"
-    assert (resumed.checkpoint / name).read_bytes() == (quiet.checkpoint / name).read_bytes()
 
 
 def test_experts_that_no_token_reaches_are_reported(tiny: Callable[..., Path], tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ def test_influence_is_one_minus_the_mean_cosine() -> None:
     assert abs(influence.value - wanted) < 1e-6
 
 
-def test_a_block_that_only_scales_has_no_influence_and_one_that_turns_back_has_most() -> None:
+def test_a_block_that_only_scales_has_no_influence_and_one_that_negates_has_most() -> None:
     hidden = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1))
-    scaled, turned = Influence(), Influence()
+    scaled, negated = Influence(), Influence()
     scaled.add(hidden, 3 * hidden)
-    turned.add(hidden, -hidden)
+    negated.add(hidden, -hidden)
     assert abs(scaled.value) < 1e-6
-    assert abs(turned.value - 2) < 1e-6
+    assert abs(negated.value - 2) < 1e-6
 
 
 def test_merging_adds_what_the_others_are_apart() -> None:

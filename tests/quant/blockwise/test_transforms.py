@@ -28,9 +28,9 @@ from transformers import AutoModelForCausalLM
 from ...interruption import interrupt_after, note_parts
 from ...tiny import CONFIGS, make_model, save_model
 
-# Norms after attention and after the feed-forward part scale what is added to the residual stream; OPT's embedding is narrower.
-NOT_TURNED = {"gemma2": "norm after attention", "gemma3_text": "norm after attention", "olmo2": "norm after attention"}
-NOT_TURNED |= {"opt": "embedding is narrower"}
+# Norms after attention and after the feed-forward part scale what is added to the hidden states; OPT's embedding is narrower.
+NOT_ROTATED = {"gemma2": "norm after attention", "gemma3_text": "norm after attention", "olmo2": "norm after attention"}
+NOT_ROTATED |= {"opt": "embedding is narrower"}
 TOKENS = torch.randint(0, 4096, (2, 24), generator=torch.Generator().manual_seed(0))
 
 
@@ -47,7 +47,7 @@ def _logits(model: OpenModel, spill: Path) -> Tensor:
     return logits
 
 
-@pytest.mark.parametrize("architecture", [name for name in CONFIGS if name not in NOT_TURNED])
+@pytest.mark.parametrize("architecture", [name for name in CONFIGS if name not in NOT_ROTATED])
 @pytest.mark.parametrize("rotates", [False, True])
 def test_rotating_hidden_states_keeps_the_logits_in_float64(architecture: str, rotates: bool, tmp_path: Path) -> None:
     reference = make_model(architecture).double()
@@ -122,13 +122,13 @@ def test_the_plan_counts_the_learning_of_rotations(tiny: Callable[..., Path], re
     )
 
 
-@pytest.mark.parametrize("architecture", NOT_TURNED)
+@pytest.mark.parametrize("architecture", NOT_ROTATED)
 def test_hidden_states_that_cannot_be_rotated_are_a_problem_with_its_reason(
     architecture: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]
 ) -> None:
     plan = Plan.make(recipe(tiny(architecture), transforms=["rotate"]))
     assert len(plan.problems) == 1
-    assert NOT_TURNED[architecture] in str(plan.problems[0])
+    assert NOT_ROTATED[architecture] in str(plan.problems[0])
 
 
 @pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe"])

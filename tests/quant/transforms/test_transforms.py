@@ -241,11 +241,11 @@ def test_hadamard_matrices_are_orthogonal_and_of_ones() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 48, 172, 256, 320, 576, 768, 2048])
 def test_rotations_are_orthogonal_and_flat_where_a_hadamard_matrix_exists(size: int) -> None:
-    turn = Rotation.random(size, torch.Generator().manual_seed(7))
-    matrix = turn.matrix()
+    rotation = Rotation.random(size, torch.Generator().manual_seed(7))
+    matrix = rotation.matrix()
     torch.testing.assert_close(matrix @ matrix.T, torch.eye(size, dtype=torch.float64))
     rows = torch.randn(3, size)
-    torch.testing.assert_close(turn.apply(rows), rows.double() @ matrix)
+    torch.testing.assert_close(rotation.apply(rows), rows.double() @ matrix)
     if size not in (3, 172):
         torch.testing.assert_close(matrix.abs(), torch.full_like(matrix, size**-0.5))
     other = Rotation.random(size, torch.Generator().manual_seed(7))
@@ -258,20 +258,20 @@ def test_rotations_that_keep_the_mean() -> None:
     ones = torch.ones(24, dtype=torch.float64)
     torch.testing.assert_close(ones @ matrix, ones)
     torch.testing.assert_close(matrix @ ones, ones)
-    assert matrix.abs().max() < 0.9  # it does turn everything else
+    assert matrix.abs().max() < 0.9  # it does rotate everything else
 
 
 def test_parts_are_rotated_one_by_one() -> None:
-    turn = Rotation.random(4, torch.Generator().manual_seed(9))
+    rotation = Rotation.random(4, torch.Generator().manual_seed(9))
     rows = torch.randn(2, 12)
-    expected = torch.cat([rows[:, i : i + 4].double() @ turn.matrix() for i in (0, 4, 8)], dim=1)
-    torch.testing.assert_close(turn.apply_to_parts(rows), expected)
+    expected = torch.cat([rows[:, i : i + 4].double() @ rotation.matrix() for i in (0, 4, 8)], dim=1)
+    torch.testing.assert_close(rotation.apply_to_parts(rows), expected)
 
 
 def _peaks(rows: Tensor, matrix: Tensor) -> float:
     """The objective of learned rotations, in float64: the mean squared 8-norm of the rotated rows."""
-    turned = rows.double() @ matrix.double()
-    return turned.pow(8).sum(1).pow(1 / 4).mean().item()
+    rotated = rows.double() @ matrix.double()
+    return rotated.pow(8).sum(1).pow(1 / 4).mean().item()
 
 
 def _hidden_signs(tokens: int, basis: Tensor, seed: int) -> Tensor:

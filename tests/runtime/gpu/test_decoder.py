@@ -28,7 +28,7 @@ PROMPTS = [torch.randint(4, 4096, (length,), generator=DRAW).tolist() for length
 # A prompt; a prompt beside the rest of another; single tokens; and one alone.
 PIECES = [[(0, 9)], [(1, 8), (0, 4)], [(0, 1), (1, 1)], [(0, 1)]]
 # One for every way of putting a layer together; what only changes numbers in tables is slow.
-TOLD = {
+REPORTED = {
     "llama": ("", "rope_parameters", "layer_parts", "layer_sizes"),
     "opt": ("do_layer_norm_before",),
     "gpt_neox": ("", "use_parallel_residual", "layer_parts"),
@@ -46,7 +46,7 @@ def _cases() -> list[Any]:
     for architecture, changes in VARIANTS:
         first = next(iter(changes), "")
         kind = (architecture, first)
-        quick = first in TOLD.get(architecture, ("",)) and kind not in seen
+        quick = first in REPORTED.get(architecture, ("",)) and kind not in seen
         if first == "rope_parameters" and changes[first]["rope_type"] not in ("dynamic", "longrope"):
             quick = False
         if quick:

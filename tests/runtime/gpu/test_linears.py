@@ -31,7 +31,7 @@ DRAW = torch.Generator().manual_seed(3)
 SIZE = {"hidden_size": 256, "intermediate_size": 256, "num_key_value_heads": 4, "num_hidden_layers": 1}
 FIXED = ActivationRounding(QuantizationArgs(num_bits=8, strategy="tensor", dynamic=False), torch.tensor([0.02]).half())
 BY_TOKEN = ActivationRounding(QuantizationArgs(num_bits=8, strategy="token", dynamic=True))
-TOLD = {
+REPORTED = {
     "W8A8": "int8 inputs by token",
     "FP8_DYNAMIC": "e4m3 inputs by token",
     "FP8_BLOCK": "e4m3 inputs by 128 of them",
@@ -51,7 +51,7 @@ def _is_weight_only(scheme: str) -> bool:
                 "llama", scheme, marks=[pytest.mark.slow] if scheme in ("W3A16", "FP8_BLOCK", "MXFP4A16") else []
             )
             for scheme in SUPPORTED
-            if scheme in TOLD or _is_weight_only(scheme)
+            if scheme in REPORTED or _is_weight_only(scheme)
         ),
         ("mixtral", "W4A16"),
         pytest.param("mixtral", "FP8_DYNAMIC", marks=pytest.mark.slow),
@@ -69,7 +69,7 @@ def test_a_checkpoint_computes_what_it_does_without_kernels(
     found = logits_in_pieces(made.checkpoint, [PROMPT], PIECES, operators)[0]
     # Inputs that are rounded once more become other codes now and then, which a random model magnifies; the next test
     # compares what each linear makes of the same inputs.
-    allowed = 0.1 if scheme in TOLD else 1e-2
+    allowed = 0.1 if scheme in REPORTED else 1e-2
     assert (found - expected).norm() <= allowed * expected.norm()
     explanations = {
         role: linear.explain() for role, linear in Model(Checkpoint(made.checkpoint), operators).linears().items()
@@ -77,13 +77,13 @@ def test_a_checkpoint_computes_what_it_does_without_kernels(
     assert explanations.pop("head").startswith("Triton linear_dense, float16")
     for role, explanation in explanations.items():
         assert explanation.startswith("Triton linear_"), role
-        assert TOLD.get(scheme, "float16 inputs") in explanation
+        assert REPORTED.get(scheme, "float16 inputs") in explanation
         assert ("of the gate" in explanation) == (role.endswith("gate, up") and scheme != "FP8_BLOCK")
         assert ("all experts in one launch" in explanation) == ("expert" in role)
-        assert ("restored" in explanation) == (scheme not in TOLD and "expert" not in role)
+        assert ("restored" in explanation) == (scheme not in REPORTED and "expert" not in role)
 
 
-@pytest.mark.parametrize("scheme", TOLD)
+@pytest.mark.parametrize("scheme", REPORTED)
 def test_inputs_are_rounded_as_the_scheme_says(
     scheme: str, tiny: Callable[..., Path], recipe: Callable[..., Recipe]
 ) -> None:

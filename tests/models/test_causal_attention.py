@@ -20,11 +20,11 @@ def _drawn(windows: int, heads: int, length: int, width: int, dtype: torch.dtype
 
 
 def _learned(attention: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
-    """The output, and the gradients of its inputs for a slope that differs from token to token."""
+    """The output, and the gradients of its inputs for a gradient that differs from token to token."""
     leaves = [each.detach().requires_grad_() for each in inputs]
     output = attention(*leaves)
-    slope = _drawn(output.shape[0], output.shape[1], output.shape[2], output.shape[3], output.dtype, 9)
-    return [output.detach(), *torch.autograd.grad(output, leaves, slope)]
+    gradient = _drawn(output.shape[0], output.shape[1], output.shape[2], output.shape[3], output.dtype, 9)
+    return [output.detach(), *torch.autograd.grad(output, leaves, gradient)]
 
 
 def _distances(found: list[Tensor], wanted: list[Tensor]) -> list[float]:
