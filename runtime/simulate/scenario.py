@@ -46,8 +46,8 @@ class Load:
     rate: float = 1.0
     seed: int = 0
 
-    def read(self, longest: int) -> list[Arrival]:
-        """The requests that fit into ``longest`` tokens.
+    def read(self, longest: int) -> tuple[list[Arrival], str]:
+        """The requests that fit into ``longest`` tokens, and a sentence on those that do not, or nothing.
 
         Raises:
             RuntimeProblem: there is neither a trace nor lengths, or both, or one of them is wrong.
@@ -57,11 +57,16 @@ class Load:
         if self.trace is not None:
             if self.prompts is not None or self.outputs is not None:
                 raise RuntimeProblem("give either --trace, or both --prompts and --outputs")
+            everything = read_trace(self.trace, self.requests or _MOST, _MOST)
             found = read_trace(self.trace, self.requests or _MOST, longest)
-            return repeated(found, self.requests or len(found), self.rate)
+            longer = sum(each.prompt + each.output > longest for each in everything)
+            left_out = (
+                f"{longer:,} of {len(everything):,} requests are longer than {longest:,} tokens" if longer else ""
+            )
+            return repeated(found, self.requests or len(found), self.rate), left_out
         assert self.prompts is not None
         assert self.outputs is not None
-        return synthetic(
+        found = synthetic(
             Lengths.parse(self.prompts, "--prompts"),
             Lengths.parse(self.outputs, "--outputs"),
             count=self.requests or _SYNTHETIC_REQUESTS,
@@ -69,6 +74,7 @@ class Load:
             longest=longest,
             seed=self.seed,
         )
+        return found, ""
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,7 @@ class Simulated:
         engine: the options of each engine.
         placement: as it was written.
         model: its sizes.
+        left_out: which requests are not in it; empty if all are.
         compared: a result for each policy.
     """
 
@@ -108,6 +115,7 @@ class Simulated:
     engine: SimulatedEngine
     placement: str
     model: ModelSize
+    left_out: str
     compared: list[Compared]
 
     def as_data(self) -> dict[str, Any]:
@@ -128,6 +136,7 @@ class Simulated:
                 "outside_calibrated_range": self.outside,
             },
             "placement": self.placement,
+            "left_out": self.left_out,
             "engine": engine,
             "policies": [each.as_data() for each in self.compared],
         }
@@ -151,7 +160,7 @@ def run(scenario: Scenario, log: Log = lambda _: None) -> Simulated:
     device = device_cost(scenario.device, measure=_measure(log))
     blocks = placement.blocks(size, device, scenario.memory_utilization, scenario.block_size)
     longest = min(scenario.max_length or size.max_length, blocks * scenario.block_size)
-    arrivals = scenario.load.read(longest)
+    arrivals, left_out = scenario.load.read(longest)
     # More blocks than all sequences can use would only take time to count.
     needed = scenario.max_sequences * -(-longest // scenario.block_size)
     engine = SimulatedEngine(
@@ -172,7 +181,7 @@ def run(scenario: Scenario, log: Log = lambda _: None) -> Simulated:
         lambda some, options, change: placement.simulate(some, options, size, device, change),
         device.spread,
     )
-    return Simulated(device, outside, engine, str(placement), size, found)
+    return Simulated(device, outside, engine, str(placement), size, left_out, found)
 
 
 def _swap_mode(text: str) -> SwapMode:
@@ -225,6 +234,7 @@ def facts(found: Simulated) -> list[tuple[str, str]]:
         ("device", f"{device.name}, {found.placement}"),
         ("times", trust),
         *(("outside the calibrated range", each) for each in found.outside),
+        *([("left out", found.left_out)] if found.left_out else []),
     ]
 
 
