@@ -1,0 +1,172 @@
+"""Does the simulator predict the engine? Requests on this machine's engine beside their simulation.
+
+``python -m benchmarks.simulator --scratch DIR`` calibrates this machine (or reads ``--calibration FILE``), then serves requests with
+models, formats and loads that the calibration has not seen, each at its time, and simulates the same arrivals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from smelt.models.directory.directory import ModelDirectory
+from smelt.quant.scheme import resolve
+from smelt.runtime import Engine, SamplingParams
+from smelt.runtime.costs.calibration import Calibration
+from smelt.runtime.costs.model_size import ModelSize, model_size
+from smelt.runtime.measure.calibrate import Shape, calibrate
+from smelt.runtime.measure.random_checkpoint import write_random_checkpoint
+from smelt.runtime.measure.workload import random_prompt
+from smelt.runtime.requests.synthetic import Lengths, synthetic
+from smelt.runtime.requests.trace import Arrival
+from smelt.runtime.simulate.options import SimulatedEngine
+from smelt.runtime.simulate.simulation import simulate
+
+from .common import save
+
+NAME = "simulator"
+# None of these shapes, nor W3A16 and W4A16 in groups of 128, is among those that are calibrated.
+SMALL, WIDE, DEEP = (
+    Shape(384, 1024, 10, 6, 2, 8192),
+    Shape(1536, 4096, 6, 12, 4, 16384),
+    Shape(576, 1536, 30, 9, 3, 49152),  # SmolLM2-135M's
+)
+CONFIGURATIONS: dict[str, tuple[Shape, str, int | None]] = {
+    "384x10, W4A16 g128": (SMALL, "W4A16", 128),
+    "384x10, bfloat16": (SMALL, "bfloat16", None),
+    "1536x6, W8A8": (WIDE, "W8A8", None),
+    "1536x6, W3A16 g128": (WIDE, "W3A16", 128),
+    "SmolLM2-135M, bfloat16": (DEEP, "bfloat16", None),
+    "SmolLM2-135M, W4A16 g64": (DEEP, "W4A16", 64),
+}
+# Load: the share of time that the engine should be busy, and how bursty arrivals are.
+LOADS = {"half busy": (0.5, 1.0), "bursts": (0.7, 3.0)}
+REQUESTS = 60
+PROMPTS, OUTPUTS = "lognormal:150,0.8", "lognormal:40,0.7"
+_LONGEST = 1024
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A request's latencies, in seconds; no pause between tokens if it has one token."""
+
+    first_token: float
+    completion: float
+    between_tokens: float | None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scratch", type=Path, required=True, help="a directory for random checkpoints")
+    parser.add_argument(
+        "--calibration", type=Path, help="what smelt bench --calibrate wrote; measured first if not given"
+    )
+    parser.add_argument("--only", nargs="*", default=list(CONFIGURATIONS), help="configurations")
+    given = parser.parse_args()
+    calibrated = (
+        Calibration.read(given.calibration)
+        if given.calibration
+        else calibrate(command="python -m benchmarks.simulator", log=print)
+    )
+    found = {}
+    for name in given.only:
+        shape, form, group = CONFIGURATIONS[name]
+        folder = given.scratch / name.replace(",", "").replace(" ", "-")
+        if not folder.exists():
+            write_random_checkpoint(folder, shape.config(), None if form == "bfloat16" else resolve(form, group))
+        found[name] = {load: _compared(folder, calibrated, *settings) for load, settings in LOADS.items()}
+        print(name, found[name])
+    save(
+        NAME, "python -m benchmarks.simulator --scratch DIR", {"configurations": found, "left_out": calibrated.left_out}
+    )
+
+
+def _compared(folder: Path, calibrated: Calibration, busy: float, burstiness: float) -> dict[str, Any]:
+    engine = Engine(folder, max_sequences=32, share_prefixes=False, quiet=True, max_length=_LONGEST)
+    size = model_size(ModelDirectory(folder.name, folder))
+    options = SimulatedEngine(engine.reservation.blocks, max_sequences=32)
+    arrivals = _arrivals(size, options, calibrated, busy, burstiness)
+    serve(engine, [Arrival(0.0, 100, 8)] * 4)  # buffers are allocated
+    measured = serve(engine, arrivals)
+    result = simulate(arrivals, options, calibrated.cost(size))
+    predicted = [
+        Seen(r.first - r.at, r.ended - r.at, (r.ended - r.first) / (r.output - 1) if r.output > 1 else None)
+        for r in result.served
+    ]
+    return {
+        "busy": result.busy,
+        "requests_per_second": len(arrivals) / arrivals[-1].at,
+        **{name: _errors(name, measured, predicted) for name in ("first_token", "between_tokens", "completion")},
+        "outside": calibrated.outside(size, sequences=32, tokens=512, context=_LONGEST),
+    }
+
+
+def _arrivals(
+    size: ModelSize, options: SimulatedEngine, calibrated: Calibration, busy: float, burstiness: float
+) -> list[Arrival]:
+    """At a rate at which the engine should be busy for such a share of the time."""
+    rate = 1.0
+    for _ in range(6):
+        found = synthetic(
+            Lengths.parse(PROMPTS, "prompts"), Lengths.parse(OUTPUTS, "outputs"), count=REQUESTS, rate=rate,
+            longest=_LONGEST, burstiness=burstiness, seed=1,
+        )  # fmt: skip
+        share = simulate(found, options, calibrated.cost(size)).busy
+        rate *= busy / share if share < 0.97 else 0.5
+    return found
+
+
+def serve(engine: Engine, arrivals: Sequence[Arrival]) -> list[Seen]:
+    """Each request at its time, with tokens that are never the end."""
+    waiting = list(enumerate(arrivals))[::-1]
+    came: dict[str, tuple[int, float]] = {}
+    tokens: dict[str, list[float]] = {}
+    begun = time.perf_counter()
+    while waiting or engine.has_work:
+        now = time.perf_counter() - begun
+        while waiting and waiting[-1][1].at <= now:
+            number, arrival = waiting.pop()
+            ids = random_prompt(arrival.prompt, engine.model.spec.vocabulary, number)
+            key = engine.add_request(ids, SamplingParams(max_tokens=arrival.output, temperature=0, ignore_eos=True))
+            came[key], tokens[key] = (number, arrival.at), []
+        if not engine.has_work:
+            time.sleep(max(0.0, begun + waiting[-1][1].at - time.perf_counter()))
+            continue
+        for output in engine.step():
+            tokens[output.id].append(time.perf_counter() - begun)
+    seen = {}
+    for key, (number, at) in came.items():
+        times = tokens[key]
+        pause = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
+        seen[number] = Seen(times[0] - at, times[-1] - at, pause)
+    return [seen[number] for number in range(len(arrivals))]
+
+
+def _errors(name: str, measured: Sequence[Seen], predicted: Sequence[Seen]) -> dict[str, float]:
+    """Of each request, relative to its measurement; and of the means and the 99th percentiles."""
+    pairs = [
+        (ours, real)
+        for a, b in zip(predicted, measured, strict=True)
+        if (ours := getattr(a, name)) is not None and (real := getattr(b, name)) is not None
+    ]
+    off = sorted(abs(ours / real - 1) for ours, real in pairs)
+    return {
+        "measured_mean": statistics.mean(real for _, real in pairs),
+        "predicted_mean": statistics.mean(ours for ours, _ in pairs),
+        "median_error": statistics.median(off),
+        "p99_error": off[min(len(off) - 1, int(0.99 * len(off)))],
+        "error_of_p99": _p99([ours for ours, _ in pairs]) / _p99([real for _, real in pairs]) - 1,
+    }
+
+
+def _p99(values: list[float]) -> float:
+    return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
+
+
+if __name__ == "__main__":
+    main()
