@@ -29,6 +29,7 @@ class EngineConfig:
         block_size: positions in a cache block.
         kv_cache_bytes: memory for keys and values; by default the rest of ``memory_utilization``.
         host_cache_bytes: host memory for blocks that the KV cache evicts and for preempted sequences; none by default.
+        host_cache_directory: a directory of a disk that holds these blocks instead of memory; it may hold more than memory does.
         swap: what happens to a preempted sequence if there is such memory: ``auto`` (what is predicted to take less time), ``swap`` or
             ``recompute``.
         memory_utilization: the share of the currently free memory for weights, activations and cache.
@@ -65,6 +66,7 @@ class EngineConfig:
     block_size: int = 16
     kv_cache_bytes: int | None = None
     host_cache_bytes: int = 0
+    host_cache_directory: str | None = None
     swap: SwapMode = "auto"
     memory_utilization: float = 0.9
     share_prefixes: bool = True
@@ -98,6 +100,10 @@ class EngineConfig:
         _check_choice("swap", self.swap, SWAP_MODES)
         if self.host_cache_bytes < 0:
             raise RuntimeProblem(f"host_cache_bytes is {self.host_cache_bytes}; it must not be negative")
+        if self.host_cache_directory is not None and not self.host_cache_bytes:
+            raise RuntimeProblem(
+                "host_cache_directory is set, but host_cache_bytes is 0; set it to the bytes to use there"
+            )
         if self.swap == "swap" and not self.host_cache_bytes:
             raise RuntimeProblem("swap is 'swap', but host_cache_bytes is 0; set it to the host memory to use")
         _check_choice("policy", self.policy, tuple(POLICIES))

@@ -101,10 +101,12 @@ class Engine:
         self._host: HostBlocks | None = None
         swapping = None
         if config.host_cache_bytes:
-            slots = host_slots(config.host_cache_bytes, self.reservation)
-            self._host = HostBlocks(self._store, slots)
+            directory = None if config.host_cache_directory is None else Path(config.host_cache_directory)
+            slots = host_slots(config.host_cache_bytes, self.reservation, on_disk=directory is not None)
+            self._host = HostBlocks(self._store, slots, directory)
             swapping = Swapping(config.swap, config.block_size, self._host.measured_cost())
-            self._log(f"reserved {human_bytes(slots * self._host.block_bytes)} of host memory for {slots} cache blocks")
+            where = "host memory" if directory is None else str(directory)
+            self._log(f"reserved {human_bytes(slots * self._host.block_bytes)} of {where} for {slots} cache blocks")
         self.cache = BlockCache(
             self.reservation.blocks,
             config.block_size,

@@ -1,11 +1,18 @@
-"""Cache blocks in host memory: the tensors behind the slots of a :class:`~smelt.runtime.blocks.host_tier.HostTier`."""
+"""Cache blocks in host memory, or on a disk: the tensors behind the slots of a :class:`~smelt.runtime.blocks.host_tier.HostTier`."""
 
 from __future__ import annotations
 
+import math
+import os
+import tempfile
 import time
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from ...system.errors import RuntimeProblem
+from ...system.machine import human_bytes
 from ..decoder.kv_cache import KeysValues
 from ..scheduling.plan import StepPlan
 from ..scheduling.swapping import TransferCost
@@ -22,14 +29,22 @@ class HostBlocks:
     Args:
         store: the KV cache.
         slots: how many blocks to hold.
+        directory: of a disk, for files in place of memory; the system keeps in memory what it has room for. They have no
+            names, so that nothing is left when the process ends, however it ends.
+
+    Raises:
+        RuntimeProblem: there is no room on the disk, or nothing can be written there.
     """
 
-    def __init__(self, store: KeysValues, slots: int) -> None:
+    def __init__(self, store: KeysValues, slots: int, directory: Path | None = None) -> None:
         self._device = [bits(tensor) for tensor in store.by_block()]
         pinned = self._device[0].device.type == "cuda"
+        shapes = [(slots, len(each), *each.shape[2:]) for each in self._device]
         self._host = [
-            torch.empty((slots, len(each), *each.shape[2:]), dtype=each.dtype, pin_memory=pinned)
-            for each in self._device
+            torch.empty(shape, dtype=each.dtype, pin_memory=pinned)
+            if directory is None
+            else _mapped(shape, each.dtype, directory)
+            for shape, each in zip(shapes, self._device, strict=True)
         ]
         self.slots = slots
 
@@ -67,3 +82,18 @@ class HostBlocks:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter() - begun
+
+
+def _mapped(shape: tuple[int, ...], dtype: torch.dtype, directory: Path) -> Tensor:
+    """A tensor in a file without a name."""
+    count = math.prod(shape)
+    try:
+        with tempfile.NamedTemporaryFile(dir=directory, prefix="smelt-kv-") as file:
+            # Reserved now: a disk that is full later would end the process at a write.
+            os.posix_fallocate(file.fileno(), 0, count * dtype.itemsize)
+            return torch.from_file(file.name, shared=True, size=count, dtype=dtype).view(shape)
+    except OSError as error:
+        raise RuntimeProblem(
+            f"host_cache_directory: {directory} cannot hold {human_bytes(count * dtype.itemsize)} ({error.strerror}); choose another"
+            " or lower host_cache_bytes"
+        ) from None

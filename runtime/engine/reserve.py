@@ -83,14 +83,21 @@ def reserve(model: Model, config: EngineConfig, *, max_length: int, kv_dtype: to
     return Reservation(weights, activations, blocks * block, blocks, blocks * block_size, max_length)
 
 
-def host_slots(wanted: int, reservation: Reservation) -> int:
+def host_slots(wanted: int, reservation: Reservation, *, on_disk: bool = False) -> int:
     """The number of blocks for so many bytes of host memory.
+
+    Args:
+        wanted: the bytes.
+        reservation: of the cache, whose blocks they are.
+        on_disk: whether they go to a disk, so that memory does not limit them.
 
     Raises:
         RuntimeProblem: there is no room for one, or less memory is free.
     """
     block = reservation.cache // reservation.blocks
     free = free_memory(torch.device("cpu"))
+    if on_disk and wanted >= block:
+        return wanted // block
     if not block <= wanted <= free:
         raise RuntimeProblem(
             f"host_cache_bytes is {human_bytes(wanted)}; it must be at least a cache block ({human_bytes(block)}) and at most"

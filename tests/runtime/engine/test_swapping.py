@@ -58,11 +58,18 @@ def test_swapped_sequences_go_on_where_they_were(tiny: Callable[..., Path], kv_d
     starved.cache.host.check([])
 
 
-def test_a_sessions_next_turn_computes_only_new_tokens(tiny: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_sessions_next_turn_computes_only_new_tokens(
+    on_disk: bool, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
     """Between two turns others take the whole cache."""
     path = tiny("llama")
     block = _block_bytes(path)
-    running = engine(path, max_length=80, kv_cache_bytes=12 * block, host_cache_bytes=40 * block)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    options = {"host_cache_directory": str(disk)} if on_disk else {}
+    running = engine(path, max_length=80, kv_cache_bytes=12 * block, host_cache_bytes=40 * block, **options)
+    assert not list(disk.iterdir()), "nothing that a kill could leave behind"
     first = running.generate(PROMPTS[0], GREEDY)[0]
     running.generate(PROMPTS[1:], GREEDY)
     turn = [*PROMPTS[0], *first.completions[0].tokens, 3, 4, 5]
@@ -70,6 +77,16 @@ def test_a_sessions_next_turn_computes_only_new_tokens(tiny: Callable[..., Path]
     assert second.cached_tokens == 56, "of 59 computed positions, all in full blocks of 8"
     plain = engine(path).generate(turn, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))[0]
     assert second.completions[0].tokens == plain.completions[0].tokens
+
+
+def test_a_disk_without_room_is_said(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    path = tiny("llama")
+    for directory, size in ((tmp_path, 1 << 60), (tmp_path / "nowhere", 1 << 20)):
+        with pytest.raises(RuntimeProblem, match=r"host_cache_directory: .* cannot hold"):
+            engine(path, max_length=80, host_cache_bytes=size, host_cache_directory=str(directory))
+    assert not list(tmp_path.glob("smelt-kv-*"))
+    with pytest.raises(RuntimeProblem, match="host_cache_bytes is 0"):
+        engine(path, host_cache_directory=str(tmp_path))
 
 
 def test_what_a_failed_step_should_have_restored_is_not_found(tiny: Callable[..., Path]) -> None:
