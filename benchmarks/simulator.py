@@ -46,7 +46,7 @@ CONFIGURATIONS: dict[str, tuple[Shape, str, int | None]] = {
 }
 # Load: the share of time that the engine should be busy, and how bursty arrivals are.
 LOADS = {"half busy": (0.5, 1.0), "bursts": (0.7, 3.0)}
-REQUESTS = 60
+REQUESTS = 40
 PROMPTS, OUTPUTS = "lognormal:150,0.8", "lognormal:40,0.7"
 _LONGEST = 1024
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -124,13 +125,16 @@ def fit(steps: Sequence[MeasuredStep]) -> dict[str, float]:
     """
     names, amounts = _amounts(steps)
     seconds = np.array([step.seconds for step in steps])
+    # Each model counts alike, however many steps it took in the time it was measured for.
+    counts = Counter(step.size for step in steps)
+    weights = np.array([counts[step.size] ** -0.5 for step in steps])
     kept = np.ones(len(steps), bool)
     prices = np.zeros(len(names))
     for _ in range(3):
-        rows = amounts[kept] / seconds[kept, None]
+        rows = amounts[kept] * (weights[kept] / seconds[kept])[:, None]
         scale = rows.max(axis=0)
         scale[scale == 0] = 1.0
-        prices = nnls(rows / scale, np.ones(len(rows)), maxiter=50 * len(names))[0] / scale
+        prices = nnls(rows / scale, weights[kept], maxiter=50 * len(names))[0] / scale
         predicted = amounts @ prices
         kept = seconds < _OUTLIER * np.maximum(predicted, 1e-12)
     return {name: float(price) for name, price in zip(names, prices, strict=True)}

@@ -11,6 +11,9 @@ from .work import StepWork
 # Numbers of rows at which a weight's time is priced; between them it is interpolated.
 KNOTS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512)
 _PACKED_BITS = 4
+# Decodes of so many sequences may be one call for all layers on a CPU; more, and prompts, are a call for each operation.
+_FEW_ROWS = 8
+_CACHED_BYTES = 16 << 20
 
 
 def kernel_of(linear: LinearSize) -> str:
@@ -52,9 +55,9 @@ def linear_features(kernel: str, elements: float, rows: int) -> dict[str, float]
 def features(size: ModelSize, work: StepWork) -> dict[str, float]:
     """The amounts of a step that have prices."""
     found: dict[str, float] = {}
-    mixed = "prompt" if work.prompts else "decode"
-    found[f"{mixed} step"] = 1.0
-    found[f"{mixed} layer"] = size.layers
+    kind = _kind(work)
+    found[f"{kind} step"] = 1.0
+    found[f"{main_kernel(size)} layer, {kind}"] = size.layers
     found["chunk"] = work.chunks
     found["prompt chunk in a layer"] = work.prompts * size.layers
     found["sampled"] = work.sequences
@@ -64,11 +67,29 @@ def features(size: ModelSize, work: StepWork) -> dict[str, float]:
     found["cached byte of decodes"] = work.decode_cached * size.kv_bytes
     found["cached byte of prompts"] = (work.cached - work.decode_cached) * size.kv_bytes
     found["pair of prompts"] = work.prompt_pairs * size.attention_width
+    for name, amount in linear_features("streamed", streamed_bytes(size), work.tokens).items():
+        found[name] = amount
     parts = [(each, each.numel * each.read(work.tokens), work.tokens) for each in size.linears]
     for each, elements, rows in [*parts, (size.head, float(size.head.numel), work.sequences)]:
         for name, amount in linear_features(kernel_of(each), elements, rows).items():
             found[name] = found.get(name, 0.0) + amount
     return found
+
+
+def main_kernel(size: ModelSize) -> str:
+    """The kind of kernel that computes most of a model's weights."""
+    return kernel_of(max(size.linears, key=lambda each: each.numel))
+
+
+def streamed_bytes(size: ModelSize) -> float:
+    """Bytes of weights that a step reads from memory, beyond what a processor's caches keep."""
+    return max(0.0, size.weight_bytes - _CACHED_BYTES)
+
+
+def _kind(work: StepWork) -> str:
+    if work.prompts:
+        return "prompt"
+    return "few decodes" if work.chunks <= _FEW_ROWS else "decodes"
 
 
 class FittedCost:
@@ -87,9 +108,13 @@ class FittedCost:
         self.size = size
         price = prices.get
         layers = size.layers
-        self._step = [
-            price(f"{kind} step", 0.0) + price(f"{kind} layer", 0.0) * layers for kind in ("decode", "prompt")
-        ]
+        known = {name.split("@")[0] for name in prices if "@" in name} - {"streamed"}
+        self._streamed = streamed_bytes(size)
+        main = nearest_kernel(main_kernel(size), known)
+        self._step = {
+            kind: price(f"{kind} step", 0.0) + price(f"{main} layer, {kind}", 0.0) * layers
+            for kind in ("few decodes", "decodes", "prompt")
+        }
         self._chunk = price("chunk", 0.0)
         self._prompt = price("prompt chunk in a layer", 0.0) * layers
         self._sampled = price("sampled", 0.0) + price("sampled logit", 0.0) * size.vocabulary
@@ -98,7 +123,6 @@ class FittedCost:
         self._prompt_cached = price("cached byte of prompts", 0.0) * size.kv_bytes
         self._pair = price("pair of prompts", 0.0) * size.attention_width
         self._swapped = swapped_byte * size.kv_bytes * block_size
-        known = {name.split("@")[0] for name in prices if "@" in name}
         self._linears: dict[int, float] = {}
         self._parts = [(nearest_kernel(kernel_of(each), known), each) for each in size.linears]
         self._prices = prices
@@ -109,7 +133,7 @@ class FittedCost:
         """The time of a step, the host's share included."""
         linears = self._linears.get(work.tokens)
         if linears is None:
-            linears = self._linears[work.tokens] = sum(
+            linears = self._linears[work.tokens] = self._priced("streamed", self._streamed, work.tokens) + sum(
                 self._priced(kernel, each.numel * each.read(work.tokens), work.tokens) for kernel, each in self._parts
             )
         head = self._heads.get(work.sequences)
@@ -118,7 +142,7 @@ class FittedCost:
             head = self._heads[work.sequences] = self._priced(kernel, each.numel, work.sequences)
         decoded = work.decode_cached
         return (
-            self._step[work.prompts > 0]
+            self._step[_kind(work)]
             + self._chunk * work.chunks
             + self._prompt * work.prompts
             + self._sampled * work.sequences

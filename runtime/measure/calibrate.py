@@ -84,7 +84,8 @@ def calibrate(
     *,
     shapes: Sequence[Shape] = SHAPES,
     formats: Sequence[str] = FORMATS,
-    seconds: float = 12.0,
+    passes: int = 3,
+    seconds: float = 4.0,
     command: str,
     log: Log,
 ) -> Calibration:
@@ -93,22 +94,25 @@ def calibrate(
     Args:
         shapes: of the models.
         formats: how their linears are stored: ``bfloat16`` or schemes.
-        seconds: to measure each for.
+        passes: over all of them, because a machine's speed drifts.
+        seconds: to measure each for in a pass.
         command: what was typed, for the file.
         log: gets messages for the user.
     """
-    configurations = {}
+    configurations: dict[str, list[MeasuredStep]] = {}
+    every = [(shape, form) for shape in shapes for form in formats]
     with tempfile.TemporaryDirectory() as scratch:
-        for i, shape in enumerate(shapes):
-            for form in formats:
+        for turn in range(passes):
+            for i, (shape, form) in enumerate(every):
                 name = f"{shape.name} {form}"
-                log(f"measuring {name} ({len(configurations) + 1} of {len(shapes) * len(formats)})")
-                folder = Path(scratch) / f"{i}-{form}"
-                scheme = None if form == "bfloat16" else resolve(form, None if form == "W8A8" else _GROUP)
-                write_random_checkpoint(folder, shape.config(), scheme)
+                log(f"pass {turn + 1} of {passes}: {name} ({i + 1} of {len(every)})")
+                folder = Path(scratch) / str(i)
+                if not folder.exists():
+                    scheme = None if form == "bfloat16" else resolve(form, None if form == "W8A8" else _GROUP)
+                    write_random_checkpoint(folder, shape.config(), scheme)
                 engine = Engine(folder, EngineConfig(max_sequences=32, quiet=True, share_prefixes=False))
                 size = model_size(ModelDirectory(name, folder))
-                configurations[name] = measured_steps(engine, size, seconds=seconds, seed=i)
+                configurations.setdefault(name, []).extend(measured_steps(engine, size, seconds=seconds, seed=turn))
                 del engine
     threads = torch.get_num_threads()
     return calibration(
