@@ -22,7 +22,7 @@ from smelt.runtime.costs.model_size import ModelSize, model_size
 from smelt.runtime.measure.calibrate import Shape, calibrate
 from smelt.runtime.measure.random_checkpoint import write_random_checkpoint
 from smelt.runtime.measure.workload import random_prompt
-from smelt.runtime.requests.synthetic import Lengths, synthetic
+from smelt.runtime.requests.synthetic import LengthDistribution, synthetic
 from smelt.runtime.requests.trace import Arrival
 from smelt.runtime.simulate.options import SimulatedEngine
 from smelt.runtime.simulate.simulation import simulate
@@ -113,7 +113,7 @@ def _arrivals(
     rate = 1.0
     for _ in range(6):
         found = synthetic(
-            Lengths.parse(PROMPTS, "prompts"), Lengths.parse(OUTPUTS, "outputs"), count=REQUESTS, rate=rate,
+            LengthDistribution.parse(PROMPTS, "prompts"), LengthDistribution.parse(OUTPUTS, "outputs"), count=REQUESTS, rate=rate,
             longest=_LONGEST, burstiness=burstiness, seed=1,
         )  # fmt: skip
         share = simulate(found, options, calibrated.cost(size)).busy

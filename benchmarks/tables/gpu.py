@@ -14,7 +14,7 @@ from ..gpu.results import Entry
 from .table import markdown
 
 
-class Measured:
+class MeasuredStage:
     """A stage's file, of the device that was measured last.
 
     Args:
@@ -52,32 +52,32 @@ class GpuTable:
     """
 
     stage: str
-    rows: Callable[[Measured], str]
+    rows: Callable[[MeasuredStage], str]
 
     def text(self, folder: Path) -> str:
         """The caption and the table, or the sentence that there is none."""
-        measured = Measured(folder, self.stage)
+        measured = MeasuredStage(folder, self.stage)
         if not measured.entries:
             said = f"Not measured yet: no GPU has run `benchmarks/gpu/run.sh {self.stage}`.\n"
             return f"{said}\n{_goals(measured)}" if self.rows is _goals else said
         return f"{measured.caption()}\n{self.rows(measured)}"
 
 
-def _goals(measured: Measured) -> str:
+def _goals(measured: MeasuredStage) -> str:
     def reached(goal: dict[str, Any]) -> tuple[str, str]:
         if goal["reached"] is None:
             return "not measured", ""
         met = goal["reached"] <= goal["wanted"] if goal["at_most"] else goal["reached"] >= goal["wanted"]
         return f"{goal['reached']:.3g}", "yes" if met else "no"
 
-    serving = Measured(measured.folder, "serve")
+    serving = MeasuredStage(measured.folder, "serve")
     known = {goal["goal"]: goal for one in (measured, serving) for goal in one.facts.get("goals", [])}
     found = [known.get(goal["goal"], goal) for goal in goals.wanted()]
     rows = [(goal["goal"], f"{goal['wanted']:.3g}", *reached(goal)) for goal in found]
     return markdown(("goal", "wanted", "reached", "met"), rows)
 
 
-def _checks(measured: Measured) -> str:
+def _checks(measured: MeasuredStage) -> str:
     rows = []
     for part in dict.fromkeys(entry.part for entry in measured.entries):
         its = [entry for entry in measured.entries if entry.part == part]
@@ -87,7 +87,7 @@ def _checks(measured: Measured) -> str:
     return markdown(("what", "right", "wrong", "did not end"), rows)
 
 
-def _decode(measured: Measured) -> str:
+def _decode(measured: MeasuredStage) -> str:
     rows = []
     for row in measured.rows.of("decode"):
         if row.get("tokens_per_s"):
@@ -99,7 +99,7 @@ def _decode(measured: Measured) -> str:
     return markdown(("Llama-3-8B, random weights", "sequences", "tokens/s", "weights alone, of the copy's rate"), rows)
 
 
-def _profile(measured: Measured) -> str:
+def _profile(measured: MeasuredStage) -> str:
     rows = []
     for row in measured.rows.of("decode", format="w4a16", batch=1):
         if "step_us" in row:
@@ -110,7 +110,7 @@ def _profile(measured: Measured) -> str:
     return markdown(("decode step, W4A16, one sequence", "launches", "us"), rows[:14])
 
 
-def _linears(measured: Measured) -> str:
+def _linears(measured: MeasuredStage) -> str:
     rows = []
     for row in measured.rows.of("linears"):
         if row.get("microseconds") and row["rows"] in (1, 16, 64, 512):
@@ -122,7 +122,7 @@ def _linears(measured: Measured) -> str:
     return markdown(("product", "method", "us", "of the copy's rate", "of the large product's"), rows)
 
 
-def _attention(measured: Measured) -> str:
+def _attention(measured: MeasuredStage) -> str:
     rows = []
     for row in measured.rows.of("attention"):
         if not row.get("microseconds"):
@@ -135,7 +135,7 @@ def _attention(measured: Measured) -> str:
     return markdown(("sequences x positions", "method", "us", "speed"), rows)
 
 
-def _serving(measured: Measured) -> str:
+def _serving(measured: MeasuredStage) -> str:
     rows = [
         (row["model"], row["method"], f"{row['tokens_per_s']:.0f}", f"{row['seconds']:.1f}", str(row.get("note", "")))
         for row in measured.rows.of("serving")

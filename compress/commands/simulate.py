@@ -73,7 +73,7 @@ def simulate(
     """
     from ...models.directory.find import find_configuration
     from ...runtime.costs.model_size import model_size
-    from ...runtime.simulate.scenario import Load, Scenario, run, table
+    from ...runtime.simulate.scenarios.scenario import Scenario, SimulatedLoad, run, table
 
     begun = time.perf_counter()
     progress = Progress(True)
@@ -82,7 +82,7 @@ def simulate(
         device=device,
         placement=placement,
         policies=tuple(policy or ["fcfs"]),
-        load=Load(
+        load=SimulatedLoad(
             trace=trace, prompts=prompts, outputs=outputs, arrivals=arrivals, requests=requests, rate=rate, seed=seed
         ),
         max_sequences=max_sequences,

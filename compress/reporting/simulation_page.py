@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...runtime.simulate.scenario import Simulated, facts, rows
+from ...runtime.simulate.scenarios.scenario import Simulated, facts, rows
 from .templates.rendering import render
 
 _STYLE = Path(__file__).parent / "page" / "style.css"
@@ -16,7 +16,7 @@ _POINTS = 200
 
 
 @dataclass(frozen=True)
-class Curve:
+class DistributionCurve:
     """One policy's share of requests below each time, as an SVG path."""
 
     policy: str
@@ -24,7 +24,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Tick:
+class DistributionTick:
     """A mark of an axis: where, and its text."""
 
     at: float
@@ -37,9 +37,9 @@ class Plot:
 
     title: str
     said: str
-    across: list[Tick]
-    up: list[Tick]
-    curves: list[Curve]
+    across: list[DistributionTick]
+    up: list[DistributionTick]
+    curves: list[DistributionCurve]
     width: int = _WIDTH
     height: int = _HEIGHT
     left: int = _LEFT
@@ -94,14 +94,14 @@ def _plot(title: str, policies: Sequence[str], values: Sequence[Sequence[float]]
         count = min(_POINTS, len(ordered))
         places = [round(i * (len(ordered) - 1) / max(1, count - 1)) for i in range(count)]
         path = " ".join(f"{across(ordered[i]):.1f},{up((i + 1) / len(ordered)):.1f}" for i in places)
-        curves.append(Curve(policy, path))
+        curves.append(DistributionCurve(policy, path))
     medians = ", ".join(
         f"{name} {sorted(mine)[len(mine) // 2]:.3g}" for name, mine in zip(policies, values, strict=True)
     )
     return Plot(
         title,
         f"{title}. Medians: {medians}",
-        [Tick(across(10.0**power), f"{10.0**power:g}") for power in range(low, high + 1)],
-        [Tick(up(share / 4), f"{25 * share}%") for share in range(5)],
+        [DistributionTick(across(10.0**power), f"{10.0**power:g}") for power in range(low, high + 1)],
+        [DistributionTick(up(share / 4), f"{25 * share}%") for share in range(5)],
         curves,
     )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...models.steps.parts import data_once
-from ...models.steps.step import RunContext, StepPlan
+from ...models.steps.step import RecipeStepPlan, RunContext
 from ...models.structure.open_model import OpenModel
 from ...models.text.windows import fingerprint
 from ...quant.blockwise.assignment import Assignment, Treatment
@@ -125,7 +125,7 @@ class MixedPrecision:
             for name in each[0]
         }
 
-    def plan(self, model: OpenModel, usual: StepPlan) -> StepPlan:
+    def plan(self, model: OpenModel, usual: RecipeStepPlan) -> RecipeStepPlan:
         """The plan, known before anything is measured, from that of the schemes with the most bytes."""
         choices = self._choices(model)
         budget = self._budget(model, choices)

@@ -12,7 +12,16 @@ import torch
 from ...distill.run.checks import step_training, teacher_of, training_problems
 from ...distill.run.training_cost import training_cost
 from ...models.steps.parts import layers_of
-from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord, StepTraining, StoragePlan
+from ...models.steps.step import (
+    Given,
+    PreparedStep,
+    RecipeStepPlan,
+    RunContext,
+    Step,
+    StepRecord,
+    StepTraining,
+    StoragePlan,
+)
 from ...models.structure.attention import head_width
 from ...models.structure.block_calls import block_calls
 from ...models.structure.open_model import OpenModel
@@ -43,7 +52,9 @@ class QuantizeStep(Step[Quantize | QuantizeAuto]):
 
     @property
     def changes_zeros(self) -> str | None:
-        method = next((each.method for each in self.settings.transforms if not TRANSFORMS[each.method].keeps_zeros), None)
+        method = next(
+            (each.method for each in self.settings.transforms if not TRANSFORMS[each.method].keeps_zeros), None
+        )
         return None if method is None else f"transforms: {method}"
 
     @property
@@ -167,7 +178,7 @@ class PreparedQuantize(PreparedStep):
         done = [outcome.sentence, "layer errors are from before training"]
         return StepRecord("quantize", settings, layers, unknown, record, done, training=outcome.training)
 
-    def plan(self) -> StepPlan:
+    def plan(self) -> RecipeStepPlan:
         working = self._working
         chosen = [(working.linears[name], treatment) for name, treatment in self._chosen.items()]
         stored = sum(treatment.scheme.stored_bytes(f.rows, f.columns, f.dtype.itemsize) for f, treatment in chosen)
@@ -187,7 +198,7 @@ class PreparedQuantize(PreparedStep):
             "bits_per_weight": 8 * stored / numbers if numbers else 0.0,
         }
         unchanged, packed = working.weights.nbytes - before, self._stays_packed()
-        plan = StepPlan("quantize", facts, before, stored, unchanged_bytes=unchanged, stays_packed=packed)
+        plan = RecipeStepPlan("quantize", facts, before, stored, unchanged_bytes=unchanged, stays_packed=packed)
         if isinstance(self._assignment, MixedPrecision):
             plan = self._assignment.plan(working, plan)
         else:

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ...models.checkpoint.writer import Entry, write_checkpoint
-from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord, StepTraining
+from ...models.steps.step import Given, PreparedStep, RecipeStepPlan, RunContext, Step, StepRecord, StepTraining
 from ...models.structure.open_model import OpenModel
 from ...system.errors import raise_problems
 from ...system.machine import human_bytes
@@ -58,7 +58,7 @@ class PreparedDistill(PreparedStep):
         teacher = teacher_of(self.settings, self.model, self._given.original)
         return training_cost(self.settings, self.model, teacher, on_gpu=self._given.on_gpu)
 
-    def plan(self) -> StepPlan:
+    def plan(self) -> RecipeStepPlan:
         settings, nbytes = self.settings, self.model.weights.nbytes
         facts = {
             "loss": settings.loss.method if settings.has_teacher else "cross_entropy",
@@ -71,7 +71,7 @@ class PreparedDistill(PreparedStep):
             + (f", {settings.loss.method} from {_called(settings.teacher)}" if settings.has_teacher else "")
             + f": {human_bytes(nbytes)} as before"
         )
-        return StepPlan("distill", facts, nbytes, nbytes, sentence)
+        return RecipeStepPlan("distill", facts, nbytes, nbytes, sentence)
 
     def run(self, context: RunContext, target: Path) -> StepRecord | None:
         model, outcome = self.model, self._trained(context)

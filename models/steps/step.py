@@ -70,7 +70,7 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
-class StepPlan:
+class RecipeStepPlan:
     """What a step will do, for the plan that ``--dry-run`` prints.
 
     Attributes:
@@ -208,7 +208,7 @@ class PreparedStep(ABC):
         """Memory, disk and operations it will take with a given number of calibration windows."""
 
     @abstractmethod
-    def plan(self) -> StepPlan:
+    def plan(self) -> RecipeStepPlan:
         """What it will do, in numbers, and as a sentence."""
 
     @abstractmethod

@@ -12,7 +12,7 @@ from typing import Any
 from ...models.directory.directory import ModelDirectory
 from ...models.steps.parts import Measured, data_once
 from ...models.steps.smaller_model import write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
+from ...models.steps.step import Given, PreparedStep, RecipeStepPlan, RunContext, Step, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.open_model import OpenModel
 from ...quant.transforms.rotated_model import RotationError
@@ -110,14 +110,14 @@ class PreparedAuto(PreparedStep):
             what = f"params: the smallest shape in the search has {least:.2f} of the parameters; give at least that"
             raise self._wrong("target", what)
 
-    def plan(self) -> StepPlan:
+    def plan(self) -> RecipeStepPlan:
         grid, before = self._grid, self.model.weights.nbytes
         count = math.prod(len(levels) for levels in grid.levels.values())
         after = int(before * self._target.params) if self._target.params is not None else before
         facts = {"structure": "auto", "target": self._target.model_dump(exclude_none=True), "shapes": count}
         levels = " x ".join(f"{len(grid.levels[name])} {name}" for name in DIMENSIONS)
         sentence = f"prune to {self._target.label}: the best of {count} shapes of {levels}"
-        return StepPlan("prune", facts, before, after, sentence)
+        return RecipeStepPlan("prune", facts, before, after, sentence)
 
     def cost(self, windows: int, length: int) -> Cost:
         model = self.model

@@ -14,7 +14,7 @@ from torch import nn
 from ...models.steps.block_loop import forward, streamed_model
 from ...models.steps.parts import Measured
 from ...models.steps.smaller_model import last_hidden, write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
+from ...models.steps.step import Given, PreparedStep, RecipeStepPlan, RunContext, Step, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS, HeadFunction, StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...system.activation_store import BATCH_TOKENS, ActivationStore
@@ -125,14 +125,14 @@ class PreparedBlocks(PreparedStep):
             what = f"block {stuck[0]} differs from the others by its index and cannot be removed; keep it, too"
             raise self._wrong("keep", what)
 
-    def plan(self) -> StepPlan:
+    def plan(self) -> RecipeStepPlan:
         before, after = self.model.weights.nbytes, self.output.weights.nbytes
         removable, count, depth = self._removable, self._count, len(self._removable.candidates)
         score = None if self.settings.keep is not None else self._score
         facts = {"structure": self.settings.structure, "score": score, "removed": count, "of": depth}
         by = "" if score is None else f" by {score}"
         sentence = f"prune {count} of {depth} {removable.plural}{by}: {human_bytes(before)} -> {human_bytes(after)}"
-        return StepPlan("prune", facts, before, after, sentence)
+        return RecipeStepPlan("prune", facts, before, after, sentence)
 
     def cost(self, windows: int, length: int) -> Cost:
         model = self.model

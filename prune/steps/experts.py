@@ -15,7 +15,7 @@ from ...models.steps.block_loop import BlockJob, BlockResult, run_forward, strea
 from ...models.steps.parts import block_files, layers_of
 from ...models.steps.record import LayerRecord, significant
 from ...models.steps.smaller_model import computes_the_same, write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
+from ...models.steps.step import Given, PreparedStep, RecipeStepPlan, RunContext, Step, StepRecord
 from ...models.structure.open_model import OpenModel
 from ...system.activation_store import ActivationStore
 from ...system.errors import Problem, ProblemsError, SmeltError
@@ -95,7 +95,7 @@ class PreparedExperts(PreparedStep):
             raise ProblemsError([Problem(self._amount, f"removes none of {layers.count} experts; raise it")])
         return left
 
-    def plan(self) -> StepPlan:
+    def plan(self) -> RecipeStepPlan:
         before, after, count = self.model.weights.nbytes, self.output.weights.nbytes, self._layers.count
         facts = {
             "structure": "experts",
@@ -104,7 +104,9 @@ class PreparedExperts(PreparedStep):
             "experts_after": self._left,
         }
         sentence = f"prune experts from {count} to {self._left} in each layer by {self._score}"
-        return StepPlan("prune", facts, before, after, f"{sentence}: {human_bytes(before)} -> {human_bytes(after)}")
+        return RecipeStepPlan(
+            "prune", facts, before, after, f"{sentence}: {human_bytes(before)} -> {human_bytes(after)}"
+        )
 
     def cost(self, windows: int, length: int) -> Cost:
         return scoring_cost(self.model, windows, length, gradients=3 if self._score == "taylor" else None)

@@ -15,7 +15,7 @@ from ...models.steps.block_loop import streamed_model
 from ...models.steps.parts import tensors_once
 from ...models.steps.record import LayerRecord, significant
 from ...models.steps.smaller_model import computes_the_same, few_tokens, write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
+from ...models.steps.step import Given, PreparedStep, RecipeStepPlan, RunContext, Step, StepRecord
 from ...models.streaming.streamed import StreamedModel
 from ...models.structure.open_model import OpenModel
 from ...models.structure.untied_head import with_untied_head
@@ -109,14 +109,14 @@ class PreparedHidden(PreparedStep):
     def _wrong_amount(self, what: str) -> ProblemsError:
         return ProblemsError([Problem(f"{self._where}.{'ratio' if self.settings.size is None else 'size'}", what)])
 
-    def plan(self) -> StepPlan:
+    def plan(self) -> RecipeStepPlan:
         model, axis, left = self.model, self._axis, self._left
         before, after = model.weights.nbytes, self.output.weights.nbytes
         untied = " (lm_head is untied)" if self._score == "pca" and model.is_tied else ""
         facts = {"structure": "hidden", "score": self._score, "units_before": axis.units, "units_after": left}
         sentence = f"prune {axis.noun} from {axis.units} to {left} by {self._score}:"
         sizes = f"{human_bytes(before)} -> {human_bytes(after)}"
-        return StepPlan("prune", facts, before, after, f"{sentence} {sizes}{untied}")
+        return RecipeStepPlan("prune", facts, before, after, f"{sentence} {sizes}{untied}")
 
     def cost(self, windows: int, length: int) -> Cost:
         model = self.model

@@ -13,7 +13,7 @@ from ...models.steps.block_loop import run_forward, streamed_model
 from ...models.steps.parts import layers_of
 from ...models.steps.record import LayerRecord, significant
 from ...models.steps.smaller_model import computes_the_same, write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
+from ...models.steps.step import Given, PreparedStep, RecipeStepPlan, RunContext, Step, StepRecord
 from ...models.streaming.streamed import LOGIT_TOKENS
 from ...models.structure.open_model import LinearFacts, OpenModel
 from ...quant.blockwise.group_quantizer import reached_notes
@@ -147,7 +147,7 @@ class PreparedUnits(PreparedStep):
         given = next(name for name in ("count", "ratio", "size") if getattr(self.settings, name) is not None)
         return ProblemsError([Problem(f"{self._where}.{given}", what)])
 
-    def plan(self) -> StepPlan:
+    def plan(self) -> RecipeStepPlan:
         axis, left = self._axis, self._left
         before, after = self.model.weights.nbytes, self._narrow.weights.nbytes
         uneven = "" if self._is_even else f" in each layer on average, allocated by {self.settings.allocation},"
@@ -161,7 +161,7 @@ class PreparedUnits(PreparedStep):
         sentence = f"prune {axis.noun} from {axis.units} to {left}{uneven} by {self._score_name}:"
         sizes = f"{human_bytes(before)} -> {human_bytes(after)}"
         more = {} if self._is_even else {"allocation": self.settings.allocation}
-        return StepPlan("prune", facts, before, after, f"{sentence} {sizes}", more=more)
+        return RecipeStepPlan("prune", facts, before, after, f"{sentence} {sizes}", more=more)
 
     def cost(self, windows: int, length: int) -> Cost:
         model, axis = self.model, self._axis

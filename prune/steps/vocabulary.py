@@ -9,7 +9,7 @@ import torch
 
 from ...models.steps.parts import data_once
 from ...models.steps.smaller_model import write_model
-from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
+from ...models.steps.step import Given, PreparedStep, RecipeStepPlan, RunContext, Step, StepRecord
 from ...models.structure.open_model import OpenModel
 from ...models.text.text_source import TextSource
 from ...models.text.windows import used_tokens
@@ -61,12 +61,14 @@ class PreparedVocabulary(PreparedStep):
             what = f"uses all {self._axis.units} tokens, so none can be removed"
             raise ProblemsError([Problem(f"{where}.corpus", what)])
 
-    def plan(self) -> StepPlan:
+    def plan(self) -> RecipeStepPlan:
         before, after = self.model.weights.nbytes, self.output.weights.nbytes
         units, left = self._axis.units, len(self._kept)
         facts = {"structure": "vocabulary", "units_before": units, "units_after": left}
         sentence = f"prune the vocabulary from {units} to {left} tokens, those of {self._source.label}"
-        return StepPlan("prune", facts, before, after, f"{sentence}: {human_bytes(before)} -> {human_bytes(after)}")
+        return RecipeStepPlan(
+            "prune", facts, before, after, f"{sentence}: {human_bytes(before)} -> {human_bytes(after)}"
+        )
 
     def cost(self, windows: int, length: int) -> Cost:
         return Cost(2 * self.model.embedding_bytes(), self.model.weights.nbytes, 0.0)

@@ -11,7 +11,7 @@ from ...models.checkpoint.writer import Entry, write_checkpoint
 from ...models.steps.block_loop import run_forward, streamed_model
 from ...models.steps.parts import block_files, layers_of, save_part
 from ...models.steps.record import LayerRecord, significant
-from ...models.steps.step import Given, PreparedStep, RunContext, Step, StepPlan, StepRecord
+from ...models.steps.step import Given, PreparedStep, RecipeStepPlan, RunContext, Step, StepRecord
 from ...models.structure.open_model import LinearFacts, OpenModel
 from ...quant.blockwise.assignment import named
 from ...quant.blockwise.group_quantizer import reached_notes
@@ -122,7 +122,7 @@ class PreparedWeights(PreparedStep):
                 )
         return problems
 
-    def plan(self) -> StepPlan:
+    def plan(self) -> RecipeStepPlan:
         count, nbytes = len(self._facts), self.model.weights.nbytes
         facts = {
             "structure": self.settings.structure,
@@ -131,7 +131,7 @@ class PreparedWeights(PreparedStep):
             "linears": count,
         }
         sentence = f"prune {count} linears to {self.label}: {human_bytes(nbytes)} as before"
-        return StepPlan("prune", facts, nbytes, nbytes, sentence)
+        return RecipeStepPlan("prune", facts, nbytes, nbytes, sentence)
 
     def cost(self, windows: int, length: int) -> Cost:
         model = self.model

@@ -51,7 +51,7 @@ def learned_model_rotation(
 
     def learn() -> tuple[dict[str, Tensor], None]:
         if not path.exists():
-            inputs.mkdir(exist_ok=True)
+            inputs.mkdir(parents=True, exist_ok=True)
             matrices = _Learning(model, residual, start, steps, seed, context, inputs).matrices()
             save_tensors(path, {name: matrix.contiguous() for name, matrix in matrices.items()})
         shutil.rmtree(inputs, ignore_errors=True)

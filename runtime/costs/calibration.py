@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,7 +152,7 @@ def _amounts(steps: Sequence[MeasuredStep]) -> tuple[list[str], np.ndarray]:
 
 
 def calibration(
-    configurations: dict[str, Sequence[MeasuredStep]], *, device: str, made: dict[str, str], memory_bytes: int
+    configurations: Mapping[str, Sequence[MeasuredStep]], *, device: str, made: dict[str, str], memory_bytes: int
 ) -> Calibration:
     """Fit a device's prices, and find how wrong they are for configurations that they were not fitted on.
 

@@ -15,7 +15,7 @@ _SHAPELESS = 1.0  # a Pareto distribution has no mean at or below this shape
 
 
 @dataclass(frozen=True)
-class Lengths:
+class LengthDistribution:
     """A distribution of numbers of tokens.
 
     Attributes:
@@ -27,7 +27,7 @@ class Lengths:
     draw: Callable[[random.Random], int]
 
     @classmethod
-    def parse(cls, text: str, option: str) -> Lengths:
+    def parse(cls, text: str, option: str) -> LengthDistribution:
         """A distribution from its text, such as ``lognormal:300,0.9``.
 
         Args:
@@ -67,7 +67,14 @@ def _drawing(name: str, values: list[float]) -> Callable[[random.Random], float]
 
 
 def synthetic(
-    prompts: Lengths, outputs: Lengths, *, count: int, rate: float, longest: int, burstiness: float = 1.0, seed: int = 0
+    prompts: LengthDistribution,
+    outputs: LengthDistribution,
+    *,
+    count: int,
+    rate: float,
+    longest: int,
+    burstiness: float = 1.0,
+    seed: int = 0,
 ) -> list[Arrival]:
     """Requests at random times.
 

@@ -7,13 +7,13 @@ import statistics
 
 import pytest
 from smelt.runtime import RuntimeProblem
-from smelt.runtime.requests.synthetic import Lengths, synthetic
+from smelt.runtime.requests.synthetic import LengthDistribution, synthetic
 
 FOREVER = 10**9
 
 
 def _many(text: str, count: int = 20_000, **options: float) -> list[int]:
-    lengths, one = Lengths.parse(text, "--prompts"), Lengths.parse("fixed:1", "--outputs")
+    lengths, one = LengthDistribution.parse(text, "--prompts"), LengthDistribution.parse("fixed:1", "--outputs")
     return [each.prompt for each in synthetic(lengths, one, count=count, rate=1.0, longest=FOREVER, **options)]
 
 
@@ -36,7 +36,7 @@ def test_lengths_have_the_mean_and_spread_that_their_names_say(text: str, mean: 
 
 @pytest.mark.parametrize("burstiness", [0.0, 1.0, 4.0])
 def test_arrivals_have_the_rate_and_burstiness(burstiness: float) -> None:
-    one = Lengths.parse("fixed:1", "--prompts")
+    one = LengthDistribution.parse("fixed:1", "--prompts")
     found = synthetic(one, one, count=20_000, rate=5.0, longest=FOREVER, burstiness=burstiness)
     pauses = [b.at - a.at for a, b in itertools.pairwise(found)]
     assert statistics.mean(pauses) == pytest.approx(0.2, rel=0.1)
@@ -44,7 +44,7 @@ def test_arrivals_have_the_rate_and_burstiness(burstiness: float) -> None:
 
 
 def test_none_is_longer_than_the_longest() -> None:
-    lengths = Lengths.parse("pareto:100,1.1", "--prompts")
+    lengths = LengthDistribution.parse("pareto:100,1.1", "--prompts")
     found = synthetic(lengths, lengths, count=2000, rate=1.0, longest=300)
     assert max(each.prompt + each.output for each in found) == 300
     assert min(min(each.prompt, each.output) for each in found) >= 1
@@ -55,4 +55,4 @@ def test_none_is_longer_than_the_longest() -> None:
 )
 def test_what_is_no_distribution_is_said(text: str) -> None:
     with pytest.raises(RuntimeProblem, match=r"--prompts: .* is not a distribution of lengths; give fixed:N"):
-        Lengths.parse(text, "--prompts")
+        LengthDistribution.parse(text, "--prompts")

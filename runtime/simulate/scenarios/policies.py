@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..costs.device_cost import ScaledCost
-from ..costs.work import StepCost
-from ..requests.trace import Arrival
-from .options import SimulatedEngine
-from .results import SimulationResult
+from ...costs.device_cost import ScaledCost
+from ...costs.work import StepCost
+from ...requests.trace import Arrival
+from ..options import SimulatedEngine
+from ..results import SimulationResult
 
 # Intervals are found on so many requests.
 _INTERVAL_REQUESTS = 2000
@@ -27,7 +27,7 @@ Simulate = Callable[[Sequence[Arrival], SimulatedEngine, Callable[[StepCost], St
 
 
 @dataclass(frozen=True)
-class Compared:
+class PolicyResult:
     """One policy's result.
 
     Attributes:
@@ -49,7 +49,7 @@ def compare(
     policies: Sequence[str],
     simulate: Simulate,
     spread: float,
-) -> list[Compared]:
+) -> list[PolicyResult]:
     """Simulate each policy, and how its figures move with the cost model's error.
 
     Args:
@@ -74,5 +74,5 @@ def compare(
             value, usual = figure(result), figure(base)
             ratios = [figure(each) / usual if usual else 1.0 for each in moved]
             intervals[name] = (value * min(1.0, *ratios), value * max(1.0, *ratios))
-        found.append(Compared(result, intervals))
+        found.append(PolicyResult(result, intervals))
     return found

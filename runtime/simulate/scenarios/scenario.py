@@ -7,17 +7,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...system.errors import RuntimeProblem, nearest_name
-from ...system.progress import Log
-from ..costs.device_cost import DeviceCost, device_cost
-from ..costs.model_size import ModelSize
-from ..requests.synthetic import Lengths, synthetic
-from ..requests.trace import Arrival, read_trace, repeated
-from ..scheduling.policies.table import POLICIES
-from ..scheduling.swapping import SWAP_MODES, SwapMode, TransferCost
-from .compare import FIGURES, Compared, compare
-from .options import SimulatedEngine
-from .placements.placement import Placement
+from ....system.errors import RuntimeProblem, nearest_name
+from ....system.progress import Log
+from ...costs.device_cost import DeviceCost, device_cost
+from ...costs.model_size import ModelSize
+from ...requests.synthetic import LengthDistribution, synthetic
+from ...requests.trace import Arrival, read_trace, repeated
+from ...scheduling.policies.table import POLICIES
+from ...scheduling.swapping import SWAP_MODES, SwapMode, TransferCost
+from ..options import SimulatedEngine
+from ..placements.placement import Placement
+from .policies import FIGURES, PolicyResult, compare
 
 _MOST = 10**9
 _SYNTHETIC_REQUESTS = 1000
@@ -26,7 +26,7 @@ _TRANSFER_SECONDS = 10e-6
 
 
 @dataclass(frozen=True)
-class Load:
+class SimulatedLoad:
     """The requests.
 
     Attributes:
@@ -67,8 +67,8 @@ class Load:
         assert self.prompts is not None
         assert self.outputs is not None
         found = synthetic(
-            Lengths.parse(self.prompts, "--prompts"),
-            Lengths.parse(self.outputs, "--outputs"),
+            LengthDistribution.parse(self.prompts, "--prompts"),
+            LengthDistribution.parse(self.outputs, "--outputs"),
             count=self.requests or _SYNTHETIC_REQUESTS,
             rate=self.arrivals * self.rate,
             longest=longest,
@@ -83,7 +83,7 @@ class Scenario:
 
     size: ModelSize
     device: str
-    load: Load
+    load: SimulatedLoad
     policies: Sequence[str] = ("fcfs",)
     placement: str = "single"
     max_sequences: int = 256
@@ -116,7 +116,7 @@ class Simulated:
     placement: str
     model: ModelSize
     left_out: str
-    compared: list[Compared]
+    compared: list[PolicyResult]
 
     def as_data(self) -> dict[str, Any]:
         """As JSON."""
@@ -201,7 +201,7 @@ def _host(scenario: Scenario, device: DeviceCost) -> dict[str, Any]:
 
 def _copy_rate() -> float:
     """Bytes a second that this machine's memory copies."""
-    from ..measure.bench import read_rate
+    from ...measure.bench import read_rate
 
     return read_rate() / 2
 
@@ -210,7 +210,7 @@ def _measure(log: Log) -> Any:
     def measured() -> tuple[float, float]:
         import torch
 
-        from ..measure.bench import product_rate, read_rate
+        from ...measure.bench import product_rate, read_rate
 
         log("this machine is not calibrated: measuring its bandwidth and products (smelt bench --calibrate is better)")
         return read_rate(), product_rate(torch.bfloat16)
