@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from .table import ResultsTable, markdown
@@ -60,6 +61,24 @@ def vllm(results: Any) -> str:
 def _turns(load: dict[str, Any]) -> str:
     digits = 0 if load["ours"] >= 100 else 1
     return f"{load['ours']:.{digits}f}, {load['theirs']:.{digits}f} ({load['ratio']:.2f})"
+
+
+def simulator(results: Any) -> str:
+    """The simulator beside the engine, on what the calibration has not seen."""
+    names = {"completion": "completion", "between_tokens": "between tokens", "first_token": "first token"}
+    rows = []
+    for name, loads in results["configurations"].items():
+        for load, row in loads.items():
+            cells = [f"{row[key]['median_error']:.0%}, {row[key]['error_of_p99']:+.0%}" for key in names]
+            rows.append((f"{name}, {load}", f"{1e3 * row['completion']['measured_mean']:.0f} ms", *cells))
+    medians = [
+        statistics.median(
+            row[key]["median_error"] for loads in results["configurations"].values() for row in loads.values()
+        )
+        for key in names
+    ]
+    rows.append(("median", "", *(f"{value:.0%}" for value in medians)))
+    return markdown(("error per request (median), of p99", "mean completion", *names.values()), rows)
 
 
 def reproducible(results: Any) -> str:
@@ -129,6 +148,7 @@ TABLES = {
     "vllm": ResultsTable("runtime_cpu_vllm", vllm),
     "reproducible": ResultsTable("reproducible", reproducible),
     "busy neighbour": ResultsTable("busy_neighbour", busy),
+    "simulator": ResultsTable("simulator", simulator),
     "first choices": ResultsTable("first_choices", first_choices),
     "harness": ResultsTable("harness_agreement", harness),
     "memory limit": ResultsTable("memory_limit", memory),
