@@ -31,14 +31,14 @@ def turns(study: Study) -> list[Row]:
     fits = blocks_of(LLAMA_3_8B, A100)
     transfer = transfers(LLAMA_3_8B, A100, _TRANSFER)
     cost = SwapCost(cost_of(LLAMA_3_8B, A100), transfer)
-    large, small = SimulatedEngine(fits, max_sequences=128), SimulatedEngine(fits // 8, max_sequences=128)
+    large, small = SimulatedEngine(fits, max_sequences=128), SimulatedEngine(fits // 4, max_sequences=128)
     host = replace(small, host_blocks=2 * fits, transfer=transfer)
     rows = []
     for way, engine, load in (
         ("no sharing", large, cold),
         ("cache of an A100", large, arrivals),
-        ("an eighth of it", small, arrivals),
-        ("an eighth of it, and host memory", host, arrivals),
+        ("a quarter of it", small, arrivals),
+        ("a quarter of it, and host memory", host, arrivals),
     ):
         found = simulate(load, engine, cost)
         last = [each for each in found.served if arrivals[each.number].prompt == _prompt(_TURNS)]

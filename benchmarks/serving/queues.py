@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from smelt.runtime.requests.trace import Arrival
+from smelt.runtime.scheduling.policies.mlfq import SkipJoinFeedbackQueue
 from smelt.runtime.simulate.options import SimulatedEngine
+from smelt.runtime.simulate.replica import Replica
 from smelt.runtime.simulate.results import SimulationResult
 from smelt.runtime.simulate.simulation import simulate
 
@@ -25,6 +28,8 @@ _CASES = {
     "long prompts, equal outputs": ("lognormal:1200,0.5", "fixed:200", 4096, _LIGHT),
 }
 _WAYS = (("fcfs", False), ("mlfq", False), ("mlfq", True))
+# Without what keeps requests from starving.
+_UNPROMOTED, _FOREVER = "mlfq, never promoted", 1e12
 # Seconds for each output token.
 _MEAN_LIMIT, _P99_LIMIT = 0.03, 0.1
 
@@ -36,7 +41,7 @@ def feedback(study: Study) -> list[Row]:
         arrivals = study.random(prompts, outputs, 500, rate=1.0, longest=longest)
         capacity = _capacity(arrivals)
         for share in shares:
-            for policy, host in _WAYS:
+            for policy, host in (*_WAYS, *([(_UNPROMOTED, False)] if shares is _LIGHT else [])):
                 found = _simulated(at_rate(arrivals, share * capacity), policy, host=host)
                 rows.append(
                     {
@@ -88,8 +93,17 @@ def _engine(policy: str, *, host: bool) -> tuple[SimulatedEngine, SwapCost]:
 
 
 def _simulated(arrivals: list[Arrival], policy: str, *, host: bool) -> SimulationResult:
-    engine, cost = _engine(policy, host=host)
-    return simulate(arrivals, engine, cost)
+    if policy != _UNPROMOTED:
+        engine, cost = _engine(policy, host=host)
+        return simulate(arrivals, engine, cost)
+    engine, cost = _engine("mlfq", host=host)
+    replica = Replica(engine)
+    replica.scheduler.policy = SkipJoinFeedbackQueue(starved=_FOREVER)
+    for number, arrival in enumerate(arrivals):
+        replica.run_until(arrival.at, cost)
+        replica.submit(number, arrival)
+    replica.run_until(math.inf, cost)
+    return SimulationResult.of(policy, [replica])
 
 
 def _capacity(arrivals: list[Arrival]) -> float:
