@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from smelt.runtime.simulate.results import Served
 from smelt.system.errors import SmeltError
 from transformers import LlamaConfig
 
+from benchmarks import common
 from benchmarks.serving import layouts, memory, prefixes, study
-from benchmarks.serving.setting import LLAMA_3_8B, LLAMA_13B, Study, SwapCost, cost_of, transfers
+from benchmarks.serving.setting import LLAMA_3_8B, LLAMA_13B, Claim, Row, Study, SwapCost, cost_of, transfers
 from benchmarks.tables import serving
 
 
@@ -47,6 +49,27 @@ def test_a_claim_runs_and_its_table_is_written(claim: str, traces: Path, tmp_pat
     lines = table.text(tmp_path).splitlines()
     assert len(lines) == 4 + len(rows)
     assert len({line.count("|") for line in lines[2:]}) == 1
+
+
+def test_claims_that_do_not_run_keep_their_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (study, common):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    ran: list[str] = []
+
+    def claim(name: str) -> Claim:
+        def run(_: Study) -> list[Row]:
+            ran.append(name)
+            return [{"name": name, "run": len(ran)}]
+
+        return run
+
+    monkeypatch.setattr(study, "CLAIMS", {"first": claim("first"), "second": claim("second")})
+    for arguments in ([], ["--only", "second"]):
+        monkeypatch.setattr(sys, "argv", ["study", *arguments])
+        assert study.main() == 0
+    assert ran == ["first", "second", "second"]
+    results = json.loads((tmp_path / "serving_study.json").read_text())["results"]
+    assert results == {"first": [{"name": "first", "run": 1}], "second": [{"name": "second", "run": 3}]}
 
 
 def test_a_missing_trace_is_named(tmp_path: Path) -> None:
