@@ -51,8 +51,9 @@ class Swapping:
         self.seconds_per_token: float | None = None
 
     def ran(self, plan: StepPlan, seconds: float) -> None:
-        """Learn how long a prompt's token takes, from a step with many tokens."""
-        if plan.tokens < _FEWEST_TOKENS or seconds <= 0:
+        """Learn how long a prompt's token takes, from a step with many of them and fewer others."""
+        prompts = sum(chunk.count for chunk in plan.chunks if chunk.is_prompt)
+        if prompts < max(_FEWEST_TOKENS, plan.tokens / 2) or seconds <= 0:
             return
         found = seconds / plan.tokens
         before = self.seconds_per_token

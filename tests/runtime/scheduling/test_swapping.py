@@ -42,6 +42,18 @@ def test_without_a_measurement_it_computes_again() -> None:
     assert not swapping.pays(0)
 
 
+def test_decodes_say_nothing_about_a_prompts_token() -> None:
+    """64 decodes of 10 ms are 156 us a token, for reading the weights once; a prompt's token takes 10 us."""
+    swapping = Swapping("auto", 16, TransferCost(BLOCK, BLOCK, 10e-6, 25e9))  # 12 us a token, there and back
+    swapping.ran(_step(512), 512 * 10e-6)
+    assert not swapping.pays(1024)
+    decodes = [Chunk(_step(100).chunks[0].sequence, 99, 1, True) for _ in range(64)]
+    for _ in range(20):
+        swapping.ran(StepPlan(decodes), 10e-3)
+        swapping.ran(StepPlan([*decodes, *_step(32).chunks]), 10e-3)
+    assert not swapping.pays(1024)
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "prefill_first"])
 def test_what_an_empty_plan_saves_is_copied_with_the_next_one(policy: str) -> None:
     """While the first one's last token is in flight, the second lacks a block and is swapped out: nobody is left to compute."""
