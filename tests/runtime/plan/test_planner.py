@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,8 @@ from smelt.runtime.plan.losses import CACHE_LOSS, SCHEME_LOSS
 from smelt.runtime.plan.planner import PlanEntry, PlanRequest, ServingPlan, plan
 from smelt.runtime.plan.targets import PlanTarget, parse_targets
 from transformers import AutoConfig
+
+from tests.house import REPOSITORY
 
 WIDTHS = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -168,6 +171,15 @@ def test_targets_are_read(text: str, value: float) -> None:
 def test_every_choice_has_its_place_in_the_order() -> None:
     assert set(CACHE_LOSS) == set(BY_NAME)
     assert all(each.with_head >= each.linears for each in SCHEME_LOSS.values())
+
+
+def test_the_order_is_the_one_that_is_documented() -> None:
+    page = (REPOSITORY / "docs/plan.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (\w+)(?: g128)? \| (\d.*) \|$", page, re.MULTILINE))
+    wanted = {name: f"{each.linears:.4f} | {each.with_head:.4f}" for name, each in SCHEME_LOSS.items() if each.linears}
+    assert rows.items() >= wanted.items()
+    caches = ", ".join(f"{CACHE_LOSS[name]:.4f}" for name in ("int8", "fp8", "int4"))
+    assert f"| cache in int8, fp8, int4 | {caches} |" in page
 
 
 def test_a_quantized_checkpoint_varies_its_cache_alone(
