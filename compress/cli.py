@@ -1,4 +1,5 @@
-"""The command line: ``smelt run``, ``eval``, ``sweep``, ``compare``, ``inspect``, ``export``, ``merge``, ``chat``, ``bench``, ``simulate``, ``kernels`` and ``schema``.
+"""The command line: ``smelt run``, ``eval``, ``sweep``, ``compare``, ``inspect``, ``export``, ``merge``, ``chat``, ``bench``, ``simulate``, ``plan``,
+``kernels`` and ``schema``.
 
 Each command is a file in ``commands/`` and a row here.
 """
@@ -9,7 +10,7 @@ import sys
 
 import typer
 
-from .commands import bench, chat, compare, eval, export, inspect, kernels, merge, run, schema, simulate, sweep
+from .commands import bench, chat, compare, eval, export, inspect, kernels, merge, plan, run, schema, simulate, sweep
 from .commands.outcome import say
 
 app = typer.Typer(
@@ -42,6 +43,8 @@ app = typer.Typer(
 
     - `smelt simulate --trace trace.csv --model ./my-llama --device h100-sxm` predicts what a device would serve
 
+    - `smelt plan ./my-llama --device h100-sxm --target tokens_per_second=200` finds the recipe that a device needs
+
     An interrupted run continues when the same command is given again.
     """,
 )
@@ -56,6 +59,7 @@ for _name, _command in {
     "chat": chat.chat,
     "bench": bench.bench,
     "simulate": simulate.simulate,
+    "plan": plan.plan,
     "schema": schema.schema,
 }.items():
     app.command(_name)(_command)

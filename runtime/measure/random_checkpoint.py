@@ -12,6 +12,7 @@ from torch import Tensor
 from ...models.checkpoint.writer import Entry, write_checkpoint
 from ...models.structure.anatomy import is_linear
 from ...models.structure.skeleton import Skeleton
+from ...quant.activations import ActivationRounding
 from ...quant.grid import Grid
 from ...quant.scheme import Scheme
 from ...quant.stored.config import quantization_config
@@ -19,6 +20,8 @@ from ...quant.stored.quantized_weight import QuantizedWeight
 from ...system.tensor_files import TensorInfo
 
 _DTYPE = torch.bfloat16
+# Inputs are normed: few are larger.
+_INPUT_RANGE = 8.0
 
 
 def write_random_checkpoint(
@@ -53,7 +56,7 @@ def write_random_checkpoint(
         if key not in made:  # alike linears share their codes; each has its own copy in memory
             weight = _random(name, tuple(parameter.shape))
             grid = Grid.fit(weight, chosen.args)
-            made[key] = QuantizedWeight(grid.round(weight.float()), grid).stored(chosen)
+            made[key] = QuantizedWeight(grid.round(weight.float()), grid).stored(chosen) | _input_scales(chosen)
         for local, tensor in made[key].items():
             entries.append((f"{linear}.{local}", TensorInfo(tensor.dtype, tuple(tensor.shape)), _giving(tensor)))
     data = {**config.to_dict(), "architectures": [type(skeleton.model).__name__], "dtype": "bfloat16"}
@@ -65,6 +68,14 @@ def write_random_checkpoint(
             named, ignored, head=[skeleton.head_name] if head is not None else None
         )
     write_checkpoint(directory, directory.parent, data, entries)
+
+
+def _input_scales(scheme: Scheme) -> dict[str, Tensor]:
+    """The scales of inputs that a scheme fixes beforehand."""
+    if scheme.activations is None or not scheme.reads_inputs:
+        return {}
+    low, high = torch.tensor(-_INPUT_RANGE), torch.tensor(_INPUT_RANGE)
+    return ActivationRounding.observed(scheme.activations, low, high, _DTYPE).stored()
 
 
 def _giving(tensor: Tensor) -> Callable[[], Tensor]:

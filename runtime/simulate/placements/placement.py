@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ....system.errors import RuntimeProblem
 from ....system.machine import human_bytes
 from ...costs.device_cost import DeviceCost
+from ...costs.memory import usable_memory
 from ...costs.model_size import ModelSize
 from ...costs.work import StepCost
 from ...requests.trace import Arrival
@@ -20,8 +21,6 @@ from .pipeline import simulate_pipeline
 from .replicas import simulate_replicas
 
 FORMS = "single, replicas:N, tensor:N, pipeline:N, disaggregated:P+D or hybrid:P+D,LENGTH"
-# Activations and graphs take so much of a device's memory beside weights and cache.
-_ACTIVATIONS_SHARE = 0.05
 Change = Callable[[StepCost], StepCost]
 
 
@@ -72,7 +71,7 @@ class Placement:
         Raises:
             RuntimeProblem: nothing is left.
         """
-        memory = self.ways * device.memory_bytes * (utilization - _ACTIVATIONS_SHARE)
+        memory = self.ways * usable_memory(device.memory_bytes, utilization)
         left = memory - size.weight_bytes
         if self.kind == "pipeline":
             left /= self.counts[0]  # each batch that is under way has its own

@@ -11,6 +11,7 @@ from ....system.errors import RuntimeProblem, nearest_name
 from ....system.progress import Log
 from ...costs.device_cost import DeviceCost, device_cost
 from ...costs.model_size import ModelSize
+from ...measure.this_machine import rates_of_this_machine
 from ...requests.synthetic import LengthDistribution, synthetic
 from ...requests.trace import Arrival, read_trace, repeated
 from ...scheduling.policies.table import POLICIES
@@ -157,7 +158,7 @@ def run(scenario: Scenario, log: Log = lambda _: None) -> Simulated:
         raise RuntimeProblem(f"swap is {scenario.swap!r}; it must be {', '.join(SWAP_MODES)}")
     placement = Placement.parse(scenario.placement)
     size = scenario.size
-    device = device_cost(scenario.device, measure=_measure(log))
+    device = device_cost(scenario.device, measure=rates_of_this_machine(log))
     blocks = placement.blocks(size, device, scenario.memory_utilization, scenario.block_size)
     longest = min(scenario.max_length or size.max_length, blocks * scenario.block_size)
     arrivals, left_out = scenario.load.read(longest)
@@ -204,18 +205,6 @@ def _copy_rate() -> float:
     from ...measure.bench import read_rate
 
     return read_rate() / 2
-
-
-def _measure(log: Log) -> Any:
-    def measured() -> tuple[float, float]:
-        import torch
-
-        from ...measure.bench import product_rate, read_rate
-
-        log("this machine is not calibrated: measuring its bandwidth and products (smelt bench --calibrate is better)")
-        return read_rate(), product_rate(torch.bfloat16)
-
-    return measured
 
 
 def facts(found: Simulated) -> list[tuple[str, str]]:

@@ -1,0 +1,112 @@
+"""What a model does on a device: the memory that it needs, the sequences that fit, speed, and energy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..costs.device_cost import DeviceCost
+from ..costs.memory import usable_memory
+from ..costs.model_size import ModelSize
+from ..costs.work import StepCost, StepWork
+
+_BLOCK = 16
+
+
+@dataclass(frozen=True)
+class PlanLoad:
+    """What a model is to serve.
+
+    Attributes:
+        context: tokens of a sequence.
+        batch: sequences that are decoded together.
+        token_budget: tokens of a prompt that a step computes.
+        devices: that share every layer.
+        memory_bytes: of all devices.
+    """
+
+    context: int
+    batch: int
+    token_budget: int
+    devices: int
+    memory_bytes: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A model's figures. Times are in seconds; each sequence has all of the load's context.
+
+    Attributes:
+        weight_bytes: of the weights as the engine keeps them.
+        cache_bytes: of a sequence's keys and values.
+        memory_bytes: what devices must have for weights, activations and one sequence.
+        fits: whether they have it.
+        sequences: how many fit.
+        tokens_per_second: of one sequence alone.
+        throughput: tokens a second of the load's batch; None if it does not fit.
+        first_token: from the prompt to its first token (TTFT), computed in chunks of the token budget.
+        first_token_in_one_step: the same, computed in one step.
+        joules: of a generated token, at most, of the batch or of one sequence if it does not fit; None if the power is not known.
+    """
+
+    weight_bytes: int
+    cache_bytes: float
+    memory_bytes: float
+    fits: bool
+    sequences: int
+    tokens_per_second: float
+    throughput: float | None
+    first_token: float
+    first_token_in_one_step: float
+    joules: float | None
+
+
+def figures(size: ModelSize, device: DeviceCost, load: PlanLoad) -> Figures:
+    """A model's figures on a device.
+
+    Args:
+        size: of the model, as it is served.
+        device: each of them.
+        load: what it serves.
+
+    Raises:
+        RuntimeProblem: a constant that is needed is not known, or the device was calibrated alone.
+    """
+    cost = device.cost(size, tensor_parallel=load.devices, block_size=_BLOCK)
+    cache = -(-load.context // _BLOCK) * _BLOCK * size.kv_bytes
+    left = usable_memory(load.memory_bytes) - size.weight_bytes
+    sequences = max(0, int(left / cache))
+    one = cost.seconds(decode_work(1, load.context))
+    batch = cost.seconds(decode_work(load.batch, load.context)) if load.batch <= sequences else None
+    power = device.device.constants.get("power_watts") if device.device is not None else None
+    joules = None
+    if power is not None and power.value is not None:
+        joules = load.devices * power.value * (one if batch is None else batch / load.batch)
+    return Figures(
+        size.weight_bytes,
+        cache,
+        (size.weight_bytes + cache) / usable_memory(1.0),
+        sequences >= 1,
+        sequences,
+        1 / one,
+        None if batch is None else load.batch / batch,
+        first_token_seconds(cost, load.context, load.token_budget),
+        first_token_seconds(cost, load.context, load.context),
+        joules,
+    )
+
+
+def decode_work(sequences: int, context: int) -> StepWork:
+    """A step that adds a token to each sequence."""
+    cached = sequences * context
+    return StepWork(sequences, sequences, cached, cached, chunks=sequences)
+
+
+def first_token_seconds(cost: StepCost, prompt: int, budget: int) -> float:
+    """The time of a prompt, alone, in chunks of so many tokens."""
+    found = 0.0
+    for start in range(0, prompt, budget):
+        count = min(budget, prompt - start)
+        pairs = count * start + count * (count + 1) // 2
+        stop = start + count
+        found += cost.seconds(StepWork(count, int(stop == prompt), stop, pairs, 0, 1, 1, pairs))
+    return found
