@@ -95,6 +95,21 @@ def bench(
         share_prefixes=False,
     )
     if ablate:
+        unused = {
+            "--policy": policy != "fcfs",
+            "--static": static,
+            "--trace": trace is not None,
+            "--no-native": not native,
+            "--exact-inputs": exact_inputs,
+            "--reproducible": reproducible,
+            "--compile": compiled,
+            "--concurrency": concurrency is not None,
+        }
+        given = [name for name, is_given in unused.items() if is_given]
+        if given:
+            raise SmeltError(
+                f"--ablate takes one step of a GPU apart and does not use {', '.join(given)}; leave them out"
+            )
         return _ablate(checkpoint, prompt, output, dtype, kv_dtype, as_json)
     from ...models.directory.find import find_checkpoint
     from ...runtime.engine.engine import Engine

@@ -1,0 +1,29 @@
+"""``smelt bench``: options that do not go together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from smelt.compress.cli import app
+from typer.testing import CliRunner
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ([], "give a checkpoint to measure, or --calibrate FILE"),
+        (["builtin:smelt-6m", "--ablate", "--policy", "mlfq"], "--ablate takes one step of a GPU apart and does not use --policy"),
+        (["builtin:smelt-6m", "--ablate", "--compile", "--static"], "does not use --static, --compile"),
+        (["--calibrate", "nowhere/device.json"], "--calibrate: nowhere is not a directory"),
+        (["builtin:smelt-6m", "--policy", "fifo"], "policy is 'fifo'; it must be"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(
+    options: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(app, ["bench", *options])
+    assert found.exit_code == 1
+    assert sentence in found.stderr
+    assert not list(tmp_path.iterdir())
