@@ -110,7 +110,7 @@ class Study:
 
 
 def sharegpt(study: Study, requests: int, *, rate: float = 1e4) -> list[Arrival]:
-    """LengthDistribution with the means that vLLM's paper gives for ShareGPT (Figure 11): 161 and 338."""
+    """Lengths with the means that vLLM's paper gives for ShareGPT (Figure 11): 161 and 338."""
     return study.random("lognormal:161,1.1", "lognormal:338,0.9", requests, rate=rate)
 
 

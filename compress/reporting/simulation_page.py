@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...runtime.simulate.scenarios.scenario import Simulated, facts, rows
+from .plot.plot_axis import Tick
 from .templates.rendering import render
 
 _STYLE = Path(__file__).parent / "page" / "style.css"
@@ -24,21 +25,13 @@ class DistributionCurve:
 
 
 @dataclass(frozen=True)
-class DistributionTick:
-    """A mark of an axis: where, and its text."""
-
-    at: float
-    text: str
-
-
-@dataclass(frozen=True)
 class Plot:
     """Cumulative distributions on a logarithmic time axis."""
 
     title: str
     said: str
-    across: list[DistributionTick]
-    up: list[DistributionTick]
+    across: list[Tick]
+    up: list[Tick]
     curves: list[DistributionCurve]
     width: int = _WIDTH
     height: int = _HEIGHT
@@ -101,7 +94,7 @@ def _plot(title: str, policies: Sequence[str], values: Sequence[Sequence[float]]
     return Plot(
         title,
         f"{title}. Medians: {medians}",
-        [DistributionTick(across(10.0**power), f"{10.0**power:g}") for power in range(low, high + 1)],
-        [DistributionTick(up(share / 4), f"{25 * share}%") for share in range(5)],
+        [Tick(f"{10.0**power:g}", across(10.0**power)) for power in range(low, high + 1)],
+        [Tick(f"{25 * share}%", up(share / 4)) for share in range(5)],
         curves,
     )

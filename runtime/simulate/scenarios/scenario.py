@@ -18,7 +18,7 @@ from ...scheduling.policies.table import POLICIES
 from ...scheduling.swapping import SWAP_MODES, SwapMode, TransferCost
 from ..options import SimulatedEngine
 from ..placements.placement import Placement
-from .policies import FIGURES, PolicyResult, compare
+from .intervals import FIGURES, PolicyResult, compare
 
 _MOST = 10**9
 _SYNTHETIC_REQUESTS = 1000

@@ -115,10 +115,10 @@ class Drive:
         )
         self.contents = Contents(self.blocks, self.block_size, self.slots)
         self.requests: dict[str, Request] = {}  # that have not ended
-        self._flight: tuple[StepPlan, dict[Sequence, int]] | None = None
+        self._started: tuple[StepPlan, dict[Sequence, int]] | None = None
         self._seen: dict[
             Sequence, tuple[list[int], list[int]]
-        ] = {}  # each one's tokens, also in flight, and their hashes
+        ] = {}  # each one's tokens, also those of a started step, and their hashes
 
     def add(
         self,
@@ -150,18 +150,18 @@ class Drive:
         self._catch_up()
         plan = self.scheduler.schedule(self.now)
         self.plans.append(plan)
-        flight = None
+        started = None
         if plan.chunks:
             self.scheduler.started(plan)
             if self.breaks(plan):
                 self._break(plan)
                 return plan
-            flight = plan, self._computed(plan)
+            started = plan, self._computed(plan)
         else:
-            assert self._flight is not None or not self.scheduler.has_work, "nothing runs, but somebody waits"
+            assert self._started is not None or not self.scheduler.has_work, "nothing runs, but somebody waits"
         self.now += 1 + self.token_seconds * plan.tokens
         self._collect()
-        self._flight = flight
+        self._started = started
         self._catch_up()
         return plan
 
@@ -180,12 +180,12 @@ class Drive:
             steps -= 1
             assert steps > 0, "requests do not end"
 
-    def is_in_flight(self, sequence: Sequence) -> bool:
+    def is_started(self, sequence: Sequence) -> bool:
         """Whether a step with it has started and not given its tokens."""
-        return self._flight is not None and any(chunk.sequence is sequence for chunk in self._flight[0].chunks)
+        return self._started is not None and any(chunk.sequence is sequence for chunk in self._started[0].chunks)
 
     def _catch_up(self) -> None:
-        """Wait for the step in flight where the next one needs its tokens; samples are forked only once they are known."""
+        """Wait for the started step where the next one needs its tokens; samples are forked only once they are known."""
         if not self.ahead or any(len(request.sequences) > 1 for request in self.requests.values()):
             self._collect()
 
@@ -193,7 +193,7 @@ class Drive:
         """As in the engine, all requests end, and nothing that the step was to fill is found again."""
         self.broken += 1
         self.contents.spoil(plan)
-        self._flight = None
+        self._started = None
         for name in list(self.requests):
             self.end(name, "error")
         self.cache.forget()
@@ -226,10 +226,10 @@ class Drive:
         return set(sequence.blocks[start // self.block_size : (stop - 1) // self.block_size + 1])
 
     def _collect(self) -> None:
-        """Record the results of the step in flight."""
-        if self._flight is None:
+        """Record the results of the started step."""
+        if self._started is None:
             return
-        (plan, tokens), self._flight = self._flight, None
+        (plan, tokens), self._started = self._started, None
         self.scheduler.commit(plan, self.now)
         for chunk in plan.chunks:
             request = chunk.sequence.request

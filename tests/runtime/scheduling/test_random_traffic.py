@@ -252,8 +252,8 @@ class Traffic:
         return -(-request.grows_to // self.drive.token_budget)
 
     def _state(self, sequence: Sequence) -> str:
-        if self.drive.is_in_flight(sequence):
-            return "in flight"
+        if self.drive.is_started(sequence):
+            return "started"
         if sequence.admitted:
             return "running"
         return "swapped" if sequence.swapped else "waiting"
@@ -292,6 +292,6 @@ def test_everything_has_happened() -> None:
     counts = sum((traffic(*each).counts for each in QUICK), Counter[str]())
     for event in ("itself", "abort", "error", "saved", "restored", "copied", "found", "swapped", "full", "dropped"):
         assert counts[event] > 0, event
-    for state in ("waiting", "running", "swapped", "in flight"):
+    for state in ("waiting", "running", "swapped", "started"):
         assert counts[f"cancelled {state}"] > 0, state
     assert sum(steps for _, _, steps in SLOW) == 100_000

@@ -56,7 +56,7 @@ def test_decodes_say_nothing_about_a_prompts_token() -> None:
 
 @pytest.mark.parametrize("policy", ["fcfs", "prefill_first"])
 def test_what_an_empty_plan_saves_is_copied_with_the_next_one(policy: str) -> None:
-    """While the first one's last token is in flight, the second lacks a block and is swapped out: nobody is left to compute."""
+    """While the first one's last token is being computed, the second lacks a block and is swapped out: nobody is left to compute."""
     drive = Drive(policy, blocks=4, slots=4, swap="swap", ahead=True)
     drive.add("first", 4, 4)
     drive.add("second", 5, 8)
