@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from smelt.runtime.costs.swap_cost import SwapCost
 from smelt.runtime.requests.trace import PREFIX_BLOCK, Arrival
 from smelt.runtime.scheduling.swapping import TransferCost
 from smelt.runtime.simulate.options import SimulatedEngine
 from smelt.runtime.simulate.results import Distribution, Served
 from smelt.runtime.simulate.simulation import simulate
 
-from .setting import A100, H100, LLAMA_3_8B, TRANSFER_SECONDS, Row, Study, SwapCost, blocks_of, cost_of, transfers
+from .setting import A100, H100, LLAMA_3_8B, TRANSFER_SECONDS, Row, Study, blocks_of, cost_of, transfers
 
 _TURNS = 8
 _PAUSE = 20.0
@@ -83,7 +84,7 @@ def mooncake(study: Study) -> list[Row]:
     block = PREFIX_BLOCK
     size = LLAMA_3_8B
     fits = blocks_of(size, H100, block, f"tensor:{_RANKS}")
-    plain = cost_of(size, H100, tensor_parallel=_RANKS, block_size=block)
+    plain = cost_of(size, H100, tensor_parallel=_RANKS)
     # Each device copies its own heads.
     one = transfers(size, H100, _TRANSFER, block)
     transfer = TransferCost(one.block_bytes, _TRANSFER * _RANKS, TRANSFER_SECONDS, _RANKS * one.bytes_per_second)

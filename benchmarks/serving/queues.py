@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from smelt.runtime.costs.swap_cost import SwapCost
 from smelt.runtime.requests.trace import Arrival
 from smelt.runtime.scheduling.policies.mlfq import SkipJoinFeedbackQueue
 from smelt.runtime.simulate.options import SimulatedEngine
@@ -12,7 +13,7 @@ from smelt.runtime.simulate.replica import Replica
 from smelt.runtime.simulate.results import SimulationResult
 from smelt.runtime.simulate.simulation import simulate
 
-from .setting import A100, LLAMA_13B, PAPER_POSITIONS, Row, Study, SwapCost, at_once, at_rate, cost_of, transfers
+from .setting import A100, LLAMA_13B, PAPER_POSITIONS, Row, Study, at_once, at_rate, cost_of, transfers
 
 _HOST_BYTES = 64e9
 _TRANSFER = 1_000_000

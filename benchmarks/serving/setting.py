@@ -9,7 +9,7 @@ from typing import Any
 
 from smelt.runtime.costs.device_cost import DeviceCost, device_cost
 from smelt.runtime.costs.model_size import LinearSize, ModelSize
-from smelt.runtime.costs.work import StepCost, StepWork
+from smelt.runtime.costs.work import StepCost
 from smelt.runtime.requests.synthetic import LengthDistribution, synthetic
 from smelt.runtime.requests.trace import Arrival, read_trace
 from smelt.runtime.scheduling.swapping import TransferCost
@@ -140,9 +140,9 @@ def blocks_of(size: ModelSize, device: str, block_size: int = 16, placement: str
     return Placement.parse(placement).blocks(size, device_of(device), MEMORY_SHARE, block_size)
 
 
-def cost_of(size: ModelSize, device: str, *, tensor_parallel: int = 1, block_size: int = 16) -> StepCost:
+def cost_of(size: ModelSize, device: str, *, tensor_parallel: int = 1) -> StepCost:
     """Predicted step times."""
-    return device_of(device).cost(size, tensor_parallel=tensor_parallel, block_size=block_size)
+    return device_of(device).cost(size, tensor_parallel=tensor_parallel)
 
 
 def paged(positions: int, block_size: int = 16, **options: Any) -> SimulatedEngine:
@@ -167,24 +167,6 @@ def transfers(size: ModelSize, device: str, transfer_bytes: int, block_size: int
     assert known is not None
     block = int(size.kv_bytes * block_size)
     return TransferCost(block, transfer_bytes, TRANSFER_SECONDS, known.value("host_link"))
-
-
-@dataclass(frozen=True)
-class SwapCost:
-    """A device's step times, with copies to and from host memory that take each transfer's own time, too.
-
-    Attributes:
-        cost: of the step's computation.
-        transfer: of its copies.
-    """
-
-    cost: StepCost
-    transfer: TransferCost
-
-    def seconds(self, work: StepWork) -> float:
-        """The time of a step."""
-        copies = self.transfer.seconds(work.swapped) if work.swapped else 0.0
-        return self.cost.seconds(replace(work, swapped=0)) + copies
 
 
 Claim = Callable[[Study], list[Row]]

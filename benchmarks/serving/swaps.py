@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from smelt.runtime.costs.model_size import ModelSize
+from smelt.runtime.costs.swap_cost import SwapCost
 from smelt.runtime.costs.work import StepCost, StepWork
 from smelt.runtime.scheduling.swapping import SwapMode, TransferCost
 from smelt.runtime.simulate.options import SimulatedEngine
 from smelt.runtime.simulate.simulation import simulate
 
-from .setting import A100, H100, LLAMA_3_8B, LLAMA_13B, Row, Study, SwapCost, cost_of, transfers
+from .setting import A100, H100, LLAMA_3_8B, LLAMA_13B, Row, Study, cost_of, transfers
 
 _SIZES = (64_000, 500_000, 2_000_000)
 _BUDGET = 512

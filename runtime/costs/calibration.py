@@ -14,7 +14,7 @@ from scipy.optimize import nnls
 
 from ...system.errors import RuntimeProblem
 from ...system.files import read_json, write_text
-from .fitted import FittedCost, features, kernel_of, nearest_kernel
+from .fitted import ALWAYS, FittedCost, features, kernel_of, nearest_kernel
 from .model_size import ModelSize
 from .work import StepWork
 
@@ -64,9 +64,9 @@ class Calibration:
     memory_bytes: int = 0
     version: int = field(default=_VERSION)
 
-    def cost(self, size: ModelSize, *, block_size: int = 16) -> FittedCost:
+    def cost(self, size: ModelSize) -> FittedCost:
         """A model's step times on this device."""
-        return FittedCost(size, self.prices, block_size=block_size)
+        return FittedCost(size, self.prices)
 
     def outside(self, size: ModelSize, *, sequences: int, tokens: int, context: int) -> list[str]:
         """What of a model and its load was not measured here, as sentences."""
@@ -107,6 +107,9 @@ class Calibration:
             ranges = {name: (float(low), float(high)) for name, (low, high) in data.pop("ranges").items()}
             prices = {str(name): float(value) for name, value in data.pop("prices").items()}
             found = cls(ranges=ranges, prices=prices, **data)
+            missing = [name for name in ALWAYS if name not in prices]
+            if missing:
+                raise ValueError(f"it has no price of {missing[0]!r}")
             if not found.spread >= 0 or not all(price >= 0 for price in prices.values()):
                 raise ValueError("a price is negative")
             return found

@@ -39,9 +39,7 @@ class DeviceCost:
     device: Device | None = None
     calibration: Calibration | None = None
 
-    def cost(
-        self, size: ModelSize, *, tensor_parallel: int = 1, layers: float = 1.0, head: bool = True, block_size: int = 16
-    ) -> StepCost:
+    def cost(self, size: ModelSize, *, tensor_parallel: int = 1, layers: float = 1.0, head: bool = True) -> StepCost:
         """A model's step times.
 
         Args:
@@ -49,21 +47,18 @@ class DeviceCost:
             tensor_parallel: devices that share out every layer.
             layers: the share of the layers, for a stage of a pipeline.
             head: whether the output head is computed, too.
-            block_size: positions of a cache block.
 
         Raises:
             RuntimeProblem: a constant that is needed is not known, or the device was calibrated alone.
         """
         if self.device is not None:
-            return RooflineCost(
-                size, self.device, tensor_parallel=tensor_parallel, layers=layers, head=head, block_size=block_size
-            )
+            return RooflineCost(size, self.device, tensor_parallel=tensor_parallel, layers=layers, head=head)
         assert self.calibration is not None
         if tensor_parallel > 1 or layers < 1:
             raise RuntimeProblem(
                 f"{self.name} was calibrated alone; give a device with constants to simulate several that share a model"
             )
-        return self.calibration.cost(size, block_size=block_size)
+        return self.calibration.cost(size)
 
     def outside(self, size: ModelSize, *, sequences: int, tokens: int, context: int) -> list[str]:
         """Why a prediction is outside the calibrated range, as sentences; empty if it is inside."""

@@ -15,6 +15,12 @@ _PACKED_BITS = 4
 _FEW_ROWS = 8
 _CACHED_BYTES = 16 << 20
 
+# Amounts that every calibration prices; those of kinds of linears come besides.
+ALWAYS = (
+    "few decodes step", "decodes step", "prompt step", "chunk", "prompt chunk in a layer", "sampled", "sampled logit",
+    "token in a layer", "hidden state", "cached byte of decodes", "cached byte of prompts", "pair of prompts",
+)  # fmt: skip
+
 
 def kernel_of(linear: LinearSize) -> str:
     """The kind of kernel that computes a linear: its weights' bits, as they are kept, and its inputs.
@@ -98,13 +104,9 @@ class FittedCost:
     Args:
         size: of the model.
         prices: seconds of one of each amount of :func:`features`.
-        swapped_byte: seconds of a byte that is copied to or from host memory.
-        block_size: positions of a cache block, for these.
     """
 
-    def __init__(
-        self, size: ModelSize, prices: Mapping[str, float], *, swapped_byte: float = 0.0, block_size: int = 16
-    ) -> None:
+    def __init__(self, size: ModelSize, prices: Mapping[str, float]) -> None:
         self.size = size
         price = prices.get
         layers = size.layers
@@ -122,7 +124,6 @@ class FittedCost:
         self._decode_cached = price("cached byte of decodes", 0.0) * size.kv_bytes
         self._prompt_cached = price("cached byte of prompts", 0.0) * size.kv_bytes
         self._pair = price("pair of prompts", 0.0) * size.attention_width
-        self._swapped = swapped_byte * size.kv_bytes * block_size
         self._linears: dict[int, float] = {}
         self._parts = [(nearest_kernel(kernel_of(each), known), each) for each in size.linears]
         self._prices = prices
@@ -130,7 +131,7 @@ class FittedCost:
         self._heads: dict[int, float] = {}
 
     def seconds(self, work: StepWork) -> float:
-        """The time of a step, the host's share included."""
+        """The time of a step, the host's share included, without swapping."""
         linears = self._linears.get(work.tokens)
         if linears is None:
             linears = self._linears[work.tokens] = self._priced("streamed", self._streamed, work.tokens) + sum(
@@ -150,7 +151,6 @@ class FittedCost:
             + self._decode_cached * decoded
             + self._prompt_cached * (work.cached - decoded)
             + self._pair * work.prompt_pairs
-            + self._swapped * work.swapped
             + linears
             + head
         )

@@ -46,7 +46,6 @@ class RooflineCost:
         layers: the share of the layers that this device computes, for a stage of a pipeline.
         head: whether it computes the output head.
         shares: what it reaches of its constants.
-        block_size: positions of a cache block, for swapping.
 
     Raises:
         RuntimeProblem: a constant that is needed is not known.
@@ -61,7 +60,6 @@ class RooflineCost:
         layers: float = 1.0,
         head: bool = True,
         shares: Shares | None = None,
-        block_size: int = 16,
     ) -> None:
         self._size = size
         self._share = layers / tensor_parallel
@@ -76,12 +74,9 @@ class RooflineCost:
             for inputs in {"16", size.head.inputs, *(each.inputs for each in size.linears)}
         }
         self._link = device.value("link") if tensor_parallel > 1 else 0.0
-        host = device.constants.get("host_link")
-        self._host_link = host.value if host is not None and host.value else None
-        self._block_bytes = block_size * size.kv_bytes
 
     def seconds(self, work: StepWork) -> float:
-        """The time of a step."""
+        """The time of a step, without swapping."""
         size = self._size
         linears = self._of_linears(size.linears, work.tokens) * self._share
         head = self._of_linears((size.head,), work.sequences) * self._head_share if work.sequences else 0.0
@@ -90,8 +85,7 @@ class RooflineCost:
         products = 4 * work.pairs * size.attention_width / self._rates["16"]
         attention = max(reading, products) * self._share
         passing = work.tokens * size.hidden * size.itemsize * _ACTIVATION_PASSES / self._bandwidth * self._layers
-        swapping = work.swapped * self._block_bytes / self._host_link if work.swapped and self._host_link else 0.0
-        return self._overhead + linears + head + attention + passing / self._ranks + swapping + self._joining(work)
+        return self._overhead + linears + head + attention + passing / self._ranks + self._joining(work)
 
     def _of_linears(self, linears: Sequence[LinearSize], tokens: int) -> float:
         reading = sum(each.nbytes * each.count * each.read(tokens) for each in linears) / self._bandwidth

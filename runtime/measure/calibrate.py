@@ -35,6 +35,8 @@ from .workload import random_prompt
 FORMATS = ("bfloat16", "W4A16", "W8A16", "W8A8")
 _GROUP = 64
 _LONGEST = 2048
+# At least so many loads of each model: one request, and more than eight at once.
+_ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -145,9 +147,9 @@ def measured_steps(engine: Engine, size: ModelSize, *, seconds: float, seed: int
     recorder.times.clear()
     ends = time.perf_counter() + seconds
     round_ = 0
-    while time.perf_counter() < ends:
+    while time.perf_counter() < ends or round_ < _ROUNDS:
         # Alternately one, a few, many; of long outputs with short prompts, and the reverse.
-        count = (1, 4, 16, 32, 2, 8)[round_ % 6]
+        count = (1, 16, 4, 32, 2, 8)[round_ % 6]
         prompt_most = max(2, int(longest * draw.choice([0.02, 0.1, 0.4, 0.9])))
         requests = [
             (draw.randint(1, prompt_most), draw.randint(1, max(1, min(64, longest - prompt_most))))

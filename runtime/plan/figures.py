@@ -71,7 +71,7 @@ def figures(size: ModelSize, device: DeviceCost, load: PlanLoad) -> Figures:
     Raises:
         RuntimeProblem: a constant that is needed is not known, or the device was calibrated alone.
     """
-    cost = device.cost(size, tensor_parallel=load.devices, block_size=_BLOCK)
+    cost = device.cost(size, tensor_parallel=load.devices)
     cache = -(-load.context // _BLOCK) * _BLOCK * size.kv_bytes
     left = usable_memory(load.memory_bytes) - size.weight_bytes
     sequences = max(0, int(left / cache))

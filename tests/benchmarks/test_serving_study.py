@@ -10,6 +10,7 @@ import pytest
 import torch
 from smelt.models.directory.directory import ModelDirectory
 from smelt.runtime.costs.model_size import model_size
+from smelt.runtime.costs.swap_cost import SwapCost
 from smelt.runtime.costs.work import StepWork
 from smelt.runtime.requests.trace import Arrival
 from smelt.runtime.simulate.results import Served
@@ -18,7 +19,7 @@ from transformers import LlamaConfig
 
 from benchmarks import common
 from benchmarks.serving import layouts, memory, prefixes, study
-from benchmarks.serving.setting import LLAMA_3_8B, LLAMA_13B, Claim, Row, Study, SwapCost, cost_of, transfers
+from benchmarks.serving.setting import LLAMA_3_8B, LLAMA_13B, Claim, Row, Study, cost_of, transfers
 from benchmarks.tables import serving
 
 

@@ -103,16 +103,12 @@ class Placement:
         Raises:
             RuntimeProblem: a request does not fit, or a constant that is needed is not known.
         """
-        block = engine.block_size
         if self.kind == "pipeline":
             stages = self.counts[0]
-            costs = [
-                change(device.cost(size, layers=1 / stages, head=i + 1 == stages, block_size=block))
-                for i in range(stages)
-            ]
+            costs = [change(device.cost(size, layers=1 / stages, head=i + 1 == stages)) for i in range(stages)]
             send = size.hidden * size.itemsize / _link(device) if stages > 1 else 0.0
             return simulate_pipeline(arrivals, engine, costs, send=send)[0]
-        cost = change(device.cost(size, tensor_parallel=self.ways, block_size=block))
+        cost = change(device.cost(size, tensor_parallel=self.ways))
         if self.kind == "replicas":
             return simulate_replicas(arrivals, engine, cost, self.counts[0])
         if self.kind in ("disaggregated", "hybrid"):

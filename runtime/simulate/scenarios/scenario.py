@@ -11,13 +11,15 @@ from ....system.errors import RuntimeProblem, nearest_name
 from ....system.progress import Log
 from ...costs.device_cost import DeviceCost, device_cost
 from ...costs.model_size import ModelSize
+from ...costs.swap_cost import SwapCost
 from ...measure.this_machine import rates_of_this_machine
 from ...requests.synthetic import LengthDistribution, synthetic
 from ...requests.trace import Arrival, read_trace, repeated
 from ...scheduling.policies.table import POLICIES
 from ...scheduling.swapping import SWAP_MODES, SwapMode, TransferCost
 from ..options import SimulatedEngine
-from ..placements.placement import Placement
+from ..placements.placement import Change, Placement
+from ..results import SimulationResult
 from .intervals import FIGURES, PolicyResult, compare
 
 _MOST = 10**9
@@ -170,18 +172,18 @@ def run(scenario: Scenario, log: Log = lambda _: None) -> Simulated:
         token_budget=scenario.token_budget,
         max_sequences=scenario.max_sequences,
         swap=_swap_mode(scenario.swap),
-        **_host(scenario, device),
+        **_host(scenario, device, placement.ways),
     )
     longest_here = max(arrival.prompt + arrival.output for arrival in arrivals)
     outside = device.outside(size, sequences=scenario.max_sequences, tokens=scenario.token_budget, context=longest_here)
     log(f"{len(arrivals):,} requests, {engine.blocks:,} cache blocks of {engine.block_size} positions")
-    found = compare(
-        arrivals,
-        engine,
-        scenario.policies,
-        lambda some, options, change: placement.simulate(some, options, size, device, change),
-        device.spread,
-    )
+
+    def simulated(some: Sequence[Arrival], options: SimulatedEngine, change: Change) -> SimulationResult:
+        transfer = options.transfer
+        with_copies = change if transfer is None else lambda cost: change(SwapCost(cost, transfer))
+        return placement.simulate(some, options, size, device, with_copies)
+
+    found = compare(arrivals, engine, scenario.policies, simulated, device.spread)
     return Simulated(device, outside, engine, str(placement), size, left_out, found)
 
 
@@ -189,14 +191,15 @@ def _swap_mode(text: str) -> SwapMode:
     return next(mode for mode in SWAP_MODES if mode == text)
 
 
-def _host(scenario: Scenario, device: DeviceCost) -> dict[str, Any]:
+def _host(scenario: Scenario, device: DeviceCost, ways: int) -> dict[str, Any]:
     if not scenario.host_memory_bytes:
         return {}
     block = int(scenario.size.kv_bytes * scenario.block_size)
     if scenario.host_memory_bytes < block:
         raise RuntimeProblem(f"--host-memory: less than a cache block of {block:,} bytes; give more or leave it out")
     rate = device.device.value("host_link") if device.device is not None else _copy_rate()
-    transfer = TransferCost(block, scenario.transfer_bytes, _TRANSFER_SECONDS, rate)
+    # Devices that share a model copy their shares of a block at the same time.
+    transfer = TransferCost(-(-block // ways), scenario.transfer_bytes, _TRANSFER_SECONDS, rate)
     return {"host_blocks": scenario.host_memory_bytes // block, "transfer": transfer}
 
 

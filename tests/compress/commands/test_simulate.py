@@ -82,6 +82,24 @@ def test_random_requests_of_a_scheme_on_this_machine(tiny: Callable[..., Path], 
     assert "PREDICTED from constants" in found.stdout
 
 
+def test_small_transfers_take_longer(trace: Path, tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """The cache holds few sequences, so that they are swapped."""
+    device = tmp_path / "small.yaml"
+    constants = "{memory_bytes: 8e6, bandwidth: 1e12, flops_bf16: 1e13, host_link: 1e9}"
+    device.write_text(f"{{name: small, kind: gpu, constants: {constants}}}")
+    means = []
+    for megabytes in ("0.002", "2"):
+        found = _simulate(
+            "--trace", str(trace), "--model", str(tiny()), "--device", str(device), "--host-memory", "0.1", "--swap", "swap",
+            "--transfer-mb", megabytes, "--json", "--policy", "mlfq", "--rate", "100000",
+        )  # fmt: skip
+        assert found.exit_code == 0, found.output
+        result = json.loads(found.stdout)["policies"][0]
+        assert result["swaps"] > 0
+        means.append(result["completion"]["mean"])
+    assert means[0] > means[1]
+
+
 WRONG: dict[str, tuple[list[str], str]] = {
     "a policy": (["--policy", "fifo"], "policy is 'fifo'; it must be fcfs"),
     "a device": (["--device", "h100"], "unknown device 'h100'"),

@@ -13,8 +13,10 @@ from smelt.runtime.costs.device_cost import device_cost
 from smelt.runtime.costs.fitted import FittedCost, features, kernel_of, linear_features, nearest_kernel
 from smelt.runtime.costs.model_size import LinearSize, ModelSize
 from smelt.runtime.costs.roofline import RooflineCost, Shares
-from smelt.runtime.costs.work import StepWork
+from smelt.runtime.costs.swap_cost import SwapCost
+from smelt.runtime.costs.work import LinearCost, StepWork
 from smelt.runtime.devices.device import load_device
+from smelt.runtime.scheduling.swapping import TransferCost
 from smelt.system.errors import SmeltError
 
 IDEAL = Shares(bandwidth=1.0, compute=1.0, step=0.0, layer=0.0)
@@ -167,6 +169,23 @@ def test_a_calibration_says_how_wrong_it_is_and_what_it_has_not_seen(tmp_path: P
     found.write(tmp_path / "device.json")
     assert Calibration.read(tmp_path / "device.json") == found
     assert device_cost(str(tmp_path / "device.json")).kind == "calibrated"
+
+
+def test_a_calibration_that_lacks_a_price_is_refused(tmp_path: Path) -> None:
+    """Otherwise what it does not name would cost nothing."""
+    found = calibration(_measured(), device="test", made={}, memory_bytes=1)
+    prices = {name: price for name, price in found.prices.items() if name != "few decodes step"}
+    replace(found, prices=prices).write(tmp_path / "device.json")
+    with pytest.raises(SmeltError, match="no price of 'few decodes step'"):
+        Calibration.read(tmp_path / "device.json")
+
+
+def test_copies_take_each_transfers_own_time() -> None:
+    """Ten blocks of 1 MB in transfers of 0.5 MB: twenty starts, and their bytes."""
+    work = replace(DECODE, swapped=10)
+    transfer = TransferCost(1_000_000, 500_000, 1e-3, 1e9)
+    found = SwapCost(LinearCost(step=1.0), transfer).seconds(work)
+    assert found == pytest.approx(1.0 + 20 * 1e-3 + 10 * 1e6 / 1e9)
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "no", '{"version": 1}', '{"version": 1, "ranges": 3, "prices": {}}'])
