@@ -259,7 +259,17 @@ def adapters(results: Any) -> str:
     return markdown(("perplexity", *(f"{row['scheme']} g{row['group_size']}" for row in chosen)), rows)
 
 
+def format_losses(results: Any) -> str:
+    """What each choice of `smelt plan` loses, the least first."""
+    schemes = [name for name in results if f"{name}, head too" in results]
+    rows = [(name, f"{results[name]:.4f}", f"{results[f'{name}, head too']:.4f}") for name in schemes]
+    others = [name for name in results if name.endswith(("cache", "dropped"))]
+    rows += [(name, f"{results[name]:.4f}", "") for name in others]
+    return markdown(("choice", "KL, linears", "KL, head too"), rows)
+
+
 TABLES = {
+    "format losses": ResultsTable("format_losses", format_losses),
     "peers": ResultsTable("against_peers", peers),
     "peers short": ResultsTable("against_peers", peers_short),
     "cost": ResultsTable("against_peers", cost),

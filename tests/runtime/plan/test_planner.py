@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ from smelt.runtime.costs.work import StepWork
 from smelt.runtime.devices.device import load_device
 from smelt.runtime.plan import measured
 from smelt.runtime.plan.candidates import find_candidates, without_blocks
-from smelt.runtime.plan.losses import CACHE_LOSS, SCHEME_LOSS
+from smelt.runtime.plan.losses import CACHE_LOSS, SCHEME_LOSS, UNQUANTIZED, block_loss
 from smelt.runtime.plan.planner import PlanEntry, PlanRequest, ServingPlan, plan
 from smelt.runtime.plan.targets import PlanTarget, parse_targets
 from transformers import AutoConfig
@@ -173,13 +173,15 @@ def test_every_choice_has_its_place_in_the_order() -> None:
     assert all(each.with_head >= each.linears for each in SCHEME_LOSS.values())
 
 
-def test_the_order_is_the_one_that_is_documented() -> None:
-    page = (REPOSITORY / "docs/plan.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| (\w+)(?: g128)? \| (\d.*) \|$", page, re.MULTILINE))
-    wanted = {name: f"{each.linears:.4f} | {each.with_head:.4f}" for name, each in SCHEME_LOSS.items() if each.linears}
-    assert rows.items() >= wanted.items()
-    caches = ", ".join(f"{CACHE_LOSS[name]:.4f}" for name in ("int8", "fp8", "int4"))
-    assert f"| cache in int8, fp8, int4 | {caches} |" in page
+def test_the_order_is_the_one_that_was_measured() -> None:
+    found = json.loads((REPOSITORY / "benchmarks/results/format_losses.json").read_text(encoding="utf-8"))["results"]
+    for name, loss in SCHEME_LOSS.items():
+        if name != UNQUANTIZED:
+            assert (loss.linears, loss.with_head) == (round(found[name], 4), round(found[f"{name}, head too"], 4))
+    assert {f"{name} cache": loss for name, loss in CACHE_LOSS.items() if loss} == {
+        name: round(loss, 4) for name, loss in found.items() if name.endswith("cache")
+    }
+    assert block_loss(1 / 6) == pytest.approx(round(found["1 blocks dropped"], 4))
 
 
 def test_a_quantized_checkpoint_varies_its_cache_alone(

@@ -22,17 +22,9 @@ from smelt.runtime.simulate.results import Histogram
 from smelt.runtime.simulate.simulation import simulate
 
 from ..drive import engine
+from .traffic import random_traffic
 
 COST = LinearCost(step=1.0, token=0.01, sequence=0.02, cached=0.001)
-
-
-def _traffic(count: int, seed: int = 0, pause: float = 3.0) -> list[Arrival]:
-    draw = random.Random(seed)
-    at, found = 0.0, []
-    for _ in range(count):
-        found.append(Arrival(at, draw.randint(1, 200), draw.choice([1, 5, 40, 150])))
-        at += draw.expovariate(1 / pause)
-    return found
 
 
 def test_one_request_takes_what_arithmetic_says() -> None:
@@ -58,7 +50,7 @@ def test_a_pause_without_requests_is_not_busy() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("pause", [1.0, 10.0])
 def test_repeated_steps_are_those_one_by_one(policy: str, pause: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    arrivals = _traffic(120, pause=pause)
+    arrivals = random_traffic(120, pause=pause)
     options = SimulatedEngine(blocks=120, policy=policy, admission="immediate", token_budget=64, max_sequences=12)
     fast = simulate(arrivals, options, COST)
     monkeypatch.setattr(Replica, "_repeat", lambda *_: None)
@@ -76,7 +68,7 @@ def test_all_requests_end_in_a_starved_cache_with_host_memory(policy: str) -> No
     options = SimulatedEngine(
         blocks=30, policy=policy, swap="swap", host_blocks=60, transfer=TransferCost(1, 1, 0.0, 1e6), max_tokens=250
     )
-    found = simulate(_traffic(150, seed=1, pause=2.0), options, COST)
+    found = simulate(random_traffic(150, seed=1, pause=2.0), options, COST)
     assert found.requests == 150
     assert (found.swaps > 0) == (found.preemptions > 0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 
 import pytest
@@ -18,21 +17,14 @@ from smelt.runtime.simulate.replica import Replica
 from smelt.runtime.simulate.results import Served
 from smelt.runtime.simulate.simulation import simulate
 
+from ..traffic import random_traffic
+
 COST = LinearCost(step=1.0, token=0.01, cached=0.001)
 OPTIONS = SimulatedEngine(blocks=400, token_budget=256, max_sequences=16)
 
 
-def _traffic(count: int, pause: float, seed: int = 0) -> list[Arrival]:
-    draw = random.Random(seed)
-    at, found = 0.0, []
-    for _ in range(count):
-        found.append(Arrival(at, draw.randint(1, 200), draw.choice([1, 5, 40, 150])))
-        at += draw.expovariate(1 / pause)
-    return found
-
-
 def test_one_replica_is_one_engine() -> None:
-    arrivals = _traffic(80, 5.0)
+    arrivals = random_traffic(80, 5.0)
     assert simulate_replicas(arrivals, OPTIONS, COST, 1).as_data() == simulate(arrivals, OPTIONS, COST).as_data()
 
 
@@ -44,7 +36,7 @@ def test_replicas_that_never_share_work_are_as_fast_as_one_alone() -> None:
 
 
 def test_a_pipeline_of_one_stage_is_one_engine() -> None:
-    arrivals = _traffic(60, 5.0)
+    arrivals = random_traffic(60, 5.0)
     found, bubbles = simulate_pipeline(arrivals, OPTIONS, [COST])
     alone = simulate(arrivals, OPTIONS, COST)
     assert bubbles == pytest.approx(0.0, abs=1e-9)
@@ -110,7 +102,7 @@ def test_prompts_and_decodes_apart_take_what_arithmetic_says() -> None:
 
 
 def test_decodes_apart_are_not_interrupted_by_prompts() -> None:
-    arrivals = _traffic(100, 12.0, seed=3)
+    arrivals = random_traffic(100, 12.0, seed=3)
     prefill_first = SimulatedEngine(blocks=2000, token_budget=256, max_sequences=64, policy="prefill_first")
     together = simulate_replicas(arrivals, prefill_first, COST, 2)
     apart = simulate_disaggregated(arrivals, prefill_first, COST, prefill=1, decode=1, send=0.0)
@@ -120,7 +112,7 @@ def test_decodes_apart_are_not_interrupted_by_prompts() -> None:
 
 
 def test_every_request_of_a_hybrid_is_served_once_under_its_number() -> None:
-    arrivals = _traffic(100, 4.0, seed=5)
+    arrivals = random_traffic(100, 4.0, seed=5)
     found = simulate_disaggregated(arrivals, OPTIONS, COST, prefill=1, decode=2, send=0.01, shortest=64)
     assert [each.number for each in found.served] == list(range(100))
 
