@@ -1,36 +1,36 @@
 """Does the simulator predict the engine? Requests on this machine's engine beside their simulation.
 
 ``python -m benchmarks.simulator --scratch DIR`` calibrates this machine (or reads ``--calibration FILE``), then serves requests with
-models, formats and loads that the calibration has not seen, each at its time, and simulates the same arrivals.
+models, formats and loads that the calibration has not seen, each at its time, and simulates the same arrivals. The engine serves them twice: how
+far the second time is from the first is what no prediction can know.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from smelt.models.directory.directory import ModelDirectory
 from smelt.quant.scheme import resolve
-from smelt.runtime import Engine, SamplingParams
+from smelt.runtime import Engine
 from smelt.runtime.costs.calibration import Calibration
 from smelt.runtime.costs.model_size import ModelSize, model_size
 from smelt.runtime.measure.calibrate import Shape, calibrate
 from smelt.runtime.measure.random_checkpoint import write_random_checkpoint
-from smelt.runtime.measure.workload import random_prompt
 from smelt.runtime.requests.synthetic import LengthDistribution, synthetic
 from smelt.runtime.requests.trace import Arrival
 from smelt.runtime.simulate.options import SimulatedEngine
+from smelt.runtime.simulate.results import Served
 from smelt.runtime.simulate.simulation import simulate
 
 from .common import save
+from .serving.engine_run import EngineRun
 
 NAME = "simulator"
-# None of these shapes, nor W3A16 and W4A16 in groups of 128, is among those that are calibrated.
+# None of these shapes, nor W3A16, is among those that are calibrated.
 SMALL, WIDE, DEEP = (
     Shape(384, 1024, 10, 6, 2, 8192),
     Shape(1536, 4096, 6, 12, 4, 16384),
@@ -51,13 +51,13 @@ PROMPTS, OUTPUTS = "lognormal:150,0.8", "lognormal:40,0.7"
 _LONGEST = 1024
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A request's latencies, in seconds; no pause between tokens if it has one token."""
-
-    first_token: float
-    completion: float
-    between_tokens: float | None
+Latency = Callable[[Served], float | None]
+# Of a request, in seconds; no pause between tokens if it has one token.
+LATENCIES: dict[str, Latency] = {
+    "first_token": lambda each: each.first - each.at,
+    "between_tokens": lambda each: (each.ended - each.first) / (each.output - 1) if each.output > 1 else None,
+    "completion": lambda each: each.ended - each.at,
+}
 
 
 def main() -> None:
@@ -91,17 +91,13 @@ def _compared(folder: Path, calibrated: Calibration, busy: float, burstiness: fl
     size = model_size(ModelDirectory(folder.name, folder))
     options = SimulatedEngine(engine.reservation.blocks, max_sequences=32)
     arrivals = _arrivals(size, options, calibrated, busy, burstiness)
-    serve(engine, [Arrival(0.0, 100, 8)] * 4)  # buffers are allocated
-    measured = serve(engine, arrivals)
+    first, again = (EngineRun.of(engine, arrivals).served for _ in range(2))
     result = simulate(arrivals, options, calibrated.cost(size))
-    predicted = [
-        Seen(r.first - r.at, r.ended - r.at, (r.ended - r.first) / (r.output - 1) if r.output > 1 else None)
-        for r in result.served
-    ]
     return {
         "busy": result.busy,
         "requests_per_second": len(arrivals) / arrivals[-1].at,
-        **{name: _errors(name, measured, predicted) for name in ("first_token", "between_tokens", "completion")},
+        **{name: _errors(latency, first, result.served) for name, latency in LATENCIES.items()},
+        "again": {name: _errors(latency, first, again)["median_error"] for name, latency in LATENCIES.items()},
         "outside": calibrated.outside(size, sequences=32, tokens=512, context=_LONGEST),
     }
 
@@ -121,38 +117,12 @@ def _arrivals(
     return found
 
 
-def serve(engine: Engine, arrivals: Sequence[Arrival]) -> list[Seen]:
-    """Each request at its time, with tokens that are never the end."""
-    waiting = list(enumerate(arrivals))[::-1]
-    came: dict[str, tuple[int, float]] = {}
-    tokens: dict[str, list[float]] = {}
-    begun = time.perf_counter()
-    while waiting or engine.has_work:
-        now = time.perf_counter() - begun
-        while waiting and waiting[-1][1].at <= now:
-            number, arrival = waiting.pop()
-            ids = random_prompt(arrival.prompt, engine.model.spec.vocabulary, number)
-            key = engine.add_request(ids, SamplingParams(max_tokens=arrival.output, temperature=0, ignore_eos=True))
-            came[key], tokens[key] = (number, arrival.at), []
-        if not engine.has_work:
-            time.sleep(max(0.0, begun + waiting[-1][1].at - time.perf_counter()))
-            continue
-        for output in engine.step():
-            tokens[output.id].append(time.perf_counter() - begun)
-    seen = {}
-    for key, (number, at) in came.items():
-        times = tokens[key]
-        pause = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
-        seen[number] = Seen(times[0] - at, times[-1] - at, pause)
-    return [seen[number] for number in range(len(arrivals))]
-
-
-def _errors(name: str, measured: Sequence[Seen], predicted: Sequence[Seen]) -> dict[str, float]:
+def _errors(latency: Latency, measured: Sequence[Served], predicted: Sequence[Served]) -> dict[str, float]:
     """Of each request, relative to its measurement; and of the means and the 99th percentiles."""
     pairs = [
         (ours, real)
         for a, b in zip(predicted, measured, strict=True)
-        if (ours := getattr(a, name)) is not None and (real := getattr(b, name)) is not None
+        if (ours := latency(a)) is not None and (real := latency(b)) is not None
     ]
     off = sorted(abs(ours / real - 1) for ours, real in pairs)
     return {

@@ -115,15 +115,15 @@ def sharing(study: Study) -> list[Row]:
     rows = []
     for load, arrivals, samples, beams in loads:
         row: Row = {"load": load, "requests": len(arrivals), "paper": samples, "paper_beams": beams}
-        row["samples"] = _saved(arrivals, 0.0)
+        row["samples"] = saved_by_sharing(arrivals, 0.0)
         # How often beams die out depends on the model: a tenth of the steps replace some, or all do.
-        row["beams, a tenth of the steps"] = _saved(arrivals, 0.1)
-        row["beams, each step"] = _saved(arrivals, 1.0)
+        row["beams, a tenth of the steps"] = saved_by_sharing(arrivals, 0.1)
+        row["beams, each step"] = saved_by_sharing(arrivals, 1.0)
         rows.append(row)
     return rows
 
 
-def _saved(arrivals: list[Arrival], replaced: float) -> float:
+def saved_by_sharing(arrivals: list[Arrival], replaced: float) -> float:
     """The share of blocks that sharing saves, over all decode steps of all requests.
 
     Args:

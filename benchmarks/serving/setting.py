@@ -153,7 +153,7 @@ def paged(positions: int, block_size: int = 16, **options: Any) -> SimulatedEngi
 def reserved(positions: int, longest: int, **options: Any) -> SimulatedEngine:
     """An engine that reserves the maximum length for each sequence: one block holds all of it."""
     places = positions // longest
-    return SimulatedEngine(places, block_size=longest, admission="none", max_sequences=places, **options)
+    return SimulatedEngine(places, block_size=longest, admission="immediate", max_sequences=places, **options)
 
 
 def running(result: SimulationResult) -> float:

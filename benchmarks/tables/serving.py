@@ -21,14 +21,16 @@ class ClaimTable:
     Attributes:
         claim: its name in the results.
         rows: makes the lines.
+        file: of the results.
     """
 
     claim: str
     rows: Callable[[Any], str]
+    file: str = _FILE
 
     def text(self, folder: Path) -> str:
         """The caption and the table, or a sentence that there is no such file."""
-        return ResultsTable(_FILE, lambda results: self.rows(results[self.claim])).text(folder)
+        return ResultsTable(self.file, lambda results: self.rows(results[self.claim])).text(folder)
 
 
 def waste(rows: Any) -> str:

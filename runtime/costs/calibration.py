@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,7 +19,9 @@ from .fitted import ALWAYS, FittedCost, features, kernel_of, nearest_kernel
 from .model_size import ModelSize
 from .work import StepWork
 
-_VERSION = 1
+_VERSION = 2
+# How much of its caches a processor gives one program is not known: the size whose fits predict best is taken.
+_CACHED_BYTES = tuple(count << 20 for count in (0, 8, 16, 32, 48, 64, 96))
 # Steps that other work on the machine has slowed down are left out of the fit.
 _OUTLIER = 3.0
 
@@ -46,12 +49,13 @@ class Calibration:
         device: its name, with its number of threads.
         made: command, date and versions.
         prices: seconds of one of each amount.
-        spread: how far the time of all steps of a configuration was from its prediction when that configuration was left out of the
-            fit: the largest ratio of the two, minus one.
+        spread: how far the time of all steps of a configuration was from its prediction when all configurations of its shape were left
+            out of the fit: the largest ratio of the two, minus one.
         left_out: that ratio, predicted over measured, of each configuration.
         ranges: of what was measured: the least and the most.
         kernels: the kinds of linears that were measured.
         memory_bytes: the device's memory.
+        cached_bytes: of weights, that stay in the processor's caches from step to step.
     """
 
     device: str
@@ -62,11 +66,12 @@ class Calibration:
     ranges: dict[str, tuple[float, float]]
     kernels: list[str]
     memory_bytes: int = 0
+    cached_bytes: int = 0
     version: int = field(default=_VERSION)
 
     def cost(self, size: ModelSize) -> FittedCost:
         """A model's step times on this device."""
-        return FittedCost(size, self.prices)
+        return FittedCost(size, self.prices, self.cached_bytes)
 
     def outside(self, size: ModelSize, *, sequences: int, tokens: int, context: int) -> list[str]:
         """What of a model and its load was not measured here, as sentences."""
@@ -110,7 +115,7 @@ class Calibration:
             missing = [name for name in ALWAYS if name not in prices]
             if missing:
                 raise ValueError(f"it has no price of {missing[0]!r}")
-            if not found.spread >= 0 or not all(price >= 0 for price in prices.values()):
+            if not found.spread >= 0 or not found.cached_bytes >= 0 or not all(price >= 0 for price in prices.values()):
                 raise ValueError("a price is negative")
             return found
         except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -120,13 +125,14 @@ class Calibration:
             ) from None
 
 
-def fit(steps: Sequence[MeasuredStep]) -> dict[str, float]:
+def fit(steps: Sequence[MeasuredStep], cached_bytes: int = 0) -> dict[str, float]:
     """The non-negative prices whose predictions are closest to the measured steps, in relative terms.
 
     Args:
         steps: of any models. Outliers are left out: steps several times slower than predicted by a first fit.
+        cached_bytes: of weights, that stay in the processor's caches.
     """
-    names, amounts = _amounts(steps)
+    names, amounts = _amounts(steps, cached_bytes)
     seconds = np.array([step.seconds for step in steps])
     # Each model counts alike, however many steps it took in the time it was measured for.
     counts = Counter(step.size for step in steps)
@@ -143,8 +149,8 @@ def fit(steps: Sequence[MeasuredStep]) -> dict[str, float]:
     return {name: float(price) for name, price in zip(names, prices, strict=True)}
 
 
-def _amounts(steps: Sequence[MeasuredStep]) -> tuple[list[str], np.ndarray]:
-    rows = [features(step.size, step.work) for step in steps]
+def _amounts(steps: Sequence[MeasuredStep], cached_bytes: int) -> tuple[list[str], np.ndarray]:
+    rows = [features(step.size, step.work, cached_bytes) for step in steps]
     names = sorted({name for row in rows for name in row})
     column = {name: i for i, name in enumerate(names)}
     amounts = np.zeros((len(rows), len(names)))
@@ -165,27 +171,37 @@ def calibration(
         made: how.
         memory_bytes: of the device.
     """
-    left_out = {}
-    for name, measured in configurations.items():
-        others = [step for other, steps in configurations.items() if other != name for step in steps]
-        known = {kernel_of(each) for step in others for each in (*step.size.linears, step.size.head)}
-        wanted = {kernel_of(each) for each in (*measured[0].size.linears, measured[0].size.head)}
-        if not others or not wanted <= known:
-            continue
-        cost = FittedCost(measured[0].size, fit(others))
-        left_out[name] = _ratio(cost, measured)
+    found = {cached: _left_out(configurations, cached) for cached in _CACHED_BYTES}
+    cached_bytes = min(found, key=lambda cached: sum(abs(math.log(ratio)) for ratio in found[cached].values()))
+    left_out = found[cached_bytes]
     steps = [step for each in configurations.values() for step in each]
     spread = max((max(ratio, 1 / max(ratio, 1e-9)) - 1 for ratio in left_out.values()), default=0.0)
     return Calibration(
         device,
         made,
-        fit(steps),
+        fit(steps, cached_bytes),
         spread,
         left_out,
         _ranges(steps),
         sorted({kernel_of(each) for step in steps for each in (*step.size.linears, step.size.head)}),
         memory_bytes,
+        cached_bytes,
     )
+
+
+def _left_out(configurations: Mapping[str, Sequence[MeasuredStep]], cached_bytes: int) -> dict[str, float]:
+    """Predicted over measured time of each configuration, by a fit without all configurations of its shape."""
+    ratios = {}
+    shapes = {name: (found[0].size.hidden, found[0].size.layers) for name, found in configurations.items()}
+    for shape in dict.fromkeys(shapes.values()):
+        others = [step for name, steps in configurations.items() if shapes[name] != shape for step in steps]
+        prices = fit(others, cached_bytes) if others else {}
+        known = {kernel_of(each) for step in others for each in (*step.size.linears, step.size.head)}
+        for name, measured in configurations.items():
+            size = measured[0].size
+            if shapes[name] == shape and {kernel_of(each) for each in (*size.linears, size.head)} <= known:
+                ratios[name] = _ratio(FittedCost(size, prices, cached_bytes), measured)
+    return ratios
 
 
 def _ratio(cost: FittedCost, steps: Sequence[MeasuredStep]) -> float:

@@ -13,12 +13,11 @@ KNOTS = (1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 512)
 _PACKED_BITS = 4
 # Decodes of so many sequences may be one call for all layers on a CPU; more, and prompts, are a call for each operation.
 _FEW_ROWS = 8
-_CACHED_BYTES = 16 << 20
 
 # Amounts that every calibration prices; those of kinds of linears come besides.
 ALWAYS = (
     "few decodes step", "decodes step", "prompt step", "chunk", "prompt chunk in a layer", "sampled", "sampled logit",
-    "token in a layer", "hidden state", "cached byte of decodes", "cached byte of prompts", "pair of prompts",
+    "token in a layer", "hidden state", "cached byte of decodes", "cached byte of prompts", "pair of prompts", "pause",
 )  # fmt: skip
 
 
@@ -58,8 +57,14 @@ def linear_features(kernel: str, elements: float, rows: int) -> dict[str, float]
     return found
 
 
-def features(size: ModelSize, work: StepWork) -> dict[str, float]:
-    """The amounts of a step that have prices."""
+def features(size: ModelSize, work: StepWork, cached_bytes: int = 0) -> dict[str, float]:
+    """The amounts of a step that have prices.
+
+    Args:
+        size: of the model.
+        work: what the step does.
+        cached_bytes: of weights, that stay in the processor's caches from step to step.
+    """
     found: dict[str, float] = {}
     kind = _kind(work)
     found[f"{kind} step"] = 1.0
@@ -73,13 +78,22 @@ def features(size: ModelSize, work: StepWork) -> dict[str, float]:
     found["cached byte of decodes"] = work.decode_cached * size.kv_bytes
     found["cached byte of prompts"] = (work.cached - work.decode_cached) * size.kv_bytes
     found["pair of prompts"] = work.prompt_pairs * size.attention_width
-    for name, amount in linear_features("streamed", streamed_bytes(size), work.tokens).items():
+    found["pause"] = float(work.after_pause)
+    for name, amount in linear_features("streamed", streamed_bytes(size, cached_bytes), work.tokens).items():
         found[name] = amount
     parts = [(each, each.numel * each.read(work.tokens), work.tokens) for each in size.linears]
     for each, elements, rows in [*parts, (size.head, float(size.head.numel), work.sequences)]:
-        for name, amount in linear_features(kernel_of(each), elements, rows).items():
-            found[name] = found.get(name, 0.0) + amount
+        for kernel, count in _kernel_amounts(kernel_of(each), each, elements):
+            for name, amount in linear_features(kernel, count, rows).items():
+                found[name] = found.get(name, 0.0) + amount
     return found
+
+
+def _kernel_amounts(kernel: str, linear: LinearSize, elements: float) -> list[tuple[str, float]]:
+    """What a kernel reads of some elements: these, and the groups that share a scale."""
+    if not linear.group_size:
+        return [(kernel, elements)]
+    return [(kernel, elements), (f"{kernel} group", elements / linear.group_size)]
 
 
 def main_kernel(size: ModelSize) -> str:
@@ -87,9 +101,9 @@ def main_kernel(size: ModelSize) -> str:
     return kernel_of(max(size.linears, key=lambda each: each.numel))
 
 
-def streamed_bytes(size: ModelSize) -> float:
-    """Bytes of weights that a step reads from memory, beyond what a processor's caches keep."""
-    return max(0.0, size.weight_bytes - _CACHED_BYTES)
+def streamed_bytes(size: ModelSize, cached_bytes: int) -> float:
+    """Bytes of weights that a step reads from memory, beyond what the processor's caches keep."""
+    return max(0.0, size.weight_bytes - cached_bytes)
 
 
 def _kind(work: StepWork) -> str:
@@ -104,14 +118,15 @@ class FittedCost:
     Args:
         size: of the model.
         prices: seconds of one of each amount of :func:`features`.
+        cached_bytes: as for :func:`features`.
     """
 
-    def __init__(self, size: ModelSize, prices: Mapping[str, float]) -> None:
+    def __init__(self, size: ModelSize, prices: Mapping[str, float], cached_bytes: int = 0) -> None:
         self.size = size
         price = prices.get
         layers = size.layers
-        known = {name.split("@")[0] for name in prices if "@" in name} - {"streamed"}
-        self._streamed = streamed_bytes(size)
+        known = {name.split("@")[0] for name in prices if "@" in name and " group" not in name} - {"streamed"}
+        self._streamed = streamed_bytes(size, cached_bytes)
         main = nearest_kernel(main_kernel(size), known)
         self._step = {
             kind: price(f"{kind} step", 0.0) + price(f"{main} layer, {kind}", 0.0) * layers
@@ -123,6 +138,7 @@ class FittedCost:
         self._token = price("token in a layer", 0.0) * layers + price("hidden state", 0.0) * size.hidden * layers
         self._decode_cached = price("cached byte of decodes", 0.0) * size.kv_bytes
         self._prompt_cached = price("cached byte of prompts", 0.0) * size.kv_bytes
+        self._pause = price("pause", 0.0)
         self._pair = price("pair of prompts", 0.0) * size.attention_width
         self._linears: dict[int, float] = {}
         self._parts = [(nearest_kernel(kernel_of(each), known), each) for each in size.linears]
@@ -135,12 +151,13 @@ class FittedCost:
         linears = self._linears.get(work.tokens)
         if linears is None:
             linears = self._linears[work.tokens] = self._priced("streamed", self._streamed, work.tokens) + sum(
-                self._priced(kernel, each.numel * each.read(work.tokens), work.tokens) for kernel, each in self._parts
+                self._linear(kernel, each, each.numel * each.read(work.tokens), work.tokens)
+                for kernel, each in self._parts
             )
         head = self._heads.get(work.sequences)
         if head is None:
             kernel, each = self._head
-            head = self._heads[work.sequences] = self._priced(kernel, each.numel, work.sequences)
+            head = self._heads[work.sequences] = self._linear(kernel, each, each.numel, work.sequences)
         decoded = work.decode_cached
         return (
             self._step[_kind(work)]
@@ -151,9 +168,13 @@ class FittedCost:
             + self._decode_cached * decoded
             + self._prompt_cached * (work.cached - decoded)
             + self._pair * work.prompt_pairs
+            + self._pause * work.after_pause
             + linears
             + head
         )
+
+    def _linear(self, kernel: str, linear: LinearSize, elements: float, rows: int) -> float:
+        return sum(self._priced(name, amount, rows) for name, amount in _kernel_amounts(kernel, linear, elements))
 
     def _priced(self, kernel: str, elements: float, rows: int) -> float:
         amounts = linear_features(kernel, elements, rows)

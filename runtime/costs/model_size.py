@@ -33,6 +33,7 @@ class LinearSize:
         is_float: whether codes are floats.
         experts: how many experts share it out; 1 if every token needs it.
         chosen: of these, how many a token uses.
+        group_size: how many inputs share a scale; 0 if all of a row do, or there are no scales.
     """
 
     rows: int
@@ -45,6 +46,7 @@ class LinearSize:
     is_float: bool = False
     experts: int = 1
     chosen: int = 1
+    group_size: int = 0
 
     @property
     def numel(self) -> int:
@@ -268,7 +270,8 @@ def _linear(
     inputs = "16" if acts is None or acts.num_bits == 16 else f"{_kind(acts)}{acts.num_bits}"
     nbytes = scheme.stored_bytes(rows, columns)
     is_float = _kind(scheme.args) == "fp"
-    return LinearSize(rows, columns, 1, scheme.label, bits, inputs, nbytes, is_float, experts, chosen)
+    group = scheme.args.group_size or 0
+    return LinearSize(rows, columns, 1, scheme.label, bits, inputs, nbytes, is_float, experts, chosen, max(0, group))
 
 
 def _kind(args: Any) -> str:

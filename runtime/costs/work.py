@@ -7,6 +7,9 @@ from typing import Protocol
 
 from ..scheduling.plan import StepPlan
 
+# Without work for so many seconds, threads sleep and others use the caches.
+PAUSE_SECONDS = 0.01
+
 
 @dataclass(frozen=True)
 class StepWork:
@@ -21,6 +24,7 @@ class StepWork:
         chunks: sequences that have tokens in the step.
         prompts: those that have more than a decode's token.
         prompt_pairs: the pairs of these alone.
+        after_pause: whether the engine had nothing to do before, so that threads sleep and caches are cold.
     """
 
     tokens: int
@@ -31,6 +35,7 @@ class StepWork:
     chunks: int = 0
     prompts: int = 0
     prompt_pairs: int = 0
+    after_pause: bool = False
 
     @classmethod
     def of(cls, plan: StepPlan) -> StepWork:
@@ -57,7 +62,7 @@ class StepWork:
     def later(self, steps: int) -> StepWork:
         """The work of a step of decodes alone, so many steps later."""
         more = steps * self.tokens
-        return replace(self, cached=self.cached + more, pairs=self.pairs + more, swapped=0)
+        return replace(self, cached=self.cached + more, pairs=self.pairs + more, swapped=0, after_pause=False)
 
 
 class StepCost(Protocol):

@@ -7,7 +7,7 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -18,12 +18,12 @@ import torch
 from transformers import AutoConfig
 
 from ...models.directory.directory import ModelDirectory
-from ...quant.scheme import resolve
+from ...quant.scheme import Scheme, resolve
 from ...system.machine import processor_name
 from ...system.progress import Log
 from ..costs.calibration import Calibration, MeasuredStep, calibration
 from ..costs.model_size import ModelSize, model_size
-from ..costs.work import StepWork
+from ..costs.work import PAUSE_SECONDS, StepWork
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine
 from ..requests.params import SamplingParams
@@ -32,11 +32,16 @@ from .random_checkpoint import write_random_checkpoint
 from .workload import random_prompt
 
 # Unquantized, and the formats that kernels for CPUs tell apart.
-FORMATS = ("bfloat16", "W4A16", "W8A16", "W8A8")
-_GROUP = 64
+FORMATS = ("bfloat16", "W4A16 g64", "W4A16 g128", "W8A16 g128", "W8A8")
 _LONGEST = 2048
-# At least so many loads of each model: one request, and more than eight at once.
-_ROUNDS = 2
+# At least so many loads of each model: one request, more than eight at once, and after pauses.
+_ROUNDS = 3
+_PAUSED_REQUESTS = 3
+# Of prompts, in a load.
+_MOST_TOKENS = 4096
+_NAP_SECONDS = 3 * PAUSE_SECONDS
+# In a step, of the next request while others run.
+_ARRIVES = 0.2
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,10 @@ class Shape:
 # From what fits into caches to what streams from memory; depth and width vary apart.
 SHAPES = (
     Shape(256, 768, 6, 8, 4, 4096),
+    Shape(256, 768, 24, 8, 4, 8192),
     Shape(512, 1408, 16, 8, 4, 8192),
     Shape(1024, 3072, 8, 16, 8, 16384),
+    Shape(1280, 3456, 12, 20, 4, 32000),
     Shape(2048, 5632, 6, 32, 8, 32000),
 )
 
@@ -87,7 +94,7 @@ def calibrate(
     shapes: Sequence[Shape] = SHAPES,
     formats: Sequence[str] = FORMATS,
     passes: int = 3,
-    seconds: float = 4.0,
+    seconds: float = 3.0,
     command: str,
     log: Log,
 ) -> Calibration:
@@ -95,7 +102,7 @@ def calibrate(
 
     Args:
         shapes: of the models.
-        formats: how their linears are stored: ``bfloat16`` or schemes.
+        formats: how their linears are stored: ``bfloat16`` or schemes, with a group size.
         passes: over all of them, because a machine's speed drifts.
         seconds: to measure each for in a pass.
         command: what was typed, for the file.
@@ -110,8 +117,7 @@ def calibrate(
                 log(f"pass {turn + 1} of {passes}: {name} ({i + 1} of {len(every)})")
                 folder = Path(scratch) / str(i)
                 if not folder.exists():
-                    scheme = None if form == "bfloat16" else resolve(form, None if form == "W8A8" else _GROUP)
-                    write_random_checkpoint(folder, shape.config(), scheme)
+                    write_random_checkpoint(folder, shape.config(), _scheme(form))
                 engine = Engine(folder, EngineConfig(max_sequences=32, quiet=True, share_prefixes=False))
                 size = model_size(ModelDirectory(name, folder))
                 configurations.setdefault(name, []).extend(measured_steps(engine, size, seconds=seconds, seed=turn))
@@ -131,8 +137,14 @@ def calibrate(
     )
 
 
+def _scheme(form: str) -> Scheme | None:
+    name, _, group = form.partition(" g")
+    return None if name == "bfloat16" else resolve(name, int(group) if group else None)
+
+
 def measured_steps(engine: Engine, size: ModelSize, *, seconds: float, seed: int = 0) -> list[MeasuredStep]:
-    """Time an engine's steps under loads of many kinds: alone and in batches, short and long prompts, with and without decodes.
+    """Time an engine's steps under loads of many kinds: alone and in batches, short and long prompts, with and without decodes,
+    at once, one by one, and after pauses.
 
     Args:
         engine: that nothing else uses.
@@ -152,10 +164,20 @@ def measured_steps(engine: Engine, size: ModelSize, *, seconds: float, seed: int
         count = (1, 16, 4, 32, 2, 8)[round_ % 6]
         prompt_most = max(2, int(longest * draw.choice([0.02, 0.1, 0.4, 0.9])))
         requests = [
-            (draw.randint(1, prompt_most), draw.randint(1, max(1, min(64, longest - prompt_most))))
+            (
+                min(draw.randint(1, prompt_most), _MOST_TOKENS // count),
+                draw.randint(1, max(1, min(64, longest - prompt_most))),
+            )
             for _ in range(count)
         ]
-        _serve(engine, requests, draw)
+        manner = (round_ + round_ // 6) % 3  # each number of requests in each manner
+        if manner == 2:
+            for request in requests[:_PAUSED_REQUESTS]:
+                recorder.pause(asleep=True)
+                time.sleep(_NAP_SECONDS)
+                _serve(engine, [request], draw)
+        else:
+            _serve(engine, requests, draw, at_once=manner == 0)
         recorder.pause()
         round_ += 1
     engine.on_step = None
@@ -166,16 +188,22 @@ class StepRecorder:
     """Records an engine's steps: when each was scheduled, and its work.
 
     Attributes:
-        times: of each step its time and work; None for a pause, after which no time between steps counts.
+        times: of each step its time and work; None for a pause.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.times: list[tuple[float, StepWork] | None] = []
+        self._asleep = False
         engine.on_step = self._record
 
-    def pause(self) -> None:
-        """The engine has no work for some time."""
+    def pause(self, *, asleep: bool = False) -> None:
+        """The engine has no work.
+
+        Args:
+            asleep: for :data:`PAUSE_SECONDS` or longer.
+        """
         self.times.append(None)
+        self._asleep = asleep
 
     def steps(self, size: ModelSize) -> list[MeasuredStep]:
         """All steps whose end is known: the next one's start."""
@@ -186,14 +214,18 @@ class StepRecorder:
         return found
 
     def _record(self, plan: StepPlan) -> None:
-        self.times.append((plan.at, StepWork.of(plan)))
+        self.times.append((plan.at, replace(StepWork.of(plan), after_pause=self._asleep)))
+        self._asleep = False
 
 
-def _serve(engine: Engine, requests: list[tuple[int, int]], draw: random.Random) -> None:
-    for prompt, output in requests:
-        ids = random_prompt(prompt, engine.model.spec.vocabulary, draw.randrange(1 << 30))
-        engine.add_request(ids, SamplingParams(max_tokens=output, temperature=0, ignore_eos=True))
-    while engine.has_work:
+def _serve(engine: Engine, requests: list[tuple[int, int]], draw: random.Random, *, at_once: bool = True) -> None:
+    """Serve requests, that come together or while others run."""
+    waiting = list(requests)
+    while waiting or engine.has_work:
+        while waiting and (at_once or not engine.has_work or draw.random() < _ARRIVES):
+            prompt, output = waiting.pop()
+            ids = random_prompt(prompt, engine.model.spec.vocabulary, draw.randrange(1 << 30))
+            engine.add_request(ids, SamplingParams(max_tokens=output, temperature=0, ignore_eos=True))
         engine.step()
 
 

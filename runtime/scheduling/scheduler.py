@@ -282,8 +282,8 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, budget: int, plan: StepPlan) -> int:
         """Start a waiting sequence; returns how many of its tokens the step computes, 0 if it has to wait."""
-        if plan.chunks and self._admission is not None and not self._admission.allows(self.running, sequence):
-            return 0  # one of those in the step will end, and free its blocks
+        if not self._is_allowed(sequence, plan):
+            return 0  # one of those that run will end, and free its blocks
         self._find(sequence)
         count = self.policy.count(sequence, budget, plan, self.token_budget)
         while count > 0 and not self._has_room(sequence):
@@ -309,6 +309,18 @@ class Scheduler:
         plan.chunks.append(Chunk(sequence, sequence.computed, count, count == sequence.remaining))
         return count
 
+    def _is_allowed(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Whether the cache is predicted to hold a waiting sequence besides those that run, except for those that would give way to it."""
+        if self._admission is None:
+            return True
+        stay = list(self.running)
+        while stay and not self._admission.allows(stay, sequence):
+            yields = self.policy.gives_way(sequence, _without(stay, plan))
+            if yields is None:
+                return False
+            stay.remove(yields)
+        return True
+
     def _has_room(self, sequence: Sequence) -> bool:
         """Whether the cache has room for all tokens of a sequence and of those that run."""
         return self._missing(sequence) + sum(map(self._missing, self.running)) <= self.cache.free
@@ -327,8 +339,7 @@ class Scheduler:
 
     def _not_in(self, plan: StepPlan) -> list[Sequence]:
         """The running sequences that are not in the step."""
-        taken = {id(chunk.sequence) for chunk in plan.chunks}
-        return [sequence for sequence in self.running if id(sequence) not in taken]
+        return _without(self.running, plan)
 
     def _find(self, sequence: Sequence) -> None:
         """Hold the cached blocks of a sequence's prefix."""
@@ -363,6 +374,12 @@ def _places(sequence: Sequence) -> int:
     """The number of sequences after its prompt is computed."""
     request = sequence.request
     return 1 if request.forked else max(request.params.sequences, len(request.sequences))
+
+
+def _without(sequences: list[Sequence], plan: StepPlan) -> list[Sequence]:
+    """Those that are not in the step."""
+    taken = {id(chunk.sequence) for chunk in plan.chunks}
+    return [sequence for sequence in sequences if id(sequence) not in taken]
 
 
 def live(request: Request) -> list[Sequence]:

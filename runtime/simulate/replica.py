@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from ...system.errors import RuntimeProblem
-from ..costs.work import StepCost, StepWork
+from ..costs.work import PAUSE_SECONDS, StepCost, StepWork
 from ..requests.params import SamplingParams
 from ..requests.sequence import Request, Sequence
 from ..requests.trace import PREFIX_BLOCK, Arrival
@@ -44,6 +45,7 @@ class Replica:
         self.busy = 0.0
         self.swapped = 0
         self.filled = self.reserved = self.wasted = 0.0
+        self._after_pause = True
         self._left: dict[Sequence, int] = {}  # tokens that a sequence still generates
         self._first: dict[Sequence, float] = {}  # when it got its first token
         self._last: dict[Sequence, float] = {}  # and its latest one
@@ -81,6 +83,7 @@ class Replica:
             prefilled: what another engine did with its prompt, whose keys and values, and first token, come with it.
         """
         if not self.has_work:
+            self._after_pause = self._after_pause or arrival.at - self.now > PAUSE_SECONDS
             self.now = max(self.now, arrival.at)
         most = max(arrival.output, self.engine.max_tokens or 0)
         request = Request(str(number), _prompt(arrival, number), _PARAMS, arrival.prompt + most)
@@ -119,7 +122,10 @@ class Replica:
         plan = self.scheduler.schedule(now)
         assert plan.chunks, "requests are checked to fit"
         self.scheduler.started(plan)
-        return plan, StepWork.of(plan)
+        work = StepWork.of(plan)
+        if self._after_pause:
+            work, self._after_pause = replace(work, after_pause=True), False
+        return plan, work
 
     def finish(self, plan: StepPlan, work: StepWork, begun: float, ended: float, seconds: float) -> None:
         """Record a step's results.

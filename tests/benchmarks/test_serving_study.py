@@ -98,9 +98,9 @@ def test_the_models_are_those_of_their_configurations(tmp_path: Path) -> None:
 
 def test_samples_share_their_prompt() -> None:
     """A prompt of 10 full blocks and 16 steps: each sequence has a block of its own from the first step on."""
-    assert memory._saved([Arrival(0.0, 160, 16)], 0.0) == pytest.approx(1 - (10 + 4) / (4 * 11))
+    assert memory.saved_by_sharing([Arrival(0.0, 160, 16)], 0.0) == pytest.approx(1 - (10 + 4) / (4 * 11))
     # The prompt's last block has room for 8 tokens: three of four sequences copy it.
-    assert memory._saved([Arrival(0.0, 152, 8)], 0.0) == pytest.approx(1 - (9 + 4) / (4 * 10))
+    assert memory.saved_by_sharing([Arrival(0.0, 152, 8)], 0.0) == pytest.approx(1 - (9 + 4) / (4 * 10))
 
 
 def test_ideal_hits_are_prefixes_that_came_before() -> None:

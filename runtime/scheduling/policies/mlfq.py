@@ -42,7 +42,8 @@ class SkipJoinFeedbackQueue(FirstComeFirstServed):
 
     A request joins the first queue whose quantum covers the time of its prompt, and moves to the next one when it has used the
     quantum of its own, which doubles from queue to queue. Queues are served in order; a request that has not been served
-    for ``starved`` times the first quantum moves to the first. Those that lose their place keep their blocks until others need them: the last of
+    for ``starved`` times the first quantum moves to the first, where it may use the quantum that it had, or it would be demoted as soon as
+    its tokens are computed again. Those that lose their place keep their blocks until others need them: the last of
     the lowest queue gives way first, and is swapped out ahead of need if there is host memory.
 
     Args:
@@ -82,7 +83,7 @@ class SkipJoinFeedbackQueue(FirstComeFirstServed):
             self._next_promotion = self._now + starved / 50
             for job in jobs.values():
                 if self._now - job.served > starved:
-                    job.level, job.used, job.served = 0, 0.0, self._now
+                    job.used, job.level, job.served = -self._credit(job), 0, self._now
         placed = {key: job.place() for key, job in jobs.items()}
         return sorted(everyone, key=lambda sequence: placed[id(sequence.request)])
 
@@ -122,6 +123,11 @@ class SkipJoinFeedbackQueue(FirstComeFirstServed):
         prefill = len(request.prompt) * (self._seconds_per_token or 0.0)
         level = next((i for i in range(self._levels) if self._quantum(i) >= prefill), self._levels - 1)
         return _Job(request, level, 0.0, request.arrived)
+
+    def _credit(self, job: _Job) -> float:
+        """What a request may use in the first queue before it moves on: the time of its tokens, if it lost its blocks, and the quantum it had."""
+        lost = max((len(s.tokens) for s in job.request.sequences if not s.blocks and not s.swapped), default=0)
+        return lost * (self._seconds_per_token or 0.0) + self._quantum(job.level)
 
     def _quantum(self, level: int) -> float:
         return (self._fixed or self._shortest or 0.0) * 2**level

@@ -53,11 +53,11 @@ def test_random_checkpoints_are_served(scheme: str | None, tmp_path: Path) -> No
 def test_a_calibration_of_this_machine(tmp_path: Path) -> None:
     said: list[str] = []
     found = calibrate(
-        shapes=TINY, formats=("bfloat16", "W4A16"), passes=1, seconds=0.4, command="test", log=said.append
+        shapes=TINY, formats=("bfloat16", "W4A16 g64"), passes=1, seconds=0.4, command="test", log=said.append
     )
     assert len(said) == 4
     assert set(found.kernels) == {"w16a16", "w4a16"}
-    assert set(found.left_out) == {f"{shape.name} {form}" for shape in TINY for form in ("bfloat16", "W4A16")}
+    assert set(found.left_out) == {f"{shape.name} {form}" for shape in TINY for form in ("bfloat16", "W4A16 g64")}
     assert found.ranges["layers"] == (2, 3)
     assert found.spread == pytest.approx(max(max(ratio, 1 / ratio) - 1 for ratio in found.left_out.values()))
     assert all(name in table(found) for name in found.left_out)

@@ -15,6 +15,7 @@ from smelt.runtime.costs.work import LinearCost, StepWork
 from smelt.runtime.requests.trace import Arrival, repeated
 from smelt.runtime.scheduling.plan import StepPlan
 from smelt.runtime.scheduling.policies.table import POLICIES
+from smelt.runtime.scheduling.scheduler import Scheduler
 from smelt.runtime.scheduling.swapping import TransferCost
 from smelt.runtime.simulate.options import SimulatedEngine
 from smelt.runtime.simulate.replica import Replica
@@ -126,9 +127,10 @@ def _plan(plan: StepPlan) -> dict[str, tuple[int, int]]:
     return {chunk.sequence.request.id: (chunk.start, chunk.count) for chunk in plan.chunks}
 
 
-@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"mlfq"}))
+@pytest.mark.parametrize("policy", POLICIES)
 def test_plans_are_those_of_the_engine(policy: str, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests come while others run, in a cache that is too small for them; the engine's own times are replayed."""
+    """Requests come while others run, in a cache that is too small for them; the engine's own times are replayed: when each step
+    was scheduled, and when it ended."""
     draw = random.Random(policy)
     sizes = [(draw.randint(1, 60), draw.randint(1, 30)) for _ in range(24)]
     running = engine(tiny("llama", num_hidden_layers=1), policy=policy, max_length=96, share_prefixes=False)
@@ -140,7 +142,8 @@ def test_plans_are_those_of_the_engine(policy: str, tiny: Callable[..., Path], m
     running.cache = running.scheduler.cache
     came: list[float] = []
     seen: list[tuple[float, dict[str, tuple[int, int]]]] = []
-    schedule, add = running.scheduler.schedule, running.scheduler.add
+    ended: list[float] = []
+    schedule, add, commit = running.scheduler.schedule, running.scheduler.add, running.scheduler.commit
 
     def scheduled(now: float = 0.0) -> StepPlan:
         plan = schedule(now)
@@ -151,7 +154,12 @@ def test_plans_are_those_of_the_engine(policy: str, tiny: Callable[..., Path], m
         came.append(now)
         add(sequence, now)
 
+    def committed(plan: StepPlan, now: float = 0.0) -> None:
+        ended.append(now)
+        commit(plan, now)
+
     monkeypatch.setattr(running.scheduler, "schedule", scheduled)
+    monkeypatch.setattr(running.scheduler, "commit", committed)
     monkeypatch.setattr(running.scheduler, "add", added)
     todo = list(enumerate(sizes))
     while todo or running.has_work:
@@ -178,5 +186,8 @@ def test_plans_are_those_of_the_engine(policy: str, tiny: Callable[..., Path], m
         return plan, work
 
     monkeypatch.setattr(Replica, "begin", begun)
+    ends = iter(ended)
+    replayed = Scheduler.commit
+    monkeypatch.setattr(Scheduler, "commit", lambda self, plan, _: replayed(self, plan, next(ends) - times[0]))
     simulate(arrivals, made, _Replayed(steps))
     assert planned == [plan for _, plan in seen if plan]
