@@ -1,4 +1,4 @@
-"""The command line: ``smelt run``, ``eval``, ``sweep``, ``compare``, ``inspect``, ``export``, ``merge``, ``chat``, ``bench``, ``simulate``, ``plan``,
+"""The command line: ``smelt run``, ``eval``, ``sweep``, ``compare``, ``inspect``, ``export``, ``merge``, ``chat``, ``serve``, ``bench``, ``simulate``, ``plan``,
 ``kernels`` and ``schema``.
 
 Each command is a file in ``commands/`` and a row here.
@@ -10,7 +10,22 @@ import sys
 
 import typer
 
-from .commands import bench, chat, compare, eval, export, inspect, kernels, merge, plan, run, schema, simulate, sweep
+from .commands import (
+    bench,
+    chat,
+    compare,
+    eval,
+    export,
+    inspect,
+    kernels,
+    merge,
+    plan,
+    run,
+    schema,
+    serve,
+    simulate,
+    sweep,
+)
 from .commands.outcome import say
 
 app = typer.Typer(
@@ -39,6 +54,8 @@ app = typer.Typer(
 
     - `smelt chat runs/quickstart/checkpoint` starts a chat
 
+    - `smelt serve runs/quickstart/checkpoint` serves it to clients of OpenAI's and Anthropic's APIs
+
     - `smelt bench runs/quickstart/checkpoint` measures its speed on this machine
 
     - `smelt simulate --trace trace.csv --model ./my-llama --device h100-sxm` predicts what a device would serve
@@ -57,6 +74,7 @@ for _name, _command in {
     "export": export.export,
     "merge": merge.merge,
     "chat": chat.chat,
+    "serve": serve.serve,
     "bench": bench.bench,
     "simulate": simulate.simulate,
     "plan": plan.plan,

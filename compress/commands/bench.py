@@ -1,4 +1,4 @@
-"""``smelt bench``: a checkpoint's speed on this machine."""
+"""``smelt bench``: a checkpoint's speed on this machine, or a server's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from .outcome import reporting_errors
 @reporting_errors
 def bench(
     checkpoint: Annotated[
-        str | None, typer.Argument(help="A directory, a hub name or builtin:smelt-6m. Not for --calibrate.")
+        str | None,
+        typer.Argument(help="A directory, a hub name or builtin:smelt-6m. Not for --server and --calibrate."),
     ] = None,
     prompt: Annotated[int, typer.Option(help="Prompt tokens of each request.", min=1)] = 128,
     output: Annotated[int, typer.Option(help="Tokens generated per request.", min=2)] = 32,
@@ -56,9 +57,17 @@ def bench(
             help="Time steps of random models on this machine and write what smelt simulate and smelt plan need to FILE."
         ),
     ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Measure a server with OpenAI's API instead, such as http://localhost:8000."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Which of the server's models, if it serves several.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="The server's key.", envvar="SMELT_API_KEY", show_envvar=True)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> int:
-    """Measure a checkpoint's speed on this machine, and how close it comes to the machine's limits.
+    """Measure a checkpoint's speed on this machine, and how close it comes to the machine's limits; or a server's speed.
 
     Examples:
 
@@ -74,13 +83,40 @@ def bench(
 
         smelt bench ./my-llama --ablate
 
+        smelt bench --server http://localhost:8000 --prompt 512 --output 64 --concurrency 8
+
         smelt bench --calibrate this-machine.json
     """
+    loads = concurrency or ([] if trace else [1, 4, 16])
+    of_engines = {
+        "--policy": policy != "fcfs",
+        "--static": static,
+        "--no-native": not native,
+        "--exact-inputs": exact_inputs,
+        "--reproducible": reproducible,
+        "--compile": compiled,
+    }
+    if server is not None:
+        unused = {
+            "CHECKPOINT": checkpoint is not None,
+            "--calibrate": calibrate is not None,
+            "--ablate": ablate,
+            "--dtype": dtype != "auto",
+            "--kv-dtype": kv_dtype != "auto",
+            "--device": device != "cpu",
+        }
+        _refuse(unused | of_engines, "--server measures what a server does with its own options")
+        return _bench_server(
+            server, model, api_key, prompt, output, loads, requests, (trace, trace_requests), as_json=as_json
+        )
+    if model is not None:
+        raise SmeltError("--model names one of a server's models; give the server with --server, or leave it out")
     if calibrate is not None:
         return _calibrate(calibrate)
     if checkpoint is None:
-        raise SmeltError("give a checkpoint to measure, or --calibrate FILE to calibrate this machine")
-    loads = concurrency or ([] if trace else [1, 4, 16])
+        raise SmeltError(
+            "give a checkpoint to measure, or --calibrate FILE to calibrate this machine, or --server URL to measure a server"
+        )
     config = EngineConfig(
         max_sequences=max([32, *loads]),
         dtype=dtype,
@@ -95,21 +131,8 @@ def bench(
         share_prefixes=False,
     )
     if ablate:
-        unused = {
-            "--policy": policy != "fcfs",
-            "--static": static,
-            "--trace": trace is not None,
-            "--no-native": not native,
-            "--exact-inputs": exact_inputs,
-            "--reproducible": reproducible,
-            "--compile": compiled,
-            "--concurrency": concurrency is not None,
-        }
-        given = [name for name, is_given in unused.items() if is_given]
-        if given:
-            raise SmeltError(
-                f"--ablate takes one step of a GPU apart and does not use {', '.join(given)}; leave them out"
-            )
+        unused = {"--trace": trace is not None, "--concurrency": concurrency is not None}
+        _refuse(of_engines | unused, "--ablate takes one step of a GPU apart")
         return _ablate(checkpoint, prompt, output, dtype, kv_dtype, as_json)
     from ...models.directory.find import find_checkpoint
     from ...runtime.engine.engine import Engine
@@ -127,6 +150,43 @@ def bench(
         log=Progress(True).say,
     )
     print(json.dumps({"checkpoint": checkpoint, **found.as_data()}, indent=2) if as_json else table(found))
+    return 0
+
+
+def _refuse(unused: dict[str, bool], why: str) -> None:
+    given = [name for name, is_given in unused.items() if is_given]
+    if given:
+        raise SmeltError(f"{why} and does not use {', '.join(given)}; leave them out")
+
+
+def _bench_server(
+    server: str,
+    model: str | None,
+    api_key: str | None,
+    prompt: int,
+    output: int,
+    loads: list[int],
+    requests: int,
+    trace: tuple[Path | None, int],
+    *,
+    as_json: bool,
+) -> int:
+    from ...runtime.measure.server_bench import CONNECTIONS, ServerBench, measure_server, server_table
+    from ...runtime.requests.trace import read_trace
+
+    path, most = trace
+    with ServerBench(server, model, api_key, connections=max([CONNECTIONS, *loads])) as bench:
+        arrivals = None if path is None else read_trace(path, most, bench.info.longest or sys.maxsize)
+        found = measure_server(
+            bench,
+            prompt=prompt,
+            output=output,
+            concurrencies=loads,
+            requests=requests,
+            trace=arrivals,
+            log=Progress(True).say,
+        )
+    print(json.dumps(found.as_data(), indent=2) if as_json else server_table(found))
     return 0
 
 

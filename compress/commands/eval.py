@@ -1,4 +1,4 @@
-"""``smelt eval``: accuracy and speed of one or more checkpoints."""
+"""``smelt eval``: accuracy and speed of checkpoints, and of models behind servers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from typing import Annotated
 
 import typer
 
+from ...system.errors import SmeltError
 from .outcome import passed, reporting_errors
 
 
 @reporting_errors
 def eval_(
-    checkpoints: Annotated[list[str], typer.Argument(help="Directories, hub names or builtin:smelt-6m.")],
+    checkpoints: Annotated[
+        list[str] | None,
+        typer.Argument(help="Directories, hub names or builtin:smelt-6m. May be left out with --server."),
+    ] = None,
     baseline: Annotated[
         str | None, typer.Option(help="Baseline: a checkpoint, measured in turns with the others, or a report.json.")
     ] = None,
@@ -45,12 +49,24 @@ def eval_(
     allow_foreign_baseline: Annotated[
         bool, typer.Option("--allow-foreign-baseline", help="Accept a baseline report from another machine.")
     ] = False,
+    server: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="A server with OpenAI's API, such as http://localhost:8000. Repeatable."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Which of a server's models, if it serves several.")] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="The checkpoint that a server serves, for its tokenizer, if the server does not say which."),
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="The servers' key.", envvar="SMELT_API_KEY", show_envvar=True)
+    ] = None,
     trust_remote_code: Annotated[bool, typer.Option(help="Run Python code that comes with a checkpoint.")] = False,
     trust_task_code: Annotated[bool, typer.Option(help="Run Python code named by the YAML files of --tasks.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Ignore earlier measurements and measure again.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print report.json.")] = False,
 ) -> int:
-    """Measure and compare checkpoints: accuracy, speed and memory, on Smelt's runtime.
+    """Measure and compare checkpoints: accuracy, speed and memory, on Smelt's runtime; and models behind servers.
 
     Examples:
 
@@ -59,6 +75,8 @@ def eval_(
         smelt eval runs/w4 runs/w8 --baseline ./my-llama --tasks lambada_openai,piqa --limit 500
 
         smelt eval runs/w4 --baseline ./my-llama --speed none --fail-if "ppl>+2%"
+
+        smelt eval --server http://localhost:8000 --baseline ./my-llama --tokenizer ./my-llama
     """
     from ..evaluation.flags import evaluation_settings
     from ..evaluation.gates import Gate
@@ -76,11 +94,19 @@ def eval_(
         device=device,
         trust_task_code=trust_task_code,
     )
+    if not server and (model is not None or tokenizer is not None):
+        raise SmeltError("--model and --tokenizer are of a server; give it with --server, or leave them out")
     from ..evaluation.evaluate import evaluate
+    from ..evaluation.on_server import RemoteModel
 
+    servers = [
+        RemoteModel(url, model, tokenizer=tokenizer, api_key=api_key, trust_remote_code=trust_remote_code)
+        for url in server or []
+    ]
     report = evaluate(
-        list(checkpoints),
+        list(checkpoints or []),
         baseline=baseline,
+        servers=servers,
         settings=settings,
         output=output,
         trust_remote_code=trust_remote_code,

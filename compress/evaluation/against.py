@@ -43,7 +43,7 @@ def against(
             for theirs in baseline.tasks
             if (change := _task_change(theirs, mine)) is not None
         ],
-        size=Change(ratio=model.size.bytes / baseline.size.bytes),
+        size=Change(ratio=model.size.bytes / baseline.size.bytes) if model.size and baseline.size else None,
     )
 
 
@@ -147,8 +147,9 @@ def _speed_changes(baseline: Speed, model: Speed) -> dict[str, Any]:
             for theirs in baseline.loads
             if mine.concurrency == theirs.concurrency
         },
-        "predicted_decode": baseline.decode_bytes_per_token / model.decode_bytes_per_token,
     }
+    if baseline.decode_bytes_per_token and model.decode_bytes_per_token:
+        fields["predicted_decode"] = baseline.decode_bytes_per_token / model.decode_bytes_per_token
     if baseline.peak_memory_bytes and model.peak_memory_bytes:
         fields["memory"] = Change(ratio=model.peak_memory_bytes / baseline.peak_memory_bytes)
     return fields

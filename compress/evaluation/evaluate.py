@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...system.errors import SmeltError, raise_problems
 from ...system.paths import named_path
@@ -14,16 +15,28 @@ from ..results.report import ReportData
 from ..results.result import ModelResult
 from ..results.this_machine import differences, this_machine
 from .measure import Evaluation
-from .problems import device_problems, fewest_positions, length_problems, task_problems, text_problems
+from .problems import (
+    device_problems,
+    fewest_positions,
+    length_problems,
+    server_notes,
+    server_problems,
+    task_problems,
+    text_problems,
+)
 from .settings import Evaluate
 from .subject import Subject, subjects
 from .tasks import Tasks
+
+if TYPE_CHECKING:
+    from .on_server import RemoteModel
 
 
 def evaluate(
     checkpoints: Sequence[str | Path],
     *,
     baseline: str | Path | None = None,
+    servers: Sequence[RemoteModel] = (),
     settings: Evaluate | None = None,
     output: str | Path,
     trust_remote_code: bool = False,
@@ -37,6 +50,7 @@ def evaluate(
         checkpoints: directories, hub names or ``builtin:smelt-6m``.
         baseline: a checkpoint to compare with, measured in the same run; or an earlier ``report.json``, whose baseline
             (or only model) is used without measuring again.
+        servers: models behind servers, to be measured too.
         settings: what to measure; by default the builtin text, samples and no tasks and no speed.
         output: the directory for the reports. Finished measurements are kept in it and reused.
         trust_remote_code: run the checkpoints' own Python.
@@ -63,17 +77,31 @@ def evaluate(
         str(baseline) if baseline is not None and kept is None else None,
         trust_remote_code=trust_remote_code,
     )
+    found += _behind_servers(servers)
+    if not any(subject.role == "candidate" for subject in found):
+        raise SmeltError("there is nothing to evaluate; give a checkpoint, or a server with --server")
     asked = asked.within(fewest_positions([subject.directory for subject in found]))
     raise_problems(text_problems(asked, "") + length_problems(asked, [subject.directory for subject in found], ""))
     tasks = Tasks.find(asked.tasks, trust_code=asked.trust_task_code) if asked.tasks else None
     if tasks is not None:
         raise_problems(task_problems(tasks, [subject.directory for subject in found], ""))
+    raise_problems(server_problems(found, asked, tasks))
     show = Progress(progress)
     if kept is not None and kept.name in (subject.name for subject in found):
         kept = kept.model_copy(update={"name": f"{kept.name} (kept)"})
     with Output(Path(output), {"kind": "evaluation"}, fresh=fresh) as place:
         evaluation = Evaluation(found, asked, tasks, place.journal, show, title=_title(found, kept), kept_baseline=kept)
+        for sentence in server_notes(found, asked, tasks):
+            evaluation.warn(sentence)
         return measured(evaluation, place.path)
+
+
+def _behind_servers(servers: Sequence[RemoteModel]) -> list[Subject]:
+    names = [server.name for server in servers]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise SmeltError(f"{twice} is named twice; name each server once")
+    return [Subject(server.name, server.directory, "candidate", server=server) for server in servers]
 
 
 def measured(

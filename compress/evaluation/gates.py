@@ -30,7 +30,7 @@ _VALUES: dict[str, Callable[[ModelResult], float | None]] = {
 _ABSOLUTES: dict[str, Callable[[ModelResult], float | None]] = {
     "ppl": lambda m: m.text.perplexity if m.text else None,
     "bits_per_byte": lambda m: m.text.bits_per_byte if m.text else None,
-    "size": lambda m: m.size.bytes,
+    "size": lambda m: m.size.bytes if m.size else None,
     "memory": lambda m: m.speed.peak_memory_bytes if m.speed else None,
 }
 _FORM = re.compile(

@@ -126,9 +126,10 @@ class Evaluation:
         wanted: dict[tuple[str, ...], str] = {}
         for subject in self._subjects:
             name = subject.name
-            wanted["text", name] = f"the text read by {name}"
+            if subject.reads:
+                wanted["text", name] = f"the text read by {name}"
             if subject.only_text is None:
-                for task in self._tasks.loaded if self._tasks else ():
+                for task in self._answered(subject):
                     wanted["task", name, task] = f"{task} answered by {name}"
                 if self._settings.samples:
                     wanted["samples", name] = f"samples of {name}"
@@ -146,11 +147,21 @@ class Evaluation:
         if sentence not in self._warnings:
             self._warnings.append(sentence)
 
+    def _answered(self, subject: Subject) -> list[str]:
+        """The tasks that can be measured with it."""
+        if self._tasks is None:
+            return []
+        scored = () if subject.reads else self._tasks.scored()
+        return [task for task in self._tasks.loaded if task not in scored]
+
     # Texts
 
     def _read_texts(self) -> None:
-        baseline = next((s for s in self._subjects if s.role == "baseline"), None)
-        others = [s for s in self._subjects if s is not baseline]
+        subjects = [s for s in self._subjects if s.reads]
+        if not subjects:
+            return
+        baseline = next((s for s in subjects if s.role == "baseline"), None)
+        others = [s for s in subjects if s is not baseline]
         with _Readings(self._directory, self._settings.device, self._progress) as readings:
             first = baseline or others[0]
             excerpt = self._cut(first)
@@ -161,11 +172,12 @@ class Evaluation:
                 own = self._cut(subject)
                 if own.windows.fingerprint != excerpt.windows.fingerprint:
                     own = self._cut(subject, like=excerpt)
-                if baseline is not None and own.windows.fingerprint == excerpt.windows.fingerprint:
+                alike = own.windows.fingerprint == excerpt.windows.fingerprint
+                if baseline is not None and alike and subject.server is None:
                     self._read_beside(baseline, subject, own, readings)
                     continue
                 self._read_alone(subject, own, readings)
-                if own.windows.fingerprint != excerpt.windows.fingerprint:
+                if not alike:
                     self.warn(
                         f"{subject.name} and {first.name} tokenize text differently: their perplexities cannot be compared,"
                         f" bits per byte can (over {sum(own.bytes)} and {sum(excerpt.bytes)} bytes of the same text)"
@@ -187,6 +199,8 @@ class Evaluation:
 
     def _read_alone(self, subject: Subject, excerpt: Excerpt, readings: _Readings) -> None:
         def measure() -> dict[str, Any]:
+            if subject.server is not None:
+                return subject.server.likelihood(excerpt, self._progress).model_dump(mode="json")
             reading = readings.of(subject, excerpt)
             try:
                 return likelihood(reading, subject.name).model_dump(mode="json")
@@ -224,7 +238,7 @@ class Evaluation:
         if subject.only_text is not None:
             return
         with _Served(subject, self._settings.device, self._progress) as served:
-            for task in self._tasks.loaded if self._tasks else ():
+            for task in self._answered(subject):
                 self._answer(subject, served, task)
             if self._tasks is not None:
                 found = self._results[subject.name].tasks
@@ -234,10 +248,7 @@ class Evaluation:
                 beginnings = prompts(TextSource("builtin", "evaluation"), self._settings.samples)
                 found = self._journal.keep(
                     self._key("samples", subject) | {"prompts": beginnings},
-                    lambda: [
-                        sample.model_dump(mode="json")
-                        for sample in continuations(served.engine, beginnings, subject.name)
-                    ],
+                    lambda: [sample.model_dump(mode="json") for sample in served.continuations(beginnings)],
                 )
                 self._have(("samples", subject.name), samples=[Sample.model_validate(each) for each in found])
 
@@ -280,15 +291,21 @@ class Evaluation:
             return
 
         def measure() -> dict[str, Any]:
-            served = [MeasuredCheckpoint(s.name, s.directory.path, s.bytes) for s in subjects]
-            trust = any(s.directory.trust_remote_code for s in subjects)
+            here, servers = [s for s in subjects if s.server is None], [s.server for s in subjects if s.server]
+            trust = any(s.directory.trust_remote_code for s in here)
             speeds, rates = measure_speed(
-                served, settings, self._progress, trust_remote_code=trust, device=self._settings.device
+                [MeasuredCheckpoint(s.name, s.directory.path, s.bytes) for s in here],
+                settings,
+                self._progress,
+                servers=servers,
+                trust_remote_code=trust,
+                device=self._settings.device,
             )
             return {
                 "day": datetime.now(UTC).date().isoformat(),
                 "speeds": [speed.model_dump(mode="json") for speed in speeds],
-                "rates": dataclasses.asdict(rates),
+                "rates": None if rates is None else dataclasses.asdict(rates),
+                "notes": [note for server in servers for note in server.notes],
             }
 
         key = {
@@ -299,15 +316,17 @@ class Evaluation:
             "versions": versions(),
         }
         found = self._journal.keep(key, measure)
-        rates = MachineRates(**found["rates"])
-        self._machine = self._machine.model_copy(
-            update={
+        for note in found.get("notes", ()):
+            self.warn(note)
+        changes: dict[str, Any] = {"measured_on": found["day"]}
+        if found["rates"] is not None:
+            rates = MachineRates(**found["rates"])
+            changes |= {
                 "read_bytes_per_second": rates.read,
                 "operations_per_second": rates.operations,
                 "operations_dtype": rates.dtype,
-                "measured_on": found["day"],
             }
-        )
+        self._machine = self._machine.model_copy(update=changes)
         for subject, speed in zip(subjects, found["speeds"], strict=True):
             self._have(("speed", subject.name), speed=Speed.model_validate(speed))
         if len(subjects) > 1 and not all(r.speed.interleaved for r in self._results.values() if r.speed):
@@ -357,7 +376,7 @@ class _Readings:
 
 
 class _Served:
-    """An engine for a subject, loaded on first use."""
+    """An engine for a subject, loaded on first use; or the server that it is behind."""
 
     def __init__(self, subject: Subject, device: str, progress: Progress) -> None:
         self._subject, self._device, self._progress = subject, device, progress
@@ -380,11 +399,22 @@ class _Served:
 
     @property
     def harness(self) -> Any:
-        if self._harness is None:
+        quiet = not self._progress.enabled
+        if self._harness is None and self._subject.server is not None:
+            from .server_lm import ServerLM
+
+            self._harness = ServerLM(self._subject.server, disable_tqdm=quiet)
+        elif self._harness is None:
             from ..integrations.lm_eval import SmeltLM
 
-            self._harness = SmeltLM(engine=self.engine, disable_tqdm=not self._progress.enabled)
+            self._harness = SmeltLM(engine=self.engine, disable_tqdm=quiet)
         return self._harness
+
+    def continuations(self, beginnings: list[str]) -> list[Sample]:
+        server = self._subject.server
+        if server is not None:
+            return server.continuations(beginnings)
+        return continuations(self.engine, beginnings, self._subject.name)
 
     def __enter__(self) -> _Served:
         return self

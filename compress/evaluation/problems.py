@@ -1,8 +1,9 @@
-"""Problems that would make an evaluation fail, found before any work."""
+"""Problems that would make an evaluation fail, and what it will not measure, found before any work."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ...models.directory.directory import ModelDirectory
 from ...runtime import RuntimeProblem
@@ -10,6 +11,9 @@ from ...system.device import device_named
 from ...system.errors import Problem
 from .settings import Evaluate
 from .tasks import Tasks
+
+if TYPE_CHECKING:
+    from .subject import Subject  # imports torch
 
 
 def text_problems(settings: Evaluate, where: str = "evaluate.") -> list[Problem]:
@@ -75,3 +79,30 @@ def length_problems(settings: Evaluate, models: Sequence[ModelDirectory], where:
                 )
             )
     return problems
+
+
+def server_problems(subjects: Sequence[Subject], settings: Evaluate, tasks: Tasks | None) -> list[Problem]:
+    """Servers on which nothing that was asked for can be measured."""
+    generates = tasks is not None and len(tasks.scored()) < len(tasks.loaded)
+    if generates or settings.samples or settings.speed:
+        return []
+    return [
+        Problem(subject.name, f"{subject.server.no_scores}; ask for tasks that generate, samples or speed")
+        for subject in subjects
+        if subject.server is not None and not subject.reads
+    ]
+
+
+def server_notes(subjects: Sequence[Subject], settings: Evaluate, tasks: Tasks | None) -> list[str]:
+    """What will not be measured on servers, or differs from a checkpoint's measurement."""
+    notes = []
+    for subject in subjects:
+        if subject.server is not None and not subject.reads:
+            scored = ["the text's perplexity", *(tasks.scored() if tasks else [])]
+            listed = " and ".join(filter(None, [", ".join(scored[:-1]), scored[-1]]))
+            notes.append(f"{subject.name} {subject.server.no_scores}, so {listed} cannot be measured on it")
+    if settings.speed and len({subject.server is None for subject in subjects}) > 1:
+        notes.append(
+            "speeds of servers include HTTP, those of checkpoints do not; to compare servers, put a checkpoint behind smelt serve"
+        )
+    return notes

@@ -10,7 +10,8 @@ from ...system.errors import SmeltError
 from ..results.result import Sample
 
 _WORDS = 24
-_TOKENS = 48
+# Generated for each prompt.
+SAMPLE_TOKENS = 48
 
 
 def prompts(source: TextSource, count: int) -> list[str]:
@@ -24,7 +25,7 @@ def prompts(source: TextSource, count: int) -> list[str]:
 
 def continuations(engine: Engine, beginnings: list[str], name: str) -> list[Sample]:
     """Each prompt and its greedy continuation."""
-    params = SamplingParams(max_tokens=_TOKENS, temperature=0)
+    params = SamplingParams(max_tokens=SAMPLE_TOKENS, temperature=0)
     try:
         outputs = engine.generate(beginnings, params) if beginnings else []
     except RuntimeProblem as problem:

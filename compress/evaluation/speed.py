@@ -7,13 +7,17 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ...runtime.measure.load_result import LoadResult
 from ...system.device import device_named, free_memory
 from ...system.progress import Progress
 from ..results.result import Load, Speed, Spread, TimePart
 from .settings import SpeedSettings
 from .workers import Worker
+
+if TYPE_CHECKING:
+    from .on_server import RemoteModel, RemoteWorker
 
 # A serving process needs its libraries, and weights may be kept wider than they are stored.
 _LIBRARIES = 700_000_000
@@ -55,31 +59,35 @@ def measure_speed(
     settings: SpeedSettings,
     progress: Progress,
     *,
+    servers: Sequence[RemoteModel] = (),
     trust_remote_code: bool = False,
     device: str = "cpu",
     engine_options: dict[str, Any] | None = None,
-) -> tuple[list[Speed], MachineRates]:
-    """Measure the speed of checkpoints.
+) -> tuple[list[Speed], MachineRates | None]:
+    """Measure the speed of checkpoints, and of models behind servers.
 
     Args:
         served: the checkpoints; measured in turns if all fit in memory at once, else one after another.
         settings: how.
         progress: shows progress.
+        servers: take turns with the checkpoints if these take turns.
         trust_remote_code: run the checkpoints' own Python.
         device: where they are served, as torch names it.
         engine_options: of :class:`Engine`.
 
     Returns:
-        Each one's speed, and the machine's rates.
+        Each one's speed, those of servers last, and the machine's rates unless there are servers only.
 
     Raises:
-        SmeltError: a checkpoint cannot be served.
+        SmeltError: a checkpoint cannot be served, or a server fails.
     """
     where = device_named(device)
     kept = _WIDER if where.type == "cpu" else _GRAPHS
     needed = sum(kept * each.bytes + _LIBRARIES for each in served)
-    together = len(served) > 1 and needed < free_memory(where)
-    groups = [list(served)] if together else [[each] for each in served]
+    together = len(served) < 2 or needed < free_memory(where)
+    groups: list[tuple[list[MeasuredCheckpoint], list[RemoteModel]]] = [(list(served), list(servers))]
+    if not together:
+        groups = [*(([each], []) for each in served), *([([], list(servers))] if servers else [])]
     options = {
         "max_length": settings.prompt + settings.generate + 1,
         "max_sequences": max(1, *settings.concurrency),
@@ -89,19 +97,21 @@ def measure_speed(
     }
     found: list[Speed] = []
     rates: MachineRates | None = None
-    for group in groups:
+    for group, remote in groups:
         with ExitStack() as running:
             workers, facts = [], []
             for each in group:
                 progress.say(f"loading {each.name} to measure its speed")
                 workers.append(running.enter_context(Worker(each.name)))
                 facts.append(workers[-1].ask("load", checkpoint=str(each.path), options=options))
-            measured = _machine_rates(facts[0]["dtype"], device, progress)
+            clients = [running.enter_context(each.worker(max(1, *settings.concurrency))) for each in remote]
+            measured = _machine_rates(facts[0]["dtype"], device, progress) if facts else None
             rates = rates or measured
-            rounds = _take_turns(workers, settings, progress)
-            for worker, fact, each in zip(workers, facts, rounds, strict=True):
-                found.append(_speed(worker, fact, each, settings, measured, together or len(served) == 1))
-    assert rates is not None
+            rounds = _take_turns([*workers, *clients], settings, progress)
+            for worker, fact, each in zip(workers, facts, rounds, strict=False):
+                assert measured is not None
+                found.append(_speed(worker, fact, each, settings, measured, together))
+            found += [_remote_speed(each, settings, together) for each in rounds[len(workers) :]]
     return found, rates
 
 
@@ -118,7 +128,7 @@ def _machine_rates(dtype: str, device: str, progress: Progress) -> MachineRates:
     return MachineRates(machine["read"], machine["operations"], dtype)
 
 
-def _take_turns(workers: list[Worker], settings: SpeedSettings, progress: Progress) -> list[_Rounds]:
+def _take_turns(workers: Sequence[Worker | RemoteWorker], settings: SpeedSettings, progress: Progress) -> list[_Rounds]:
     rounds = [_Rounds() for _ in workers]
     # A single request is always measured: the other rates are compared with its rates.
     asked = sorted({1, *settings.concurrency})
@@ -138,6 +148,23 @@ def _take_turns(workers: list[Worker], settings: SpeedSettings, progress: Progre
         )
         rounds[which].loads.setdefault(concurrency, []).append(load)
     return rounds
+
+
+def _remote_speed(rounds: _Rounds, settings: SpeedSettings, interleaved: bool) -> Speed:
+    """What is seen of a server from outside."""
+    first = rounds.spread(1, lambda load: load["first_token_p50"])
+    return Speed(
+        prompt=settings.prompt,
+        generate=settings.generate,
+        first_token=first,
+        prefill_rate=spread([settings.prompt / value for value in first.values]),
+        decode_rate=rounds.spread(1, lambda load: LoadResult(**load).mean_decode_rate),
+        loads=[_load(rounds, concurrency) for concurrency in settings.concurrency],
+        interleaved=interleaved,
+        decode_time=[],
+        prefill_time=[],
+        kernels={},
+    )
 
 
 def _speed(

@@ -1,4 +1,4 @@
-"""A checkpoint to be measured, and what is known of it without running it."""
+"""A checkpoint to be measured, or a model behind a server, and what is known of it without running it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...models.checkpoint.weights import CheckpointWeights
 from ...models.directory.directory import ModelDirectory
@@ -21,6 +21,9 @@ from ..loaders.rules import loaders
 from ..results.result import Layer, Loader, ModelResult, Size, TrainingRecord
 from .text import TextReader
 
+if TYPE_CHECKING:
+    from .on_server import RemoteModel
+
 _COMPANIONS = (".json", ".model", ".txt", ".jinja", ".tiktoken", ".py")
 
 # From the directory where activations may be kept to a text reader and its name.
@@ -29,15 +32,16 @@ OpenReader = Callable[[Path], tuple[TextReader, str]]
 
 @dataclass
 class Subject:
-    """One checkpoint.
+    """One checkpoint, or one model behind a server.
 
     Attributes:
         name: shown in reports; unique within an evaluation.
-        directory: where it is.
+        directory: where it is; of a server, where the tokenizer is.
         role: whether others are compared with it.
         open_reader: opens a text reader, if not the runtime's.
         only_text: why it cannot be served, so that only text is read with it.
         merged: a digest of what is merged into it when read, which its directory does not hold.
+        server: where it is instead of in the directory.
     """
 
     name: str
@@ -47,10 +51,18 @@ class Subject:
     only_text: str | None = None
     warnings: list[str] = field(default_factory=list)
     merged: str | None = None
+    server: RemoteModel | None = None
+
+    @property
+    def reads(self) -> bool:
+        """Whether it gives log probabilities of texts."""
+        return self.server is None or self.server.no_scores is None
 
     @cached_property
     def fingerprint(self) -> str:
         """A digest of every byte of its weights, and of what is merged in."""
+        if self.server is not None:
+            return self.server.fingerprint
         stored = CheckpointWeights(self.directory.path).content_digest()
         return stored if self.merged is None else digest([stored, self.merged])
 
@@ -89,6 +101,15 @@ class Subject:
 
     def described(self) -> ModelResult:
         """Its part of the report that needs no run."""
+        if self.server is not None:
+            info = self.server.info
+            return ModelResult(
+                name=self.name,
+                role=self.role,
+                path=info.url,
+                fingerprint=self.fingerprint,
+                scheme=f"served by {info.full_name}",
+            )
         found = self._inspection
         quantized = [group for group in found.groups if " " in group.scheme]
         linear = sum(group.numel for group in quantized)

@@ -99,6 +99,10 @@ class Tasks:
         settings: Any = normalize_gen_kwargs(dict(task.get_config("generation_kwargs") or {}))
         return int(settings["max_gen_toks"])
 
+    def scored(self) -> list[str]:
+        """The tasks that need log probabilities of given texts."""
+        return [name for name, task in self.loaded.items() if task.OUTPUT_TYPE != "generate_until"]
+
     def of_groups(self, results: list[TaskResult]) -> list[TaskResult]:
         """The groups' values, from those of their tasks.
 

@@ -136,7 +136,7 @@ def likelihood(reading: Reading, name: str) -> Text:
     sums: list[float] = []
     for part in _parts(reading):
         sums += _nll(reading.head(reading.store.read(part)), reading.excerpt.windows.tokens[part])
-    return _text(reading, sums, name)
+    return text_result(reading.excerpt, sums, name, reading.computed_by)
 
 
 def divergence(baseline: Reading, reading: Reading, names: tuple[str, str]) -> tuple[Text, Text, Divergence | None]:
@@ -163,7 +163,11 @@ def divergence(baseline: Reading, reading: Reading, names: tuple[str, str]) -> t
                 agreement.append((p.argmax(-1) == q.argmax(-1)).double().mean().item())
                 kl.append(_mean_divergence(p, q))
     found = Divergence(kl, agreement) if comparable else None
-    return _text(baseline, sums[0], names[0]), _text(reading, sums[1], names[1]), found
+    texts = [
+        text_result(each.excerpt, nll, name, each.computed_by)
+        for each, nll, name in zip((baseline, reading), sums, names, strict=True)
+    ]
+    return texts[0], texts[1], found
 
 
 def _parts(reading: Reading) -> list[slice]:
@@ -185,8 +189,18 @@ def _mean_divergence(p: Tensor, q: Tensor) -> float:
     return total / len(p)
 
 
-def _text(reading: Reading, sums: list[float], name: str) -> Text:
-    excerpt = reading.excerpt
+def text_result(excerpt: Excerpt, sums: list[float], name: str, computed_by: str) -> Text:
+    """How well a model predicted an excerpt.
+
+    Args:
+        excerpt: what it read.
+        sums: each window's negative log-likelihood.
+        name: of the model.
+        computed_by: what ran it.
+
+    Raises:
+        SmeltError: a sum is NaN or infinite.
+    """
     windows, length = excerpt.windows.tokens.shape
     if not all(map(math.isfinite, sums)):
         raise SmeltError(
@@ -205,7 +219,7 @@ def _text(reading: Reading, sums: list[float], name: str) -> Text:
         bytes=excerpt.bytes,
         text_sha256=excerpt.windows.fingerprint,
         source_sha256=excerpt.source_sha256,
-        computed_by=reading.computed_by,
+        computed_by=computed_by,
     )
 
 

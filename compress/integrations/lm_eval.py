@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -188,28 +190,32 @@ class SmeltLM(TemplateLM):
                 )
             tokens = (self.tok_encode(text) if text else []) or [self.prefix_token_id]
             prompts.append((tokens[-room:], params))
-        waiting: dict[str, int] = {}
         found: dict[int, str] = {}
+        with self._bar(len(requests), "generate_until", disable_tqdm) as bar, closing(self._texts(prompts)) as texts:
+            for i, text in texts:
+                found[i] = postprocess_generated_text(text, stops[i], None)
+                self.cache_hook.add_partial("generate_until", requests[i].args, found[i])
+                bar.update(1)
+        return [found[i] for i in range(len(requests))]
+
+    def _texts(self, prompts: list[tuple[list[int], SamplingParams]]) -> Generator[tuple[int, str]]:
+        """Each prompt's continuation with its place, as they end."""
+        waiting: dict[str, int] = {}
         try:
             for i, (tokens, params) in enumerate(prompts):
                 waiting[self.engine.add_request(tokens, params)] = i
-            with self._bar(len(requests), "generate_until", disable_tqdm) as bar:
-                while waiting:
-                    for output in self.engine.step():
-                        if not output.finished:
-                            continue
-                        if output.error is not None:
-                            raise RuntimeProblem(output.error)
-                        i = waiting.pop(output.id)
-                        # Decoded alone, as ``hf`` does: some tokenizers then drop the first word's space.
-                        text = self.tokenizer.decode(output.completions[0].tokens, skip_special_tokens=True)
-                        found[i] = postprocess_generated_text(text, stops[i], None)
-                        self.cache_hook.add_partial("generate_until", requests[i].args, found[i])
-                        bar.update(1)
+            while waiting:
+                for output in self.engine.step():
+                    if not output.finished:
+                        continue
+                    if output.error is not None:
+                        raise RuntimeProblem(output.error)
+                    # Decoded alone, as ``hf`` does: some tokenizers then drop the first word's space.
+                    text = self.tokenizer.decode(output.completions[0].tokens, skip_special_tokens=True)
+                    yield waiting.pop(output.id), text
         finally:
             for name in waiting:
                 self.engine.abort(name)
-        return [found[i] for i in range(len(requests))]
 
     def _params(self, kwargs: dict[str, Any], stop: list[str]) -> SamplingParams:
         most = kwargs.pop("max_gen_toks")

@@ -111,11 +111,13 @@ def _result(dataset: str, kind: str, name: str, value: float) -> dict[str, Any]:
 
 def _table(model: ModelResult, baseline: ModelResult | None) -> list[str]:
     against = model.against
+    assert model.size is not None, "a card is of a checkpoint"
+    theirs = baseline.size if baseline else None
     rows = [
-        ["size", bytes_(baseline.size.bytes) if baseline else "", bytes_(model.size.bytes), ""],
+        ["size", bytes_(theirs.bytes) if theirs else "", bytes_(model.size.bytes), ""],
         [
             "bits per weight",
-            f"{baseline.size.bits_per_weight:.2f}" if baseline else "",
+            f"{theirs.bits_per_weight:.2f}" if theirs else "",
             f"{model.size.bits_per_weight:.2f}",
             "",
         ],

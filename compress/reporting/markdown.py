@@ -75,8 +75,8 @@ def _overview(report: ReportData) -> list[str]:
     columns: list[tuple[str, list[str]]] = [
         ("model", [_name(m) for m in report.models]),
         ("stored as", [m.scheme for m in report.models]),
-        ("size", [bytes_(m.size.bytes) for m in report.models]),
-        ("bits per weight", [f"{m.size.bits_per_weight:.2f}" for m in report.models]),
+        ("size", [bytes_(m.size.bytes) if m.size else "" for m in report.models]),
+        ("bits per weight", [f"{m.size.bits_per_weight:.2f}" if m.size else "" for m in report.models]),
         ("perplexity", [perplexity(m.text.perplexity) if m.text else "" for m in report.models]),
         ("decode, tokens/s", [number(m.speed.decode_rate.median) if m.speed else "" for m in report.models]),
         ("prompts, tokens/s", [number(m.speed.prefill_rate.median) if m.speed else "" for m in report.models]),
@@ -201,7 +201,7 @@ def _rows_of_one_sequence(measured: list[tuple[ModelResult, Speed]]) -> list[lis
             _with_range(s, "prefill_rate"),
             _with_range(s, "decode_rate"),
             bytes_(s.peak_memory_bytes) if s.peak_memory_bytes else "",
-            seconds(s.load_seconds),
+            seconds(s.load_seconds) if s.load_seconds is not None else "",
             f"{share(s.decode_of_limit)} of {number(s.decode_limit)}" if s.decode_of_limit and s.decode_limit else "",
             f"{share(s.prefill_of_limit)} of {number(s.prefill_limit)}"
             if s.prefill_of_limit and s.prefill_limit

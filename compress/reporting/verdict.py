@@ -44,7 +44,8 @@ def _on_front(report: ReportData) -> set[str]:
 
 
 def _fewest(compared: Sequence[tuple[ModelResult, Against]]) -> str:
-    smallest = min(compared, key=lambda pair: pair[0].size.bytes)
+    sized = [pair for pair in compared if pair[0].size is not None] or compared
+    smallest = min(sized, key=lambda pair: pair[0].size.bytes if pair[0].size else 0)
     return f"the smallest of {len(compared)} is {smallest[0].name}: {_beside(*smallest)}"
 
 
@@ -77,7 +78,7 @@ def _beside(model: ModelResult, against: Against) -> str:
 
 
 def _alone(model: ModelResult, named: bool) -> str:
-    parts = [bytes_(model.size.bytes)]
+    parts = [bytes_(model.size.bytes) if model.size else model.scheme]
     if model.text is not None:
         parts.append(f"perplexity {perplexity(model.text.perplexity)}")
     if model.speed is not None:

@@ -19,7 +19,12 @@ def reasons(baseline: Speed, model: Speed, machine: Machine) -> list[str]:
     Args:
         baseline, model: speeds under the same load.
         machine: whose bandwidth and products the limits come from.
+
+    Returns:
+        Nothing where one is behind a server, as its weights are not known.
     """
+    if not baseline.decode_bytes_per_token or not model.decode_bytes_per_token:
+        return []
     found = [_decoding(baseline, model)]
     if model.decode_bytes_per_token < _CACHED:
         found.append("Weights this small partly stay in the processor's caches, which are faster than memory.")
@@ -29,6 +34,8 @@ def reasons(baseline: Speed, model: Speed, machine: Machine) -> list[str]:
 
 
 def _decoding(baseline: Speed, model: Speed) -> str:
+    assert baseline.decode_bytes_per_token is not None
+    assert model.decode_bytes_per_token is not None
     predicted = baseline.decode_bytes_per_token / model.decode_bytes_per_token
     measured = model.decode_rate.median / baseline.decode_rate.median
     if model.decode_bytes_per_token == baseline.decode_bytes_per_token:

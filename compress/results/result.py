@@ -122,15 +122,18 @@ class Speed(Part):
     prefill_rate: Spread = Field(description="Prompt tokens per second, single request.")
     decode_rate: Spread = Field(description="Generated tokens per second after the first, single request.")
     loads: list[Load]
-    load_seconds: float = Field(
-        description="Time to read the weights and build an engine; libraries are already imported, and files may be in the page cache. On a GPU this includes compiling kernels, unless cached."
+    load_seconds: float | None = Field(
+        default=None,
+        description="Time to read the weights and build an engine; libraries are already imported, and files may be in the page cache. On a GPU this includes compiling kernels, unless cached. Absent for a server.",
     )
     peak_memory_bytes: int | None = Field(
         default=None,
         description="Resident memory of a process that serves only this model; on a GPU, the memory used there.",
     )
     interleaved: bool = Field(description="Whether models took turns, so that drift of the machine affects all alike.")
-    decode_bytes_per_token: int = Field(description="Bytes of weights read per token.")
+    decode_bytes_per_token: int | None = Field(
+        default=None, description="Bytes of weights read per token; absent for a server."
+    )
     decode_limit: float | None = Field(default=None, description="Tokens per second if bound only by reading weights.")
     decode_of_limit: float | None = None
     prefill_limit: float | None = Field(
@@ -138,9 +141,13 @@ class Speed(Part):
         description="Tokens per second at the machine's matrix-product rate in `operations_dtype`; integer products may exceed it.",
     )
     prefill_of_limit: float | None = None
-    decode_time: list[TimePart] = Field(description="Time of each part of a decode step; empty for a GPU.")
-    prefill_time: list[TimePart] = Field(description="Time of each part of a prefill; empty for a GPU.")
-    kernels: dict[str, str] = Field(description="The kernel of each linear.")
+    decode_time: list[TimePart] = Field(
+        description="Time of each part of a decode step; empty for a GPU and for a server."
+    )
+    prefill_time: list[TimePart] = Field(
+        description="Time of each part of a prefill; empty for a GPU and for a server."
+    )
+    kernels: dict[str, str] = Field(description="The kernel of each linear; empty for a server.")
 
 
 class Sample(Part):
@@ -265,14 +272,16 @@ class Loader(Part):
 
 
 class ModelResult(Part):
-    """Everything about one checkpoint."""
+    """Everything about one checkpoint, or about a model behind a server."""
 
     name: str
     role: Literal["baseline", "candidate"]
-    path: str | None = None
-    fingerprint: str = Field(description="SHA-256 of the names, dtypes, shapes and bytes of all tensors.")
-    scheme: str
-    size: Size
+    path: str | None = Field(default=None, description="Where it is; of a server, its address.")
+    fingerprint: str = Field(
+        description="SHA-256 of the names, dtypes, shapes and bytes of all tensors; of a server, of what it says of itself."
+    )
+    scheme: str = Field(description="How most weights are stored; of a server, the program and its version.")
+    size: Size | None = Field(default=None, description="Absent for a server, which does not say it.")
     text: Text | None = None
     tasks: list[TaskResult] = []
     speed: Speed | None = None

@@ -23,7 +23,9 @@ _RED, _PLAIN = "\x1b[31m", "\x1b[0m"
 
 def alone(model: ModelResult) -> list[str]:
     """Measurements of a model without a baseline."""
-    lines = [f"size:     {bytes_(model.size.bytes)}, {model.size.bits_per_weight:.2f} bits per weight"]
+    lines = [f"model:    {model.scheme}"]
+    if model.size is not None:
+        lines = [f"size:     {bytes_(model.size.bytes)}, {model.size.bits_per_weight:.2f} bits per weight"]
     if model.text is not None:
         lines.append(
             f"text:     perplexity {perplexity(model.text.perplexity)}, {model.text.bits_per_byte:.3f} bits per byte"
@@ -42,6 +44,7 @@ def alone(model: ModelResult) -> list[str]:
 def beside(baseline: ModelResult, model: ModelResult, colour: bool) -> list[str]:
     """Measurements of a model, compared with the baseline."""
     return [
+        *([] if model.size else [f"model:    {model.scheme}"]),
         *_size_lines(baseline, model),
         *_text_lines(baseline, model),
         *_task_lines(baseline, model, colour),
@@ -51,7 +54,7 @@ def beside(baseline: ModelResult, model: ModelResult, colour: bool) -> list[str]
 
 def _size_lines(baseline: ModelResult, model: ModelResult) -> list[str]:
     assert model.against is not None
-    if model.against.size is None:
+    if model.against.size is None or model.size is None or baseline.size is None:
         return []
     memory = ""
     if baseline.speed and model.speed and baseline.speed.peak_memory_bytes and model.speed.peak_memory_bytes:

@@ -59,10 +59,23 @@ def _models_in(parent: Path) -> list[str]:
 
 def find_configuration(name: str) -> ModelDirectory:
     """Like :func:`find_checkpoint`; of a hub's model only its configuration is downloaded."""
-    place = named_path(name)
-    if name.startswith("builtin:") or place.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
+    if not _is_on_hub(name):
         return find_checkpoint(name)
     return ModelDirectory(name, _fetch(name, None, trust_remote_code=False, patterns=["config.json"]))
+
+
+def find_tokenizer(name: str, *, trust_remote_code: bool = False) -> ModelDirectory:
+    """Like :func:`find_checkpoint`; of a hub's model all but the weights is downloaded."""
+    if not _is_on_hub(name):
+        return find_checkpoint(name, trust_remote_code=trust_remote_code)
+    patterns = [pattern for pattern in _HUB_FILES if pattern != "*.safetensors"]
+    found = _fetch(name, None, trust_remote_code, [*patterns, "*.py"] if trust_remote_code else patterns)
+    return ModelDirectory(name, found, trust_remote_code)
+
+
+def _is_on_hub(name: str) -> bool:
+    is_path = name.startswith(("builtin:", ".", "/", "~")) or name.count("/") != 1
+    return not is_path and not named_path(name).exists()
 
 
 def find_checkpoint(name: str, *, trust_remote_code: bool = False) -> ModelDirectory:

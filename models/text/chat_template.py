@@ -37,3 +37,42 @@ def conversation_text(
             f"the model's chat template fails on this conversation ({first}); fix chat_template in its tokenizer files"
         ) from None
     return written
+
+
+def conversation_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+    turns: Sequence[dict[str, Any]],
+    *,
+    tools: Sequence[dict[str, Any]] | None = None,
+    continue_last: bool = False,
+    answer: bool = True,
+    template: dict[str, Any] | None = None,
+) -> list[int]:
+    """A conversation's tokens as the model's template writes it. What messages contain of its control tokens is text.
+
+    Args:
+        tokenizer: of the model, with a template.
+        turns: messages, in OpenAI's form.
+        tools: that the model may call, in OpenAI's form.
+        continue_last: continue the last message instead of answering it.
+        answer: end with the beginning of an answer.
+        template: further variables of the template.
+
+    Raises:
+        SmeltError: the template fails.
+    """
+    try:
+        written: Any = tokenizer.apply_chat_template(
+            list(turns),
+            tools=list(tools) if tools else None,
+            add_generation_prompt=answer and not continue_last,
+            continue_final_message=continue_last,
+            sanitize_control_tokens=True,
+            tokenize=True,
+            return_dict=False,
+            **(template or {}),
+        )
+    except Exception as error:  # anything that the template's code raises, including MemoryError
+        first = " ".join(str(error).split())[:200] or type(error).__name__
+        raise SmeltError(f"the model's chat template refuses this conversation ({first})") from None
+    return [int(token) for token in written]

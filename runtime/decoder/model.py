@@ -192,16 +192,19 @@ class Head:
     @torch.inference_mode()
     def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """``[tokens, hidden]`` to ``[tokens, vocabulary]``, in float32; to ``out``, if there is one."""
-        hidden = self._norm(hidden)
-        if self._project is not None:
-            hidden = self._project(hidden)
-        logits = self.linear(hidden)
+        logits = self.linear(self.states(hidden))
         logits = self._to_float32(logits, out)
         if self._cap is None:
             return logits
         if out is not None:
             return out.div_(self._cap).tanh_().mul_(self._cap)
         return torch.tanh(logits / self._cap) * self._cap
+
+    @torch.inference_mode()
+    def states(self, hidden: Tensor) -> Tensor:
+        """What the lm_head multiplies: transformers' ``last_hidden_state``."""
+        hidden = self._norm(hidden)
+        return hidden if self._project is None else self._project(hidden)
 
 
 class _DecoderLoader:

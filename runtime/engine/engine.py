@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import sys
 import threading
@@ -34,10 +33,12 @@ from ..scheduling.swapping import Swapping
 from ..weights.live_weights import LiveWeights
 from .beam import advance
 from .config import EngineConfig
+from .embedding import Pooling, embedding
 from .executor import Executor, StepHandle, StepResult
 from .executors import EXECUTORS, ExecutorParts
 from .host_blocks import HostBlocks
 from .loading import load_model
+from .loop import EngineLoop, Stream
 from .reserve import Reservation, host_slots, reserve
 from .sampling import Sampled
 from .scoring import grouped
@@ -61,6 +62,7 @@ class Engine:
     Attributes:
         config: the options.
         on_step: called with the plan of each step before it runs; None by default.
+        loop: a thread that runs it for asyncio tasks.
 
     Raises:
         SmeltError: the checkpoint cannot be read; a RuntimeProblem if it cannot be served or does not fit in memory.
@@ -89,8 +91,7 @@ class Engine:
         self._sinks: dict[str, Sink] = {}
         self._names = itertools.count()
         self._lock = threading.RLock()
-        self._wake = threading.Condition(self._lock)
-        self._thread: threading.Thread | None = None
+        self.loop = EngineLoop(self)
 
     def _take_memory(self, kept: torch.dtype) -> None:
         """Reserve memory, and create the cache and the scheduler."""
@@ -225,27 +226,61 @@ class Engine:
         priority: int = 0,
         predicted_tokens: int | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Generate from a prompt and yield its state after every token. Leaving the loop early aborts the request.
+        """Generate from a prompt and yield its state whenever it has grown. Leaving the loop early aborts the request.
 
         Arguments and errors are those of :meth:`add_request`.
         """
-        loop = asyncio.get_running_loop()
-        queue: asyncio.Queue[RequestOutput] = asyncio.Queue()
+        stream = self.start(prompt, params, id=id, priority=priority, predicted_tokens=predicted_tokens)
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            stream.close()
+
+    def start(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        id: str | None = None,
+        priority: int = 0,
+        predicted_tokens: int | None = None,
+    ) -> Stream:
+        """Queue a prompt for the engine's own thread, without waiting for the step that runs. Called in an asyncio loop.
+
+        Arguments and errors are those of :meth:`add_request`.
+        """
         request = self._request(prompt, params or SamplingParams(), id)
         request.priority, request.predicted_tokens = priority, predicted_tokens
-        with self._wake:
-            self._check_queue()
-            self._submit(request, lambda output: loop.call_soon_threadsafe(queue.put_nowait, output))
-            self._keep_running()
-            self._wake.notify()
-        try:
-            while True:
-                output = await queue.get()
-                yield output
-                if output.finished:
-                    return
-        finally:
-            self.abort(request.id)
+        request.arrived = time.perf_counter()
+        self._check_queue(self.loop.arriving)
+        return self.loop.submit(request)
+
+    async def embed(self, tokens: list[int], *, pooling: Pooling = "last") -> Tensor:
+        """A prompt's embedding: its hidden states pooled, of length 1. Pieces of long prompts are computed between steps.
+
+        Args:
+            tokens: of the prompt.
+            pooling: ``last`` for the last token's state, or ``mean``.
+
+        Raises:
+            RuntimeProblem: the prompt is empty, too long, or has tokens outside the vocabulary.
+        """
+        problem = self._token_problem(tokens, "prompt")
+        if problem is None and len(tokens) > self.max_length:
+            problem = f"the prompt has {len(tokens)} tokens, more than the engine's max_length of {self.max_length}"
+        if problem:
+            raise RuntimeProblem(problem)
+        pieces = embedding(self.model, tokens, pooling=pooling, budget=self.config.token_budget)
+        while True:
+            found = await self.loop.result(lambda: next(pieces))
+            if found is not None:
+                return found
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Queue a request that was checked; ``sink`` gets its outputs."""
+        with self._lock:
+            self._submit(request, sink)
 
     def add_request(
         self,
@@ -370,7 +405,9 @@ class Engine:
         ]
         for sequence in request.sequences:
             if self.tokenizer is not None:
-                sequence.text = TextStream(self.tokenizer, tokens, params.stop)
+                sequence.text = TextStream(
+                    self.tokenizer, tokens, params.stop, skip_special_tokens=params.skip_special_tokens
+                )
         return request
 
     def _scoring_request(self, context: list[int], continuations: list[list[int]]) -> Request:
@@ -427,8 +464,8 @@ class Engine:
                 return f"{field} asks for more tokens than the vocabulary of {vocabulary} has"
         return None
 
-    def _check_queue(self) -> None:
-        most, waiting = self.config.max_waiting, len(self.scheduler.waiting)
+    def _check_queue(self, arriving: int = 0) -> None:
+        most, waiting = self.config.max_waiting, len(self.scheduler.waiting) + arriving
         if most is not None and waiting >= most:
             raise QueueFull(f"{waiting} requests are waiting already, as many as max_waiting allows; try again later")
 
@@ -440,7 +477,8 @@ class Engine:
             self._awaited.add(request.id)
         if sink is not None:
             self._sinks[request.id] = sink
-        self.scheduler.add(request.sequences[0], time.perf_counter())
+        # It may have waited for the step that was running.
+        self.scheduler.add(request.sequences[0], request.arrived or time.perf_counter())
 
     def _started(self, plan: StepPlan) -> tuple[StepPlan, StepHandle] | None:
         """Start a step; None if it is empty."""
@@ -511,6 +549,8 @@ class Engine:
             sequence.logprobs.append(sampled.top)
         count = len(sequence.generated)
         may_stop = count >= params.min_tokens
+        if sequence.matcher is not None:
+            sequence.matcher.accept(sampled.token)
         is_end = sampled.token in params.stop_token_ids or (sampled.token in self.ends and not params.ignore_eos)
         if sequence.text is not None and not (is_end and may_stop):
             sequence.text.add(sampled.token, may_stop=may_stop)
@@ -519,6 +559,11 @@ class Engine:
             self._end(sequence, "stop")
         elif sequence.text is not None and sequence.text.stopped_by is not None:
             sequence.stopped_by = sequence.text.stopped_by
+            self._end(sequence, "stop")
+        elif sequence.matcher is not None and sequence.matcher.failure is not None:
+            sequence.request.error = f"the output's grammar became too complex to follow ({sequence.matcher.failure})"
+            self._end_all(sequence.request, "error")
+        elif sequence.matcher is not None and sequence.matcher.is_complete:
             self._end(sequence, "stop")
         elif count >= sequence.request.max_tokens:
             self._end(sequence, "length")
@@ -537,7 +582,9 @@ class Engine:
             return
         params = request.params
         for sequence in request.sequences:
-            text = sequence.text = TextStream(self.tokenizer, request.prompt, params.stop)
+            text = sequence.text = TextStream(
+                self.tokenizer, request.prompt, params.stop, skip_special_tokens=params.skip_special_tokens
+            )
             tokens = sequence.generated
             for count, token in enumerate(tokens[:-1] if isinstance(sequence.stopped_by, int) else tokens, start=1):
                 text.add(token, may_stop=count >= params.min_tokens)
@@ -556,19 +603,6 @@ class Engine:
         self._requests.pop(id, None)
         self._awaited.discard(id)
         self._sinks.pop(id, None)
-
-    def _keep_running(self) -> None:
-        """Step in the background while there is work. The lock is held."""
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._serve, name="smelt-engine", daemon=True)
-            self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            with self._wake:
-                while not self._requests:
-                    self._wake.wait()
-            self.step()
 
 
 def _print_notice(text: str) -> None:

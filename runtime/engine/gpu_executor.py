@@ -104,6 +104,7 @@ class GpuExecutor(TorchExecutor):
         """Whether all its tokens can be sampled on the device."""
         params = request.params
         plain = params.n == 1 and not params.is_beam_search and params.prompt_logprobs is None
+        plain = plain and params.constraint is None
         if not plain or any(sequence.expected for sequence in request.sequences):
             return False
         edits = len(_edits(request, self._ends))

@@ -65,7 +65,7 @@ def top_logprobs(row: Tensor, token: int, count: int) -> TokenLogprobs:
 
 
 def changed_logits(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> Tensor:
-    """A row of logits after biases, forbidden ends and penalties."""
+    """A row of logits after biases, forbidden ends, penalties and the constraint."""
     params = sequence.request.params
     row = row.clone()
     for token, bias in params.logit_bias.items():
@@ -80,9 +80,12 @@ def changed_logits(row: Tensor, sequence: Sequence, ends: frozenset[int]) -> Ten
         tokens = torch.tensor(list(counts))
         times = torch.tensor(list(counts.values()), dtype=row.dtype)
         row[tokens] -= params.presence_penalty + params.frequency_penalty * times
-    if len(generated) < params.min_tokens:
+    # A constraint decides by itself when the output ends, and may allow nothing else.
+    if len(generated) < params.min_tokens and sequence.matcher is None:
         stops = [*params.stop_token_ids, *(() if params.ignore_eos else ends)]
         row[torch.tensor(stops, dtype=torch.int64)] = float("-inf")
+    if sequence.matcher is not None:
+        sequence.matcher.forbid(row)
     return row
 
 

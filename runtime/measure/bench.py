@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -18,38 +17,11 @@ from ...system.progress import Log
 from ..engine.engine import Engine
 from ..requests.params import SamplingParams
 from ..requests.trace import Arrival
+from .load_result import LoadResult, RequestTimes, table_of_loads
 from .workload import random_prompt
 
 _READ_BYTES = 1 << 29
 _PRODUCT = 2048
-
-
-@dataclass(frozen=True)
-class LoadResult:
-    """The measurements of one load. Times are in seconds.
-
-    Attributes:
-        name: which load.
-        requests: how many.
-        prompt_tokens, output_tokens: totals over all requests.
-        seconds: from the first arrival to the last token.
-        first_token_p50, first_token_p99: from a request's arrival to its first token.
-        between_tokens_p50, between_tokens_p99: between a request's tokens.
-        output_rate: generated tokens a second, over all.
-        total_rate: prompt and generated tokens a second.
-    """
-
-    name: str
-    requests: int
-    prompt_tokens: int
-    output_tokens: int
-    seconds: float
-    first_token_p50: float
-    first_token_p99: float
-    between_tokens_p50: float | None
-    between_tokens_p99: float | None
-    output_rate: float
-    total_rate: float
 
 
 @dataclass
@@ -182,31 +154,14 @@ def run_load(engine: Engine, name: str, arrivals: list[Arrival], in_flight: int 
         for output in engine.step():
             tokens[output.id].append(time.perf_counter())
     seconds = time.perf_counter() - begun
-    firsts = [times[0] - came[key] for key, times in tokens.items()]
-    pauses = [b - a for times in tokens.values() for a, b in itertools.pairwise(times)]
-    prompts, outputs = sum(a.prompt for a in arrivals), sum(len(times) for times in tokens.values())
-    return LoadResult(
-        name,
-        len(arrivals),
-        prompts,
-        outputs,
-        seconds,
-        _share(firsts, 0.5),
-        _share(firsts, 0.99),
-        _share(pauses, 0.5) if pauses else None,
-        _share(pauses, 0.99) if pauses else None,
-        outputs / seconds,
-        (prompts + outputs) / seconds,
-    )
+    requests = [
+        RequestTimes(came[key], arrival.prompt, tokens[key]) for key, arrival in zip(came, arrivals, strict=True)
+    ]
+    return LoadResult.of(name, requests, seconds)
 
 
 def _running(engine: Engine, names: Iterable[str]) -> int:
     return sum(engine.is_running(name) for name in names)
-
-
-def _share(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def machine_rates(device: torch.device, dtype: torch.dtype) -> MachineSpeed:
@@ -268,16 +223,5 @@ def table(found: BenchResult) -> str:
     if found.peak_memory:
         lines.append(f"memory    {found.peak_memory / 1e6:.0f} MB at the peak")
     if found.loads:
-        lines += [
-            "",
-            f"{'load':<14}{'requests':>9}{'tokens/s':>10}{'first token p50/p99':>23}{'between tokens p50/p99':>26}",
-        ]
-        for load in found.loads:
-            between = (
-                "-"
-                if load.between_tokens_p50 is None or load.between_tokens_p99 is None
-                else f"{1e3 * load.between_tokens_p50:.1f} / {1e3 * load.between_tokens_p99:.1f} ms"
-            )
-            first = f"{1e3 * load.first_token_p50:.0f} / {1e3 * load.first_token_p99:.0f} ms"
-            lines.append(f"{load.name:<14}{load.requests:>9}{load.output_rate:>10.1f}{first:>23}{between:>26}")
+        lines += ["", *table_of_loads(found.loads)]
     return "\n".join(lines)

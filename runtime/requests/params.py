@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from ...system.errors import RuntimeProblem
+from .constraint import Constraint
 
 _MOST_LOGPROBS = 1000
 _MOST_SAMPLES = 256
@@ -34,6 +35,8 @@ class SamplingParams:
         n: how many samples of the same prompt.
         beam_width: above 1, beam search of that width; ``n`` best are returned.
         length_penalty: in beam search, the power of the length that scores are divided by.
+        skip_special_tokens: leave special tokens out of the text.
+        constraint: a grammar that the output follows; not with beam search.
     """
 
     max_tokens: int | None = 128
@@ -55,6 +58,8 @@ class SamplingParams:
     n: int = 1
     beam_width: int = 0
     length_penalty: float = 1.0
+    skip_special_tokens: bool = True
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -79,6 +84,7 @@ class SamplingParams:
         """Whether the most likely token is always chosen."""
         return (
             self.temperature == 0
+            and self.constraint is None
             and self.repetition_penalty == 1
             and self.presence_penalty == self.frequency_penalty == 0
             and not self.logit_bias
@@ -112,4 +118,5 @@ class SamplingParams:
                 f"0 (no beam search) or from n to {_MOST_SAMPLES}",
             ),
             ("length_penalty", math.isfinite(self.length_penalty), "a number"),
+            ("constraint", self.constraint is None or not self.is_beam_search, "None with beam search"),
         ]

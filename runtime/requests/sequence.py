@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..blocks.host_tier import SavedBlock
+from .constraint import Matcher
 from .params import SamplingParams
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Sequence:
         candidates: in beam search, its continuations while its siblings are waited for.
         expected: the continuation to score, for scoring requests.
         scores: of the tokens of ``expected``, as far as known.
+        matcher: how far it has come in its request's constraint; None without one.
     """
 
     def __init__(self, request: Request, index: int, tokens: list[int], expected: list[int] | None = None) -> None:
@@ -80,6 +82,8 @@ class Sequence:
         self.candidates: list[BeamCandidate] | None = None
         self.generator: torch.Generator | None = None
         self.text: TextStream | None = None
+        constraint = request.params.constraint
+        self.matcher: Matcher | None = None if constraint is None else constraint.start()
         self.expected = expected or []
         self.scores: list[TokenScore] = []
 

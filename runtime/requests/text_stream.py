@@ -28,14 +28,23 @@ class TextStream:
         tokenizer: turns ids into text.
         prompt: preceding tokens, which decide whether the first word begins with a space.
         stop: strings that end the text.
+        skip_special_tokens: leave special tokens out.
 
     Attributes:
         text: the text to emit.
         stopped_by: the stop string that was found.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: list[int], stop: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt: list[int],
+        stop: tuple[str, ...],
+        *,
+        skip_special_tokens: bool = True,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._skips = skip_special_tokens
         self._stop = stop
         self._tokens = self._context(prompt)
         self._from = 0  # decoding begins here, early enough to join words correctly
@@ -105,4 +114,4 @@ class TextStream:
         return list(prompt[-next(whole, _CONTEXT) :])
 
     def _decode(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skips, clean_up_tokenization_spaces=False))

@@ -116,9 +116,10 @@ def _against(against: Against) -> list[Figure]:
 
 
 def _alone(model: ModelResult) -> list[Figure]:
-    size = model.size
-    bits = f"{wording.number(size.bits_per_weight)} bits per weight"
-    found = [Figure("checkpoint", wording.bytes_(size.bytes), (bits,), size.bytes)]
+    found: list[Figure] = []
+    if (size := model.size) is not None:
+        bits = f"{wording.number(size.bits_per_weight)} bits per weight"
+        found.append(Figure("checkpoint", wording.bytes_(size.bytes), (bits,), size.bytes))
     if model.text is not None:
         bounds = wording.interval(model.text.perplexity_interval, wording.perplexity)
         text = wording.perplexity(model.text.perplexity)

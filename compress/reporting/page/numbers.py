@@ -39,11 +39,12 @@ def every_number(report: ReportData) -> Table | None:
 def numbers(model: ModelResult) -> Iterator[Number]:
     """All measurements of a model, in the order of the report."""
     against = model.against or Against()
-    yield Number("checkpoint", model.size.bytes, "bytes", None, against.size)
-    yield Number("parameters", model.size.parameters, "")
-    yield Number("bits per weight", model.size.bits_per_weight, "bits")
-    if model.size.linear_bits_per_weight is not None:
-        yield Number("bits per weight of quantized linears", model.size.linear_bits_per_weight, "bits")
+    if model.size is not None:
+        yield Number("checkpoint", model.size.bytes, "bytes", None, against.size)
+        yield Number("parameters", model.size.parameters, "")
+        yield Number("bits per weight", model.size.bits_per_weight, "bits")
+        if model.size.linear_bits_per_weight is not None:
+            yield Number("bits per weight of quantized linears", model.size.linear_bits_per_weight, "bits")
     if model.text is not None:
         bounds = model.text.perplexity_interval
         yield Number("perplexity", model.text.perplexity, "", bounds, against.perplexity)
@@ -79,10 +80,12 @@ def _speed(model: ModelResult, against: Against) -> Iterator[Number]:
     for metric, value, unit in limits:
         if value is not None:
             yield Number(metric, value, unit)
-    yield Number("weights read per token", speed.decode_bytes_per_token, "bytes")
+    if speed.decode_bytes_per_token is not None:
+        yield Number("weights read per token", speed.decode_bytes_per_token, "bytes")
     if speed.peak_memory_bytes is not None:
         yield Number("peak memory", speed.peak_memory_bytes, "bytes", None, against.memory)
-    yield Number("loading", speed.load_seconds, "s")
+    if speed.load_seconds is not None:
+        yield Number("loading", speed.load_seconds, "s")
     for load in speed.loads:
         at = f"{load.concurrency} in flight: "
         yield _repeated(f"{at}throughput", load.output_rate, "tokens/s", against.loads.get(str(load.concurrency)))

@@ -146,12 +146,12 @@ def _models(report: ReportData) -> Table | None:
     rows: list[Row] = []
     for i, model in enumerate(report.models):
         size, text, speed = model.size, model.text, model.speed
-        linear = size.linear_bits_per_weight
+        linear = size.linear_bits_per_weight if size is not None else None
         cells: list[Cell | None] = [
             named(report, model),
             Cell(model.scheme),
-            Cell(wording.bytes_(size.bytes), size.bytes),
-            Cell(wording.fixed(size.bits_per_weight, 2), size.bits_per_weight),
+            None if size is None else Cell(wording.bytes_(size.bytes), size.bytes),
+            None if size is None else Cell(wording.fixed(size.bits_per_weight, 2), size.bits_per_weight),
             None if linear is None else Cell(wording.fixed(linear, 2), linear),
             None if text is None else Cell(wording.perplexity(text.perplexity), text.perplexity),
             None if speed is None else Cell(wording.number(speed.decode_rate.median), speed.decode_rate.median),

@@ -48,7 +48,7 @@ def _speed_tables(report: ReportData) -> list[Table]:
             continue
         against = model.against
         prefill, decode = (against.prefill, against.decode) if against is not None else (None, None)
-        memory = speed.peak_memory_bytes
+        memory, loading = speed.peak_memory_bytes, speed.load_seconds
         alone.append(
             (
                 i,
@@ -60,7 +60,7 @@ def _speed_tables(report: ReportData) -> list[Table]:
                     _measured(speed.decode_rate, wording.number, decode),
                     _part(speed.decode_of_limit, speed.decode_limit),
                     None if memory is None else Cell(wording.bytes_(memory), memory),
-                    Cell(wording.seconds(speed.load_seconds), speed.load_seconds),
+                    None if loading is None else Cell(wording.seconds(loading), loading),
                 ],
             )
         )

@@ -53,7 +53,7 @@ def cost(report: ReportData) -> Measure:
                 for i, s in speeds.items()
             },
         )
-    sizes = {i: float(m.size.bytes) for i, m in enumerate(report.models)}
+    sizes = {i: float(m.size.bytes) for i, m in enumerate(report.models) if m.size is not None}
     return Measure("Checkpoint, GB", False, {i: b / 1e9 for i, b in sizes.items()}, {}, dict.fromkeys(sizes, ""))
 
 

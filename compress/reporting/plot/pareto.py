@@ -14,6 +14,8 @@ from .measures import Measure, accuracy, cost
 from .plot_axis import PlotAxis, Tick, nice_step
 
 _LONGEST_NAME = 30
+# Its checkpoint's bytes are not known.
+_SERVERS_RADIUS = 6.0
 
 
 def front(points: list[tuple[float, float]]) -> list[int]:
@@ -129,9 +131,9 @@ class _Layout:
         self.size = 13 if width > 500 else 12
         self.height = round(width * (0.56 if width > 500 else 0.95)) + 60
         self.left, self.right, self.top, self.bottom = 52, width - 14, 74 if width > 500 else 98, self.height - 46
-        largest = max(report.models[i].size.bytes for i in models)
+        self.bytes = {i: size.bytes for i in models if (size := report.models[i].size) is not None}
         self.most = (22 if width > 500 else 16) * (1 if len(models) <= 8 else 0.7)
-        self.per_byte = self.most**2 / largest
+        self.per_byte = self.most**2 / max(self.bytes.values(), default=1)
         room = self.most + 4
         self.across = PlotAxis.around(_extent(x, models), self.left + room, self.right - room)
         up, down = self.top + room, self.bottom - room
@@ -142,7 +144,7 @@ class _Layout:
     def plot(self) -> ParetoPlot:
         corners = self._steps()
         up_title, across_title = self._titles()
-        order = sorted(self.models, key=lambda i: -self.report.models[i].size.bytes)
+        order = sorted(self.models, key=lambda i: -self._disc(i).radius)
         return ParetoPlot(
             width=self.width,
             height=self.height,
@@ -189,7 +191,7 @@ class _Layout:
         return out
 
     def _disc(self, i: int) -> Disc:
-        radius = math.sqrt(self.per_byte * self.report.models[i].size.bytes)
+        radius = math.sqrt(self.per_byte * self.bytes[i]) if i in self.bytes else _SERVERS_RADIUS
         return Disc(self.across.at(self.x.values[i]), self.up.at(self.y.values[i]), radius)
 
     def _point(self, i: int) -> Point:
@@ -199,7 +201,7 @@ class _Layout:
             f"{model.name} (baseline)" if is_baseline else model.name,
             self.x.said[i],
             self.y.said[i],
-            f"checkpoint {wording.bytes_(model.size.bytes)}",
+            f"checkpoint {wording.bytes_(model.size.bytes)}" if model.size else model.scheme,
             "on the Pareto front" if on_front else "",
         ]
         kind = "baseline" if is_baseline else "candidate"
@@ -219,8 +221,8 @@ class _Layout:
     def _legend(self) -> list[LegendEntry]:
         y, x = 24.0, 0.0
         out = []
-        largest = max(self.report.models[i].size.bytes for i in self.models)
-        step = nice_step(largest / 2)
+        largest = max(self.bytes.values(), default=0)
+        step = nice_step(largest / 2) if largest else 0
         for count in (step / 4, step, step * 2):
             radius = math.sqrt(self.per_byte * count)
             if count > largest * 1.3 or radius < 2:
@@ -228,8 +230,9 @@ class _Layout:
             text = wording.bytes_(count).replace(".0 ", " ")
             out.append(LegendEntry("area", x, y, text, x + 2 * radius + 5, radius))
             x += 2 * radius + 5 + text_width(text, self.size) + 14
-        out.append(LegendEntry("", x, y, "checkpoint (area)", x - 6))
-        x += text_width("checkpoint (area)", self.size) + 18
+        if largest:
+            out.append(LegendEntry("", x, y, "checkpoint (area)", x - 6))
+            x += text_width("checkpoint (area)", self.size) + 18
         if self.width <= 500:
             x, y = 0, 54.0
         out.append(LegendEntry("front", x, y, "Pareto front", x + 24))

@@ -1,0 +1,195 @@
+"""A thread that runs an engine for asyncio tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from ...system.errors import RuntimeProblem
+from ..requests.output import RequestOutput
+from ..requests.sequence import Request
+
+_LOG = logging.getLogger("smelt.engine")
+T = TypeVar("T")
+
+
+class Steps(Protocol):
+    """The part of an engine that the thread needs."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def step(self) -> object: ...
+
+    def submit(self, request: Request, sink: Callable[[RequestOutput], object]) -> None: ...
+
+    def abort(self, id: str) -> None: ...
+
+
+class Stream:
+    """A running request's outputs. A reader that is slow finds the latest one: each contains what came before.
+
+    Args:
+        name: the request's id.
+        abort: called when it is closed before its end.
+
+    Attributes:
+        watchers: called in the asyncio loop with each output, also with those that a slow reader does not see, and with
+            the last one of a request that was aborted.
+    """
+
+    def __init__(self, name: str, abort: Callable[[str], object]) -> None:
+        self.name = name
+        self.watchers: list[Callable[[RequestOutput], object]] = []
+        self.loop = asyncio.get_running_loop()
+        self._abort = abort
+        self._latest: RequestOutput | None = None
+        self._finished = False
+        self._arrived = asyncio.Event()
+
+    def put(self, output: RequestOutput) -> None:
+        """Set the latest output. Called in the asyncio loop."""
+        self._latest = output
+        self._arrived.set()
+        for watch in self.watchers:
+            watch(output)
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._finished:
+            raise StopAsyncIteration
+        await self._arrived.wait()
+        self._arrived.clear()
+        output, self._latest = self._latest, None
+        assert output is not None
+        self._finished = output.finished
+        return output
+
+    def close(self) -> None:
+        """Abort the request, unless it has ended."""
+        if not self._finished:
+            self._finished = True
+            self._abort(self.name)
+
+
+class EngineLoop:
+    """Steps an engine in a thread while there is work.
+
+    Requests come through a queue that is read between steps: whoever sends one does not wait for the step that is running.
+
+    Args:
+        engine: which may also be used directly by other threads.
+    """
+
+    def __init__(self, engine: Steps) -> None:
+        self._engine = engine
+        self._inbox: deque[Callable[[], object]] = deque()
+        self._wake = threading.Condition()
+        self._ready: dict[asyncio.AbstractEventLoop, list[tuple[Stream, RequestOutput]]] = {}
+        self._thread: threading.Thread | None = None
+        self._submitted = 0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its thread runs, or has not been needed yet."""
+        return self._thread is None or self._thread.is_alive()
+
+    @property
+    def arriving(self) -> int:
+        """Requests that have not reached the engine's queue."""
+        return self._submitted
+
+    def submit(self, request: Request) -> Stream:
+        """Queue a request. Called in an asyncio loop, which its outputs come to."""
+        stream = Stream(request.id, self.abort)
+        self._submitted += 1
+
+        def enter() -> None:
+            self._submitted -= 1
+            put = self._ready.setdefault(stream.loop, [])
+            try:
+                self._engine.submit(
+                    request, lambda output: self._ready.setdefault(stream.loop, []).append((stream, output))
+                )
+            except RuntimeProblem as problem:  # its reader learns of it; others are not concerned
+                request.error = str(problem)
+                for sequence in request.sequences:
+                    sequence.finish = "error"
+                put.append((stream, RequestOutput.of(request)))
+
+        self.call(enter)
+        return stream
+
+    def abort(self, name: str) -> None:
+        """Abort a request before the next step."""
+        self.call(lambda: self._engine.abort(name))
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call something in the engine's thread, between steps."""
+        with self._wake:
+            self._inbox.append(function)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="smelt-engine", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    async def result(self, function: Callable[[], T]) -> T:
+        """What a function returns, or raises, in the engine's thread between steps."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def settle(value: T | None, error: Exception | None) -> None:
+            if future.done():
+                return  # nobody waits any more
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(value)  # type: ignore[arg-type]
+
+        def work() -> None:
+            value, problem = None, None
+            try:
+                value = function()
+            except Exception as error:
+                problem = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle, value, problem)
+
+        self.call(work)
+        return await future
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not self._inbox and not self._engine.has_work:
+                    self._wake.wait()
+            while self._inbox:
+                self._inbox.popleft()()
+            if self._engine.has_work:
+                try:
+                    self._engine.step()
+                except Exception:  # all requests have ended with an error, which their readers get
+                    _LOG.exception("a step failed")
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Hand a step's outputs over, once for each asyncio loop."""
+        ready, self._ready = self._ready, {}
+        for loop, outputs in ready.items():
+            try:
+                loop.call_soon_threadsafe(_put_all, outputs)
+            except RuntimeError:  # it is closed, and nobody waits for them any more
+                for stream, _ in outputs:
+                    self._engine.abort(stream.name)
+
+
+def _put_all(outputs: list[tuple[Stream, RequestOutput]]) -> None:
+    for stream, output in outputs:
+        stream.put(output)

@@ -1,0 +1,1 @@
+"""Checkpoints behind the HTTP APIs that clients of OpenAI, Anthropic and vLLM speak."""

@@ -1,0 +1,267 @@
+"""The HTTP application: which path is served by what."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from importlib.metadata import version
+from typing import Any, Protocol
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from ...system.errors import SmeltError
+from .anthropic.count import CountRequest, counted
+from .anthropic.messages import MessagesRequest, answered_message
+from .config import ServerConfig
+from .disconnect import ClientGone, unless_gone
+from .errors import ApiError, refused, sentence
+from .gate import Gate, Pass
+from .metrics import Metrics
+from .middleware import Guard, body_of
+from .models import ServedModels
+from .openai.chat import ChatRequest, answered
+from .openai.completions import CompletionRequest, Completions
+from .openai.embeddings import EmbeddingRequest, embeddings
+from .openai.model_list import model_entry
+from .openai.responses.fields import ResponsesRequest
+from .openai.responses.responses import RESPONSES, responded
+from .openai.tokens import DetokenizeRequest, TokenizeRequest, detokenized, tokenized
+from .page_routes import add_page
+from .running import Running
+from .served_model import ServedModel
+from .sse import OPENAI, EventStream, StreamForm, event
+from .tracing import Tracing, WithScope
+from .validation import validation_problem
+
+# The client has closed the connection, and gets none of it.
+_GONE = 499
+
+
+Data = dict[str, Any]
+
+
+class Answer(Protocol):
+    """A request that runs, and its response: whole, or the events of a stream, which may have names."""
+
+    running: Running
+
+    async def whole(self) -> Data: ...
+
+    def pieces(self) -> AsyncIterator[Data] | AsyncIterator[tuple[str, Data]]: ...
+
+
+class Server:
+    """Models behind HTTP.
+
+    Args:
+        models: by name.
+        config: the options.
+
+    Attributes:
+        gate: who is let in.
+        metrics: of its models, which it becomes the observer of.
+        tracing: None if it is off.
+        app: for an ASGI server.
+
+    Raises:
+        RuntimeProblem: tracing is on and OpenTelemetry is not installed.
+    """
+
+    def __init__(self, models: ServedModels, config: ServerConfig) -> None:
+        self.models = models
+        self.config = config
+        self.gate = Gate(config.max_requests)
+        self.metrics = Metrics(config.metrics_prefix, models)
+        self.tracing = None if config.otlp_endpoint is None else Tracing(config.otlp_endpoint)
+        self.app = app = FastAPI(title="Smelt", version=version("smelt"))
+        app.exception_handler(ApiError)(_api_error)
+        app.exception_handler(SmeltError)(_api_error)
+        app.exception_handler(RequestValidationError)(_api_error)
+        app.exception_handler(HTTPException)(_api_error)
+        app.exception_handler(ClientGone)(_api_error)
+        self._add_generation()
+        self._add_anthropic()
+        self._add_responses()
+        self._add_tokens()
+        self._add_status()
+        self._add_metrics()
+        add_page(app)
+        app.add_middleware(Guard, config=config)
+        if config.allowed_origins:
+            app.add_middleware(
+                CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"], allow_headers=["*"]
+            )
+        if self.tracing is not None:
+            app.add_middleware(WithScope)
+
+    def _add_generation(self) -> None:
+        @self.app.post("/v1/completions")
+        async def completions(body: CompletionRequest, request: Request) -> Response:
+            async def start(model: ServedModel, name: str) -> Answer:
+                return Completions(body, model, f"cmpl-{name}")
+
+            return await self._answer(request, body.model, start, streams=bool(body.stream))
+
+        @self.app.post("/v1/chat/completions")
+        async def chat(body: ChatRequest, request: Request) -> Response:
+            async def start(model: ServedModel, name: str) -> Answer:
+                return await answered(body, model, f"chatcmpl-{name}")
+
+            return await self._answer(request, body.model, start, streams=bool(body.stream))
+
+        @self.app.post("/v1/embeddings")
+        async def embed(body: EmbeddingRequest, request: Request) -> dict[str, Any]:
+            with self.gate.enter():
+                return await unless_gone(request, embeddings(body, self.models.get(body.model)))
+
+    def _add_responses(self) -> None:
+        @self.app.post("/v1/responses")
+        async def responses(body: ResponsesRequest, request: Request) -> Response:
+            async def start(model: ServedModel, name: str) -> Answer:
+                return await responded(body, model, f"resp_{name}")
+
+            return await self._answer(request, body.model, start, streams=bool(body.stream), form=RESPONSES)
+
+    def _add_anthropic(self) -> None:
+        @self.app.post("/v1/messages")
+        async def messages(body: MessagesRequest, request: Request) -> Response:
+            async def start(model: ServedModel, name: str) -> Answer:
+                return await answered_message(body, model, f"msg_{name}")
+
+            form = StreamForm(lambda problem: event(problem.anthropic(_name(request)), "error"))
+            return await self._answer(request, body.model, start, streams=bool(body.stream), form=form)
+
+        @self.app.post("/v1/messages/count_tokens")
+        async def count_tokens(body: CountRequest) -> dict[str, int]:
+            return await counted(body, self.models.get(body.model))
+
+    async def _answer(
+        self,
+        request: Request,
+        model: str | None,
+        start: Callable[[ServedModel, str], Awaitable[Answer]],
+        *,
+        streams: bool,
+        form: StreamForm = OPENAI,
+    ) -> Response:
+        """An answer, whole or in pieces."""
+        served = self.models.get(model)
+        request.state.model = served.name
+        entered = self.gate.enter()
+        if not streams:
+            with entered:
+                return JSONResponse(await unless_gone(request, _whole(start, served, _name(request))))
+        events = _events(start, served, _name(request), entered, form)
+        try:
+            return EventStream(await unless_gone(request, anext(events)), events)
+        except BaseException:
+            # They may not have begun, and do not close it then.
+            entered.close()
+            raise
+
+    def _add_tokens(self) -> None:
+        @self.app.post("/tokenize")
+        async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+            return tokenized(body, self.models.get(body.model))
+
+        @self.app.post("/detokenize")
+        async def detokenize(body: DetokenizeRequest) -> dict[str, Any]:
+            return detokenized(body, self.models.get(body.model))
+
+    def _add_status(self) -> None:
+        app = self.app
+
+        @app.get("/health")
+        async def health() -> Response:
+            return Response(status_code=200 if all(model.is_alive for model in self.models) else 503)
+
+        @app.get("/ready")
+        async def ready() -> Response:
+            return Response(status_code=503 if self.gate.draining else 200)
+
+        @app.get("/version")
+        async def version_() -> dict[str, str]:
+            return {"version": version("smelt")}
+
+        @app.get("/load")
+        async def load() -> dict[str, int]:
+            return {"server_load": self.gate.inside}
+
+        @app.get("/v1/models")
+        async def models() -> dict[str, Any]:
+            return {"object": "list", "data": [model_entry(model) for model in self.models]}
+
+        @app.get("/v1/models/{name:path}")
+        async def model(name: str) -> dict[str, Any]:
+            return model_entry(self.models.get(name))
+
+    def _add_metrics(self) -> None:
+        self.app.state.metrics = self.metrics
+        for model in self.models:
+            traced = () if self.tracing is None else (self.tracing.of(model.name),)
+            model.observers = (self.metrics.models[model.name], *traced)
+
+        @self.app.get("/metrics")
+        async def metrics() -> Response:
+            return Response(self.metrics.text(), media_type=self.metrics.media_type)
+
+
+async def _whole(
+    start: Callable[[ServedModel, str], Awaitable[Answer]], model: ServedModel, name: str
+) -> dict[str, Any]:
+    answer = await start(model, name)
+    with answer.running:
+        return await answer.whole()
+
+
+async def _events(
+    start: Callable[[ServedModel, str], Awaitable[Answer]],
+    model: ServedModel,
+    name: str,
+    entered: Pass,
+    form: StreamForm,
+) -> AsyncGenerator[bytes]:
+    """A stream's events; a failure after the first is one of them."""
+    with entered:
+        answer = await start(model, name)
+        with answer.running:
+            began = False
+            try:
+                async for piece in answer.pieces():
+                    yield event(piece[1], piece[0]) if isinstance(piece, tuple) else event(piece)
+                    began = True
+            except ApiError as problem:
+                if not began:
+                    raise
+                yield form.failure(problem)
+            if form.end:
+                yield form.end
+
+
+def _name(request: Request) -> str:
+    return str(request.state.request_id)
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    """Any failure in the form of the API that was called."""
+    match error:
+        case ApiError():
+            problem = error
+        case ClientGone():
+            return Response(status_code=_GONE)
+        case SmeltError():
+            problem = refused(error)
+        case RequestValidationError():
+            problem = validation_problem(error)
+        case HTTPException():
+            problem = ApiError(
+                error.status_code, sentence(Exception(f"{request.method} {request.url.path}: {error.detail}"))
+            )
+        case _:
+            raise error
+    if request.method == "POST" and request.url.path.startswith("/v1/"):
+        request.app.state.metrics.refused(getattr(request.state, "model", None), problem)
+    return JSONResponse(body_of(problem, request.url.path, _name(request)), problem.status, problem.headers)

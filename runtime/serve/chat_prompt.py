@@ -1,0 +1,164 @@
+"""A conversation as the engine needs it: the prompt's tokens, the constraint, and how its answer is read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from ..requests.params import SamplingParams
+from .answer.parts import Parser
+from .constraints.formats import ResponseFormat, StructuredOutputs, grammar_of
+from .constraints.grammar import tool_calls
+from .errors import ApiError
+from .served_model import ServedModel
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Function(_Form):
+    """A tool's name and what it takes."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(_Form):
+    """A tool, in OpenAI's form."""
+
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class NamedFunction(_Form):
+    """Which."""
+
+    name: str
+
+
+class NamedTool(_Form):
+    """A tool that must be called."""
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A prompt.
+
+    Attributes:
+        tokens: of the conversation.
+        params: with the constraint.
+        parser: makes a parser for one answer.
+        is_named: whether one tool must be called; such an answer ends with ``stop``.
+        continued: the text of the last message, if it is continued.
+    """
+
+    tokens: list[int]
+    params: SamplingParams
+    parser: Callable[[], Parser]
+    is_named: bool = False
+    continued: str = ""
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How a conversation is answered.
+
+    Attributes:
+        tools: that may be called.
+        choice: which must be; None for what is usual: any, if there are any.
+        is_parallel: whether several may be.
+        form, structured: what the answer must look like.
+        template: further variables of the template.
+        answer: whether the template begins an answer.
+        continue_last: whether the last message is continued.
+    """
+
+    tools: Sequence[Tool] = ()
+    choice: ToolChoice | None = None
+    is_parallel: bool = True
+    form: ResponseFormat | None = None
+    structured: StructuredOutputs | None = None
+    template: dict[str, Any] | None = None
+    answer: bool = True
+    continue_last: bool = False
+
+    @property
+    def offered(self) -> Sequence[Tool]:
+        """The tools that the model is shown."""
+        return () if self.choice == "none" else self.tools
+
+
+async def chat_prompt(
+    model: ServedModel, turns: Sequence[dict[str, Any]], params: SamplingParams, options: ChatOptions
+) -> ChatPrompt:
+    """Write a conversation with the model's template, and compile its constraint.
+
+    Raises:
+        ApiError: the template refuses it, a tool or schema is wrong, or the model has no format for tools.
+    """
+    tools = options.offered
+    _check_tools(tools, options.choice)
+    shown = [tool.model_dump(exclude_none=True) for tool in tools]
+    tokens = model.conversation(
+        turns,
+        tools=shown,
+        continue_last=options.continue_last,
+        answer=options.answer,
+        template=options.template,
+    )
+    form = model.format
+    if options.tools and options.choice != "none" and form.calls is None:
+        raise ApiError(
+            400, f"The chat template of {model.name!r} has no format for tool calls that is known here; leave tools out, or"
+            " start the server with --tool-call-parser.", param="tools",
+        )  # fmt: skip
+    grammar = grammar_of(options.form, options.structured)
+    must = options.choice == "required" or isinstance(options.choice, NamedTool)
+    if must and grammar is not None:
+        raise ApiError(400, "A required tool call and a response format exclude each other.", param="tool_choice")
+    if must and form.calls is not None:
+        called = [
+            t
+            for t in tools
+            if not isinstance(options.choice, NamedTool) or t.function.name == options.choice.function.name
+        ]
+        grammar = tool_calls(
+            form.calls, {t.function.name: t.function.parameters for t in called}, several=options.is_parallel
+        )
+    if grammar is not None:
+        constraint = await asyncio.to_thread(model.compile, grammar, form.reasoning_end(tokens))
+        params = replace(params, constraint=constraint)
+    # Tags may be special tokens.
+    params = replace(params, skip_special_tokens=not tools and form.tags is None)
+
+    def parser() -> Parser:
+        return form.reader(tokens, calls=bool(tools))
+
+    continued = str(turns[-1]["content"]) if options.continue_last else ""
+    return ChatPrompt(tokens, params, parser, isinstance(options.choice, NamedTool), continued)
+
+
+def _check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
+    names = [tool.function.name for tool in tools]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ApiError(400, f"Two tools are named {twice!r}.", param="tools")
+    if choice == "required" and not tools:
+        raise ApiError(400, "tool_choice is required, but there are no tools.", param="tool_choice")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        raise ApiError(
+            400, f"tool_choice names {choice.function.name!r}, which is not among the tools.", param="tool_choice"
+        )

@@ -1,0 +1,1 @@
+"""Outputs that follow a schema, an expression or a grammar, through llguidance."""

@@ -1,0 +1,104 @@
+"""Grammars in llguidance's language, and what a request's fields mean in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..answer.schema import CallFormat
+from ..errors import ApiError
+
+# Models that may write any white space between JSON's parts write nothing else.
+SPACES = {"whitespace_pattern": r"[ \n]{1,16}"}
+_MOST_CHARACTERS = 256 << 10
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What an output must look like.
+
+    Attributes:
+        kind: ``json``, ``regex``, ``choice``, ``lark`` or ``calls``.
+        text: a schema or a list as JSON, an expression, or a grammar; for ``calls`` a grammar with the tags of the format still in it.
+    """
+
+    kind: str
+    text: str
+
+    def __post_init__(self) -> None:
+        if len(self.text) > _MOST_CHARACTERS:
+            raise ApiError(400, f"The schema or grammar has more than {_MOST_CHARACTERS} characters.")
+        if "\0" in self.text:
+            raise ApiError(400, "The schema or grammar contains a NUL character.")
+
+
+def json_text(schema: Any) -> Grammar:
+    """JSON that a schema allows.
+
+    Raises:
+        ApiError: it is no schema.
+    """
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except json.JSONDecodeError as error:
+            raise ApiError(400, f"The JSON schema is not JSON ({error}).") from None
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise ApiError(400, "The JSON schema is not an object.")
+    # Not sorted: properties come in the schema's order.
+    return Grammar("json", json.dumps(schema))
+
+
+def expression(pattern: str) -> Grammar:
+    """Text that a regular expression matches as a whole."""
+    return Grammar("regex", pattern)
+
+
+def choices(texts: list[str]) -> Grammar:
+    """One of some texts.
+
+    Raises:
+        ApiError: there are none.
+    """
+    if not texts or not all(texts):
+        raise ApiError(400, "choice needs texts that are not empty.")
+    return Grammar("choice", json.dumps(texts))
+
+
+def lark(text: str) -> Grammar:
+    """A grammar in Lark's or llama.cpp's notation."""
+    return Grammar("lark", text)
+
+
+def tool_calls(form: CallFormat, tools: Mapping[str, dict[str, Any] | None], *, several: bool) -> Grammar:
+    """Calls of tools, in a model's own format.
+
+    Args:
+        form: the format.
+        tools: the schema of each tool's arguments, by its name.
+        several: whether there may be more than one call.
+    """
+    calls = [_call(form, name, schema) for name, schema in tools.items()]
+    rules = [f"call{i}: {rule}" for i, rule in enumerate(calls)]
+    one = " | ".join(f"call{i}" for i in range(len(calls)))
+    more = f" ({_quoted(form.separator)} call)*" if several and form.separator else " call*" if several else ""
+    start = " ".join(part for part in (_quoted(form.first), "call" + more, _quoted(form.last)) if part)
+    return Grammar("calls", "\n".join([f"start: {start}", f"call: {one}", *rules]))
+
+
+def _call(form: CallFormat, name: str, schema: dict[str, Any] | None) -> str:
+    arguments = {
+        "x-guidance": SPACES,
+        **(schema or {"type": "object", "properties": {}, "additionalProperties": False}),
+    }
+    return " ".join(
+        part for part in (_quoted(form.before(name)), f"%json {json.dumps(arguments)}", _quoted(form.end)) if part
+    )
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text) if text else ""

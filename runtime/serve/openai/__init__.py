@@ -1,0 +1,1 @@
+"""OpenAI's APIs, with vLLM's additional fields."""

@@ -1,0 +1,219 @@
+"""``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ...requests.output import Completion
+from ..answer.parts import CallArguments, CallStart, Content, Parser, Part, Reasoning, WholeAnswer
+from ..chat_prompt import ChatOptions, ChatPrompt, Tool, ToolChoice, chat_prompt
+from ..constraints.formats import ResponseFormat, StructuredOutputs
+from ..deltas import Delta, Deltas
+from ..errors import ApiError
+from ..running import Running
+from ..served_model import ServedModel
+from .fields import SamplingFields
+from .messages import Message, turns_of
+from .token_text import TokenText
+from .usage import usage
+
+_MOST_LOGPROBS = 20
+
+
+class ChatRequest(SamplingFields):
+    """The body.
+
+    Attributes:
+        reasoning_effort: given to the template.
+        chat_template_kwargs: further variables of the template.
+        add_generation_prompt, continue_final_message, echo: as vLLM's.
+    """
+
+    model: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=_MOST_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
+    modalities: list[Literal["text"]] | None = None
+
+    structured_outputs: StructuredOutputs | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    echo: bool = False
+
+    def check(self) -> None:
+        """Refuse what contradicts itself.
+
+        Raises:
+            ApiError: two fields do.
+        """
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs needs logprobs: true.", param="top_logprobs")
+        if self.continue_final_message and self.messages[-1].role != "assistant":
+            raise ApiError(
+                400, "continue_final_message needs an assistant's message at the end.", param="continue_final_message"
+            )
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Of the answer; the newer name wins."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class ChatCompletions:
+    """A request's answer, whole or in pieces.
+
+    Args:
+        request: the body.
+        model: that answers.
+        name: of the request.
+        prompt: the conversation.
+    """
+
+    def __init__(self, request: ChatRequest, model: ServedModel, name: str, prompt: ChatPrompt) -> None:
+        self._request = request
+        self._prompt = prompt
+        self._head = {"id": name, "created": int(time.time()), "model": model.name}
+        self._texts = TokenText(model)
+        self.running = Running(model, [prompt.tokens], prompt.params, name=name, priority=request.priority)
+
+    async def whole(self) -> dict[str, Any]:
+        """The response."""
+        (output,) = await self.running.finished()
+        choices = []
+        for completion in output.completions:
+            answer = WholeAnswer.of(self._prompt.parser(), completion.text or "")
+            choice = self._choice(completion, answer)
+            if self._request.logprobs and completion.logprobs is not None:
+                choice["logprobs"] = self._texts.chat(
+                    completion.tokens, completion.logprobs, self._request.top_logprobs or 0
+                )
+            choices.append(choice)
+        found = {**self._head, "object": "chat.completion", "choices": choices, "usage": usage([output])}
+        if self._request.prompt_logprobs is not None:
+            found["prompt_logprobs"] = self._texts.vllm(output.prompt_logprobs or [])
+        return found
+
+    async def pieces(self) -> AsyncIterator[dict[str, Any]]:
+        """The chunks of a stream."""
+        head = {**self._head, "object": "chat.completion.chunk"}
+        deltas = Deltas()
+        count = self._request.n or 1
+        parsers = [self._prompt.parser() for _ in range(count)]
+        called: set[int] = set()
+        for index in range(count):
+            first = {"role": "assistant", "content": ""}
+            yield {**head, "choices": [{"index": index, "delta": first, "logprobs": None, "finish_reason": None}]}
+        if self._request.echo and self._request.continue_final_message:
+            for index in range(count):
+                yield {**head, "choices": [self._piece(index, {"content": self._prompt.continued})]}
+        async for _, output in self.running.outputs():
+            for delta in deltas.of(output):
+                for choice in self._grown(delta, parsers[delta.index], called):
+                    chunk: dict[str, Any] = {**head, "choices": [choice]}
+                    options = self._request.stream_options
+                    if options is not None and options.continuous_usage_stats:
+                        chunk["usage"] = usage(self.running.known)
+                    yield chunk
+        if self._request.includes_usage:
+            yield {**head, "choices": [], "usage": usage(self.running.known)}
+
+    def _grown(self, delta: Delta, parser: Parser, called: set[int]) -> list[dict[str, Any]]:
+        """A delta's choices: its parts, of which the first has the log probabilities, and the end."""
+        parts = parser.add(delta.text)
+        if delta.finish_reason is not None:
+            parts = [*parts, *parser.end()]
+        if any(isinstance(part, CallStart) for part in parts):
+            called.add(delta.index)
+        choices = [self._piece(delta.index, change) for part in parts if (change := _change(part))]
+        if self._request.logprobs and delta.tokens:
+            if not choices:
+                choices = [self._piece(delta.index, {})]
+            choices[0]["logprobs"] = self._texts.chat(delta.tokens, delta.logprobs, self._request.top_logprobs or 0)
+        if delta.finish_reason is not None:
+            end = self._piece(delta.index, {})
+            end["finish_reason"] = self._finish(delta.finish_reason, called=delta.index in called)
+            if isinstance(delta.stopped_by, str) or delta.stopped_by in (self._request.stop_token_ids or ()):
+                end["stop_reason"] = delta.stopped_by
+            choices.append(end)
+        return choices
+
+    def _piece(self, index: int, change: dict[str, Any]) -> dict[str, Any]:
+        return {"index": index, "delta": change, "logprobs": None, "finish_reason": None}
+
+    def _choice(self, completion: Completion, answer: WholeAnswer) -> dict[str, Any]:
+        content = answer.content
+        if self._request.echo and self._request.continue_final_message:
+            content = self._prompt.continued + content
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if answer.reasoning:
+            message["reasoning_content"] = message["reasoning"] = answer.reasoning
+        if answer.calls:
+            message["content"] = content or None
+            message["tool_calls"] = [
+                {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+                for id, name, arguments in answer.calls
+            ]
+        choice = {
+            "index": completion.index,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": self._finish(completion.finish_reason, called=bool(answer.calls)),
+        }
+        if isinstance(completion.stopped_by, str) or completion.stopped_by in (self._request.stop_token_ids or ()):
+            choice["stop_reason"] = completion.stopped_by
+        return choice
+
+    def _finish(self, reason: str | None, *, called: bool) -> str | None:
+        # A call that was cut off by max_tokens has ended by its length.
+        return "tool_calls" if called and reason == "stop" and not self._prompt.is_named else reason
+
+
+def _change(part: Part) -> dict[str, Any]:
+    match part:
+        case Content(text):
+            return {"content": text} if text else {}
+        case Reasoning(text):
+            return {"reasoning_content": text, "reasoning": text} if text else {}
+        case CallStart(index, id, name):
+            call = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
+            return {"tool_calls": [call]}
+        case CallArguments(index, text):
+            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]} if text else {}
+
+
+async def answered(request: ChatRequest, model: ServedModel, name: str) -> ChatCompletions:
+    """A request whose constraint is compiled, and that runs.
+
+    Raises:
+        ApiError: it cannot be served.
+    """
+    request.check()
+    wants = (request.top_logprobs or 0) if request.logprobs else None
+    params = request.sampling(max_tokens=request.most_tokens, logprobs=wants, prompt_logprobs=request.prompt_logprobs)
+    template = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None:
+        template["reasoning_effort"] = request.reasoning_effort
+    options = ChatOptions(
+        tools=request.tools or [],
+        choice=request.tool_choice,
+        is_parallel=request.parallel_tool_calls,
+        form=request.response_format,
+        structured=request.structured_outputs,
+        template=template,
+        answer=request.add_generation_prompt,
+        continue_last=request.continue_final_message,
+    )
+    prompt = await chat_prompt(model, turns_of(request.messages), params, options)
+    return ChatCompletions(request, model, name, prompt)

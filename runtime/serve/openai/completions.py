@@ -1,0 +1,156 @@
+"""``/v1/completions``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ...requests.output import RequestOutput
+from ...requests.sequence import TokenLogprobs
+from ..deltas import Delta, Deltas
+from ..errors import ApiError
+from ..running import Running
+from ..served_model import ServedModel
+from .fields import MOST_SEQUENCES, SamplingFields
+from .token_text import TokenText
+from .usage import usage
+
+_MAX_TOKENS = 16
+_MOST_LOGPROBS = 20
+
+
+class CompletionRequest(SamplingFields):
+    """The body.
+
+    Attributes:
+        suffix, best_of: refused unless they change nothing.
+    """
+
+    model: str | None = None
+    prompt: str | list[str] | list[int] | list[list[int]] = Field(union_mode="left_to_right")
+    max_tokens: Annotated[int, Field(ge=0)] | None = _MAX_TOKENS
+    logprobs: Annotated[int, Field(ge=0, le=_MOST_LOGPROBS)] | None = None
+    echo: bool = False
+    suffix: str | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    add_special_tokens: bool = True
+
+    def prompts(self, model: ServedModel) -> list[list[int]]:
+        """Each prompt's tokens.
+
+        Raises:
+            ApiError: there is none, or there are too many.
+        """
+        given = self.prompt
+        if isinstance(given, str):
+            given = [given]
+        elif given and isinstance(given[0], int):
+            given = [given]  # type: ignore[list-item]
+        if not given or len(given) * (self.n or 1) > MOST_SEQUENCES:
+            raise ApiError(
+                400, f"There are {len(given)} prompts with n={self.n or 1}; give from 1 to {MOST_SEQUENCES} of both together.",
+                param="prompt",
+            )  # fmt: skip
+        return [
+            model.encode(each, add_special_tokens=self.add_special_tokens) if isinstance(each, str) else list(each)  # type: ignore[arg-type]
+            for each in given
+        ]
+
+    def check(self) -> None:
+        """Refuse what is not supported.
+
+        Raises:
+            ApiError: a field asks for it.
+        """
+        if self.suffix:
+            raise ApiError(400, "suffix is not supported; leave it out.", param="suffix")
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise ApiError(400, "best_of is not supported; leave it out, or use n.", param="best_of")
+        if self.max_tokens == 0 and not self.echo:
+            raise ApiError(400, "max_tokens is 0; it must be at least 1, unless echo is set.", param="max_tokens")
+
+
+class Completions:
+    """A request's answer, whole or in pieces.
+
+    Args:
+        request: the body.
+        model: that answers.
+        name: of the request.
+    """
+
+    def __init__(self, request: CompletionRequest, model: ServedModel, name: str) -> None:
+        request.check()
+        self._request = request
+        self._model = model
+        self._head = {"id": name, "object": "text_completion", "created": int(time.time()), "model": model.name}
+        wants = request.logprobs
+        prompt_wants = wants if request.echo and wants is not None else request.prompt_logprobs
+        params = request.sampling(
+            max_tokens=max(1, request.max_tokens) if request.max_tokens is not None else None,
+            logprobs=wants,
+            prompt_logprobs=prompt_wants,
+        )
+        self._texts = TokenText(model)
+        self.running = Running(model, request.prompts(model), params, name=name, priority=request.priority)
+
+    async def whole(self) -> dict[str, Any]:
+        """The response."""
+        outputs = await self.running.finished()
+        choices = []
+        for number, output in enumerate(outputs):
+            for delta in Deltas().of(output):
+                choice = self._choice(number, output, delta, echoes=self._request.echo, offset=0)
+                if self._request.prompt_logprobs is not None:
+                    choice["prompt_logprobs"] = self._texts.vllm(output.prompt_logprobs or [])
+                choices.append(choice)
+        return {**self._head, "choices": choices, "usage": self._usage()}
+
+    async def pieces(self) -> AsyncIterator[dict[str, Any]]:
+        """The chunks of a stream."""
+        deltas = [Deltas() for _ in self.running.latest]
+        offsets: dict[tuple[int, int], int] = {}
+        options = self._request.stream_options
+        async for number, output in self.running.outputs():
+            for delta in deltas[number].of(output):
+                key = number, delta.index
+                echoes = self._request.echo and key not in offsets
+                choice = self._choice(number, output, delta, echoes=echoes, offset=offsets.get(key, 0))
+                offsets[key] = offsets.get(key, 0) + len(choice["text"])
+                chunk: dict[str, Any] = {**self._head, "choices": [choice]}
+                if options is not None and options.continuous_usage_stats:
+                    chunk["usage"] = self._usage()
+                yield chunk
+        if self._request.includes_usage:
+            yield {**self._head, "choices": [], "usage": self._usage()}
+
+    def _usage(self) -> dict[str, object]:
+        known = self.running.known
+        found = usage(known)
+        return {**found, "completion_tokens": 0, "total_tokens": found["prompt_tokens"]} if self._only_echo else found
+
+    @property
+    def _only_echo(self) -> bool:
+        return self._request.max_tokens == 0
+
+    def _choice(self, number: int, output: RequestOutput, delta: Delta, *, echoes: bool, offset: int) -> dict[str, Any]:
+        tokens, logprobs, text = delta.tokens, delta.logprobs, delta.text
+        first: Sequence[TokenLogprobs | None] = logprobs
+        if self._only_echo:
+            tokens, first, text = [], [], ""
+        if echoes:
+            tokens = [*output.prompt_tokens, *tokens]
+            text = self._model.decode(output.prompt_tokens) + text
+            first = [None, *(output.prompt_logprobs or []), *first]
+        finish = "length" if self._only_echo and delta.finish_reason else delta.finish_reason
+        choice: dict[str, Any] = {
+            "index": number * (self._request.n or 1) + delta.index, "text": text, "logprobs": None, "finish_reason": finish,
+        }  # fmt: skip
+        if self._request.logprobs is not None:
+            choice["logprobs"] = self._texts.completion(tokens, first, offset)
+        if isinstance(delta.stopped_by, str) or (delta.stopped_by in (self._request.stop_token_ids or ())):
+            choice["stop_reason"] = delta.stopped_by
+        return choice

@@ -1,0 +1,101 @@
+"""Fields that completions and chats share, and what they mean to the engine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ....system.errors import SmeltError
+from ...requests.params import SamplingParams
+from ..errors import refused
+
+# Of one request: prompts times samples.
+MOST_SEQUENCES = 128
+
+
+class Fields(BaseModel):
+    """A request's body. A field that is not known is an error, as at OpenAI."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class StreamOptions(Fields):
+    """``stream_options``.
+
+    Attributes:
+        include_usage: whether the last chunk tells the numbers of tokens.
+        continuous_usage_stats: whether every chunk does.
+    """
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class SamplingFields(Fields):
+    """How tokens are chosen. The second half are vLLM's fields.
+
+    Attributes:
+        user, metadata, store, service_tier, safety_identifier, prompt_cache_key: accepted, and not used.
+    """
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_SEQUENCES)] | None = None
+    stop: str | list[str] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
+    priority: int = 0
+
+    def sampling(self, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
+        """The engine's parameters.
+
+        Raises:
+            ApiError: the engine refuses a value.
+        """
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        try:
+            return SamplingParams(
+                max_tokens=max_tokens,
+                min_tokens=self.min_tokens,
+                temperature=1.0 if self.temperature is None else self.temperature,
+                top_k=max(0, self.top_k or 0),
+                top_p=1.0 if self.top_p is None else self.top_p,
+                min_p=self.min_p or 0.0,
+                repetition_penalty=self.repetition_penalty or 1.0,
+                presence_penalty=self.presence_penalty or 0.0,
+                frequency_penalty=self.frequency_penalty or 0.0,
+                logit_bias=self.logit_bias or {},
+                seed=None if self.seed is None else self.seed % 2**63,
+                stop=tuple(stop),
+                stop_token_ids=tuple(self.stop_token_ids or ()),
+                ignore_eos=self.ignore_eos,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+                n=self.n or 1,
+            )
+        except SmeltError as problem:
+            raise refused(problem) from None
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage

@@ -1,0 +1,111 @@
+"""A chat's messages, and how a template needs them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from ..errors import ApiError
+from .fields import Fields
+
+
+class TextPart(Fields):
+    """A part of a message's content."""
+
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+
+
+class OtherPart(Fields):
+    """A part that is no text; it is refused."""
+
+    model_config = Fields.model_config | {"extra": "allow"}
+    type: str
+
+
+class CalledFunction(Fields):
+    """A tool and its arguments, as JSON text."""
+
+    name: str
+    arguments: str | None = None
+
+
+class ToolCall(Fields):
+    """A call that the model has made."""
+
+    id: str | None = None
+    index: int | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(Fields):
+    """One message; what Smelt answers can be sent back as it is."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart | OtherPart] | None = Field(default=None, union_mode="left_to_right")
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    audio: None = None
+    annotations: list[Any] | None = None
+    function_call: None = None
+
+
+def turns_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The messages as chat templates expect them: contents are text, and arguments are objects.
+
+    Raises:
+        ApiError: a part is no text, or arguments are not JSON.
+    """
+    turns = []
+    for number, message in enumerate(messages):
+        where = f"messages[{number}]"
+        # Templates know no developer.
+        role = "system" if message.role == "developer" else message.role
+        turn: dict[str, Any] = {"role": role, "content": _text(message, where)}
+        for name in ("name", "tool_call_id"):
+            if getattr(message, name) is not None:
+                turn[name] = getattr(message, name)
+        reasoning = message.reasoning_content or message.reasoning
+        if reasoning:
+            turn["reasoning_content"] = reasoning
+        if message.tool_calls:
+            turn["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)]
+        turns.append(turn)
+    return turns
+
+
+def _text(message: Message, where: str) -> str:
+    if message.content is None:
+        if message.role != "assistant":
+            raise ApiError(400, f"{where} has no content.", param=f"{where}.content")
+        return ""
+    if isinstance(message.content, str):
+        return message.content
+    texts = []
+    for part in message.content:
+        if isinstance(part, OtherPart):
+            raise ApiError(
+                400, f"{where} has a part of type {part.type!r}; this server takes text only.", param=f"{where}.content"
+            )
+        texts.append(part.text or part.refusal or "")
+    return "\n".join(texts)
+
+
+def _call(call: ToolCall, where: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError) as error:  # not JSON, or too long or too deep for Python
+        raise ApiError(
+            400, f"{where}.function.arguments is not JSON ({str(error)[:200]}).", param=f"{where}.function.arguments"
+        ) from None
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}

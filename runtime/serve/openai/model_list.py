@@ -1,0 +1,20 @@
+"""``/v1/models``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..served_model import ServedModel
+
+
+def model_entry(model: ServedModel) -> dict[str, Any]:
+    """A model in OpenAI's form, with vLLM's additional fields. Where it lies is nobody's business."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "smelt",
+        "root": model.name,
+        "parent": None,
+        "max_model_len": model.longest,
+    }

@@ -1,0 +1,1 @@
+"""The files of the server's live page."""

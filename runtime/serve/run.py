@@ -1,0 +1,78 @@
+"""A server's process: its socket, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from types import FrameType
+
+import uvicorn
+
+from ...system.errors import RuntimeProblem
+from .app import Server
+
+_LOG = logging.getLogger("smelt.serve")
+# Headers are small; bodies have their own limit.
+_MOST_HEADER_BYTES = 64 << 10
+
+
+class _Draining(uvicorn.Server):
+    """Lets running requests end before it stops; a second signal stops it at once."""
+
+    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+        super().__init__(config)
+        self._server = server
+        self._drains: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal."""
+        if self._drains is not None:
+            super().handle_exit(sig, frame)
+            return
+        gate = self._server.gate
+        gate.draining = True
+        _LOG.info(
+            "stopping: %d requests are still served, for at most %g s", gate.inside, self._server.config.drain_seconds
+        )
+        self._drains = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        if not await self._server.gate.wait_until_empty(self._server.config.drain_seconds):
+            _LOG.warning("stopping with %d requests unfinished", self._server.gate.inside)
+        self.should_exit = True
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that a server listens on.
+
+    Raises:
+        RuntimeProblem: the address is not this machine's, or is in use.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise RuntimeProblem(
+            f"cannot listen on {host} port {port} ({error.strerror}); choose another --host or --port"
+        ) from None
+
+
+def run(server: Server, listening: socket.socket) -> None:
+    """Serve until a signal ends it; running requests end first.
+
+    Args:
+        server: with its models loaded.
+        listening: from :func:`listen`.
+    """
+    config = uvicorn.Config(
+        server.app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
+        timeout_graceful_shutdown=1,
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        _Draining(config, server).run(sockets=[listening])

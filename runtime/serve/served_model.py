@@ -1,0 +1,143 @@
+"""A model that is served under a name: its engine, and its tokenizer for requests."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...models.text.chat_template import conversation_tokens
+from ...system.errors import SmeltError
+from ..engine.engine import Engine, QueueFull
+from ..engine.loop import Stream
+from ..requests.constraint import Constraint
+from ..requests.params import SamplingParams
+from .answer_format import AnswerFormat
+from .constraints.compiler import Compiler
+from .constraints.grammar import Grammar
+from .errors import ApiError, busy, refused, too_long
+from .observer import Observer
+
+
+@dataclass
+class ServedModel:
+    """A model, its engine and its tokenizer.
+
+    Attributes:
+        name: what requests call it.
+        engine: all of whose requests come through here.
+        path: of its checkpoint.
+        created: when it was loaded, in seconds since 1970.
+        tool_call_parser: the format of its calls; ``auto`` takes it from the chat template.
+        tokenizer: a copy of the engine's: the tokenizers library allows one thread at a time.
+        format: of its answers.
+        observers: of its requests.
+    """
+
+    name: str
+    engine: Engine
+    path: Path
+    created: int = field(default_factory=lambda: int(time.time()))
+    tool_call_parser: str = "auto"
+    tokenizer: Any = field(init=False)
+    format: AnswerFormat = field(init=False)
+    observers: tuple[Observer, ...] = ()
+    _compiler: Compiler | None = None
+
+    def __post_init__(self) -> None:
+        self.tokenizer = copy.deepcopy(self.engine.tokenizer)
+        self.format = AnswerFormat.of(self.tokenizer, self.tool_call_parser)
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a prompt and its output."""
+        return self.engine.max_length
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """A text's tokens.
+
+        Raises:
+            ApiError: the checkpoint has no tokenizer.
+        """
+        return list(self._needed_tokenizer()(text, add_special_tokens=add_special_tokens).input_ids)
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of tokens.
+
+        Raises:
+            ApiError: the checkpoint has no tokenizer, or a token is outside its vocabulary.
+        """
+        vocabulary = self.engine.model.spec.vocabulary
+        wrong = next((token for token in tokens if not 0 <= token < vocabulary), None)
+        if wrong is not None:
+            raise ApiError(400, f"Token {wrong} is outside the vocabulary of {vocabulary}.")
+        return str(
+            self._needed_tokenizer().decode(
+                list(tokens), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def conversation(self, turns: Sequence[dict[str, Any]], **options: Any) -> list[int]:
+        """A conversation's tokens, as the model's template writes it; control tokens in what users wrote are text.
+
+        Args:
+            turns: messages.
+            options: of :func:`conversation_tokens`.
+
+        Raises:
+            ApiError: there is no template, or it refuses the conversation.
+        """
+        tokenizer = self._needed_tokenizer()
+        if not getattr(tokenizer, "chat_template", None):
+            raise ApiError(
+                400,
+                f"The model {self.name!r} has no chat template; use /v1/completions, or a model with one.",
+                param="model",
+            )
+        try:
+            return conversation_tokens(tokenizer, turns, **options)
+        except SmeltError as problem:
+            raise refused(problem, "messages") from None
+
+    def compile(self, grammar: Grammar, after: int | None) -> Constraint:
+        """A grammar for this model. Called outside of the event loop.
+
+        Args:
+            grammar: what outputs must look like.
+            after: the token from which on it holds; None for the beginning.
+
+        Raises:
+            ApiError: it is invalid.
+        """
+        if self._compiler is None:
+            self._compiler = Compiler(self._needed_tokenizer(), self.engine.model.spec.vocabulary, self.engine.ends)
+        return self._compiler.compile(grammar, after)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its engine can work."""
+        return self.engine.loop.is_alive
+
+    def start(self, prompt: list[int], params: SamplingParams, *, name: str, priority: int = 0) -> Stream:
+        """Queue a prompt.
+
+        Raises:
+            ApiError: it is too long, cannot be served, or too many wait.
+        """
+        wanted = params.max_tokens
+        if len(prompt) >= self.longest or len(prompt) + (wanted or 0) > self.longest:
+            raise too_long(len(prompt), wanted if len(prompt) < self.longest else None, self.longest)
+        try:
+            return self.engine.start(prompt, params, id=name, priority=priority)
+        except QueueFull as problem:
+            raise busy(str(problem)) from None
+        except SmeltError as problem:
+            raise refused(problem) from None
+
+    def _needed_tokenizer(self) -> Any:
+        if self.tokenizer is None:
+            raise ApiError(400, f"The model {self.name!r} has no tokenizer; give prompts as token ids.", param="prompt")
+        return self.tokenizer

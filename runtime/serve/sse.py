@@ -1,0 +1,71 @@
+"""Server-sent events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from .errors import ApiError
+
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: Any, name: str | None = None) -> bytes:
+    """One event.
+
+    Args:
+        data: as JSON, in one line.
+        name: its kind, where clients expect one.
+    """
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    kind = "" if name is None else f"event: {name}\n"
+    # A model's output may have half of a surrogate pair; as an escape it is JSON.
+    return f"{kind}data: {text}\n\n".encode(errors="backslashreplace")
+
+
+@dataclass(frozen=True)
+class StreamForm:
+    """What an API's streams have besides an answer's pieces.
+
+    Attributes:
+        failure: the event of what fails after the first piece.
+        end: follows the last event.
+    """
+
+    failure: Callable[[ApiError], bytes]
+    end: bytes = b""
+
+
+OPENAI = StreamForm(lambda problem: event(problem.openai()), DONE)
+
+
+class EventStream(StreamingResponse):
+    """A response of events.
+
+    Args:
+        first: the first one, which is there already: what could be refused has been.
+        rest: the others; closed when they end, or when the client goes away.
+    """
+
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes]) -> None:
+        super().__init__(_joined(first, rest), media_type="text/event-stream", headers=_HEADERS)
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send them."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._rest.aclose()
+
+
+async def _joined(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for each in rest:
+        yield each

@@ -1,0 +1,116 @@
+"""``smelt serve`` as a process: options, signals, and a restart after it was killed."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx2
+import pytest
+from smelt.compress.cli import app
+from typer.testing import CliRunner
+
+LONG = {"prompt": "Once upon a time", "max_tokens": 600, "temperature": 0, "ignore_eos": True}
+
+
+@contextmanager
+def started(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command, once it listens, and its address."""
+    command = [sys.executable, "-m", "smelt.compress", "serve", "builtin:smelt-6m", "--port", "0", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            found = re.search(r"serving .* at (http://\S+)", line)
+            if found:
+                # So that it never waits for a reader.
+                threading.Thread(target=process.stderr.read, daemon=True).start()
+                yield process, found[1]
+                return
+        raise AssertionError("".join(lines))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_running_requests_end_after_sigterm_and_new_ones_are_refused() -> None:
+    with started("--max-length", "700") as (process, url):
+        answers: list[httpx2.Response] = []
+        thread = threading.Thread(
+            target=lambda: answers.append(httpx2.post(f"{url}/v1/completions", json=LONG, timeout=60))
+        )
+        thread.start()
+        while httpx2.get(f"{url}/load").json()["server_load"] == 0:
+            pass
+        process.send_signal(signal.SIGTERM)
+        thread.join()
+        assert answers[0].json()["usage"]["completion_tokens"] == 600
+        assert process.wait(20) == 0
+
+
+def test_a_killed_server_is_started_again_and_serves() -> None:
+    for _ in range(2):
+        with started() as (process, url):
+            body = {**LONG, "max_tokens": 8}
+            assert httpx2.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
+            threading.Thread(target=lambda url=url: _ignored(url), daemon=True).start()
+            while httpx2.get(f"{url}/load").json()["server_load"] == 0:
+                pass
+            process.send_signal(signal.SIGKILL)
+            assert process.wait(20) == -signal.SIGKILL
+
+
+def _ignored(url: str) -> None:
+    try:
+        httpx2.post(f"{url}/v1/completions", json=LONG, timeout=60)
+    except httpx2.HTTPError:
+        return
+
+
+def test_several_models_answer_by_their_names() -> None:
+    with started("--served-model-name", "first", "--model", "second=builtin:smelt-6m", "--max-sequences", "4") as (
+        _,
+        url,
+    ):
+        assert [each["id"] for each in httpx2.get(f"{url}/v1/models").json()["data"]] == ["first", "second"]
+        texts = {
+            httpx2.post(f"{url}/v1/completions", json={**LONG, "max_tokens": 8, "model": name}, timeout=60).json()[
+                "choices"
+            ][0]["text"]
+            for name in ("first", "second")
+        }
+        assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--model", "second"], "NAME=PATH"),
+        (["--model", "smelt-6m=builtin:smelt-6m"], "another model is named smelt-6m"),
+        (["--model", "b=./not-there"], "not found"),
+        (["--tool-call-parser", "qwen"], "tool_call_parser is 'qwen'"),
+        (["--policy", "fifo"], "policy is 'fifo'"),
+        (["--host", "203.0.113.9"], "cannot listen on 203.0.113.9"),
+    ],
+)
+def test_wrong_options_get_one_sentence(options: list[str], says: str) -> None:
+    found = CliRunner().invoke(app, ["serve", "builtin:smelt-6m", *options])
+    assert found.exit_code == 1
+    assert says in found.stderr
+    assert found.stderr.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = CliRunner().invoke(app, ["serve", "builtin:smelt-6m", "--port", str(port)])
+        assert found.exit_code == 1
+        assert f"cannot listen on 127.0.0.1 port {port}" in found.stderr

@@ -1,0 +1,152 @@
+"""The thread that runs an engine for asyncio tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from smelt.runtime import RuntimeProblem, SamplingParams
+from smelt.runtime.engine.engine import Engine
+from smelt.runtime.engine.loop import Stream
+
+from ...tiny import SMELT_6M
+from ..drive import engine
+
+GREEDY = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def running() -> Engine:
+    return engine(SMELT_6M)
+
+
+def _idle(running: Engine) -> bool:
+    ends = time.monotonic() + 20
+    while time.monotonic() < ends:
+        if not running.has_work and not running.loop.arriving:
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def test_a_slow_reader_gets_the_latest_output(running: Engine) -> None:
+    wanted = running.generate([[5, 6, 7]], GREEDY)[0].completions[0]
+
+    async def read() -> list[int]:
+        lengths = []
+        stream = running.start([5, 6, 7], GREEDY)
+        async for output in stream:
+            lengths.append(len(output.completions[0].tokens))
+            await asyncio.sleep(0.5)
+        assert output.completions[0].tokens == wanted.tokens
+        return lengths
+
+    lengths = asyncio.run(read())
+    assert lengths[-1] == 30
+    assert len(lengths) < 10
+    assert lengths == sorted(lengths)
+
+
+def test_closing_aborts_before_the_next_step(running: Engine) -> None:
+    async def leave() -> None:
+        stream = running.start([5, 6, 7], SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
+        await anext(stream)
+        stream.close()
+        stream.close()
+
+    asyncio.run(leave())
+    assert _idle(running)
+    running.cache.check([])
+
+
+def test_a_reader_whose_loop_has_ended_holds_nothing(running: Engine) -> None:
+    async def leave() -> None:
+        running.start([5, 6, 7], SamplingParams(temperature=0, max_tokens=400 // 4, ignore_eos=True))
+
+    asyncio.run(leave())
+    assert _idle(running)
+    running.cache.check([])
+
+
+def test_several_loops_share_an_engine(running: Engine) -> None:
+    import threading
+
+    wanted = running.generate([[5, 6, 7]], GREEDY)[0].completions[0].tokens
+    found: list[list[int]] = []
+
+    async def whole() -> list[int]:
+        tokens: list[int] = []
+        async for output in running.start([5, 6, 7], GREEDY):
+            tokens = output.completions[0].tokens
+        return tokens
+
+    threads = [threading.Thread(target=lambda: found.append(asyncio.run(whole()))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == [wanted] * 4
+
+
+def test_functions_run_between_steps_and_their_errors_come_back(running: Engine) -> None:
+    async def both() -> tuple[int, str]:
+        good = await running.loop.result(lambda: running.cache.blocks)
+        try:
+            await running.loop.result(lambda: 1 // 0)
+        except ZeroDivisionError as error:
+            return good, str(error)
+        return good, ""
+
+    blocks, problem = asyncio.run(both())
+    assert blocks == running.cache.blocks
+    assert "zero" in problem
+
+
+def test_a_step_that_fails_ends_its_requests_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = engine(SMELT_6M)
+    execute = running.executor.execute
+    failures = iter([True])
+
+    def failing(plan: object) -> object:
+        if next(failures, False):
+            raise RuntimeError("the device is gone")
+        return execute(plan)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(running.executor, "execute", failing)
+
+    async def twice() -> list[str | None]:
+        errors = []
+        for _ in range(2):
+            async for output in running.start([5, 6, 7], GREEDY):
+                last = output
+            errors.append(last.error)
+        return errors
+
+    first, second = asyncio.run(twice())
+    assert "failed while computing" in (first or "")
+    assert second is None
+
+
+def test_a_name_that_is_taken_is_an_error_of_its_own_request(running: Engine) -> None:
+    async def both() -> list[str | None]:
+        async def last(stream: Stream) -> str | None:
+            async for output in stream:
+                error = output.error
+            return error
+
+        first, second = (running.start([5, 6, 7], GREEDY, id="same") for _ in range(2))
+        return list(await asyncio.gather(last(first), last(second)))
+
+    first, second = asyncio.run(both())
+    assert first is None
+    assert "named 'same' is running already" in (second or "")
+    assert _idle(running)
+
+
+def test_what_cannot_be_served_is_refused_at_once(running: Engine) -> None:
+    async def ask() -> None:
+        running.start([5] * 5000, GREEDY)
+
+    with pytest.raises(RuntimeProblem, match="max_length"):
+        asyncio.run(ask())

@@ -1,0 +1,42 @@
+"""What a load's numbers mean, on requests whose times are written by hand."""
+
+from __future__ import annotations
+
+import pytest
+from smelt.runtime.measure.load_result import LoadResult, RequestTimes, table_of_loads
+
+
+def test_the_numbers_of_a_load() -> None:
+    requests = [
+        RequestTimes(came=10.0, prompt=5, tokens=[10.5, 10.6, 10.9]),
+        RequestTimes(came=11.0, prompt=7, tokens=[11.25]),
+        RequestTimes(came=11.0, prompt=9, tokens=[12.0, 12.2]),
+    ]
+    found = LoadResult.of("three", requests, 2.5)
+    assert (found.requests, found.prompt_tokens, found.output_tokens) == (3, 21, 6)
+    assert (found.first_token_p50, found.first_token_p99) == pytest.approx((0.5, 1.0))
+    assert (found.between_tokens_p50, found.between_tokens_p99) == pytest.approx((0.2, 0.3))
+    assert (found.completion_p50, found.completion_p99) == pytest.approx((0.9, 1.2))
+    assert (found.output_rate, found.total_rate) == pytest.approx((6 / 2.5, 27 / 2.5))
+
+
+def test_the_rate_of_one_request_is_a_mean() -> None:
+    """However the tokens were read."""
+    steady = LoadResult.of("alone", [RequestTimes(1.0, 5, [1.5, 1.75, 2.0, 2.25, 2.5])], 1.5)
+    at_once = LoadResult.of("alone", [RequestTimes(1.0, 5, [1.5, 2.5, 2.5, 2.5, 2.5])], 1.5)
+    assert steady.mean_decode_rate == at_once.mean_decode_rate == pytest.approx(4.0)
+    assert LoadResult.of("alone", [RequestTimes(1.0, 5, [1.5])], 1.5).mean_decode_rate == 0
+
+
+def test_single_tokens_have_nothing_between_them() -> None:
+    found = LoadResult.of("one", [RequestTimes(0.0, 5, [0.5])], 1.0)
+    assert found.between_tokens_p50 is None
+    assert found.between_tokens_p99 is None
+    heading, line = table_of_loads([found])
+    assert line.split() == ["one", "1", "1.0", "500", "/", "500", "ms", "-", "0.50", "/", "0.50", "s"]
+    # Each column ends where its heading does.
+    assert len(heading) == len(line)
+
+
+def test_no_loads_no_table() -> None:
+    assert table_of_loads([]) == []

@@ -1,0 +1,126 @@
+"""Constraints on the engine: outputs that follow, grammars that cannot be followed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from smelt.runtime import SamplingParams
+from smelt.runtime.engine.engine import Engine
+from smelt.runtime.serve.answer.schema import HERMES
+from smelt.runtime.serve.constraints.compiler import Compiler
+from smelt.runtime.serve.constraints.grammar import Grammar, choices, expression, json_text, tool_calls
+from smelt.runtime.serve.errors import ApiError
+from tokenizers import AddedToken
+
+from ....tiny import SMELT_6M
+from ...drive import engine as small_engine
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "y"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def compiler(engine: Engine) -> Compiler:
+    return Compiler(engine.tokenizer, engine.model.spec.vocabulary, engine.ends)
+
+
+def test_each_sample_follows_beside_others_that_are_free(compiler: Compiler) -> None:
+    """In a cache so small that requests lose their blocks and are computed again."""
+    engine = small_engine(SMELT_6M, max_length=128, kv_cache_bytes=2_000_000)
+    constrained = SamplingParams(max_tokens=120, n=2, seed=1, constraint=compiler.compile(json_text(SCHEMA)))
+    free = SamplingParams(max_tokens=120, seed=2, ignore_eos=True)
+    outputs = engine.generate([[5, 6, 7 + i] for i in range(8)], [constrained if i % 2 else free for i in range(8)])
+    alone = engine.generate([[5, 6, 7]], free)[0]
+    assert engine.scheduler.preemptions > 0
+    assert outputs[0].completions[0].tokens == alone.completions[0].tokens
+    for output in outputs[1::2]:
+        for completion in output.completions:
+            assert completion.finish_reason == "stop"
+            jsonschema.validate(json.loads(completion.text or ""), SCHEMA)
+
+
+def test_the_only_text_is_generated_greedily_and_ends_at_once(compiler: Compiler, engine: Engine) -> None:
+    for grammar, text in ((choices(["only this"]), "only this"), (expression("ab{3}c"), "abbbc")):
+        params = SamplingParams(temperature=0, max_tokens=50, min_tokens=30, constraint=compiler.compile(grammar))
+        completion = engine.generate([[5, 6]], params)[0].completions[0]
+        assert (completion.text, completion.finish_reason) == (text, "stop")
+
+
+def test_after_a_token_the_rest_follows(compiler: Compiler, engine: Engine) -> None:
+    """As after the end of reasoning: until then everything is allowed."""
+    end = engine.tokenizer.convert_tokens_to_ids("<|end|>")
+    compiled = compiler.compile(choices(["yes"]), end)
+    biased = SamplingParams(
+        max_tokens=20, logit_bias={end: 100.0}, temperature=0, constraint=compiled, skip_special_tokens=False
+    )
+    assert engine.generate([[5, 6]], biased)[0].completions[0].text == "<|end|>yes"
+    free = SamplingParams(max_tokens=9, temperature=0, constraint=compiled)
+    unconstrained = engine.generate([[5, 6]], SamplingParams(max_tokens=9, temperature=0))[0]
+    assert engine.generate([[5, 6]], free)[0].completions[0].tokens == unconstrained.completions[0].tokens
+
+
+def test_a_grammar_that_becomes_too_complex_ends_its_own_request(compiler: Compiler, engine: Engine) -> None:
+    wide = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5000)}}
+    params = SamplingParams(temperature=0, max_tokens=30, constraint=compiler.compile(json_text(wide)))
+    failed, other = engine.generate([[5, 6], [5, 6]], [params, SamplingParams(temperature=0, max_tokens=30)])
+    assert "too complex" in (failed.error or "")
+    assert other.error is None
+    assert len(other.completions[0].tokens) == 30
+
+
+def test_a_grammar_is_compiled_once(compiler: Compiler) -> None:
+    assert compiler.compile(json_text(SCHEMA)) is compiler.compile(json_text(json.loads(json.dumps(SCHEMA))))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        json_text({"type": "foo"}),
+        json_text({"$ref": "#"}),
+        json_text({"not": {"type": "string"}}),
+        json_text({"$ref": "https://example.org/schema"}),
+        expression("("),
+        expression("(?=a)b"),
+        Grammar("lark", "start: foo"),
+        Grammar("lark", "root ::= foo"),
+    ],
+    ids=lambda grammar: grammar.text[:20],
+)
+def test_what_cannot_be_followed_is_refused(grammar: Grammar, compiler: Compiler) -> None:
+    with pytest.raises(ApiError, match=r"cannot be followed: .+"):
+        compiler.compile(grammar)
+
+
+def test_tags_that_are_tokens_are_written_as_tokens(engine: Engine) -> None:
+    """Llguidance never matches an added token as text. What a schema contains is the client's, even if it looks like a tag."""
+    import copy
+
+    tokenizer = copy.deepcopy(engine.tokenizer)
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in ("<tool_call>", "</tool_call>")])
+    opens, closes = (tokenizer.convert_tokens_to_ids(tag) for tag in ("<tool_call>", "</tool_call>"))
+    compiler = Compiler(tokenizer, len(tokenizer), engine.ends)
+    schema = {
+        "type": "object",
+        "properties": {"a": {"const": "<tool_call> %json"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    matcher = compiler.compile(tool_calls(HERMES, {"f": schema}, several=False)).start()
+    text = '<tool_call>\n{"name": "f", "arguments": {"a":"'
+    tokens = tokenizer(text, add_special_tokens=False).input_ids
+    assert tokens[0] == opens
+    for token in tokens:
+        matcher.accept(token)
+        assert matcher.failure is None
+    plain = engine.tokenizer('<tool_call> %json"}}\n', add_special_tokens=False).input_ids
+    for token in [*plain, closes]:
+        matcher.accept(token)
+        assert matcher.failure is None
+    assert matcher.is_complete
