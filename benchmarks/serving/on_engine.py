@@ -1,4 +1,4 @@
-"""The first five claims on the real engine, with smelt-6m on this CPU, beside the simulator's prediction of the same runs.
+"""The first five claims, and swapping, on the real engine, with smelt-6m on this CPU, beside the simulator's prediction of the same runs.
 
     python -m benchmarks.serving.on_engine --calibration FILE [--only CLAIM …]
 
@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ from smelt.models.text.text_source import TextSource
 from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.costs.calibration import Calibration
 from smelt.runtime.costs.model_size import ModelSize, model_size
-from smelt.runtime.costs.work import StepCost
+from smelt.runtime.costs.work import StepCost, StepWork
+from smelt.runtime.engine.host_blocks import HostBlocks
+from smelt.runtime.measure.workload import random_prompt
 from smelt.runtime.requests.trace import Arrival
+from smelt.runtime.scheduling.plan import StepPlan
 from smelt.runtime.simulate.options import SimulatedEngine
 from smelt.runtime.simulate.results import SimulationResult
 from smelt.runtime.simulate.simulation import simulate
@@ -67,7 +71,9 @@ class Way:
 
     def simulated(self) -> SimulatedEngine:
         """The same on a virtual clock."""
-        return SimulatedEngine(_PLACES * _LONGEST // self.block, block_size=self.block, **self.options)
+        # An engine takes no more memory than its sequences can fill.
+        places = min(_PLACES, self.options["max_sequences"])
+        return SimulatedEngine(places * _LONGEST // self.block, block_size=self.block, **self.options)
 
 
 @dataclass(frozen=True)
@@ -129,11 +135,11 @@ def chunks(given: Prediction) -> list[Row]:
         ("long prompts", "lognormal:500,0.4", "lognormal:60,0.8"),
         ("short prompts, long outputs", "lognormal:20,0.6", "lognormal:200,0.6"),
     ):
-        arrivals = given.study.random(prompts, outputs, 150, rate=1.0, longest=_LONGEST)
+        arrivals = given.study.random(prompts, outputs, 60, rate=1.0, longest=_LONGEST)
         ways = [
             Way(f"{policy}, {budget:,}", {"policy": policy, "token_budget": budget, "max_sequences": 16})
             for policy, budget in (
-                ("prefill_first", _WHOLE), ("orca", _WHOLE), ("fcfs", 64), ("fcfs", 128), ("fcfs", 256), ("sarathi", 128),
+                ("prefill_first", _WHOLE), ("orca", _WHOLE), ("fcfs", 64), ("fcfs", 128), ("sarathi", 128),
             )
         ]  # fmt: skip
         full = _rows(f"{load}, saturated", ways, at_once(arrivals), given)
@@ -192,6 +198,54 @@ def sharing(given: Prediction) -> list[Row]:
     return rows
 
 
+def swaps(given: Prediction) -> list[Row]:
+    """Swapping or computing again: two copies of a sequence's blocks beside the step that computes its tokens."""
+    rows = []
+    for block in (4, 16, 64, 256):
+        way = Way("swaps", {"max_sequences": 1, "token_budget": _LONGEST}, block)
+        engine = way.engine()
+        store = engine.model.keys_values(_LONGEST // block, block, engine.model.dtype)
+        host = HostBlocks(store, _LONGEST // block)
+        cost = host.measured_cost()
+        for tokens in (8, 16, 32, 64, 128, 256, 512, 1000):
+            blocks = -(-tokens // block)
+            prompt = random_prompt(tokens, engine.model.spec.vocabulary, tokens)
+            work = StepWork(
+                tokens, 1, tokens, tokens * (tokens + 1) // 2, 0, 1, 1, tokens * (tokens + 1) // 2
+            )  # fmt: skip
+            rows.append(
+                {
+                    "block": block, "transfer_bytes": cost.transfer_bytes, "tokens": tokens,
+                    "recompute": _median(partial(_computed, engine, prompt), given.repeats),
+                    "swap": _median(partial(_copied, host, blocks), given.repeats),
+                    "predicted_recompute": given.cost.seconds(work), "predicted_swap": 2 * cost.seconds(blocks),
+                }
+            )  # fmt: skip
+    return rows
+
+
+def _computed(engine: Engine, prompt: list[int]) -> None:
+    engine.add_request(prompt, SamplingParams(max_tokens=1, temperature=0))
+    while engine.has_work:
+        engine.step()
+
+
+def _copied(host: HostBlocks, blocks: int) -> None:
+    pairs = [(i, i) for i in range(blocks)]
+    host.swap(StepPlan([], swap_out=pairs))
+    host.swap(StepPlan([], swap_in=pairs))
+
+
+def _median(work: Callable[[], None], repeats: int) -> float:
+    """In seconds, after one more run."""
+    seconds = []
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:])
+
+
 def _rows(load: str, ways: Iterable[Way], arrivals: Sequence[Arrival], given: Prediction) -> list[Row]:
     """Each way's runs, by turns, and their prediction."""
     ways = list(ways)
@@ -227,6 +281,7 @@ CLAIMS: dict[str, Claim] = {
     "iterations": iterations,
     "chunks": chunks,
     "feedback": feedback,
+    "swaps": swaps,
 }
 
 

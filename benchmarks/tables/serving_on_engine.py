@@ -90,6 +90,37 @@ def sharing(rows: Any) -> str:
     )  # fmt: skip
 
 
+def swaps(rows: Any) -> str:
+    """Milliseconds of both ways, and from which length on swapping takes less, by transfer size."""
+    lines = []
+    for block in dict.fromkeys(row["block"] for row in rows):
+        mine = [row for row in rows if row["block"] == block]
+        shown = [row for row in mine if row["tokens"] in (16, 128, 1000)]
+        lines.append(
+            (
+                f"{block}", f"{mine[0]['transfer_bytes'] / 1e3:.0f}",
+                *(f"{1e3 * row['recompute']:.2f}, {1e3 * row['swap']:.2f}" for row in shown), _crossover(mine, ""), _crossover(mine, "predicted_"),
+            )
+        )  # fmt: skip
+    return markdown(
+        (
+            "block",
+            "transfer, kB",
+            "16 tokens: again, swapped, ms",
+            "128 tokens",
+            "1,000 tokens",
+            "swaps from",
+            "predicted",
+        ),
+        lines,
+    )
+
+
+def _crossover(rows: Any, which: str) -> str:
+    cheaper = [row["tokens"] for row in rows if row[f"{which}swap"] < row[f"{which}recompute"]]
+    return f"{min(cheaper):,}" if cheaper else "never"
+
+
 def _both(row: Any, figure: str, form: str, scale: float = 1.0) -> tuple[str, str]:
     return f"{scale * row['measured'][figure]:{form}}", f"{scale * row['predicted'][figure]:{form}}"
 
@@ -106,4 +137,5 @@ TABLES = {
     "engine iterations": ClaimTable("iterations", iterations, _FILE),
     "engine chunks": ClaimTable("chunks", chunks, _FILE),
     "engine feedback": ClaimTable("feedback", feedback, _FILE),
+    "engine swaps": ClaimTable("swaps", swaps, _FILE),
 }

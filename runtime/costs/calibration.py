@@ -22,6 +22,8 @@ from .work import StepWork
 _VERSION = 2
 # How much of its caches a processor gives one program is not known: the size whose fits predict best is taken.
 _CACHED_BYTES = tuple(count << 20 for count in (0, 8, 16, 32, 48, 64, 96))
+# Prices that no step tells apart are still decided.
+_RIDGE = 1e-12
 # Steps that other work on the machine has slowed down are left out of the fit.
 _OUTLIER = 3.0
 
@@ -133,20 +135,32 @@ def fit(steps: Sequence[MeasuredStep], cached_bytes: int = 0) -> dict[str, float
         cached_bytes: of weights, that stay in the processor's caches.
     """
     names, amounts = _amounts(steps, cached_bytes)
-    seconds = np.array([step.seconds for step in steps])
-    # Each model counts alike, however many steps it took in the time it was measured for.
+    prices = _fitted(amounts, np.array([step.seconds for step in steps]), _weights(steps))
+    return {name: float(price) for name, price in zip(names, prices, strict=True)}
+
+
+def _weights(steps: Sequence[MeasuredStep]) -> np.ndarray:
+    """Each model counts alike, however many steps it took in the time it was measured for."""
     counts = Counter(step.size for step in steps)
-    weights = np.array([counts[step.size] ** -0.5 for step in steps])
-    kept = np.ones(len(steps), bool)
-    prices = np.zeros(len(names))
+    return np.array([counts[step.size] ** -0.5 for step in steps])
+
+
+def _fitted(amounts: np.ndarray, seconds: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    kept = np.ones(len(seconds), bool)
+    prices = np.zeros(amounts.shape[1])
     for _ in range(3):
         rows = amounts[kept] * (weights[kept] / seconds[kept])[:, None]
         scale = rows.max(axis=0)
         scale[scale == 0] = 1.0
-        prices = nnls(rows / scale, weights[kept], maxiter=50 * len(names))[0] / scale
-        predicted = amounts @ prices
-        kept = seconds < _OUTLIER * np.maximum(predicted, 1e-12)
-    return {name: float(price) for name, price in zip(names, prices, strict=True)}
+        # The same least squares in as many rows as there are prices, which are few.
+        rows /= scale
+        square = rows.T @ rows
+        square += _RIDGE * np.trace(square) * np.eye(len(scale))
+        factor = np.linalg.cholesky(square)
+        wanted = np.linalg.solve(factor, rows.T @ weights[kept])
+        prices = nnls(factor.T, wanted, maxiter=50 * len(prices))[0] / scale
+        kept = seconds < _OUTLIER * np.maximum(amounts @ prices, 1e-12)
+    return prices
 
 
 def _amounts(steps: Sequence[MeasuredStep], cached_bytes: int) -> tuple[list[str], np.ndarray]:
@@ -183,7 +197,7 @@ def calibration(
         spread,
         left_out,
         _ranges(steps),
-        sorted({kernel_of(each) for step in steps for each in (*step.size.linears, step.size.head)}),
+        sorted({kernel for measured in configurations.values() for kernel in _kernels(measured[0].size)}),
         memory_bytes,
         cached_bytes,
     )
@@ -191,23 +205,30 @@ def calibration(
 
 def _left_out(configurations: Mapping[str, Sequence[MeasuredStep]], cached_bytes: int) -> dict[str, float]:
     """Predicted over measured time of each configuration, by a fit without all configurations of its shape."""
+    steps = [step for measured in configurations.values() for step in measured]
+    _, amounts = _amounts(steps, cached_bytes)
+    seconds, weights = np.array([step.seconds for step in steps]), _weights(steps)
+    shapes = np.array([(step.size.hidden, step.size.layers) for step in steps])
+    names = np.array([name for name, measured in configurations.items() for _ in measured])
     ratios = {}
-    shapes = {name: (found[0].size.hidden, found[0].size.layers) for name, found in configurations.items()}
-    for shape in dict.fromkeys(shapes.values()):
-        others = [step for name, steps in configurations.items() if shapes[name] != shape for step in steps]
-        prices = fit(others, cached_bytes) if others else {}
-        known = {kernel_of(each) for step in others for each in (*step.size.linears, step.size.head)}
-        for name, measured in configurations.items():
-            size = measured[0].size
-            if shapes[name] == shape and {kernel_of(each) for each in (*size.linears, size.head)} <= known:
-                ratios[name] = _ratio(FittedCost(size, prices, cached_bytes), measured)
-    return ratios
+    for shape in np.unique(shapes, axis=0):
+        mine = (shapes == shape).all(axis=1)
+        if mine.all():
+            continue
+        prices = _fitted(amounts[~mine], seconds[~mine], weights[~mine])
+        known = {kernel for name in set(names[~mine]) for kernel in _kernels(configurations[name][0].size)}
+        for name in dict.fromkeys(names[mine]):
+            if _kernels(configurations[name][0].size) <= known:
+                ratios[str(name)] = _ratio(amounts[names == name] @ prices, seconds[names == name])
+    return {name: ratios[name] for name in configurations if name in ratios}
 
 
-def _ratio(cost: FittedCost, steps: Sequence[MeasuredStep]) -> float:
+def _kernels(size: ModelSize) -> set[str]:
+    return {kernel_of(each) for each in (*size.linears, size.head)}
+
+
+def _ratio(predicted: np.ndarray, seconds: np.ndarray) -> float:
     """Predicted over measured time of all steps but outliers."""
-    predicted = np.array([cost.seconds(step.work) for step in steps])
-    seconds = np.array([step.seconds for step in steps])
     usual = np.median(seconds / predicted)
     kept = seconds < _OUTLIER * usual * predicted
     return float(predicted[kept].sum() / seconds[kept].sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import random
 import tempfile
@@ -34,7 +35,7 @@ from .workload import random_prompt
 # Unquantized, and the formats that kernels for CPUs tell apart.
 FORMATS = ("bfloat16", "W4A16 g64", "W4A16 g128", "W8A16 g128", "W8A8")
 _LONGEST = 2048
-# At least so many loads of each model: one request, more than eight at once, and after pauses.
+# At least so many loads of each model: more than eight at once, one by one, and after pauses.
 _ROUNDS = 3
 _PAUSED_REQUESTS = 3
 # Of prompts, in a load.
@@ -122,6 +123,7 @@ def calibrate(
                 size = model_size(ModelDirectory(name, folder))
                 configurations.setdefault(name, []).extend(measured_steps(engine, size, seconds=seconds, seed=turn))
                 del engine
+                gc.collect()  # an engine refers to itself, and holds gigabytes
     threads = torch.get_num_threads()
     return calibration(
         configurations,
@@ -160,8 +162,8 @@ def measured_steps(engine: Engine, size: ModelSize, *, seconds: float, seed: int
     ends = time.perf_counter() + seconds
     round_ = 0
     while time.perf_counter() < ends or round_ < _ROUNDS:
-        # Alternately one, a few, many; of long outputs with short prompts, and the reverse.
-        count = (1, 16, 4, 32, 2, 8)[round_ % 6]
+        # Alternately many, one, a few; of long outputs with short prompts, and the reverse.
+        count = (16, 1, 4, 32, 2, 8)[round_ % 6]
         prompt_most = max(2, int(longest * draw.choice([0.02, 0.1, 0.4, 0.9])))
         requests = [
             (

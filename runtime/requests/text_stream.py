@@ -8,6 +8,7 @@ So all tokenizers use this class.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,8 +44,7 @@ class TextStream:
         *,
         skip_special_tokens: bool = True,
     ) -> None:
-        self._tokenizer = tokenizer
-        self._skips = skip_special_tokens
+        self._decode = decoding(tokenizer, skip_special_tokens=skip_special_tokens)
         self._stop = stop
         self._tokens = self._context(prompt)
         self._from = 0  # decoding begins here, early enough to join words correctly
@@ -113,5 +113,16 @@ class TextStream:
         whole = (size for size in sizes if not self._decode(prompt[-size:]).startswith(_UNFINISHED))
         return list(prompt[-next(whole, _CONTEXT) :])
 
-    def _decode(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skips, clean_up_tokenization_spaces=False))
+
+def decoding(tokenizer: PreTrainedTokenizerBase, *, skip_special_tokens: bool) -> Callable[[list[int]], str]:
+    """How a tokenizer decodes. Where its Python only passes tokens on, it is left out: it takes longer than all the rest."""
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+    kind = type(tokenizer)
+    inherits = getattr(kind, "_decode", None) is PreTrainedTokenizerFast._decode
+    if isinstance(tokenizer, PreTrainedTokenizerFast) and inherits and kind.decode is PreTrainedTokenizerBase.decode:
+        backend = tokenizer.backend_tokenizer
+        return lambda tokens: backend.decode(tokens, skip_special_tokens=skip_special_tokens)
+    return lambda tokens: str(
+        tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False)
+    )

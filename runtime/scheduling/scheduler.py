@@ -311,7 +311,8 @@ class Scheduler:
 
     def _is_allowed(self, sequence: Sequence, plan: StepPlan) -> bool:
         """Whether the cache is predicted to hold a waiting sequence besides those that run, except for those that would give way to it."""
-        if self._admission is None:
+        # With a policy that pauses others, who comes first does not wait for them.
+        if self._admission is None or (self.policy.pauses and not plan.chunks):
             return True
         stay = list(self.running)
         while stay and not self._admission.allows(stay, sequence):

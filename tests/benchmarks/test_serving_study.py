@@ -9,18 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 from smelt.models.directory.directory import ModelDirectory
+from smelt.models.directory.find import find_model
 from smelt.runtime.costs.model_size import model_size
 from smelt.runtime.costs.swap_cost import SwapCost
-from smelt.runtime.costs.work import StepWork
+from smelt.runtime.costs.work import LinearCost, StepWork
 from smelt.runtime.requests.trace import Arrival
 from smelt.runtime.simulate.results import Served
+from smelt.runtime.simulate.simulation import simulate
 from smelt.system.errors import SmeltError
 from transformers import LlamaConfig
 
 from benchmarks import common
-from benchmarks.serving import layouts, memory, prefixes, study
-from benchmarks.serving.setting import LLAMA_3_8B, LLAMA_13B, Claim, Row, Study, cost_of, transfers
-from benchmarks.tables import serving
+from benchmarks.serving import layouts, memory, on_engine, prefixes, study
+from benchmarks.serving.engine_run import EngineRun
+from benchmarks.serving.setting import LLAMA_3_8B, LLAMA_13B, Claim, Row, Study, at_once, cost_of, running, transfers
+from benchmarks.tables import serving, serving_on_engine
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +53,43 @@ def test_a_claim_runs_and_its_table_is_written(claim: str, traces: Path, tmp_pat
     lines = table.text(tmp_path).splitlines()
     assert len(lines) == 4 + len(rows)
     assert len({line.count("|") for line in lines[2:]}) == 1
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        each if each in ("iterations", "sharing", "swaps") else pytest.param(each, marks=pytest.mark.slow)
+        for each in on_engine.CLAIMS
+    ],
+)
+def test_a_claim_runs_on_the_engine_and_its_table_is_written(claim: str, tmp_path: Path) -> None:
+    size = model_size(find_model(on_engine.MODEL))
+    given = on_engine.Prediction(size, LinearCost(step=1e-3, token=1e-5), repeats=1, share=0.02)
+    known = {"command": "study", "machine": {"cores": 2, "cpu": "CPU"}, "date": "2001-02-03"}
+    rows = on_engine.CLAIMS[claim](given)
+    (tmp_path / "serving_on_engine.json").write_text(json.dumps({**known, "results": {claim: rows}}))
+    table = next(table for table in serving_on_engine.TABLES.values() if table.claim == claim)
+    lines = table.text(tmp_path).splitlines()
+    assert len(lines) > 4
+    assert len({line.count("|") for line in lines[2:]}) == 1
+
+
+def test_a_run_on_the_engine_is_counted_as_the_simulator_counts() -> None:
+    """All requests at once, so that no clock decides: the same steps, preemptions and positions held and filled."""
+    way = on_engine.Way("both", {"policy": "fcfs", "max_sequences": 32, "token_budget": 256})
+    arrivals = at_once(Study(Path()).random("lognormal:300,0.6", "lognormal:150,0.6", 60, longest=1024))
+    real = EngineRun.of(way.engine(), arrivals)
+    simulated = simulate(arrivals, way.simulated(), LinearCost(step=1.0))
+    assert (real.steps, real.preemptions, real.output_tokens) == (
+        simulated.steps,
+        simulated.preemptions,
+        sum(a.output for a in arrivals),
+    )
+    assert [each.preemptions for each in real.served] == [each.preemptions for each in simulated.served]
+    assert all(each.at <= each.started <= each.first <= each.ended for each in real.served)
+    # Weighted by each step's own time on one side, and equally on the other.
+    assert real.cache.waste == pytest.approx(simulated.cache.waste, rel=0.3)
+    assert running(real) == pytest.approx(running(simulated), rel=0.3)
 
 
 def test_claims_that_do_not_run_keep_their_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

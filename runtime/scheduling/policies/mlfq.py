@@ -12,6 +12,8 @@ from .fcfs import FirstComeFirstServed
 
 LEVELS = 10
 STARVED_QUANTA = 500
+# Of a quantum, a preemption may cost one part in so many. Otherwise requests with long prompts preempt each other in turn.
+_MOST_LOST = 4
 # A step of that many tokens or more says how long a prompt's token takes; the shortest steps say how long a decode takes.
 _PROMPT_TOKENS = 64
 
@@ -96,9 +98,13 @@ class SkipJoinFeedbackQueue(FirstComeFirstServed):
         return next(siblings, sequence)
 
     def gives_way(self, sequence: Sequence, running: list[Sequence]) -> Sequence | None:
-        """The last of a lower queue."""
+        """The last of a lower queue, if computing it again takes little of the time that its blocks are given for."""
         last = max(running, key=self._place, default=sequence)
-        return last if self._level(last) > self._level(sequence) else None
+        if self._level(last) <= self._level(sequence):
+            return None
+        job = self._jobs[id(sequence.request)]
+        granted = self._quantum(job.level) - job.used
+        return last if _MOST_LOST * self._lost(last.computed) <= granted else None
 
     def ran(self, plan: StepPlan, seconds: float) -> None:
         """Charge a step to its requests."""
@@ -127,7 +133,11 @@ class SkipJoinFeedbackQueue(FirstComeFirstServed):
     def _credit(self, job: _Job) -> float:
         """What a request may use in the first queue before it moves on: the time of its tokens, if it lost its blocks, and the quantum it had."""
         lost = max((len(s.tokens) for s in job.request.sequences if not s.blocks and not s.swapped), default=0)
-        return lost * (self._seconds_per_token or 0.0) + self._quantum(job.level)
+        return self._lost(lost) + self._quantum(job.level)
+
+    def _lost(self, tokens: int) -> float:
+        """The time of computing so many tokens again."""
+        return tokens * (self._seconds_per_token or 0.0)
 
     def _quantum(self, level: int) -> float:
         return (self._fixed or self._shortest or 0.0) * 2**level

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from smelt.runtime import RuntimeProblem, SamplingParams
 from smelt.runtime.costs.work import LinearCost, StepWork
+from smelt.runtime.requests.synthetic import LengthDistribution, synthetic
 from smelt.runtime.requests.trace import Arrival, repeated
 from smelt.runtime.scheduling.plan import StepPlan
 from smelt.runtime.scheduling.policies.table import POLICIES
@@ -191,3 +192,20 @@ def test_plans_are_those_of_the_engine(policy: str, tiny: Callable[..., Path], m
     monkeypatch.setattr(Scheduler, "commit", lambda self, plan, _: replayed(self, plan, next(ends) - times[0]))
     simulate(arrivals, made, _Replayed(steps))
     assert planned == [plan for _, plan in seen if plan]
+
+
+def test_feedback_queues_do_not_spend_their_time_on_computing_prompts_again() -> None:
+    """Long prompts and equal outputs in a cache for some of them: waits reach the limit of starvation, and who is promoted would
+    take the blocks of those that run. FastServe's order loses here, but no more than its quanta cost."""
+    lengths = (
+        LengthDistribution.parse("lognormal:1200,0.5", "prompts"),
+        LengthDistribution.parse("fixed:200", "outputs"),
+    )
+    arrivals = synthetic(*lengths, count=400, rate=1.3, longest=4096, burstiness=1.0, seed=0)
+    cost = LinearCost(step=0.0165, token=1.6e-4, cached=2e-7)
+    first, feedback = (
+        simulate(arrivals, SimulatedEngine(981, policy=policy, max_sequences=16, max_tokens=2048), cost)
+        for policy in ("fcfs", "mlfq")
+    )
+    assert feedback.completion.mean < 2.5 * first.completion.mean
+    assert feedback.preemptions < len(arrivals)
