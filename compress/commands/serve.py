@@ -65,10 +65,11 @@ def serve(
     from ...models.directory.find import find_checkpoint
     from ...runtime.engine.engine import Engine
     from ...runtime.serve.app import Server
-    from ...runtime.serve.config import ServerConfig
-    from ...runtime.serve.models import ServedModels
+    from ...runtime.serve.http.config import ServerConfig
+    from ...runtime.serve.model.answer_format import AnswerFormat
+    from ...runtime.serve.model.models import ServedModels
+    from ...runtime.serve.model.served_model import ServedModel
     from ...runtime.serve.run import listen, run
-    from ...runtime.serve.served_model import ServedModel
 
     config = ServerConfig(
         host=host,
@@ -78,10 +79,10 @@ def serve(
         max_body_bytes=max_body_bytes,
         max_requests=max_requests,
         drain_seconds=drain_seconds,
-        tool_call_parser=tool_call_parser,
         metrics_prefix=metrics_prefix,
         otlp_endpoint=otlp_endpoint,
     )
+    AnswerFormat.of(None, tool_call_parser)  # refuses a name that is not known
     found = find_checkpoint(checkpoint)
     first = served_model_name or checkpoint.rstrip("/").rpartition("/")[2].removeprefix("builtin:")
     places = {first: found.path}

@@ -272,7 +272,7 @@ class RemoteWorker:
         prompt, generate, at_once, seed = (command[name] for name in ("prompt", "generate", "concurrency", "seed"))
         self._bench.run_load("", [Arrival(0, min(prompt, 32), min(generate, 4))], 1, seed + 1)
         found = self._bench.run_load("", [Arrival(0, prompt, generate)] * at_once, at_once, seed)
-        if found.between_tokens_p50 is None or (at_once == 1 and not found.mean_decode_rate):
+        if found.decode_rate is None:
             raise SmeltError(
                 f"speed of {self._name}: the tokens of its answers come all at once, or are single ones; generate more of them,"
                 " or pass --speed none"

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...runtime.measure.load_result import LoadResult
 from ...system.device import device_named, free_memory
 from ...system.progress import Progress
 from ..results.result import Load, Speed, Spread, TimePart
@@ -158,7 +157,7 @@ def _remote_speed(rounds: _Rounds, settings: SpeedSettings, interleaved: bool) -
         generate=settings.generate,
         first_token=first,
         prefill_rate=spread([settings.prompt / value for value in first.values]),
-        decode_rate=rounds.spread(1, lambda load: LoadResult(**load).mean_decode_rate),
+        decode_rate=rounds.spread(1, lambda load: load["decode_rate"]),
         loads=[_load(rounds, concurrency) for concurrency in settings.concurrency],
         interleaved=interleaved,
         decode_time=[],

@@ -21,6 +21,12 @@ class RequestTimes:
     prompt: int
     tokens: list[float]
 
+    @property
+    def decode_rate(self) -> float | None:
+        """The tokens that came after the first, by the time since; None if all came with it."""
+        first, last = self.tokens[0], self.tokens[-1]
+        return sum(at > first for at in self.tokens) / (last - first) if last > first else None
+
 
 @dataclass(frozen=True)
 class LoadResult:
@@ -34,6 +40,8 @@ class LoadResult:
         first_token_p50, first_token_p99: from a request's arrival to its first token.
         between_tokens_p50, between_tokens_p99: between a request's tokens.
         completion_p50, completion_p99: from a request's arrival to its last token.
+        decode_rate: of a request, generated tokens a second after the first; the median. It does not depend on how many
+            tokens come at once, unlike the time between tokens.
         output_rate: generated tokens a second, over all.
         total_rate: prompt and generated tokens a second.
     """
@@ -49,18 +57,9 @@ class LoadResult:
     between_tokens_p99: float | None
     completion_p50: float
     completion_p99: float
+    decode_rate: float | None
     output_rate: float
     total_rate: float
-
-    @property
-    def mean_decode_rate(self) -> float:
-        """The tokens a second after the first, of a load of one request; 0 where they cannot be seen.
-
-        A client may find tokens that were sent one by one in one piece, so that the median of the times between them says
-        nothing of a server's speed.
-        """
-        seconds = self.completion_p50 - self.first_token_p50
-        return (self.output_tokens - 1) / seconds if seconds > 0 else 0.0
 
     @classmethod
     def of(cls, name: str, requests: Sequence[RequestTimes], seconds: float) -> LoadResult:
@@ -68,6 +67,7 @@ class LoadResult:
         firsts = [each.tokens[0] - each.came for each in requests]
         between = [b - a for each in requests for a, b in itertools.pairwise(each.tokens)]
         completions = [each.tokens[-1] - each.came for each in requests]
+        rates = [each.decode_rate for each in requests if each.decode_rate is not None]
         prompts, outputs = sum(each.prompt for each in requests), sum(len(each.tokens) for each in requests)
         return cls(
             name,
@@ -81,6 +81,7 @@ class LoadResult:
             _share(between, 0.99) if between else None,
             _share(completions, 0.5),
             _share(completions, 0.99),
+            _share(rates, 0.5) if rates else None,
             outputs / seconds,
             (prompts + outputs) / seconds,
         )

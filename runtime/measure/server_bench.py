@@ -72,7 +72,7 @@ class ServerBench:
         self._client = ServerClient(url, api_key, connections=connections)
         self._model = model
         self._runner = asyncio.Runner()
-        self._short = self._uneven = 0
+        self._short = self._together = 0
 
     def __enter__(self) -> ServerBench:
         try:
@@ -104,10 +104,9 @@ class ServerBench:
         found = self.features.notes
         if self._short:
             found.append(f"ended {self._short} outputs before they had the length that was asked for")
-        if self._uneven:
-            found.append(
-                f"sent the tokens of {self._uneven} answers several at a time: the time between them is each answer's mean"
-            )
+        if self._together:
+            between = "0" if self.features.counts == "parts" else "each answer's mean"
+            found.append(f"sent several tokens of {self._together} answers at once: the time between them is {between}")
         return found
 
     def run_load(self, name: str, arrivals: Sequence[Arrival], at_once: int | None, seed: int) -> LoadResult:
@@ -149,11 +148,14 @@ class ServerBench:
 
     async def _answered(self, arrival: Arrival, body: bytes, came: float) -> RequestTimes:
         parts: list[float] = []
+        counted: list[float] = []
         usage: dict[str, Any] = {}
         ends_empty = False
         async for chunk in self._client.stream(_COMPLETIONS, body):
             now = time.perf_counter()
             usage = chunk.get("usage") or usage
+            if self.features.counts == "parts":
+                counted += [now] * ((usage.get("completion_tokens") or 0) - len(counted))
             for choice in chunk.get("choices") or ():
                 parts.append(now)
                 # Some servers say why an answer ended in a part without a token.
@@ -166,8 +168,8 @@ class ServerBench:
         if ends_empty and count < len(parts):
             parts.pop()
         if count != len(parts):
-            self._uneven += 1
-            parts = _spread(parts[0], parts[-1], count)
+            self._together += 1
+            parts = counted or _spread(parts[0], parts[-1], count)
         self._short += count < arrival.output
         prompt = arrival.prompt if self.features.token_ids else usage.get("prompt_tokens") or arrival.prompt
         return RequestTimes(came, prompt, parts)
@@ -216,7 +218,7 @@ def measure_server(
         alone.append(bench.run_load("alone", [Arrival(0, prompt, output)], 1, seed=100 + i))
     first = statistics.median(load.first_token_p50 for load in alone)
     prompts = statistics.median(load.prompt_tokens for load in alone)
-    found = ServerBenchResult(bench.info, prompts / first, statistics.median(load.mean_decode_rate for load in alone))
+    found = ServerBenchResult(bench.info, prompts / first, statistics.median(load.decode_rate or 0.0 for load in alone))
     for concurrency in concurrencies:
         log(f"{concurrency} at once")
         arrivals = [Arrival(0, prompt, output)] * max(requests, concurrency)

@@ -198,7 +198,7 @@ async def together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 async def _lines(response: httpx2.Response) -> AsyncIterator[bytes]:
-    # Not the client's own lines: texts may hold characters that Unicode calls line ends, and an event's data does not end there.
+    # Not the client's own lines: texts may hold characters that Unicode calls line ends, and data does not end there.
     rest = b""
     async for part in response.aiter_bytes():
         *lines, rest = (rest + part).split(b"\n")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from .server_client import ServerClient, ServerProblem
 
@@ -14,12 +14,14 @@ from .server_client import ServerClient, ServerProblem
 _IDS = 1000
 # Of one or two tokens in most vocabularies.
 _WORDS = (
-    "about", "again", "before", "between", "could", "day", "each", "every", "find", "first", "from", "good", "great", "hand",
-    "home", "house", "just", "know", "large", "last", "life", "light", "long", "make", "many", "most", "name", "never", "new",
-    "night", "old", "other", "part", "people", "place", "right", "same", "small", "some", "such", "take", "then", "there",
-    "thing", "think", "three", "time", "under", "very", "want", "water", "way", "well", "what", "white", "word", "work", "year",
+    "about", "again", "before", "between", "could", "day", "each", "every", "find", "first", "from", "good", "great",
+    "hand", "home", "house", "just", "know", "large", "last", "life", "light", "long", "make", "many", "most", "name",
+    "never", "new", "night", "old", "other", "part", "people", "place", "right", "same", "small", "some", "such", "take",
+    "then", "there", "thing", "think", "three", "time", "under", "very", "want", "water", "way", "well", "what", "white",
+    "word", "work", "year",
 )  # fmt: skip
 _TRIED_WORDS = 64
+_COUNTS: tuple[Literal["parts", "whole"] | None, ...] = ("parts", "whole", None)
 # A server that does not know a field or a kind of prompt may fail on it.
 REFUSALS = (400, 404, 405, 415, 422, 500, 501)
 
@@ -31,13 +33,13 @@ class ServerFeatures:
     Attributes:
         token_ids: prompts of token ids.
         ignores_eos: ``ignore_eos``, so that outputs have the length that was asked for.
-        says_usage: ``stream_options``, so that an answer ends with its numbers of tokens.
+        counts: what it says the numbers of tokens of, by ``stream_options``: each part of a stream, or only the whole.
         tokens_per_word: of prompts that are text.
     """
 
     token_ids: bool
     ignores_eos: bool
-    says_usage: bool
+    counts: Literal["parts", "whole"] | None
     tokens_per_word: float = 1.0
 
     @classmethod
@@ -48,8 +50,8 @@ class ServerFeatures:
             ServerProblem: it accepts none, or cannot be reached.
         """
         refusal: ServerProblem | None = None
-        for accepts in itertools.product((True, False), repeat=3):
-            features = cls(*accepts)
+        for token_ids, ignores_eos, counts in itertools.product((True, False), (True, False), _COUNTS):
+            features = cls(token_ids, ignores_eos, counts)
             try:
                 usage = await features._tried(client, model)
             except ServerProblem as problem:
@@ -59,7 +61,7 @@ class ServerFeatures:
                 refusal = problem
                 continue
             counted = usage.get("prompt_tokens") or _TRIED_WORDS
-            return features if features.token_ids else cls(*accepts, tokens_per_word=counted / _TRIED_WORDS)
+            return features if token_ids else replace(features, tokens_per_word=counted / _TRIED_WORDS)
         assert refusal is not None
         raise refusal
 
@@ -71,7 +73,7 @@ class ServerFeatures:
         return usage
 
     def prompt(self, length: int, seed: int) -> list[int] | str:
-        """A random prompt of about so many tokens, so that no prefix is shared; exactly so many if they are token ids."""
+        """A random prompt, so that no prefix is shared; of so many tokens, or about so many if it is text."""
         chance = random.Random(seed)
         if self.token_ids:
             return chance.choices(range(_IDS), k=length)
@@ -88,8 +90,10 @@ class ServerFeatures:
         }
         if self.ignores_eos:
             fields["ignore_eos"] = True
-        if self.says_usage:
-            fields["stream_options"] = {"include_usage": True}
+        if self.counts is not None:
+            # The second field is vLLM's.
+            each = {"continuous_usage_stats": True} if self.counts == "parts" else {}
+            fields["stream_options"] = {"include_usage": True, **each}
         return json.dumps(fields).encode()
 
     @property
@@ -100,6 +104,6 @@ class ServerFeatures:
             found.append("takes no prompts of token ids: they are random words, of about the length that was asked for")
         if not self.ignores_eos:
             found.append("does not take ignore_eos: outputs may end early, and what came is counted")
-        if not self.says_usage:
+        if self.counts is None:
             found.append("does not say how many tokens an answer has: each part of a stream is counted as one")
         return found

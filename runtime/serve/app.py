@@ -15,13 +15,16 @@ from starlette.responses import JSONResponse, Response
 from ...system.errors import SmeltError
 from .anthropic.count import CountRequest, counted
 from .anthropic.messages import MessagesRequest, answered_message
-from .config import ServerConfig
-from .disconnect import ClientGone, unless_gone
-from .errors import ApiError, refused, sentence
-from .gate import Gate, Pass
-from .metrics import Metrics
-from .middleware import Guard, body_of
-from .models import ServedModels
+from .http.config import ServerConfig
+from .http.disconnect import ClientGone, unless_gone
+from .http.errors import ApiError, refused, sentence
+from .http.gate import Pass, RequestGate
+from .http.middleware import RequestGuard, body_of
+from .http.sse import OPENAI, EventStream, StreamForm, event
+from .http.validation import validation_problem
+from .model.models import ServedModels
+from .model.running import Running
+from .model.served_model import ServedModel
 from .openai.chat import ChatRequest, answered
 from .openai.completions import CompletionRequest, Completions
 from .openai.embeddings import EmbeddingRequest, embeddings
@@ -30,11 +33,8 @@ from .openai.responses.fields import ResponsesRequest
 from .openai.responses.responses import RESPONSES, responded
 from .openai.tokens import DetokenizeRequest, TokenizeRequest, detokenized, tokenized
 from .page_routes import add_page
-from .running import Running
-from .served_model import ServedModel
-from .sse import OPENAI, EventStream, StreamForm, event
-from .tracing import Tracing, WithScope
-from .validation import validation_problem
+from .watch.metrics import Metrics
+from .watch.tracing import Tracing, WithScope
 
 # The client has closed the connection, and gets none of it.
 _GONE = 499
@@ -73,10 +73,10 @@ class Server:
     def __init__(self, models: ServedModels, config: ServerConfig) -> None:
         self.models = models
         self.config = config
-        self.gate = Gate(config.max_requests)
+        self.gate = RequestGate(config.max_requests)
         self.metrics = Metrics(config.metrics_prefix, models)
         self.tracing = None if config.otlp_endpoint is None else Tracing(config.otlp_endpoint)
-        self.app = app = FastAPI(title="Smelt", version=version("smelt"))
+        self.app = app = FastAPI(title="Smelt", version=version("smelt"), docs_url=None, redoc_url=None)
         app.exception_handler(ApiError)(_api_error)
         app.exception_handler(SmeltError)(_api_error)
         app.exception_handler(RequestValidationError)(_api_error)
@@ -89,7 +89,7 @@ class Server:
         self._add_status()
         self._add_metrics()
         add_page(app)
-        app.add_middleware(Guard, config=config)
+        app.add_middleware(RequestGuard, config=config)
         if config.allowed_origins:
             app.add_middleware(
                 CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"], allow_headers=["*"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from .errors import ApiError
+from .http.errors import ApiError
 
 _FOLDER = Path(__file__).parent / "page"
 _TYPES = {

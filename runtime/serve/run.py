@@ -52,11 +52,14 @@ def listen(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        found = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise RuntimeProblem(
             f"cannot listen on {host} port {port} ({error.strerror}); choose another --host or --port"
         ) from None
+    # asyncio sets it only where a socket names its protocol; without it each event waits for the one before to be acknowledged.
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return found
 
 
 def run(server: Server, listening: socket.socket) -> None:

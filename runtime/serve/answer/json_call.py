@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .json_scan import ObjectScan, Span, decoded, is_object
+from .json_scan import ObjectScan, ValueSpan, decoded, is_object
 from .part_list import PartList
 from .tags import find_tag
 
@@ -74,7 +74,7 @@ class JsonCall(BareArguments):
         self._prefix = prefix
         self._keys = keys
         self._needs_arguments = needs_arguments
-        self._arguments: Span | None = None
+        self._arguments: ValueSpan | None = None
         self._sent = 0  # where in the object the next arguments are
         self.has_begun = False
 

@@ -14,7 +14,7 @@ _OF_SCALARS = frozenset("+-.0123456789Eaeflnrstu")
 
 
 @dataclass
-class Span:
+class ValueSpan:
     """Where a value is in the object's text; ``end`` is None until it is complete."""
 
     start: int
@@ -36,7 +36,7 @@ class ObjectScan:
 
     def __init__(self) -> None:
         self.text = ""
-        self.values: dict[str, Span] = {}
+        self.values: dict[str, ValueSpan] = {}
         self.is_ended = False
         self.is_broken = False
         self._state: Callable[[int, str], None] = self._before
@@ -45,7 +45,7 @@ class ObjectScan:
         self._has_newline = False
         self._from = 0
         self._key = ""
-        self._value = Span(0)
+        self._value = ValueSpan(0)
         self._closing: list[str] = []
 
     @property
@@ -111,7 +111,7 @@ class ObjectScan:
         else:
             self.is_broken = True
             return
-        self._value = Span(at)
+        self._value = ValueSpan(at)
         self.values.setdefault(self._key, self._value)
 
     def _end_value(self, at: int) -> None:

@@ -15,7 +15,7 @@ Event = dict[str, Any]
 _OPENAI_ID = "call_"
 
 
-class Blocks:
+class ContentBlocks:
     """Content blocks as they grow, and the events of their growth.
 
     Args:

@@ -6,20 +6,29 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ...requests.params import SamplingParams
-from ..chat_prompt import ChatOptions, ChatPrompt, Function, NamedFunction, NamedTool, Tool, ToolChoice, chat_prompt
 from ..constraints.formats import JsonSchema, ResponseFormat
-from ..errors import ApiError
-from ..served_model import ServedModel
+from ..http.errors import ApiError
+from ..model.chat_prompt import (
+    ChatOptions,
+    ChatPrompt,
+    Function,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    ToolChoice,
+    chat_prompt,
+)
+from ..model.served_model import ServedModel
 from .fields import (
     Block,
     ConversationRequest,
     OtherBlock,
-    OtherTool,
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
+    VendorTool,
 )
 
 # Claude Code begins its system prompt with a line that differs in every request, which no cache would ever find.
@@ -162,7 +171,7 @@ def options_of(request: ConversationRequest, turns: Sequence[dict[str, Any]]) ->
 def _tools(request: ConversationRequest) -> list[Tool]:
     tools = []
     for number, tool in enumerate(request.tools or []):
-        if isinstance(tool, OtherTool):
+        if isinstance(tool, VendorTool):
             raise ApiError(
                 400, f"tools.{number} has the type {tool.type!r}; this server takes tools with an input_schema of their own only."
             )  # fmt: skip

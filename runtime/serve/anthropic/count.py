@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...requests.params import SamplingParams
-from ..served_model import ServedModel
+from ..model.served_model import ServedModel
 from .conversation import prompt_of
 from .fields import ConversationRequest
 

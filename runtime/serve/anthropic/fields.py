@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
-from ..errors import ApiError
+from ..http.errors import ApiError
 
 _LEAST_BUDGET = 1024
 
@@ -117,7 +117,7 @@ Content = Annotated[
 ]
 
 
-class Message(_Block):
+class AnthropicMessage(_Block):
     """One message."""
 
     role: Literal["user", "assistant", "system"]
@@ -133,7 +133,7 @@ class CustomTool(_Block):
     input_schema: dict[str, Any]
 
 
-class OtherTool(_Block):
+class VendorTool(_Block):
     """A tool of Anthropic's own; it is refused."""
 
     type: str
@@ -189,12 +189,12 @@ class ConversationRequest(_Form):
     """
 
     model: str
-    messages: Annotated[list[Message], Field(min_length=1, max_length=100_000)]
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=100_000)]
     system: TextContent | None = None
     tools: (
         list[
             Annotated[
-                Annotated[CustomTool, Tag("custom")] | Annotated[OtherTool, Tag("other")],
+                Annotated[CustomTool, Tag("custom")] | Annotated[VendorTool, Tag("other")],
                 Discriminator(_tool_kind),
             ]
         ]

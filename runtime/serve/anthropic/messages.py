@@ -11,12 +11,12 @@ from pydantic import Field
 from ....system.errors import SmeltError
 from ...requests.output import RequestOutput
 from ...requests.params import SamplingParams
-from ..chat_prompt import ChatPrompt
-from ..deltas import Deltas
-from ..errors import ApiError, refused
-from ..running import Running
-from ..served_model import ServedModel
-from .blocks import Blocks
+from ..http.errors import ApiError, refused
+from ..model.chat_prompt import ChatPrompt
+from ..model.deltas import Deltas
+from ..model.running import Running
+from ..model.served_model import ServedModel
+from .blocks import ContentBlocks
 from .conversation import prompt_of
 from .fields import ConversationRequest
 
@@ -85,7 +85,7 @@ class Messages:
         self._most = request.max_tokens
         self._parser = prompt.parser()
         thinking, choice = request.thinking, request.tool_choice
-        self._blocks = Blocks(
+        self._blocks = ContentBlocks(
             shows_thinking=thinking is None or thinking.display != "omitted",
             is_parallel=choice is None or not choice.disable_parallel_tool_use,
         )

@@ -15,7 +15,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 from torch import Tensor
 
 from ...requests.constraint import Matcher
-from ..errors import ApiError
+from ..http.errors import ApiError
 from .grammar import SPACES, Grammar
 
 _LIMITS = LLParserLimits(
@@ -70,12 +70,11 @@ class Compiler:
                 return self._known[key]
         try:
             template = LLMatcher(self._tokenizer, self._text(grammar), log_level=0, limits=_LIMITS)
-            problem = _problem(template)
         except ValueError as error:
-            problem = str(error)
+            raise _refused(grammar, str(error)) from None
+        problem = _problem(template)
         if problem:
-            what = {"json": "JSON schema", "regex": "regular expression", "calls": "tools' schemas"}
-            raise ApiError(400, f"The {what.get(grammar.kind, grammar.kind)} cannot be followed: {problem}.")
+            raise _refused(grammar, problem)
         found = CompiledGrammar(template, self._vocabulary, self._ends, after)
         with self._lock:
             self._known[key] = found
@@ -164,6 +163,11 @@ class GrammarMatcher:
     def failure(self) -> str | None:
         """Why it cannot be followed any further."""
         return self._matcher.get_error().split("\n<")[0] or None
+
+
+def _refused(grammar: Grammar, problem: str) -> ApiError:
+    what = {"json": "JSON schema", "regex": "regular expression", "calls": "tools' schemas"}
+    return ApiError(400, f"The {what.get(grammar.kind, grammar.kind)} cannot be followed: {problem}.")
 
 
 def _problem(template: LLMatcher) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..errors import ApiError
+from ..http.errors import ApiError
 from .grammar import Grammar, choices, expression, json_text, lark
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..answer.schema import CallFormat
-from ..errors import ApiError
+from ..http.errors import ApiError
 
 # Models that may write any white space between JSON's parts write nothing else.
 SPACES = {"whitespace_pattern": r"[ \n]{1,16}"}

@@ -10,14 +10,14 @@ from pydantic import Field
 
 from ...requests.output import Completion
 from ..answer.parts import CallArguments, CallStart, Content, Parser, Part, Reasoning, WholeAnswer
-from ..chat_prompt import ChatOptions, ChatPrompt, Tool, ToolChoice, chat_prompt
 from ..constraints.formats import ResponseFormat, StructuredOutputs
-from ..deltas import Delta, Deltas
-from ..errors import ApiError
-from ..running import Running
-from ..served_model import ServedModel
+from ..http.errors import ApiError
+from ..model.chat_prompt import ChatOptions, ChatPrompt, Tool, ToolChoice, chat_prompt
+from ..model.deltas import Delta, Deltas
+from ..model.running import Running
+from ..model.served_model import ServedModel
 from .fields import SamplingFields
-from .messages import Message, turns_of
+from .messages import ChatMessage, turns_of
 from .token_text import TokenText
 from .usage import usage
 
@@ -34,7 +34,7 @@ class ChatRequest(SamplingFields):
     """
 
     model: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None

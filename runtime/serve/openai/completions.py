@@ -10,10 +10,10 @@ from pydantic import Field
 
 from ...requests.output import RequestOutput
 from ...requests.sequence import TokenLogprobs
-from ..deltas import Delta, Deltas
-from ..errors import ApiError
-from ..running import Running
-from ..served_model import ServedModel
+from ..http.errors import ApiError
+from ..model.deltas import Delta, Deltas
+from ..model.running import Running
+from ..model.served_model import ServedModel
 from .fields import MOST_SEQUENCES, SamplingFields
 from .token_text import TokenText
 from .usage import usage

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 
-from ..errors import ApiError, too_long
-from ..served_model import ServedModel
+from ..http.errors import ApiError, too_long
+from ..model.served_model import ServedModel
 from .fields import Fields
 
 _MOST_INPUTS = 2048

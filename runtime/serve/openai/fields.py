@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ....system.errors import SmeltError
 from ...requests.params import SamplingParams
-from ..errors import refused
+from ..http.errors import refused
 
 # Of one request: prompts times samples.
 MOST_SEQUENCES = 128

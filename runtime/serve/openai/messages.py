@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ..errors import ApiError
+from ..http.errors import ApiError
 from .fields import Fields
 
 
@@ -43,7 +43,7 @@ class ToolCall(Fields):
     function: CalledFunction
 
 
-class Message(Fields):
+class ChatMessage(Fields):
     """One message; what Smelt answers can be sent back as it is."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -59,7 +59,7 @@ class Message(Fields):
     function_call: None = None
 
 
-def turns_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def turns_of(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """The messages as chat templates expect them: contents are text, and arguments are objects.
 
     Raises:
@@ -83,7 +83,7 @@ def turns_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return turns
 
 
-def _text(message: Message, where: str) -> str:
+def _text(message: ChatMessage, where: str) -> str:
     if message.content is None:
         if message.role != "assistant":
             raise ApiError(400, f"{where} has no content.", param=f"{where}.content")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..served_model import ServedModel
+from ..model.served_model import ServedModel
 
 
 def model_entry(model: ServedModel) -> dict[str, Any]:

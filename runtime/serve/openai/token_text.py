@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...requests.sequence import TokenLogprobs
-from ..served_model import ServedModel
+from ..model.served_model import ServedModel
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 # JSON has no infinity.

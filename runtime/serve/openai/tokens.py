@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..chat_prompt import Tool
-from ..errors import ApiError
-from ..served_model import ServedModel
+from ..http.errors import ApiError
+from ..model.chat_prompt import Tool
+from ..model.served_model import ServedModel
 from .fields import Fields
-from .messages import Message, turns_of
+from .messages import ChatMessage, turns_of
 
 
 class TokenizeRequest(Fields):
@@ -16,7 +16,7 @@ class TokenizeRequest(Fields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: list[ChatMessage] | None = None
     tools: list[Tool] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True

@@ -131,7 +131,8 @@ def without(*fields: str) -> Change:
         prompt = body.get("prompt")
         if "ids" in fields and prompt is not None and not isinstance(prompt, str):
             return "prompt must be a string"
-        wrong = next((name for name in fields if name in body), None)
+        known = {**body, **(body.get("stream_options") or {})}
+        wrong = next((name for name in fields if name in known), None)
         return body if wrong is None else f"Unrecognized request argument: {wrong}"
 
     return change

@@ -17,15 +17,23 @@ def test_the_numbers_of_a_load() -> None:
     assert (found.first_token_p50, found.first_token_p99) == pytest.approx((0.5, 1.0))
     assert (found.between_tokens_p50, found.between_tokens_p99) == pytest.approx((0.2, 0.3))
     assert (found.completion_p50, found.completion_p99) == pytest.approx((0.9, 1.2))
+    assert found.decode_rate == pytest.approx(2 / 0.4)
     assert (found.output_rate, found.total_rate) == pytest.approx((6 / 2.5, 27 / 2.5))
 
 
-def test_the_rate_of_one_request_is_a_mean() -> None:
-    """However the tokens were read."""
-    steady = LoadResult.of("alone", [RequestTimes(1.0, 5, [1.5, 1.75, 2.0, 2.25, 2.5])], 1.5)
-    at_once = LoadResult.of("alone", [RequestTimes(1.0, 5, [1.5, 2.5, 2.5, 2.5, 2.5])], 1.5)
-    assert steady.mean_decode_rate == at_once.mean_decode_rate == pytest.approx(4.0)
-    assert LoadResult.of("alone", [RequestTimes(1.0, 5, [1.5])], 1.5).mean_decode_rate == 0
+@pytest.mark.parametrize(
+    ("tokens", "rate"),
+    [
+        ([1.5, 1.75, 2.0, 2.25, 2.5], 4.0),
+        ([1.5, 2.0, 2.0, 2.5, 2.5], 4.0),
+        # What came with the first token was made before.
+        ([1.75, 1.75, 2.0, 2.25, 2.5], 4.0),
+        ([2.5, 2.5, 2.5], None),
+        ([2.5], None),
+    ],
+)
+def test_the_rate_of_decoding_does_not_depend_on_how_tokens_are_sent(tokens: list[float], rate: float | None) -> None:
+    assert LoadResult.of("alone", [RequestTimes(1.0, 5, tokens)], 1.5).decode_rate == rate
 
 
 def test_single_tokens_have_nothing_between_them() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,9 +12,10 @@ import uvicorn
 from fastapi import FastAPI
 from smelt.runtime.engine.engine import Engine
 from smelt.runtime.serve.app import Server
-from smelt.runtime.serve.config import ServerConfig
-from smelt.runtime.serve.models import ServedModels
-from smelt.runtime.serve.served_model import ServedModel
+from smelt.runtime.serve.http.config import ServerConfig
+from smelt.runtime.serve.model.models import ServedModels
+from smelt.runtime.serve.model.served_model import ServedModel
+from smelt.runtime.serve.run import listen
 
 from ...tiny import SMELT_6M
 
@@ -59,7 +59,7 @@ def serving(models: list[ServedModel], config: ServerConfig | None = None) -> It
     known = ServedModels(models)
     server = Server(known, config or ServerConfig())
     runner = uvicorn.Server(uvicorn.Config(server.app, log_level="warning", lifespan="on"))
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with listen("127.0.0.1", 0) as listening:
         thread = threading.Thread(target=runner.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         while not runner.started:

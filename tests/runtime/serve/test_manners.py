@@ -14,7 +14,7 @@ import httpx2
 import pytest
 from smelt.runtime import SamplingParams
 from smelt.runtime.engine.engine import Engine
-from smelt.runtime.serve.config import ServerConfig
+from smelt.runtime.serve.http.config import ServerConfig
 from smelt.system.errors import SmeltError
 
 from ...tiny import SMELT_6M

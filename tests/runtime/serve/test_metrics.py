@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from smelt.runtime.engine.engine import Engine
-from smelt.runtime.serve.config import ServerConfig
+from smelt.runtime.serve.http.config import ServerConfig
 
 from ...tiny import REPOSITORY, SMELT_6M
 from ..drive import engine as small_engine

@@ -21,9 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from smelt.runtime.engine.engine import Engine
 from smelt.runtime.engine.loop import Stream
 from smelt.runtime.requests.params import SamplingParams
-from smelt.runtime.serve.config import ServerConfig
 from smelt.runtime.serve.constraints.grammar import expression
-from smelt.runtime.serve.served_model import ServedModel
+from smelt.runtime.serve.http.config import ServerConfig
+from smelt.runtime.serve.model.served_model import ServedModel
 
 from ...tiny import REPOSITORY, SMELT_6M
 from .serving import TEMPLATE, Serving, served, serving
@@ -274,8 +274,15 @@ def test_a_conversation_goes_on_with_its_answers(opened: Opened, pair: Serving) 
 @pytest.mark.usefixtures("slowly")
 @pytest.mark.parametrize("one_after_the_other", [False, True])
 def test_two_models_are_side_by_side_with_their_difference_marked(
-    one_after_the_other: bool, opened: Opened, pair: Serving
+    one_after_the_other: bool, opened: Opened, pair: Serving, engine: Engine
 ) -> None:
+    inside = []
+
+    def count(_: Any) -> None:
+        time.sleep(0.03)
+        inside.append(pair.server.gate.inside)
+
+    engine.on_step = count
     shown = opened(pair)
     shown.locator("#first option").first.wait_for(state="attached")
     shown.get_by_label("Compare with").select_option("rainy")
@@ -283,6 +290,7 @@ def test_two_models_are_side_by_side_with_their_difference_marked(
         shown.get_by_label("One after the other").check()
     _say(shown, "Once upon a time", first="dry")
     _ended(shown, 2)
+    assert max(inside) == (1 if one_after_the_other else 2)
     wanted = [_api(pair, name, [_user("Once upon a time")]) for name in ("dry", "rainy")]
     texts = [choice["message"]["content"] for choice in wanted]
     assert texts[0] != texts[1]
@@ -355,6 +363,7 @@ def test_a_model_without_a_template_continues_the_text(opened: Opened, engine: E
         body["prompt"] = f"Once upon a time{first}\nThen"
         second = httpx2.post(f"{found.url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
         assert _texts(shown) == [first, second]
+        shown.close()
 
 
 def test_an_error_is_shown_in_the_apis_words(opened: Opened, server: Serving) -> None:
@@ -387,7 +396,7 @@ def slowly(engine: Engine) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("slowly")
-def test_a_stopped_answer_ends_at_the_server_too(opened: Opened, pair: Serving) -> None:
+def test_a_stopped_answer_ends_at_the_server_too(opened: Opened, pair: Serving, engine: Engine) -> None:
     shown = opened(pair)
     _say(shown, "Tell me a story", tokens=500)
     shown.wait_for_function("() => document.querySelector('.answer > .text').textContent.length > 10")
@@ -397,6 +406,7 @@ def test_a_stopped_answer_ends_at_the_server_too(opened: Opened, pair: Serving) 
     assert _figures(shown).endswith("stopped")
     assert shown.get_by_role("button", name="Stop").is_disabled()
     assert shown.get_by_role("button", name="Send").is_enabled()
+    engine.on_step = None
     text = _texts(shown)[0]
     wanted = _api(pair, "dry", [_user("Tell me a story")], 500)["message"]["content"]
     assert wanted.startswith(text)
@@ -425,6 +435,7 @@ def test_a_key_is_asked_for_and_forgotten_with_the_tab(opened: Opened, engine: E
         assert shown.evaluate("Object.values(sessionStorage)") == ["right"]
         assert shown.evaluate("Object.keys(localStorage).length") == 0
         assert shown.context.cookies() == []
+        shown.close()
 
 
 class _Hostile(ServedModel):
@@ -447,6 +458,7 @@ def test_what_a_model_says_stays_text(opened: Opened, engine: Engine) -> None:
         assert shown.locator(".answer h3").inner_text() == "<img src=x onerror=alert(3)>"
         shown.locator(".chart tbody th").first.wait_for()
         assert shown.locator("img, b, body script").count() == 0
+        shown.close()
 
 
 def test_the_policy_stops_markup_from_text(opened: Opened, server: Serving) -> None:
@@ -491,6 +503,7 @@ def test_the_page_is_no_wider_than_the_screen(width: int, opened: Opened, pair: 
     _ended(shown, 2)
     shown.locator(".chart tbody td").first.wait_for()
     assert shown.evaluate("document.documentElement.scrollWidth") <= width
+    assert shown.get_by_role("log").evaluate("log => log.scrollWidth <= log.clientWidth"), "nor does it scroll inside"
     for box in shown.locator("button, input, select, textarea, .chart, .answer").all():
         found = box.bounding_box()
         assert found is None or (found["x"] >= 0 and found["x"] + found["width"] <= width)
@@ -610,6 +623,7 @@ def test_the_prefix_is_found(prefix: str, opened: Opened, engine: Engine) -> Non
     with serving([served(engine)], ServerConfig(metrics_prefix=prefix)) as found:
         shown = opened(found)
         _reaches(shown, "Requests", lambda cells: cells == ["0", "0"])
+        shown.close()
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from smelt.runtime.engine.engine import Engine
 from smelt.runtime.serve.app import Server
-from smelt.runtime.serve.config import ServerConfig
-from smelt.runtime.serve.models import ServedModels
+from smelt.runtime.serve.http.config import ServerConfig
+from smelt.runtime.serve.model.models import ServedModels
 from smelt.system.errors import RuntimeProblem
 
 from .serving import Serving, served, serving

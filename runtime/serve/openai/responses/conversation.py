@@ -6,22 +6,22 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ...chat_prompt import ChatOptions, Function, NamedTool, Tool, ToolChoice
-from ...chat_prompt import NamedFunction as NamedToolFunction
 from ...constraints.formats import JsonSchema, ResponseFormat
-from ...errors import ApiError
+from ...http.errors import ApiError
+from ...model.chat_prompt import ChatOptions, Function, NamedTool, Tool, ToolChoice
+from ...model.chat_prompt import NamedFunction as NamedToolFunction
 from .fields import (
     AllowedTools,
+    BuiltInTool,
     CallItem,
     CallOutputItem,
+    FunctionChoice,
     FunctionTool,
+    InputPart,
     Item,
     MessageItem,
-    NamedFunction,
     OtherChoice,
     OtherItem,
-    OtherTool,
-    Part,
     ReasoningItem,
     ResponsesRequest,
 )
@@ -94,7 +94,7 @@ def _has_only_reasoning(turn: dict[str, Any]) -> bool:
     return "reasoning_content" in turn and not turn["content"] and "tool_calls" not in turn
 
 
-def _text(content: str | Sequence[Part], where: str) -> str:
+def _text(content: str | Sequence[InputPart], where: str) -> str:
     if isinstance(content, str):
         return content
     texts = []
@@ -133,7 +133,7 @@ def options_of(request: ResponsesRequest) -> ChatOptions:
     tools = _tools(request)
     choice: ToolChoice | None = None
     match request.tool_choice:
-        case NamedFunction(name=name):
+        case FunctionChoice(name=name):
             choice = NamedTool(function=NamedToolFunction(name=name))
         case AllowedTools() as allowed:
             choice = allowed.mode
@@ -161,7 +161,7 @@ def options_of(request: ResponsesRequest) -> ChatOptions:
 def _tools(request: ResponsesRequest) -> list[Tool]:
     tools = []
     for number, tool in enumerate(request.tools or ()):
-        if isinstance(tool, OtherTool):
+        if isinstance(tool, BuiltInTool):
             raise ApiError(
                 400, f"tools[{number}] has type {tool.type!r}; this server takes function only.",
                 code="unsupported_value", param=f"tools[{number}]",

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...answer.parts import CallArguments, CallStart, Content, Part, Reasoning
-from .items import Call, Message, OutputItem, Status, Thought
+from .items import AnswerItem, Call, OutputItem, Status, Thought
 
 Event = dict[str, Any]
 
 
-class Output:
+class OutputItems:
     """The items of one answer. One is open at a time; it ends where the next begins.
 
     Attributes:
@@ -32,7 +32,7 @@ class Output:
     def grow(self, parts: Sequence[Part], logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
         """Parts that have come, with the log probabilities of their tokens, which only text has a place for."""
         # What is held after another item is the tag that ends it.
-        logprobs = [*self._held, *logprobs] if isinstance(self.last, Message | None) else logprobs
+        logprobs = [*self._held, *logprobs] if isinstance(self.last, AnswerItem | None) else logprobs
         self._held = [] if parts else logprobs
         for part in parts:
             yield from self._add(part, logprobs)
@@ -42,8 +42,8 @@ class Output:
     def _add(self, part: Part, logprobs: Sequence[dict[str, Any]]) -> Iterator[Event]:
         match part:
             case Content(text):
-                if not isinstance(self.last, Message):
-                    yield from self._start(Message())
+                if not isinstance(self.last, AnswerItem):
+                    yield from self._start(AnswerItem())
                 yield from self._grow(text, logprobs)
             case Reasoning(text):
                 if not isinstance(self.last, Thought):
@@ -61,7 +61,7 @@ class Output:
             status: of the last item.
         """
         if not self.items:
-            yield from self._start(Message())
+            yield from self._start(AnswerItem())
         yield from self._close(status)
 
     def forms(self, status: Status) -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ class Output:
     def _grow(self, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> Iterator[Event]:
         item = self.items[-1]
         item.text += text
-        if isinstance(item, Message):
+        if isinstance(item, AnswerItem):
             item.logprobs += logprobs
         if text or logprobs:
             yield self._event(f"{_kind(item)}.delta", **_place(item), delta=text, **_logprobs(item, logprobs))
@@ -102,7 +102,7 @@ class Output:
         if isinstance(item, Call):
             yield self._event(f"{kind}.done", **_place(item), name=item.name, arguments=item.text)
         else:
-            logprobs = item.logprobs if isinstance(item, Message) else ()
+            logprobs = item.logprobs if isinstance(item, AnswerItem) else ()
             yield self._event(f"{kind}.done", **_place(item), text=item.text, **_logprobs(item, logprobs))
             yield self._event("response.content_part.done", **_place(item), part=item.part())
         yield self._event("response.output_item.done", item=item.form(status))
@@ -113,7 +113,7 @@ class Output:
 
 def _kind(item: OutputItem) -> str:
     match item:
-        case Message():
+        case AnswerItem():
             return "response.output_text"
         case Thought():
             return "response.reasoning_text"
@@ -127,4 +127,4 @@ def _place(item: OutputItem) -> dict[str, Any]:
 
 
 def _logprobs(item: OutputItem, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {"logprobs": [*logprobs]} if isinstance(item, Message) else {}
+    return {"logprobs": [*logprobs]} if isinstance(item, AnswerItem) else {}

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 from .....system.errors import SmeltError
 from ....requests.params import SamplingParams
 from ...constraints.formats import StructuredOutputs
-from ...errors import ApiError, refused
+from ...http.errors import ApiError, refused
 from ..fields import Fields
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -36,7 +36,7 @@ def _by_type(*known: str) -> Callable[[object], str]:
     return tag
 
 
-class Part(BaseModel):
+class InputPart(BaseModel):
     """A part of a text. Fields that are not here are ignored, so that output items can be sent back as they are."""
 
     type: str
@@ -45,7 +45,7 @@ class Part(BaseModel):
 
 
 Content = Annotated[
-    Annotated[str, Tag(_TEXT)] | Annotated[list[Part], Tag(_LIST)],
+    Annotated[str, Tag(_TEXT)] | Annotated[list[InputPart], Tag(_LIST)],
     Discriminator(_text_or_list),
 ]
 
@@ -79,7 +79,7 @@ class ReasoningItem(BaseModel):
     """What the model has thought."""
 
     type: Literal["reasoning"]
-    content: list[Part] | None = None
+    content: list[InputPart] | None = None
 
 
 class OtherItem(BaseModel):
@@ -108,19 +108,19 @@ class FunctionTool(BaseModel):
     strict: bool | None = None
 
 
-class OtherTool(BaseModel):
+class BuiltInTool(BaseModel):
     """A tool that is refused."""
 
     type: str
 
 
 ToolField = Annotated[
-    Annotated[FunctionTool, Tag("type function")] | Annotated[OtherTool, Tag(_OTHER)],
+    Annotated[FunctionTool, Tag("type function")] | Annotated[BuiltInTool, Tag(_OTHER)],
     Discriminator(_by_type("function")),
 ]
 
 
-class NamedFunction(Fields):
+class FunctionChoice(Fields):
     """The tool that must be called."""
 
     type: Literal["function"]
@@ -136,7 +136,7 @@ class AllowedTools(Fields):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[NamedFunction]
+    tools: list[FunctionChoice]
 
 
 class OtherChoice(BaseModel):
@@ -147,7 +147,7 @@ class OtherChoice(BaseModel):
 
 Choice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag(_TEXT)]
-    | Annotated[NamedFunction, Tag("type function")]
+    | Annotated[FunctionChoice, Tag("type function")]
     | Annotated[AllowedTools, Tag("type allowed_tools")]
     | Annotated[OtherChoice, Tag(_OTHER)],
     Discriminator(_by_type("function", "allowed_tools")),

@@ -14,7 +14,7 @@ def _new(kind: str) -> str:
 
 
 @dataclass
-class Message:
+class AnswerItem:
     """Text for the user.
 
     Attributes:
@@ -87,4 +87,4 @@ class Call:
         }
 
 
-OutputItem = Message | Thought | Call
+OutputItem = AnswerItem | Thought | Call

@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
 
-from ...chat_prompt import ChatPrompt, chat_prompt
-from ...deltas import Delta, Deltas
-from ...errors import ApiError
-from ...running import Running
-from ...served_model import ServedModel
-from ...sse import StreamForm, event
+from ...http.errors import ApiError
+from ...http.sse import StreamForm, event
+from ...model.chat_prompt import ChatPrompt, chat_prompt
+from ...model.deltas import Delta, Deltas
+from ...model.running import Running
+from ...model.served_model import ServedModel
 from ..token_text import TokenText
 from .conversation import options_of, turns_of
-from .events import Event, Output
+from .events import Event, OutputItems
 from .fields import ResponsesRequest
 from .items import Status
 
@@ -43,7 +43,7 @@ class Responses:
         self._created = int(time.time())
         self._parser = prompt.parser()
         self._texts = TokenText(model)
-        self._output = Output()
+        self._output = OutputItems()
         self._finish: str | None = None
         self.running = Running(model, [prompt.tokens], prompt.params, name=name, priority=request.priority)
 

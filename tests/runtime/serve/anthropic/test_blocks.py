@@ -9,7 +9,7 @@ import pytest
 from smelt.runtime.serve.answer.hermes import HermesParser
 from smelt.runtime.serve.answer.parts import CallArguments, CallStart, Content, Part, Reasoning
 from smelt.runtime.serve.answer.reasoning import ReasoningParser
-from smelt.runtime.serve.anthropic.blocks import Blocks
+from smelt.runtime.serve.anthropic.blocks import ContentBlocks
 
 from ..answer.cutting import cuts, numbered
 
@@ -24,7 +24,7 @@ ALL: list[Part] = [
 ]
 
 
-def _events(blocks: Blocks, parts: list[Part]) -> list[dict[str, Any]]:
+def _events(blocks: ContentBlocks, parts: list[Part]) -> list[dict[str, Any]]:
     return [*blocks.add(parts), *blocks.end()]
 
 
@@ -59,7 +59,7 @@ def _folded(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_the_events_of_every_kind_of_block() -> None:
-    blocks = Blocks()
+    blocks = ContentBlocks()
     events = _events(blocks, ALL)
     signature = events[2]["delta"]["signature"]
     assert signature
@@ -88,7 +88,7 @@ def test_the_events_of_every_kind_of_block() -> None:
 
 
 def test_nothing_is_no_block() -> None:
-    blocks = Blocks()
+    blocks = ContentBlocks()
     assert _events(blocks, []) == _events(blocks, [Content(""), Reasoning("")]) == []
     assert blocks.content == []
     assert not blocks.has_calls
@@ -106,7 +106,7 @@ def test_pieces_add_up_to_the_whole_however_they_are_cut() -> None:
         {"type": "tool_use", "id": "id1", "name": "g", "input": {}},
     ]
     for pieces in [[text], *cuts(text)]:
-        blocks = Blocks()
+        blocks = ContentBlocks()
         parser = ReasoningParser(HermesParser(numbered()), is_open=False)
         events = [event for piece in pieces for event in blocks.add(parser.add(piece))]
         events += [*blocks.add(parser.end()), *blocks.end()]
@@ -115,14 +115,14 @@ def test_pieces_add_up_to_the_whole_however_they_are_cut() -> None:
 
 
 def test_text_after_a_call_is_a_block_after_it() -> None:
-    blocks = Blocks()
+    blocks = ContentBlocks()
     events = _events(blocks, [Content("a"), CallStart(0, "b", "f"), Content("c"), CallStart(1, "d", "g"), Content("e")])
     assert _folded(events) == blocks.content
     assert [block["type"] for block in blocks.content] == ["text", "tool_use", "text", "tool_use", "text"]
 
 
 def test_thinking_that_is_not_shown_keeps_its_block() -> None:
-    blocks = Blocks(shows_thinking=False)
+    blocks = ContentBlocks(shows_thinking=False)
     events = _events(blocks, ALL[:3])
     assert [event["delta"]["type"] for event in events if "delta" in event] == ["signature_delta", "text_delta"]
     assert blocks.content[0]["thinking"] == ""
@@ -130,7 +130,7 @@ def test_thinking_that_is_not_shown_keeps_its_block() -> None:
 
 
 def test_one_call_at_most() -> None:
-    blocks = Blocks(is_parallel=False)
+    blocks = ContentBlocks(is_parallel=False)
     parts: list[Part] = [CallStart(0, "a", "f"), CallArguments(0, "{}"), CallStart(1, "b", "g"), CallArguments(1, "{}")]
     events = _events(blocks, parts)
     assert blocks.content == _folded(events) == [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]
@@ -166,7 +166,7 @@ def test_one_call_at_most() -> None:
     ],
 )
 def test_inputs_are_objects_that_can_be_sent(arguments: str, wanted: dict[str, Any]) -> None:
-    blocks = Blocks()
+    blocks = ContentBlocks()
     _events(blocks, [CallStart(0, "a", "f"), CallArguments(0, arguments)])
     assert blocks.content[0]["input"] == wanted
     assert json.loads(json.dumps(blocks.content, allow_nan=False, ensure_ascii=False).encode()) == blocks.content
@@ -174,6 +174,6 @@ def test_inputs_are_objects_that_can_be_sent(arguments: str, wanted: dict[str, A
 
 @pytest.mark.parametrize(("id", "wanted"), [("call_0a1b", "toolu_0a1b"), ("abcdefghi", "abcdefghi")])
 def test_ids_in_the_models_own_form_stay(id: str, wanted: str) -> None:
-    blocks = Blocks()
+    blocks = ContentBlocks()
     blocks.add([CallStart(0, id, "f")])
     assert blocks.content[0]["id"] == wanted

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from smelt.runtime.serve.anthropic.conversation import options_of, turns_of
 from smelt.runtime.serve.anthropic.fields import ConversationRequest
 from smelt.runtime.serve.anthropic.messages import MessagesRequest
-from smelt.runtime.serve.chat_prompt import ChatOptions, NamedTool
-from smelt.runtime.serve.errors import ApiError
+from smelt.runtime.serve.http.errors import ApiError
+from smelt.runtime.serve.model.chat_prompt import ChatOptions, NamedTool
 
 HELLO = {"role": "user", "content": "Hello"}
 ID = "toolu_01A09q90qw90lq917835lq9"

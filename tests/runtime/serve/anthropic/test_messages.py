@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from smelt.runtime import SamplingParams
 from smelt.runtime.engine.engine import Engine
 from smelt.runtime.requests.output import Completion
-from smelt.runtime.serve.config import ServerConfig
+from smelt.runtime.serve.http.config import ServerConfig
 
 from ....tiny import SMELT_6M
 from ..serving import TEMPLATE, Serving, served, serving

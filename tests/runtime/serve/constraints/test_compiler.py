@@ -12,7 +12,7 @@ from smelt.runtime.engine.engine import Engine
 from smelt.runtime.serve.answer.schema import HERMES
 from smelt.runtime.serve.constraints.compiler import Compiler
 from smelt.runtime.serve.constraints.grammar import Grammar, choices, expression, json_text, tool_calls
-from smelt.runtime.serve.errors import ApiError
+from smelt.runtime.serve.http.errors import ApiError
 from tokenizers import AddedToken
 
 from ....tiny import SMELT_6M

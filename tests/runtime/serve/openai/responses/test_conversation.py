@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from smelt.runtime.serve.chat_prompt import NamedFunction, NamedTool
-from smelt.runtime.serve.errors import ApiError
+from smelt.runtime.serve.http.errors import ApiError
+from smelt.runtime.serve.model.chat_prompt import NamedFunction, NamedTool
 from smelt.runtime.serve.openai.responses.conversation import options_of, turns_of
 from smelt.runtime.serve.openai.responses.fields import ResponsesRequest
 

@@ -6,13 +6,13 @@ import re
 from typing import Any
 
 from smelt.runtime.serve.answer.parts import CallArguments, CallStart, Content, Part, Reasoning
-from smelt.runtime.serve.openai.responses.events import Output
+from smelt.runtime.serve.openai.responses.events import OutputItems
 from smelt.runtime.serve.openai.responses.items import Status
 
 ENTRY = {"token": "Hel", "logprob": -0.5, "bytes": [72, 101, 108], "top_logprobs": []}
 
 
-def _events(output: Output, parts: list[Part], status: Status = "completed") -> list[dict[str, Any]]:
+def _events(output: OutputItems, parts: list[Part], status: Status = "completed") -> list[dict[str, Any]]:
     """The events of an answer, with its items' ids numbered by their place."""
     found = []
     for part in parts:
@@ -32,7 +32,7 @@ def _events(output: Output, parts: list[Part], status: Status = "completed") -> 
 
 
 def test_the_events_of_all_kinds_of_items() -> None:
-    output = Output()
+    output = OutputItems()
     found = _events(
         output,
         [
@@ -121,7 +121,7 @@ def test_the_events_of_all_kinds_of_items() -> None:
 
 
 def test_an_answer_that_is_cut_off_has_an_incomplete_item() -> None:
-    found = _events(Output(), [Content("Hel"), CallStart(0, "call_1", "f"), CallArguments(0, '{"a')], "incomplete")
+    found = _events(OutputItems(), [Content("Hel"), CallStart(0, "call_1", "f"), CallArguments(0, '{"a')], "incomplete")
     done = [event["item"] for event in found if event["type"] == "response.output_item.done"]
     assert [(item["type"], item["status"]) for item in done] == [
         ("message", "completed"),
@@ -131,7 +131,7 @@ def test_an_answer_that_is_cut_off_has_an_incomplete_item() -> None:
 
 
 def test_an_answer_without_anything_is_an_empty_message() -> None:
-    output = Output()
+    output = OutputItems()
     assert [event["type"] for event in _events(output, [])] == [
         "response.output_item.added",
         "response.content_part.added",
@@ -145,7 +145,7 @@ def test_an_answer_without_anything_is_an_empty_message() -> None:
 
 def test_log_probabilities_wait_for_their_text() -> None:
     first, second, third, last = ({**ENTRY, "token": name} for name in "abcd")
-    output = Output()
+    output = OutputItems()
     # A character of two tokens; a text and a call that come at once; an end without text.
     events = [*output.grow([], [first]), *output.grow([Content("é")], [second])]
     events += output.grow([Content("!"), CallStart(0, "call_1", "f"), CallArguments(0, "{}")], [third])
@@ -157,7 +157,7 @@ def test_log_probabilities_wait_for_their_text() -> None:
 
 def test_tags_after_reasoning_have_no_log_probabilities() -> None:
     thought, tag, text = ({**ENTRY, "token": name} for name in "abc")
-    output = Output()
+    output = OutputItems()
     events = [*output.grow([Reasoning("hm")], [thought]), *output.grow([], [tag]), *output.grow([Content("!")], [text])]
     assert not any("logprobs" in event for event in events if event["type"].startswith("response.reasoning"))
     assert output.forms("completed")[1]["content"][0]["logprobs"] == [text]

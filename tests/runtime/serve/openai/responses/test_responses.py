@@ -22,7 +22,7 @@ from openai.types.responses import (
 from pydantic import BaseModel, Field
 from smelt.runtime import SamplingParams
 from smelt.runtime.engine.engine import Engine
-from smelt.runtime.serve.deltas import Delta
+from smelt.runtime.serve.model.deltas import Delta
 from smelt.runtime.serve.openai.responses.responses import text_logprobs
 from smelt.runtime.serve.openai.token_text import TokenText
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .errors import no_such_model
+from ..http.errors import no_such_model
 from .served_model import ServedModel
 
 

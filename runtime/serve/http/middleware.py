@@ -22,7 +22,7 @@ _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _OPEN = ("/health", "/ready", "/version", "/metrics", "/static/")
 
 
-class Guard:
+class RequestGuard:
     """Gives each request an id, and refuses what is too large or has no key.
 
     Args:

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...models.text.chat_template import conversation_tokens
-from ...system.errors import SmeltError
-from ..engine.engine import Engine, QueueFull
-from ..engine.loop import Stream
-from ..requests.constraint import Constraint
-from ..requests.params import SamplingParams
+from ....models.text.chat_template import conversation_tokens
+from ....system.errors import SmeltError
+from ...engine.engine import Engine, QueueFull
+from ...engine.loop import Stream
+from ...requests.constraint import Constraint
+from ...requests.params import SamplingParams
+from ..constraints.compiler import Compiler
+from ..constraints.grammar import Grammar
+from ..http.errors import ApiError, busy, refused, too_long
 from .answer_format import AnswerFormat
-from .constraints.compiler import Compiler
-from .constraints.grammar import Grammar
-from .errors import ApiError, busy, refused, too_long
 from .observer import Observer
 
 

@@ -10,11 +10,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ..requests.output import RequestOutput
-from ..requests.params import SamplingParams
-from .errors import ApiError
-from .observer import Watch
-from .served_model import ServedModel
+from ...requests.output import RequestOutput
+from ...requests.params import SamplingParams
+from ..http.errors import ApiError
+from ..model.observer import Watch
+from ..model.served_model import ServedModel
 
 # Of a request whose samples ended differently, the first of them.
 _REASONS: tuple[str, ...] = ("error", "abort", "length", "stop")

@@ -7,10 +7,10 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 
-from ..engine.loop import Stream
-from ..requests.output import RequestOutput
-from ..requests.params import SamplingParams
-from .errors import ApiError, sentence
+from ...engine.loop import Stream
+from ...requests.output import RequestOutput
+from ...requests.params import SamplingParams
+from ..http.errors import ApiError, sentence
 from .served_model import ServedModel
 
 

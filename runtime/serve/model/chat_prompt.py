@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from ..requests.params import SamplingParams
-from .answer.parts import Parser
-from .constraints.formats import ResponseFormat, StructuredOutputs, grammar_of
-from .constraints.grammar import tool_calls
-from .errors import ApiError
+from ...requests.params import SamplingParams
+from ..answer.parts import Parser
+from ..constraints.formats import ResponseFormat, StructuredOutputs, grammar_of
+from ..constraints.grammar import tool_calls
+from ..http.errors import ApiError
 from .served_model import ServedModel
 
 

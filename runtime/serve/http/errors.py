@@ -1,10 +1,10 @@
-"""What a client is told when a request cannot be served."""
+"""What a client reads when a request cannot be served."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...system.errors import SmeltError
+from ....system.errors import SmeltError
 
 
 @dataclass

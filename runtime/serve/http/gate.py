@@ -8,7 +8,7 @@ from types import TracebackType
 from .errors import ApiError, busy
 
 
-class Gate:
+class RequestGate:
     """Lets requests in, up to a limit and until the server drains.
 
     Args:
@@ -64,8 +64,8 @@ class Gate:
 class Pass:
     """One request's stay; closing it twice counts once."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate: Gate | None = gate
+    def __init__(self, gate: RequestGate) -> None:
+        self._gate: RequestGate | None = gate
         gate._count(1)
 
     def close(self) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...system.errors import RuntimeProblem
-from .answer_format import AnswerFormat
+from ....system.errors import RuntimeProblem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +18,6 @@ class ServerConfig:
         max_body_bytes: of a request.
         max_requests: the most requests that wait for the engine or run; others get 429.
         drain_seconds: how long running requests may take when the server is stopped.
-        tool_call_parser: the format of tool calls: ``auto`` takes it from the chat template.
         metrics_prefix: before the names of metrics; ``vllm`` for dashboards and gateways that expect vLLM.
         otlp_endpoint: the URL that takes traces by OTLP over HTTP, such as http://localhost:4318/v1/traces; none are sent by default.
 
@@ -34,7 +32,6 @@ class ServerConfig:
     max_body_bytes: int = 4 << 20
     max_requests: int = 1024
     drain_seconds: float = 30.0
-    tool_call_parser: str = "auto"
     metrics_prefix: str = "smelt"
     otlp_endpoint: str | None = None
 
@@ -56,4 +53,3 @@ class ServerConfig:
             raise RuntimeProblem(
                 f"otlp_endpoint is {self.otlp_endpoint!r}; it must be a URL such as http://localhost:4318/v1/traces"
             )
-        AnswerFormat.of(None, self.tool_call_parser)  # refuses a parser that is not known

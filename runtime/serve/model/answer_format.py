@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...system.errors import RuntimeProblem, nearest_name
-from .answer.parts import Parser, Plain
-from .answer.reasoning import ReasoningParser, ReasoningTags, opens_reasoning, text_opens_reasoning
-from .answer.schema import CallFormat, call_format
-from .answer.table import PARSERS, detect, reasoning_tags
+from ....system.errors import RuntimeProblem, nearest_name
+from ..answer.parts import Parser, Plain
+from ..answer.reasoning import ReasoningParser, ReasoningTags, opens_reasoning, text_opens_reasoning
+from ..answer.schema import CallFormat, call_format
+from ..answer.table import PARSERS, detect, reasoning_tags
 
 _TAIL = 32
 

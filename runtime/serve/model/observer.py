@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ..requests.output import RequestOutput
-from ..requests.params import SamplingParams
+from ...requests.output import RequestOutput
+from ...requests.params import SamplingParams
 
 Watch = Callable[[RequestOutput], object]
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ...system.errors import RuntimeProblem
-from ..requests.output import RequestOutput
-from ..requests.params import SamplingParams
-from .observer import Watch
+from ....system.errors import RuntimeProblem
+from ...requests.output import RequestOutput
+from ...requests.params import SamplingParams
+from ..model.observer import Watch
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

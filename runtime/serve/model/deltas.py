@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..requests.output import RequestOutput
-from ..requests.sequence import TokenLogprobs
+from ...requests.output import RequestOutput
+from ...requests.sequence import TokenLogprobs
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Manners of HTTP: errors, limits, keys, events."""

@@ -1,0 +1,1 @@
+"""A served model: its prompts, what it must follow, and requests that run."""
