@@ -77,8 +77,8 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """What the simulator needs: the model's sizes and its step times."""
+class EngineStudy:
+    """What the simulator needs: the model's sizes and its step times; and how much is run."""
 
     size: ModelSize
     cost: StepCost
@@ -91,7 +91,7 @@ class Prediction:
         return Study(Path(), self.share)
 
 
-Claim = Callable[[Prediction], list[Row]]
+Claim = Callable[[EngineStudy], list[Row]]
 
 
 def reserved(policy: str) -> Way:
@@ -106,7 +106,7 @@ def blocks(size: int) -> Way:
     return Way(f"blocks of {size}", {"policy": "orca", "max_sequences": 64, "token_budget": _WHOLE}, size)
 
 
-def memory(given: Prediction) -> list[Row]:
+def memory(given: EngineStudy) -> list[Row]:
     """vLLM: waste of the cache, and what paging gains."""
     rows = []
     for load, prompts, outputs in (
@@ -119,7 +119,7 @@ def memory(given: Prediction) -> list[Row]:
     return rows
 
 
-def iterations(given: Prediction) -> list[Row]:
+def iterations(given: EngineStudy) -> list[Row]:
     """Orca: sequences that end make room at once."""
     rows = []
     for outputs in ("fixed:64", "lognormal:64,0.5", "exponential:64", "lognormal:64,1.2"):
@@ -128,14 +128,14 @@ def iterations(given: Prediction) -> list[Row]:
     return rows
 
 
-def chunks(given: Prediction) -> list[Row]:
+def chunks(given: EngineStudy) -> list[Row]:
     """SARATHI and SplitFuse: decodes go on while prompts are computed. Saturated, then at three quarters of the first way's rate."""
     rows = []
     for load, prompts, outputs in (
         ("long prompts", "lognormal:500,0.4", "lognormal:60,0.8"),
         ("short prompts, long outputs", "lognormal:20,0.6", "lognormal:200,0.6"),
     ):
-        arrivals = given.study.random(prompts, outputs, 60, rate=1.0, longest=_LONGEST)
+        arrivals = given.study.random(prompts, outputs, 40, rate=1.0, longest=_LONGEST)
         ways = [
             Way(f"{policy}, {budget:,}", {"policy": policy, "token_budget": budget, "max_sequences": 16})
             for policy, budget in (
@@ -148,15 +148,16 @@ def chunks(given: Prediction) -> list[Row]:
     return rows
 
 
-def feedback(given: Prediction) -> list[Row]:
+def feedback(given: EngineStudy) -> list[Row]:
     """FastServe: short outputs overtake long ones."""
     rows = []
     for load, prompts, outputs, busy in (
         ("heavy tails (pareto:60,1.2)", "lognormal:60,1", "pareto:60,1.2", 0.9),
+        ("heavy tails (pareto:60,1.2)", "lognormal:60,1", "pareto:60,1.2", 1.3),
         ("equal outputs (fixed:60)", "lognormal:60,1", "fixed:60", 0.9),
         ("long prompts, equal outputs", "lognormal:400,0.5", "fixed:60", 0.5),
     ):
-        arrivals = given.study.random(prompts, outputs, 250, rate=1.0, longest=_LONGEST)
+        arrivals = given.study.random(prompts, outputs, 150, rate=1.0, longest=_LONGEST)
         ways = [Way(policy, {"policy": policy, "max_sequences": 4}) for policy in ("fcfs", "mlfq")]
         found = EngineRun.of(ways[0].engine(), at_once(arrivals)).served
         capacity = 4 * len(found) / sum(each.ended - each.started for each in found)
@@ -164,7 +165,7 @@ def feedback(given: Prediction) -> list[Row]:
     return rows
 
 
-def sharing(given: Prediction) -> list[Row]:
+def sharing(given: EngineStudy) -> list[Row]:
     """vLLM: the blocks that samples and beams of one prompt save, of an engine that serves one request at a time."""
     text = "\n\n".join(TextSource("builtin", half="evaluation").documents())
     rows = []
@@ -198,7 +199,7 @@ def sharing(given: Prediction) -> list[Row]:
     return rows
 
 
-def swaps(given: Prediction) -> list[Row]:
+def swaps(given: EngineStudy) -> list[Row]:
     """Swapping or computing again: two copies of a sequence's blocks beside the step that computes its tokens."""
     rows = []
     for block in (4, 16, 64, 256):
@@ -246,7 +247,7 @@ def _median(work: Callable[[], None], repeats: int) -> float:
     return statistics.median(seconds[1:])
 
 
-def _rows(load: str, ways: Iterable[Way], arrivals: Sequence[Arrival], given: Prediction) -> list[Row]:
+def _rows(load: str, ways: Iterable[Way], arrivals: Sequence[Arrival], given: EngineStudy) -> list[Row]:
     """Each way's runs, by turns, and their prediction."""
     ways = list(ways)
     found: dict[str, list[dict[str, float]]] = {}
@@ -292,7 +293,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=list(CLAIMS), default=list(CLAIMS), metavar="CLAIM")
     given = parser.parse_args()
     size = model_size(find_model(MODEL))
-    prediction = Prediction(size, Calibration.read(given.calibration).cost(size))
+    prediction = EngineStudy(size, Calibration.read(given.calibration).cost(size))
     path = RESULTS / f"{NAME}.json"
     known: dict[str, Any] = json.loads(path.read_text())["results"] if path.is_file() else {}
     for name in given.only:

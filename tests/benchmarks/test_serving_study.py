@@ -64,7 +64,7 @@ def test_a_claim_runs_and_its_table_is_written(claim: str, traces: Path, tmp_pat
 )
 def test_a_claim_runs_on_the_engine_and_its_table_is_written(claim: str, tmp_path: Path) -> None:
     size = model_size(find_model(on_engine.MODEL))
-    given = on_engine.Prediction(size, LinearCost(step=1e-3, token=1e-5), repeats=1, share=0.02)
+    given = on_engine.EngineStudy(size, LinearCost(step=1e-3, token=1e-5), repeats=1, share=0.02)
     known = {"command": "study", "machine": {"cores": 2, "cpu": "CPU"}, "date": "2001-02-03"}
     rows = on_engine.CLAIMS[claim](given)
     (tmp_path / "serving_on_engine.json").write_text(json.dumps({**known, "results": {claim: rows}}))
