@@ -153,6 +153,7 @@ def feedback(given: EngineStudy) -> list[Row]:
     rows = []
     for load, prompts, outputs, busy in (
         ("heavy tails (pareto:60,1.2)", "lognormal:60,1", "pareto:60,1.2", 0.9),
+        ("heavy tails (pareto:60,1.2)", "lognormal:60,1", "pareto:60,1.2", 1.3),
         ("equal outputs (fixed:60)", "lognormal:60,1", "fixed:60", 0.9),
         ("long prompts, equal outputs", "lognormal:400,0.5", "fixed:60", 0.5),
     ):

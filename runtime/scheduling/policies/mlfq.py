@@ -12,8 +12,8 @@ from .fcfs import FirstComeFirstServed
 
 LEVELS = 10
 STARVED_QUANTA = 500
-# Of a quantum, a preemption may cost one part in so many. Otherwise requests with long prompts preempt each other in turn.
-_MOST_LOST = 4
+# Who gets blocks keeps them for so many times as long as computing it again takes. Otherwise long prompts preempt each other in turn.
+_LEAST_RUN = 16
 # A step of that many tokens or more says how long a prompt's token takes; the shortest steps say how long a decode takes.
 _PROMPT_TOKENS = 64
 
@@ -27,12 +27,16 @@ class _Job:
         level: its queue; 0 goes first.
         used: the service that it got there, in seconds.
         served: when it last got any.
+        since: the service that it got since it last lost its blocks.
+        preemptions: how often that was.
     """
 
     request: Request
     level: int
     used: float
     served: float
+    since: float = 0.0
+    preemptions: int = 0
 
     def place(self) -> tuple[int, int]:
         """Its place in the order."""
@@ -98,13 +102,11 @@ class SkipJoinFeedbackQueue(FirstComeFirstServed):
         return next(siblings, sequence)
 
     def gives_way(self, sequence: Sequence, running: list[Sequence]) -> Sequence | None:
-        """The last of a lower queue, if computing it again takes little of the time that its blocks are given for."""
+        """The last of a lower queue, if it has run for long enough since it last lost its blocks."""
         last = max(running, key=self._place, default=sequence)
         if self._level(last) <= self._level(sequence):
             return None
-        job = self._jobs[id(sequence.request)]
-        granted = self._quantum(job.level) - job.used
-        return last if _MOST_LOST * self._lost(last.computed) <= granted else None
+        return last if self._jobs[id(last.request)].since >= _LEAST_RUN * self._lost(last.computed) else None
 
     def ran(self, plan: StepPlan, seconds: float) -> None:
         """Charge a step to its requests."""
@@ -122,6 +124,9 @@ class SkipJoinFeedbackQueue(FirstComeFirstServed):
                 continue
             job.served = max(self._now, plan.at + seconds)
             job.used += seconds
+            if request.preemptions != job.preemptions:
+                job.preemptions, job.since = request.preemptions, 0.0
+            job.since += seconds
             while has_token and job.used >= self._quantum(job.level) and job.level < self._levels - 1:
                 job.level, job.used = job.level + 1, job.used - self._quantum(job.level)
 
