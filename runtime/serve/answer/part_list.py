@@ -44,8 +44,7 @@ class PartList:
         """A call begins; its id is new unless the model gave one."""
         self._parts.append(CallStart(self._calls, self._new_id() if id is None else id, name))
         self._calls += 1
-        # Between two calls it is nobody's.
-        self._held = "" if self._is_loose else self._held.translate({ord(each): None for each in self._separators})
+        self._held = self._held.translate({ord(character): None for character in self._separators})
         self._is_loose = True
 
     def arguments(self, text: str) -> None:

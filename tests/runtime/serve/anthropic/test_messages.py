@@ -418,7 +418,7 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_event() -> None:
     with serving([served(engine)]) as found:
         client = _client(found)
         seen: list[str] = []
-        with pytest.raises(anthropic.APIStatusError, match="The engine failed") as caught:
+        with pytest.raises(anthropic.APIStatusError, match="the engine failed") as caught:
             seen.extend(event.type for event in client.messages.create(**ASKED, stream=True))
         assert seen[0] == "message_start"
         assert "message_stop" not in seen
