@@ -17,7 +17,7 @@ from lm_eval import evaluator
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from smelt.compress import Recipe, run
-from smelt.compress.evaluation.task_code import BUILTIN
+from smelt.compress.evaluation.scoring.task_code import BUILTIN
 from smelt.compress.integrations.lm_eval import SmeltLM
 
 from .common import REPOSITORY, save

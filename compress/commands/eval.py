@@ -97,7 +97,7 @@ def eval_(
     if not server and (model is not None or tokenizer is not None):
         raise SmeltError("--model and --tokenizer are of a server; give it with --server, or leave them out")
     from ..evaluation.evaluate import evaluate
-    from ..evaluation.on_server import RemoteModel
+    from ..evaluation.scoring.on_server import RemoteModel
 
     servers = [
         RemoteModel(url, model, tokenizer=tokenizer, api_key=api_key, trust_remote_code=trust_remote_code)

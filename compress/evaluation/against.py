@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from ..results.reasons import reasons
 from ..results.result import Against, Change, Machine, ModelResult, Speed, Spread, TaskChange, TaskResult, Text
 from ..results.statistics import Interval, excludes, exp, mean_interval, median_interval, resampled_interval, sign_test
-from .tasks import Aggregate, aggregation, is_right_or_wrong
+from .scoring.tasks import Aggregate, aggregation, is_right_or_wrong
 
 if TYPE_CHECKING:
-    from .text import Divergence  # imports torch, which comparing two reports does not need
+    from .scoring.text import Divergence  # imports torch, which comparing two reports does not need
 
 # If two models read texts of sizes this close, it is the same text, tokenized differently.
 _AS_MUCH = 0.1

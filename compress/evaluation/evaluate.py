@@ -24,12 +24,12 @@ from .problems import (
     task_problems,
     text_problems,
 )
+from .scoring.tasks import Tasks
 from .settings import Evaluate
 from .subject import Subject, subjects
-from .tasks import Tasks
 
 if TYPE_CHECKING:
-    from .on_server import RemoteModel
+    from .scoring.on_server import RemoteModel
 
 
 def evaluate(

@@ -20,13 +20,13 @@ from ..results.result import Against, Machine, ModelResult, Sample, Speed, TaskR
 from ..results.this_machine import this_machine
 from .against import against, incomparable
 from .journal import Journal
-from .runtime_reader import RuntimeReader
-from .samples import continuations, prompts
+from .scoring.runtime_reader import RuntimeReader
+from .scoring.samples import continuations, prompts
+from .scoring.tasks import Tasks
+from .scoring.text import Divergence, Excerpt, Reading, divergence, likelihood, read
 from .settings import Evaluate
 from .speed import MachineRates, MeasuredCheckpoint, measure_speed
 from .subject import Subject
-from .tasks import Tasks
-from .text import Divergence, Excerpt, Reading, divergence, likelihood, read
 
 _SEQUENCES = 32
 
@@ -401,7 +401,7 @@ class _Served:
     def harness(self) -> Any:
         quiet = not self._progress.enabled
         if self._harness is None and self._subject.server is not None:
-            from .server_lm import ServerLM
+            from .scoring.server_lm import ServerLM
 
             self._harness = ServerLM(self._subject.server, disable_tqdm=quiet)
         elif self._harness is None:

@@ -9,8 +9,8 @@ from ...models.directory.directory import ModelDirectory
 from ...runtime import RuntimeProblem
 from ...system.device import device_named
 from ...system.errors import Problem
+from .scoring.tasks import Tasks
 from .settings import Evaluate
-from .tasks import Tasks
 
 if TYPE_CHECKING:
     from .subject import Subject  # imports torch

@@ -16,7 +16,7 @@ from .settings import SpeedSettings
 from .workers import Worker
 
 if TYPE_CHECKING:
-    from .on_server import RemoteModel, RemoteWorker
+    from .scoring.on_server import RemoteModel, RemoteWorker
 
 # A serving process needs its libraries, and weights may be kept wider than they are stored.
 _LIBRARIES = 700_000_000

@@ -19,10 +19,10 @@ from ...system.run_directory import digest
 from ..loaders.facts import facts_of_checkpoint
 from ..loaders.rules import loaders
 from ..results.result import Layer, Loader, ModelResult, Size, TrainingRecord
-from .text import TextReader
+from .scoring.text import TextReader
 
 if TYPE_CHECKING:
-    from .on_server import RemoteModel
+    from .scoring.on_server import RemoteModel
 
 _COMPANIONS = (".json", ".model", ".txt", ".jinja", ".tiktoken", ".py")
 

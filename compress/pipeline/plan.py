@@ -28,7 +28,7 @@ from ...system.resources import Cost, compute_dtype, free_disk, human_time, matm
 from ...system.run_directory import Output, digest
 from ...system.versions import versions
 from ..evaluation.problems import device_problems, length_problems, task_problems, text_problems
-from ..evaluation.tasks import Tasks
+from ..evaluation.scoring.tasks import Tasks
 from ..loaders.facts import facts_of_plan
 from ..loaders.rules import loaders
 from ..recipe.recipe import Recipe

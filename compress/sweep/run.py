@@ -13,8 +13,8 @@ from ...system.progress import Progress
 from ...system.run_directory import Output
 from ..evaluation.evaluate import measured
 from ..evaluation.measure import Evaluation
+from ..evaluation.scoring.tasks import Tasks
 from ..evaluation.subject import Subject
-from ..evaluation.tasks import Tasks
 from ..pipeline.plan import Plan
 from ..pipeline.self_text import written_once
 from ..reporting.card import write_card

@@ -22,7 +22,7 @@ from .work import StepWork
 _VERSION = 2
 # How much of its caches a processor gives one program is not known: the size whose fits predict best is taken.
 _CACHED_BYTES = tuple(count << 20 for count in (0, 8, 16, 32, 48, 64, 96))
-# Prices that no step tells apart are still decided.
+# Prices that no step separates are still decided.
 _RIDGE = 1e-12
 # Steps that other work on the machine has slowed down are left out of the fit.
 _OUTLIER = 3.0

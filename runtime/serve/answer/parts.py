@@ -75,6 +75,29 @@ class Plain:
         return []
 
 
+class FirstCall:
+    """Leaves all calls but the first out.
+
+    Args:
+        all_parts: finds them.
+    """
+
+    def __init__(self, all_parts: Parser) -> None:
+        self._all = all_parts
+
+    def add(self, text: str) -> list[Part]:
+        """The parts that are known after ``text``."""
+        return [part for part in self._all.add(text) if _is_kept(part)]
+
+    def end(self) -> list[Part]:
+        """The rest."""
+        return [part for part in self._all.end() if _is_kept(part)]
+
+
+def _is_kept(part: Part) -> bool:
+    return not isinstance(part, CallStart | CallArguments) or part.index == 0
+
+
 @dataclass
 class WholeAnswer:
     """A finished answer.

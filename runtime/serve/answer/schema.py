@@ -51,7 +51,7 @@ def call_format(parser: str, chat_template: str) -> CallFormat:
 
     Args:
         parser: its name in ``PARSERS``.
-        chat_template: of the model; Mistral's format has versions that only it tells apart.
+        chat_template: of the model; Mistral's format has versions that only it shows.
     """
     if parser != "mistral":
         return _FORMATS[parser]

@@ -20,16 +20,14 @@ class ContentBlocks:
 
     Args:
         shows_thinking: otherwise its blocks are empty.
-        is_parallel: otherwise all calls but the first are left out.
 
     Attributes:
         content: the blocks so far.
         has_calls: whether a tool is called.
     """
 
-    def __init__(self, *, shows_thinking: bool = True, is_parallel: bool = True) -> None:
+    def __init__(self, *, shows_thinking: bool = True) -> None:
         self._shows_thinking = shows_thinking
-        self._is_parallel = is_parallel
         self._is_open = False
         self._arguments = ""
         self.content: list[dict[str, Any]] = []
@@ -54,19 +52,16 @@ class ContentBlocks:
                 if self._shows_thinking:
                     self.content[-1]["thinking"] += text
                     yield self._delta({"type": "thinking_delta", "thinking": text})
-            case CallStart(index, id, name) if self._is_shown(index):
+            case CallStart(_, id, name):
                 yield from self._close()
                 yield from self._open({"type": "tool_use", "id": _tool_use_id(id), "name": name, "input": {}})
                 self._arguments = ""
                 self.has_calls = True
-            case CallArguments(index, text) if text and self._is_shown(index):
+            case CallArguments(_, text) if text:
                 self._arguments += text
                 yield self._delta({"type": "input_json_delta", "partial_json": text})
             case _:
                 pass
-
-    def _is_shown(self, call: int) -> bool:
-        return self._is_parallel or call == 0
 
     def _open(self, block: dict[str, Any]) -> Iterator[Event]:
         """Begin a block, unless the last one is of its type."""

@@ -84,11 +84,7 @@ class Messages:
             raise ApiError(400, f"prompt is too long: {len(prompt.tokens)} tokens > {longest} maximum")
         self._most = request.max_tokens
         self._parser = prompt.parser()
-        thinking, choice = request.thinking, request.tool_choice
-        self._blocks = ContentBlocks(
-            shows_thinking=thinking is None or thinking.display != "omitted",
-            is_parallel=choice is None or not choice.disable_parallel_tool_use,
-        )
+        self._blocks = ContentBlocks(shows_thinking=request.thinking is None or request.thinking.display != "omitted")
         self._head = {"id": name, "type": "message", "role": "assistant", "model": model.name}
         wanted = prompt.params.max_tokens or 1
         self._room = model.longest - len(prompt.tokens)

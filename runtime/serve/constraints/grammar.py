@@ -91,10 +91,8 @@ def tool_calls(form: CallFormat, tools: Mapping[str, dict[str, Any] | None], *, 
 
 
 def _call(form: CallFormat, name: str, schema: dict[str, Any] | None) -> str:
-    arguments = {
-        "x-guidance": SPACES,
-        **(schema or {"type": "object", "properties": {}, "additionalProperties": False}),
-    }
+    schema = schema or {"type": "object", "properties": {}, "additionalProperties": False}
+    arguments = {**schema, "x-guidance": SPACES}
     return " ".join(
         part for part in (_quoted(form.before(name)), f"%json {json.dumps(arguments)}", _quoted(form.end)) if part
     )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from ...requests.params import SamplingParams
-from ..answer.parts import Parser
+from ..answer.parts import FirstCall, Parser
 from ..constraints.formats import ResponseFormat, StructuredOutputs, grammar_of
 from ..constraints.grammar import tool_calls
 from ..http.errors import ApiError
@@ -79,7 +79,7 @@ class ChatOptions:
     Attributes:
         tools: that may be called.
         choice: which must be; None for what is usual: any, if there are any.
-        is_parallel: whether several may be.
+        is_parallel: whether several may be; otherwise all calls but the first are left out.
         form, structured: what the answer must look like.
         template: further variables of the template.
         answer: whether the template begins an answer.
@@ -120,7 +120,7 @@ async def chat_prompt(
         template=options.template,
     )
     form = model.format
-    if options.tools and options.choice != "none" and form.calls is None:
+    if tools and form.calls is None:
         raise ApiError(
             400, f"The chat template of {model.name!r} has no format for tool calls that is known here; leave tools out, or"
             " start the server with --tool-call-parser.", param="tools",
@@ -145,7 +145,8 @@ async def chat_prompt(
     params = replace(params, skip_special_tokens=not tools and form.tags is None)
 
     def parser() -> Parser:
-        return form.reader(tokens, calls=bool(tools))
+        found = form.reader(tokens, calls=bool(tools))
+        return found if options.is_parallel else FirstCall(found)
 
     continued = str(turns[-1]["content"]) if options.continue_last else ""
     return ChatPrompt(tokens, params, parser, isinstance(options.choice, NamedTool), continued)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,6 +36,7 @@ class ServedModel:
         tool_call_parser: the format of its calls; ``auto`` takes it from the chat template.
         tokenizer: a copy of the engine's: the tokenizers library allows one thread at a time.
         format: of its answers.
+        embeds: held while one prompt is embedded, whose keys and values are outside of the engine's cache.
         observers: of its requests.
     """
 
@@ -45,6 +48,8 @@ class ServedModel:
     tokenizer: Any = field(init=False)
     format: AnswerFormat = field(init=False)
     observers: tuple[Observer, ...] = ()
+    embeds: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _compiles: threading.Lock = field(default_factory=threading.Lock)
     _compiler: Compiler | None = None
 
     def __post_init__(self) -> None:
@@ -112,8 +117,9 @@ class ServedModel:
         Raises:
             ApiError: it is invalid.
         """
-        if self._compiler is None:
-            self._compiler = Compiler(self._needed_tokenizer(), self.engine.model.spec.vocabulary, self.engine.ends)
+        with self._compiles:
+            if self._compiler is None:
+                self._compiler = Compiler(self._needed_tokenizer(), self.engine.model.spec.vocabulary, self.engine.ends)
         return self._compiler.compile(grammar, after)
 
     @property

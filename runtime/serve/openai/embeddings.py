@@ -49,7 +49,10 @@ async def embeddings(request: EmbeddingRequest, model: ServedModel) -> dict[str,
     longest = max(prompts, key=len)
     if len(longest) > model.longest:
         raise too_long(len(longest), None, model.longest)
-    found = [await model.engine.embed(prompt, pooling=request.pooling) for prompt in prompts]
+    found = []
+    for prompt in prompts:
+        async with model.embeds:
+            found.append(await model.engine.embed(prompt, pooling=request.pooling))
     total = sum(map(len, prompts))
     return {
         "object": "list",

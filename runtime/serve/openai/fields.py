@@ -24,7 +24,7 @@ class StreamOptions(Fields):
     """``stream_options``.
 
     Attributes:
-        include_usage: whether the last chunk tells the numbers of tokens.
+        include_usage: whether the last chunk has the numbers of tokens.
         continuous_usage_stats: whether every chunk does.
     """
 
@@ -32,20 +32,58 @@ class StreamOptions(Fields):
     continuous_usage_stats: bool = False
 
 
-class SamplingFields(Fields):
-    """How tokens are chosen. The second half are vLLM's fields.
+class ChoosingFields(Fields):
+    """How tokens are chosen, in every API of OpenAI's. Those from ``top_k`` on are vLLM's fields."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: str | list[str] | None = None
+
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    ignore_eos: bool = False
+    priority: int = 0
+
+    def params(self, **others: Any) -> SamplingParams:
+        """The engine's parameters.
+
+        Args:
+            others: those that are not fields here.
+
+        Raises:
+            ApiError: the engine refuses a value.
+        """
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        try:
+            return SamplingParams(
+                temperature=1.0 if self.temperature is None else self.temperature,
+                top_k=max(0, self.top_k or 0),
+                top_p=1.0 if self.top_p is None else self.top_p,
+                min_p=self.min_p or 0.0,
+                repetition_penalty=self.repetition_penalty or 1.0,
+                presence_penalty=self.presence_penalty or 0.0,
+                frequency_penalty=self.frequency_penalty or 0.0,
+                seed=None if self.seed is None else self.seed % 2**63,
+                stop=tuple(stop),
+                ignore_eos=self.ignore_eos,
+                **others,
+            )
+        except SmeltError as problem:
+            raise refused(problem) from None
+
+
+class SamplingFields(ChoosingFields):
+    """What completions and chats share besides. The second half are vLLM's fields.
 
     Attributes:
         user, metadata, store, service_tier, safety_identifier, prompt_cache_key: accepted, and not used.
     """
 
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_SEQUENCES)] | None = None
-    stop: str | list[str] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -56,14 +94,9 @@ class SamplingFields(Fields):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
     min_tokens: Annotated[int, Field(ge=0)] = 0
     prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
-    priority: int = 0
 
     def sampling(self, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
         """The engine's parameters.
@@ -71,29 +104,15 @@ class SamplingFields(Fields):
         Raises:
             ApiError: the engine refuses a value.
         """
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        try:
-            return SamplingParams(
-                max_tokens=max_tokens,
-                min_tokens=self.min_tokens,
-                temperature=1.0 if self.temperature is None else self.temperature,
-                top_k=max(0, self.top_k or 0),
-                top_p=1.0 if self.top_p is None else self.top_p,
-                min_p=self.min_p or 0.0,
-                repetition_penalty=self.repetition_penalty or 1.0,
-                presence_penalty=self.presence_penalty or 0.0,
-                frequency_penalty=self.frequency_penalty or 0.0,
-                logit_bias=self.logit_bias or {},
-                seed=None if self.seed is None else self.seed % 2**63,
-                stop=tuple(stop),
-                stop_token_ids=tuple(self.stop_token_ids or ()),
-                ignore_eos=self.ignore_eos,
-                logprobs=logprobs,
-                prompt_logprobs=prompt_logprobs,
-                n=self.n or 1,
-            )
-        except SmeltError as problem:
-            raise refused(problem) from None
+        return self.params(
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
+            logit_bias=self.logit_bias or {},
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            n=self.n or 1,
+        )
 
     @property
     def includes_usage(self) -> bool:

@@ -149,7 +149,7 @@ def test_what_is_measured_is_not_measured_again(
 
     monkeypatch.setattr(measure, "read", never)
     monkeypatch.setattr(measure, "measure_speed", never)
-    monkeypatch.setattr("smelt.compress.evaluation.tasks.Tasks.run", never)
+    monkeypatch.setattr("smelt.compress.evaluation.scoring.tasks.Tasks.run", never)
     settings = Evaluate.model_validate(report.settings)
     assert evaluate([w4], baseline="builtin:smelt-6m", settings=settings, output=output) == report
 

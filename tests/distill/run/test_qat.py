@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from smelt.compress import Recipe, SmeltError, run
-from smelt.compress.evaluation.runtime_reader import RuntimeReader
+from smelt.compress.evaluation.scoring.runtime_reader import RuntimeReader
 from smelt.compress.pipeline.plan import Plan
 from smelt.compress.steps import train_quantized
 from smelt.distill.run.student import WholeModel

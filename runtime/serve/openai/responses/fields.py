@@ -8,11 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
-from .....system.errors import SmeltError
 from ....requests.params import SamplingParams
 from ...constraints.formats import StructuredOutputs
-from ...http.errors import ApiError, refused
-from ..fields import Fields
+from ...http.errors import ApiError
+from ..fields import ChoosingFields, Fields
 
 _LOGPROBS = "message.output_text.logprobs"
 _MOST_LOGPROBS = 20
@@ -185,7 +184,7 @@ class ReasoningOptions(BaseModel):
     effort: str | None = None
 
 
-class ResponsesRequest(Fields):
+class ResponsesRequest(ChoosingFields):
     """The body. The last fields are vLLM's.
 
     Attributes:
@@ -201,8 +200,6 @@ class ResponsesRequest(Fields):
     ]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=_MOST_LOGPROBS)] | None = None
     include: list[str] | None = None
     tools: list[ToolField] | None = None
@@ -231,17 +228,8 @@ class ResponsesRequest(Fields):
     context_management: Any = None
     moderation: Any = None
 
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: str | list[str] | None = None
-    ignore_eos: bool = False
     structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    priority: int = 0
 
     @model_validator(mode="before")
     @classmethod
@@ -291,27 +279,11 @@ class ResponsesRequest(Fields):
         """Whether the answer's text comes with log probabilities."""
         return _LOGPROBS in (self.include or ())
 
-    def params(self) -> SamplingParams:
+    def sampling(self) -> SamplingParams:
         """The engine's parameters.
 
         Raises:
             ApiError: the engine refuses a value.
         """
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        try:
-            return SamplingParams(
-                max_tokens=self.max_output_tokens,
-                temperature=1.0 if self.temperature is None else self.temperature,
-                top_k=max(0, self.top_k or 0),
-                top_p=1.0 if self.top_p is None else self.top_p,
-                min_p=self.min_p or 0.0,
-                repetition_penalty=self.repetition_penalty or 1.0,
-                presence_penalty=self.presence_penalty or 0.0,
-                frequency_penalty=self.frequency_penalty or 0.0,
-                seed=None if self.seed is None else self.seed % 2**63,
-                stop=tuple(stop),
-                ignore_eos=self.ignore_eos,
-                logprobs=(self.top_logprobs or 0) if self.includes_logprobs else None,
-            )
-        except SmeltError as problem:
-            raise refused(problem) from None
+        logprobs = (self.top_logprobs or 0) if self.includes_logprobs else None
+        return self.params(max_tokens=self.max_output_tokens, logprobs=logprobs)

@@ -129,13 +129,6 @@ def test_thinking_that_is_not_shown_keeps_its_block() -> None:
     assert _folded(events) == blocks.content
 
 
-def test_one_call_at_most() -> None:
-    blocks = ContentBlocks(is_parallel=False)
-    parts: list[Part] = [CallStart(0, "a", "f"), CallArguments(0, "{}"), CallStart(1, "b", "g"), CallArguments(1, "{}")]
-    events = _events(blocks, parts)
-    assert blocks.content == _folded(events) == [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]
-
-
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import islice
 
-from ...models.text.text_source import TextSource
-from ...runtime import Engine, RuntimeProblem, SamplingParams
-from ...system.errors import SmeltError
-from ..results.result import Sample
+from ....models.text.text_source import TextSource
+from ....runtime import Engine, RuntimeProblem, SamplingParams
+from ....system.errors import SmeltError
+from ...results.result import Sample
 
 _WORDS = 24
 # Generated for each prompt.

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from ...models.streaming.streamed import LOGIT_TOKENS
-from ...models.text.text_source import TextSource
-from ...models.text.windows import Windows, evaluation_windows
-from ...system.activation_store import ActivationStore
-from ...system.errors import SmeltError
-from ...system.progress import Progress
-from ..results.result import Text
-from ..results.statistics import exp, mean_interval
+from ....models.streaming.streamed import LOGIT_TOKENS
+from ....models.text.text_source import TextSource
+from ....models.text.windows import Windows, evaluation_windows
+from ....system.activation_store import ActivationStore
+from ....system.errors import SmeltError
+from ....system.progress import Progress
+from ...results.result import Text
+from ...results.statistics import exp, mean_interval
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

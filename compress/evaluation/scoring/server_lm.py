@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from ...runtime import SamplingParams
-from ..integrations.lm_eval import SmeltLM
+from ....runtime import SamplingParams
+from ...integrations.lm_eval import SmeltLM
 from .on_server import RemoteModel
 
 # Prompts given to the server's client at once: enough to keep its connections busy, few enough to show progress.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-BUILTIN = Path(__file__).with_name("builtin_tasks")
+BUILTIN = Path(__file__).parents[1] / "builtin_tasks"
 
 
 class UntrustedCodeError(Exception):

@@ -9,13 +9,13 @@ import pytest
 from lm_eval import evaluator
 from lm_eval.tasks import TaskManager
 from smelt.compress import SmeltError
-from smelt.compress.evaluation.tasks import Tasks
+from smelt.compress.evaluation.scoring.tasks import Tasks
 from smelt.compress.integrations.lm_eval import SmeltLM
 from smelt.compress.results.result import Against, ModelResult, TaskChange
 from smelt.compress.results.tasks import is_worse, primary_tasks
 
-from ...tiny import SMELT_6M
-from .. import report_samples
+from ....tiny import SMELT_6M
+from ... import report_samples
 
 
 @pytest.fixture(scope="module")

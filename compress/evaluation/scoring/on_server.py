@@ -10,20 +10,20 @@ from dataclasses import asdict, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from ...models.directory.directory import ModelDirectory
-from ...models.directory.find import find_tokenizer
-from ...runtime import SamplingParams
-from ...runtime.measure.server_bench import ServerBench
-from ...runtime.measure.server_client import ServerClient, ServerProblem
-from ...runtime.measure.server_features import REFUSALS, ServerFeatures
-from ...runtime.measure.server_info import ServerInfo
-from ...runtime.requests.sequence import TokenScore
-from ...runtime.requests.trace import Arrival
-from ...system.errors import SmeltError
-from ...system.paths import named_path
-from ...system.progress import Progress
-from ...system.run_directory import digest
-from ..results.result import Sample, Text
+from ....models.directory.directory import ModelDirectory
+from ....models.directory.find import find_tokenizer
+from ....runtime import SamplingParams
+from ....runtime.measure.server_bench import ServerBench
+from ....runtime.measure.server_client import ServerClient, ServerProblem
+from ....runtime.measure.server_features import REFUSALS, ServerFeatures
+from ....runtime.measure.server_info import ServerInfo
+from ....runtime.requests.sequence import TokenScore
+from ....runtime.requests.trace import Arrival
+from ....system.errors import SmeltError
+from ....system.paths import named_path
+from ....system.progress import Progress
+from ....system.run_directory import digest
+from ...results.result import Sample, Text
 from .samples import SAMPLE_TOKENS
 from .text import Excerpt, text_result
 

@@ -16,9 +16,9 @@ from click.testing import Result
 from lm_eval.models.openai_completions import LocalCompletionsAPI
 from smelt.compress import Evaluate, SmeltError, evaluate
 from smelt.compress.cli import app
-from smelt.compress.evaluation.on_server import RemoteModel
+from smelt.compress.evaluation.scoring.on_server import RemoteModel
+from smelt.compress.evaluation.scoring.tasks import Tasks
 from smelt.compress.evaluation.settings import SpeedSettings
-from smelt.compress.evaluation.tasks import Tasks
 from smelt.compress.integrations.lm_eval import SmeltLM
 from smelt.compress.reporting.report_files import load
 from smelt.compress.results.result import TaskResult
@@ -28,9 +28,9 @@ from smelt.runtime import Engine, SamplingParams
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from ...runtime.measure.proxy import Proxy, listening, without
-from ...runtime.serve.serving import Serving, served, serving
-from ...tiny import REPOSITORY, SMELT_6M, save_model
+from ....runtime.measure.proxy import Proxy, listening, without
+from ....runtime.serve.serving import Serving, served, serving
+from ....tiny import REPOSITORY, SMELT_6M, save_model
 
 NEAR = 1e-4
 TEXT_ONLY = Evaluate(windows=4, length=64, samples=0, speed=False)

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...runtime.decoder.batch import Batch, Run
-from ...runtime.decoder.model import Head
-from ...runtime.engine.config import EngineConfig
-from ...runtime.engine.loading import load_model
-from ...system.activation_store import ActivationStore
-from ...system.device import device_named, give_back, on
-from ...system.progress import Progress
+from ....runtime.decoder.batch import Batch, Run
+from ....runtime.decoder.model import Head
+from ....runtime.engine.config import EngineConfig
+from ....runtime.engine.loading import load_model
+from ....system.activation_store import ActivationStore
+from ....system.device import device_named, give_back, on
+from ....system.progress import Progress
 
 _BLOCK = 16
 
