@@ -64,12 +64,12 @@ def feedback(rows: Any) -> str:
     """Latencies beside those of first come, first served."""
     base = {row["load"]: row for row in rows if row["way"] == "fcfs"}
     return markdown(
-        ("load", "policy", "mean completion, ms", "predicted", "better by", "predicted", "p99 per token, ms", "predicted", "better by", "predicted", "preemptions", "predicted"),
+        ("load", "policy", "mean completion, ms", "predicted", "better by", "predicted", "p99 per token, ms (five runs)", "predicted", "better by", "predicted", "preemptions", "predicted"),
         (
             (
                 row["load"], row["way"], *_both(row, "mean_completion", ",.0f", 1e3),
                 *_ratios(row, base[row["load"]], "mean_completion", more=False),
-                *_both(row, "p99_normalized", ",.1f", 1e3), *_ratios(row, base[row["load"]], "p99_normalized", more=False),
+                _of_runs(row, "p99_normalized"), f"{1e3 * row['predicted']['p99_normalized']:.1f}", *_ratios(row, base[row["load"]], "p99_normalized", more=False),
                 *_both(row, "preemptions", ".0f"),
             )
             for row in rows
@@ -110,7 +110,7 @@ def swaps(rows: Any) -> str:
             "128 tokens",
             "1,000 tokens",
             "swaps from",
-            "predicted",
+            "by measured copies",
         ),
         lines,
     )
@@ -118,11 +118,20 @@ def swaps(rows: Any) -> str:
 
 def _crossover(rows: Any, which: str) -> str:
     cheaper = [row["tokens"] for row in rows if row[f"{which}swap"] < row[f"{which}recompute"]]
-    return f"{min(cheaper):,}" if cheaper else "never"
+    if not cheaper:
+        return "never"
+    # Shorter ones were not tried.
+    return f"≤ {min(cheaper):,}" if min(cheaper) == rows[0]["tokens"] else f"{min(cheaper):,}"
 
 
 def _both(row: Any, figure: str, form: str, scale: float = 1.0) -> tuple[str, str]:
     return f"{scale * row['measured'][figure]:{form}}", f"{scale * row['predicted'][figure]:{form}}"
+
+
+def _of_runs(row: Any, figure: str) -> str:
+    """The median, and the least and the most, in milliseconds."""
+    middle, least, most = (1e3 * row[kind][figure] for kind in ("measured", "least", "most"))
+    return f"{middle:.1f} ({least:.1f} to {most:.1f})"
 
 
 def _ratios(row: Any, base: Any, figure: str, *, more: bool) -> tuple[str, str]:

@@ -156,7 +156,7 @@ def _remote_speed(rounds: _Rounds, settings: SpeedSettings, interleaved: bool) -
         prompt=settings.prompt,
         generate=settings.generate,
         first_token=first,
-        prefill_rate=spread([settings.prompt / value for value in first.values]),
+        prefill_rate=rounds.spread(1, lambda load: load["prompt_tokens"] / load["first_token_p50"]),
         decode_rate=rounds.spread(1, lambda load: load["decode_rate"]),
         loads=[_load(rounds, concurrency) for concurrency in settings.concurrency],
         interleaved=interleaved,
@@ -175,7 +175,7 @@ def _speed(
     interleaved: bool,
 ) -> Speed:
     first = rounds.spread(1, lambda load: load["first_token_p50"])
-    decode = rounds.spread(1, lambda load: 1 / load["between_tokens_p50"])
+    decode = rounds.spread(1, lambda load: load["decode_rate"])
     prefill = spread([settings.prompt / value for value in first.values])
     decode_limit = machine.read / facts["bytes_per_token"]
     prefill_limit = machine.operations / facts["operations_per_token"] if facts["dtype"] == machine.dtype else None

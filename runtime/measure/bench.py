@@ -104,8 +104,8 @@ def measure(
         log(f"one request, {i + 1} of {repeats}")
         alone.append(run_load(engine, "alone", [Arrival(0, prompt, output)], 1, seed=100 + i))
     prefill = prompt / statistics.median(load.first_token_p50 for load in alone)
-    pauses = [load.between_tokens_p50 for load in alone if load.between_tokens_p50 is not None]
-    decode = 1 / statistics.median(pauses) if pauses else 0.0
+    rates = [load.decode_rate for load in alone if load.decode_rate is not None]
+    decode = statistics.median(rates) if rates else 0.0
     found = BenchResult(
         machine,
         prefill,

@@ -30,13 +30,13 @@ class ServerBenchResult:
     Attributes:
         server: which it was.
         prefill_rate: prompt tokens a second, alone.
-        decode_rate: generated tokens a second after the first, alone.
+        decode_rate: generated tokens a second after the first, alone; None if answers come all at once.
         notes: what was measured otherwise than on an engine.
     """
 
     server: ServerInfo
     prefill_rate: float
-    decode_rate: float
+    decode_rate: float | None
     loads: list[LoadResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -109,24 +109,23 @@ class ServerBench:
             found.append(f"sent several tokens of {self._together} answers at once: the time between them is {between}")
         return found
 
-    def run_load(self, name: str, arrivals: Sequence[Arrival], at_once: int | None, seed: int) -> LoadResult:
+    def run_load(self, name: str, arrivals: Sequence[Arrival], at_once: int | None) -> LoadResult:
         """Send requests at their times, or keep so many at once.
 
         Args:
             name: of the load.
-            arrivals: random prompts are made for them.
+            arrivals: random prompts are made for them, others each time: a server may still have those of earlier runs in its cache.
             at_once: how many to keep running; None to follow the arrivals' times.
-            seed: of the prompts.
 
         Raises:
             ServerProblem: the server refused a request or failed on it.
         """
-        return self._runner.run(self._load(name, arrivals, at_once, seed))
+        return self._runner.run(self._load(name, arrivals, at_once))
 
-    async def _load(self, name: str, arrivals: Sequence[Arrival], at_once: int | None, seed: int) -> LoadResult:
+    async def _load(self, name: str, arrivals: Sequence[Arrival], at_once: int | None) -> LoadResult:
         bodies = [
-            self.features.body(self.info.model, self.features.prompt(arrival.prompt, seed + place), arrival.output)
-            for place, arrival in enumerate(arrivals)
+            self.features.body(self.info.model, self.features.prompt(arrival.prompt), arrival.output)
+            for arrival in arrivals
         ]
         answered: list[RequestTimes] = []
         waiting = iter(zip(arrivals, bodies, strict=True))
@@ -167,9 +166,11 @@ class ServerBench:
             raise ServerProblem(f"{self.info.url}: answered without a token; its log may say why")
         if ends_empty and count < len(parts):
             parts.pop()
-        if count != len(parts):
-            self._together += 1
-            parts = counted or _spread(parts[0], parts[-1], count)
+        self._together += count != len(parts)
+        if len(counted) == count:
+            parts = counted
+        elif count != len(parts):
+            parts = _spread(parts[0], parts[-1], count)
         self._short += count < arrival.output
         prompt = arrival.prompt if self.features.token_ids else usage.get("prompt_tokens") or arrival.prompt
         return RequestTimes(came, prompt, parts)
@@ -211,21 +212,22 @@ def measure_server(
             f"a prompt of {prompt} tokens and {output} to generate exceed the server's context length of {longest}; lower them"
         )
     log("warming up")
-    bench.run_load("warm up", [Arrival(0, prompt, min(output, 8))], 1, seed=1)
+    bench.run_load("warm up", [Arrival(0, prompt, min(output, 8))], 1)
     alone = []
     for i in range(repeats):
         log(f"one request, {i + 1} of {repeats}")
-        alone.append(bench.run_load("alone", [Arrival(0, prompt, output)], 1, seed=100 + i))
+        alone.append(bench.run_load("alone", [Arrival(0, prompt, output)], 1))
     first = statistics.median(load.first_token_p50 for load in alone)
     prompts = statistics.median(load.prompt_tokens for load in alone)
-    found = ServerBenchResult(bench.info, prompts / first, statistics.median(load.decode_rate or 0.0 for load in alone))
+    rates = [load.decode_rate for load in alone if load.decode_rate is not None]
+    found = ServerBenchResult(bench.info, prompts / first, statistics.median(rates) if rates else None)
     for concurrency in concurrencies:
         log(f"{concurrency} at once")
         arrivals = [Arrival(0, prompt, output)] * max(requests, concurrency)
-        found.loads.append(bench.run_load(f"{concurrency} at once", arrivals, concurrency, seed=1000 * concurrency))
+        found.loads.append(bench.run_load(f"{concurrency} at once", arrivals, concurrency))
     if trace:
         log("the trace")
-        found.loads.append(bench.run_load("trace", trace, None, seed=7))
+        found.loads.append(bench.run_load("trace", trace, None))
     found.notes = bench.notes
     return found
 
@@ -235,7 +237,7 @@ def server_table(found: ServerBenchResult) -> str:
     lines = [
         f"server    {found.server.full_name} at {found.server.url}, model {found.server.model}",
         f"prefill   {found.prefill_rate:.0f} tokens/s alone",
-        f"decode    {found.decode_rate:.1f} tokens/s alone",
+        "decode    -" if found.decode_rate is None else f"decode    {found.decode_rate:.1f} tokens/s alone",
         *(f"note      the server {sentence}" for sentence in found.notes),
     ]
     if found.loads:

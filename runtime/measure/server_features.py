@@ -66,15 +66,15 @@ class ServerFeatures:
         raise refusal
 
     async def _tried(self, client: ServerClient, model: str) -> dict[str, Any]:
-        body = self.body(model, self.prompt(_TRIED_WORDS, seed=0), 2)
+        body = self.body(model, self.prompt(_TRIED_WORDS), 2)
         usage: dict[str, Any] = {}
         async for chunk in client.stream("/v1/completions", body):
             usage = chunk.get("usage") or usage
         return usage
 
-    def prompt(self, length: int, seed: int) -> list[int] | str:
-        """A random prompt, so that no prefix is shared; of so many tokens, or about so many if it is text."""
-        chance = random.Random(seed)
+    def prompt(self, length: int) -> list[int] | str:
+        """A new random prompt, so that no prefix is shared; of so many tokens, or about so many if it is text."""
+        chance = random.SystemRandom()
         if self.token_ids:
             return chance.choices(range(_IDS), k=length)
         return " ".join(chance.choices(_WORDS, k=max(1, round(length / self.tokens_per_word))))

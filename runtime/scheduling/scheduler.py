@@ -314,6 +314,8 @@ class Scheduler:
         # With a policy that pauses others, who comes first does not wait for them.
         if self._admission is None or (self.policy.pauses and not plan.chunks):
             return True
+        if all(each.request is sequence.request for each in self.running):
+            return True  # a request that fits alone is not kept from its own places
         stay = list(self.running)
         while stay and not self._admission.allows(stay, sequence):
             yields = self.policy.gives_way(sequence, _without(stay, plan))

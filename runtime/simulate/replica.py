@@ -212,12 +212,15 @@ class Replica:
         size = self.scheduler.cache.block_size
         self.steps += steps
         self.busy += seconds
-        filled = held = later = 0
+        filled = held = later = 0.0
         for sequence in self.scheduler.running:
-            capacity = len(sequence.blocks) * size
-            filled += sequence.computed
-            held += capacity
-            later += min(capacity - sequence.computed, self._left.get(sequence, 0) + sequence.remaining)
+            # Of several steps at once, the mean of the first and the last.
+            for behind in (steps - 1, 0):
+                computed = sequence.computed - behind
+                capacity = len(sequence.blocks) * size if not behind else self.scheduler.cache.needed(computed) * size
+                filled += computed / 2
+                held += capacity / 2
+                later += min(capacity - computed, self._left.get(sequence, 0) + behind + sequence.remaining) / 2
         self.filled += filled * seconds
         self.reserved += later * seconds
         self.wasted += max(0, held - filled - later) * seconds

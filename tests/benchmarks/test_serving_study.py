@@ -22,7 +22,7 @@ from transformers import LlamaConfig
 from benchmarks import common
 from benchmarks.serving import layouts, memory, on_engine, prefixes, study
 from benchmarks.serving.engine_run import EngineRun
-from benchmarks.serving.setting import LLAMA_3_8B, LLAMA_13B, Claim, Row, Study, at_once, cost_of, running, transfers
+from benchmarks.serving.setting import LLAMA_3_8B, LLAMA_13B, Claim, Row, Study, at_once, cost_of, transfers
 from benchmarks.tables import serving, serving_on_engine
 
 
@@ -88,8 +88,7 @@ def test_a_run_on_the_engine_is_counted_as_the_simulator_counts() -> None:
     assert [each.preemptions for each in real.served] == [each.preemptions for each in simulated.served]
     assert all(each.at <= each.started <= each.first <= each.ended for each in real.served)
     # Weighted by each step's own time on one side, and equally on the other.
-    assert real.cache.waste == pytest.approx(simulated.cache.waste, rel=0.3)
-    assert running(real) == pytest.approx(running(simulated), rel=0.3)
+    assert real.cache.waste == pytest.approx(simulated.cache.waste, rel=0.1)
 
 
 def test_claims_that_do_not_run_keep_their_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -269,9 +269,9 @@ class RemoteWorker:
             SmeltError: the time between tokens cannot be seen.
         """
         assert do == "load_of", "a server can do nothing else"
-        prompt, generate, at_once, seed = (command[name] for name in ("prompt", "generate", "concurrency", "seed"))
-        self._bench.run_load("", [Arrival(0, min(prompt, 32), min(generate, 4))], 1, seed + 1)
-        found = self._bench.run_load("", [Arrival(0, prompt, generate)] * at_once, at_once, seed)
+        prompt, generate, at_once = (command[name] for name in ("prompt", "generate", "concurrency"))
+        self._bench.run_load("", [Arrival(0, min(prompt, 32), min(generate, 4))], 1)
+        found = self._bench.run_load("", [Arrival(0, prompt, generate)] * at_once, at_once)
         if found.decode_rate is None:
             raise SmeltError(
                 f"speed of {self._name}: the tokens of its answers come all at once, or are single ones; generate more of them,"

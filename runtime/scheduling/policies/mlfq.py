@@ -12,7 +12,8 @@ from .fcfs import FirstComeFirstServed
 
 LEVELS = 10
 STARVED_QUANTA = 500
-# Who gets blocks keeps them for so many times as long as computing it again takes. Otherwise long prompts preempt each other in turn.
+# A newcomer takes no blocks from who has had them for less than so many times as long as computing it again takes. Otherwise long
+# prompts preempt each other in turn.
 _LEAST_RUN = 16
 # A step of that many tokens or more says how long a prompt's token takes; the shortest steps say how long a decode takes.
 _PROMPT_TOKENS = 64
@@ -106,7 +107,10 @@ class SkipJoinFeedbackQueue(FirstComeFirstServed):
         last = max(running, key=self._place, default=sequence)
         if self._level(last) <= self._level(sequence):
             return None
-        return last if self._jobs[id(last.request)].since >= _LEAST_RUN * self._lost(last.computed) else None
+        job = self._jobs[id(last.request)]
+        # It may have lost its blocks in a step that has not run yet.
+        since = job.since if job.preemptions == last.request.preemptions else 0.0
+        return last if since >= _LEAST_RUN * self._lost(last.computed) else None
 
     def ran(self, plan: StepPlan, seconds: float) -> None:
         """Charge a step to its requests."""

@@ -274,6 +274,28 @@ def test_a_beam_that_is_computed_again_takes_the_room_of_those_that_wait_for_it(
     assert sorted(ended) == ["beams", "one"]
 
 
+@pytest.mark.parametrize(("blocks", "width"), [(7, 3), (8, 4), (9, 4)])
+def test_a_prediction_keeps_no_beam_from_the_room_of_its_siblings(blocks: int, width: int, built: Engine) -> None:
+    """One request in a cache that its beams fill: what earlier outputs say of it changes nothing."""
+
+    def steps(*, learned: bool) -> tuple[int, int]:
+        renewed(built, blocks=blocks, size=8, budget=64, most=8, share=True, ahead=False)
+        admission = built.scheduler._admission
+        assert admission is not None
+        if learned:
+            earlier = Request("earlier", [1], SamplingParams(), 1000)
+            for _ in range(20):
+                admission.ended(Sequence(earlier, 0, [1] * 25))
+        built.add_request([1] + [32] * 30, SamplingParams(beam_width=width, max_tokens=20, ignore_eos=True))
+        count = 0
+        while built.has_work:
+            built.step()
+            count += 1
+        return count, built.scheduler.preemptions
+
+    assert steps(learned=True) == steps(learned=False)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_scores_are_found_in_tiny_caches(built: Engine, seed: int) -> None:
     draw = random.Random(seed)

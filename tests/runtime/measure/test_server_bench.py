@@ -83,7 +83,7 @@ def test_the_prompts_are_random_token_ids_and_the_outputs_have_their_length(serv
         proxy.connections.clear()
         proxy.most_inside = 0
         arrivals = [Arrival(0, length, output) for length, output in ((40, 3), (41, 5), (42, 2), (43, 9), (44, 4))]
-        found = bench.run_load("five", arrivals, 3, seed=1)
+        found = bench.run_load("five", arrivals, 3)
     assert sorted((len(body["prompt"]), body["max_tokens"]) for body in proxy.passed) == [
         (each.prompt, each.output) for each in sorted(arrivals, key=lambda arrival: arrival.prompt)
     ]
@@ -97,7 +97,7 @@ def test_arrivals_do_not_wait_for_each_other(server: Serving) -> None:
     proxy = Proxy(server.url)
     with listening(proxy) as url, ServerBench(url) as bench:
         proxy.most_inside = 0
-        found = bench.run_load("trace", [Arrival(0, 8, 60)] * 6, None, seed=1)
+        found = bench.run_load("trace", [Arrival(0, 8, 60)] * 6, None)
     assert proxy.most_inside == 6
     assert (found.requests, found.output_tokens) == (6, 360)
 
@@ -247,7 +247,7 @@ def test_servers_are_known_by_what_they_say(
     with listening(Proxy(server.url, answers=answers)) as url, ServerBench(url) as bench:
         assert bench.info.full_name == name
         assert bench.info.longest == longest
-        assert bench.run_load("one", [Arrival(0, 5, 3)], 1, seed=1).output_tokens == 3
+        assert bench.run_load("one", [Arrival(0, 5, 3)], 1).output_tokens == 3
 
 
 def test_an_unreachable_server() -> None:
@@ -357,7 +357,7 @@ def test_a_failed_request_ends_the_others(server: Serving) -> None:
     with ServerBench(server.url) as bench:
         engine.on_step = count
         with pytest.raises(SmeltError, match="maximum context length is 1024"):
-            bench.run_load("", [*[Arrival(0, 8, 1000)] * 3, Arrival(0.1, 1020, 5)], None, seed=1)
+            bench.run_load("", [*[Arrival(0, 8, 1000)] * 3, Arrival(0.1, 1020, 5)], None)
         ends = time.monotonic() + 20
         while engine.has_work and time.monotonic() < ends:
             time.sleep(0.01)
@@ -365,4 +365,4 @@ def test_a_failed_request_ends_the_others(server: Serving) -> None:
         engine.on_step = None
         assert steps < 900, "they ended by themselves"
         # The bench is of use afterwards.
-        assert bench.run_load("", [Arrival(0, 8, 2)], 1, seed=1).output_tokens == 2
+        assert bench.run_load("", [Arrival(0, 8, 2)], 1).output_tokens == 2

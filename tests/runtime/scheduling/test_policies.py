@@ -5,6 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from smelt.runtime import SamplingParams
+from smelt.runtime.requests.sequence import Request, Sequence
+from smelt.runtime.scheduling.plan import Chunk, StepPlan
+from smelt.runtime.scheduling.policies.mlfq import SkipJoinFeedbackQueue
 from smelt.runtime.scheduling.policies.table import POLICIES
 
 from .drive import Drive, pieces
@@ -192,3 +196,22 @@ def test_who_is_not_served_gets_its_turn() -> None:
     assert drive.plans[-1].chunks
     sequence = next(s for s in drive.scheduler.running if s.request.id == "long")
     assert len(sequence.generated) > 1, "after 500 quanta it is served once more"
+
+
+def test_who_has_just_lost_its_blocks_is_no_victim_before_a_step_has_run() -> None:
+    """Steps may be scheduled ahead: what it was served before it lost them does not count."""
+    policy = SkipJoinFeedbackQueue(quantum=1.0)
+    old, new = (Request(name, [1] * 10, SamplingParams(), 100) for name in ("old", "new"))
+    old.number, new.number, new.arrived = 0, 1, 50.0
+    running, waiting = Sequence(old, 0, [1] * 10), Sequence(new, 0, [1] * 10)
+    old.sequences, new.sequences = [running], [waiting]
+    policy.order([], [running], 1)
+    running.computed = 9
+    prompt = StepPlan([Chunk(running, 0, 100, True)], at=0.0)
+    for _ in range(2):
+        policy.ran(prompt, 100.0)
+    policy.begin(100.0)
+    policy.order([waiting], [running], 1)
+    assert policy.gives_way(waiting, [running]) is running
+    old.preemptions += 1
+    assert policy.gives_way(waiting, [running]) is None
