@@ -211,6 +211,17 @@ def test_errors_of_http_have_the_apis_form(server: Serving) -> None:
     assert "not JSON" in found.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/tokenize"]
+)
+@pytest.mark.parametrize("kind", ["text/plain", "application/xml", None])
+def test_bodies_of_other_types_are_refused(path: str, kind: str | None, server: Serving) -> None:
+    found = httpx2.post(
+        f"{server.url}{path}", content=b'{"input": "a"}', headers={"Content-Type": kind} if kind else {}
+    )
+    assert found.status_code == 400, found.text
+
+
 def test_deeply_nested_json_is_refused(server: Serving) -> None:
     body = b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     found = httpx2.post(f"{server.url}/v1/completions", content=body, headers={"Content-Type": "application/json"})

@@ -235,7 +235,8 @@ class ResponsesRequest(ChoosingFields):
     @classmethod
     def _is_text(cls, body: Any) -> Any:
         # JSON can have halves of characters, which responses could not give back. pydantic reports the error.
-        json.dumps(body, ensure_ascii=False).encode()
+        if isinstance(body, dict):  # otherwise it was not sent as JSON
+            json.dumps(body, ensure_ascii=False).encode()
         return body
 
     def check(self) -> None:
