@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -64,6 +65,8 @@ def serve(
     """
     from ...models.directory.find import find_checkpoint
     from ...runtime.engine.engine import Engine
+    from ...runtime.engine.engine_thread import EngineThread
+    from ...runtime.engine.loading import loaded_apart
     from ...runtime.serve.app import Server
     from ...runtime.serve.http.config import ServerConfig
     from ...runtime.serve.model.answer_format import AnswerFormat
@@ -96,10 +99,11 @@ def serve(
     # Before the models are loaded, which takes long.
     listening = listen(host, port)
     models = []
+    thread = EngineThread()
     for number, (name, path) in enumerate(places.items()):
         # Each takes an even part of what the models after it leave.
         share = engine.memory_utilization / (len(places) - number)
-        loaded = Engine(path, replace(engine, memory_utilization=share))
+        loaded = loaded_apart(partial(Engine, path, replace(engine, memory_utilization=share), thread=thread))
         models.append(ServedModel(name, loaded, path, tool_call_parser=tool_call_parser))
     logging.basicConfig(level=logging.INFO, format="smelt: %(message)s", stream=sys.stderr)
     server = Server(ServedModels(models), config)

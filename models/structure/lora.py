@@ -98,6 +98,10 @@ class LowRank:
             return f"its factors are {down} and {up}, which do not form a low-rank update of a matrix"
         return None
 
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """``down [rank, inputs]`` and ``up [outputs, rank]`` of a linear, in float32; the scaling is in ``up``."""
+        return _finite(self.file, self.down), _finite(self.file, self.up).mul_(self.scaling)
+
     def __call__(self, weight: Tensor) -> Tensor:
         """A float32 weight, changed."""
         delta = (_finite(self.file, self.up) @ _finite(self.file, self.down)).mul_(self.scaling)

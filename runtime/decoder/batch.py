@@ -23,6 +23,7 @@ class Run:
         blocks: the sequence's cache blocks, enough to hold these tokens too.
         grows_to: the sequence's largest possible length.
         wants: how many of the last tokens need logits.
+        adapter: that they are for; None for the model itself.
     """
 
     tokens: list[int]
@@ -30,6 +31,7 @@ class Run:
     blocks: list[int]
     grows_to: int
     wants: int
+    adapter: str | None = None
 
     @property
     def stop(self) -> int:
@@ -91,6 +93,15 @@ class Batch:
             [end - back for run, end in zip(runs, starts[1:], strict=True) for back in range(run.wants, 0, -1)],
             dtype=torch.int64,
         )
+
+    @cached_property
+    def adapted(self) -> dict[str, Tensor]:
+        """Rows by the adapter that they are for, without those of the model itself."""
+        rows: dict[str, list[int]] = {}
+        for run, begin in zip(self.runs, self.starts, strict=False):
+            if run.adapter is not None:
+                rows.setdefault(run.adapter, []).extend(range(begin, begin + len(run.tokens)))
+        return {name: torch.tensor(each) for name, each in rows.items()}
 
     @cached_property
     def singles(self) -> Singles | None:

@@ -90,6 +90,8 @@ class CompiledOperators(Operators):
         lowered: the result so far.
     """
 
+    takes_adapters = False
+
     def __init__(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
         super().__init__(dtype, device)
         self.lowered = Lowered()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from ..weights.cache_scheme import cache_scheme
 from ..weights.checkpoint import Checkpoint
 from ..weights.live_weights import LiveWeights
 from ..weights.matrix import Matrix, see_the_same, stacked
+from .adapters import AdaptedLinear, Adapters, StepRows, Target
 from .architectures import DecoderSpec, LayerSpec, spec_of
 from .batch import Batch
 from .feed_forward import GatedFeedForward, PlainFeedForward, RoutedFeedForward
@@ -87,6 +88,7 @@ class Model:
         scale = self.spec.embedding_scale
         # In the model's dtype, as in transformers.
         self._embedding_scale = None if scale is None else torch.tensor(scale, device=self.device).to(dtype)
+        self._adapters: Adapters | None = None
 
     @torch.inference_mode()
     def __call__(self, batch: Batch, store: KeysValues) -> Tensor:
@@ -99,9 +101,29 @@ class Model:
         """The last layer's outputs for a step's tokens, ``[tokens, hidden]``; :attr:`head` computes logits from them."""
         hidden = self.embed(batch.tokens, batch.positions)
         rotations = self.rotations.of(batch.positions, batch.lengths)
+        if self._adapters is not None and (batch.adapted or self._adapters.rows.of):
+            self._adapters.rows.of = batch.adapted
+        if batch.adapted:
+            return self._through_layers(hidden, rotations, store, batch)
         if self.stack is not None and self.stack.takes(batch, store):
             return self.stack(hidden, rotations, store, batch)
         return self._run(hidden, rotations, store, batch)
+
+    def adapters(self) -> Adapters:
+        """The LoRA adapters beside it; the first call makes its linears ready for them.
+
+        Raises:
+            RuntimeProblem: its operators cannot apply any.
+        """
+        if not self.operators.takes_adapters:
+            raise RuntimeProblem(
+                "adapters are applied on a CPU, without compile and reproducible; set these so, or merge the adapter with smelt merge"
+            )
+        if self._adapters is None:
+            rows = StepRows()
+            targets = [target for layer in self._layers for target in layer.adapt(rows)]
+            self._adapters = Adapters(targets, rows, self.dtype, self.device)
+        return self._adapters
 
     def _through_layers(
         self, hidden: Tensor, rotations: dict[str, Rotation], store: KeysValues, batch: Batch
@@ -321,7 +343,7 @@ class _Layer:
 
     def __init__(self, load: _DecoderLoader, spec: DecoderSpec, layer: LayerSpec, index: int) -> None:
         names, prefix = spec.names, spec.names.layer.format(i=index)
-        self._spec, self._layer = spec, layer
+        self._spec, self._layer, self._prefix = spec, layer, prefix
         self.attends = layer.attends
 
         def at(name: str | None) -> str | None:
@@ -331,11 +353,13 @@ class _Layer:
         size = spec.head_size
         self._widths = [heads * size, shared * size, shared * size]
         self._heads = Heads(heads, shared, size, layer.scale, layer.window, spec.score_cap)
-        self._query_key_value = self._out = None
+        self._query_key_value: Linear | None = None
+        self._out: Linear | None = None
+        self._rows_by_head: Tensor | None = None
         if layer.attends:
             rows = None
             if names.by_head:
-                rows = torch.arange(3 * heads * size).view(heads, 3, size).transpose(0, 1).flatten()
+                rows = self._rows_by_head = torch.arange(3 * heads * size).view(heads, 3, size).transpose(0, 1).flatten()
             self._query_key_value = load.linear(
                 *(prefix + name for name in names.query_key_value), rows=rows, shape=(sum(self._widths), spec.hidden)
             )
@@ -441,6 +465,42 @@ class _Layer:
             self._spec.activation,
             self._layer.rope,
         )
+
+    def adapt(self, rows: StepRows) -> list[Target]:
+        """Replace its linears by those that apply adapters.
+
+        Args:
+            rows: of the step that runs.
+
+        Returns:
+            What adapters may change.
+        """
+        names = self._spec.names
+        targets: list[Target] = []
+
+        def adapted(linear: Linear, modules: Sequence[str], sizes: Sequence[int], order: Tensor | None = None) -> Linear:
+            sizes = sizes if len(sizes) == len(modules) else [sum(sizes)]
+            target = Target([self._prefix + name for name in modules], sizes, linear.columns, order)
+            targets.append(target)
+            return AdaptedLinear(linear, rows, target.factors)
+
+        hidden = self._spec.hidden
+        if self._query_key_value is not None and self._out is not None:
+            self._query_key_value = adapted(
+                self._query_key_value, names.query_key_value, self._widths, self._rows_by_head
+            )
+            self._out = adapted(self._out, [names.out], [hidden])
+        match self._mlp:
+            case GatedFeedForward() as mlp:
+                inner = mlp.down.columns
+                mlp.gate_up = adapted(mlp.gate_up, names.gate_up, [inner, inner])
+                mlp.down = adapted(mlp.down, [names.down], [hidden])
+            case PlainFeedForward() as mlp:
+                mlp.up = adapted(mlp.up, names.gate_up, [mlp.down.columns])
+                mlp.down = adapted(mlp.down, [names.down], [hidden])
+            case _:  # none, or a mixture of experts, which adapters do not change here
+                pass
+        return targets
 
     def linears(self) -> dict[str, Linear]:
         found: dict[str, Linear] = {}

@@ -128,12 +128,14 @@ class Operators:
         executor: the executor of their steps.
         fusions: the fused launches; None for operators without Smelt's GPU kernels.
         block_multiple: the divisor that a cache block's number of positions must have.
+        takes_adapters: whether LoRA adapters can be applied beside its linears.
     """
 
     name: OperatorsName = "torch"
     executor: ExecutorName = "torch"
     fusions: Fusions | None = None
     block_multiple = 1
+    takes_adapters = True
 
     def __init__(self, dtype: torch.dtype, device: torch.device | None = None) -> None:
         self.dtype = dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import sys
 import threading
@@ -9,18 +10,20 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
-from ...system.errors import RuntimeProblem
+from ...models.structure.lora import Adapter
+from ...system.errors import RuntimeProblem, nearest_name
 from ...system.machine import human_bytes
 from ...system.progress import Log
 from ..blocks.block_cache import BlockCache
 from ..blocks.host_tier import HostTier
 from ..cache_types import BY_NAME, cache_type_of, names_for
 from ..decoder.model import Model
+from ..requests.options import RequestOptions
 from ..requests.output import RequestOutput
 from ..requests.params import SamplingParams
 from ..requests.sequence import Request, Sequence, TokenScore
@@ -38,6 +41,7 @@ from .executor import Executor, StepHandle, StepResult
 from .executors import EXECUTORS, ExecutorParts
 from .host_blocks import HostBlocks
 from .loading import load_model
+from .engine_thread import EngineThread
 from .loop import EngineLoop, Stream
 from .reserve import Reservation, host_slots, reserve
 from .sampling import Sampled
@@ -57,19 +61,27 @@ class Engine:
     Args:
         checkpoint: a Hugging Face directory: Smelt's, or any in compressed-tensors, GPTQ, AWQ or plain weights.
         config: the options; the defaults if None.
+        thread: that steps it for asyncio tasks; one of its own if None.
         options: fields of :class:`EngineConfig` by their names, which override those of ``config``.
 
     Attributes:
         config: the options.
         on_step: called with the plan of each step before it runs; None by default.
-        loop: a thread that runs it for asyncio tasks.
+        loop: runs its requests for asyncio tasks.
 
     Raises:
         SmeltError: the checkpoint cannot be read; a RuntimeProblem if it cannot be served or does not fit in memory.
         TypeError: one of ``options`` is not a field of the configuration.
     """
 
-    def __init__(self, checkpoint: str | Path, config: EngineConfig | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        checkpoint: str | Path,
+        config: EngineConfig | None = None,
+        *,
+        thread: EngineThread | None = None,
+        **options: Any,
+    ) -> None:
         self.config = config = EngineConfig.of(config, options)
         self._log: Log = (lambda _: None) if config.quiet else _print_notice
         opened, self.model = load_model(checkpoint, config, log=self._log)
@@ -90,8 +102,10 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._sinks: dict[str, Sink] = {}
         self._names = itertools.count()
+        self._adapters: dict[str, str] = {}  # with their fingerprints
+        self._deadlines: list[tuple[float, str]] = []
         self._lock = threading.RLock()
-        self.loop = EngineLoop(self)
+        self.loop = EngineLoop(self, thread or EngineThread())
 
     def _take_memory(self, kept: torch.dtype) -> None:
         """Reserve memory, and create the cache and the scheduler."""
@@ -131,7 +145,7 @@ class Engine:
     def take_weights(self, config: Any, names: Iterable[str], load: Callable[[str], Tensor]) -> None:
         """Load other weights of the same shapes, such as those of a model in training.
 
-        They are packed again; the checkpoint's files are not touched. The prefix cache is cleared.
+        They are packed again; the checkpoint's files are not touched. The prefix cache is cleared, and adapters are unloaded.
 
         Args:
             config: the model's Hugging Face configuration, which may differ only by an untied lm_head.
@@ -148,17 +162,59 @@ class Engine:
                 )
             live = LiveWeights(config, self.model.dtype, names, load)
             self.model = Model(live, self.model.operators)
+            self._adapters = {}
             self.cache.forget()
             self.executor = self._executor()
 
+    @property
+    def adapters(self) -> list[str]:
+        """The names of the LoRA adapters that are loaded."""
+        return list(self._adapters)
+
+    def load_adapter(self, name: str, directory: str | Path) -> None:
+        """Load a LoRA adapter beside the model; requests name it with ``adapter``.
+
+        Args:
+            name: of its own.
+            directory: where `peft` saved it.
+
+        Raises:
+            SmeltError: it is not an adapter, is of another model or kind, or the name is taken.
+        """
+        found = Adapter(Path(directory))
+        with self._lock:
+            if name in self._adapters:
+                raise RuntimeProblem(f"an adapter named {name!r} is loaded already; unload it first, or choose another name")
+            self.model.adapters().load(name, found)
+            self._adapters[name] = found.fingerprint()
+
+    def unload_adapter(self, name: str) -> None:
+        """Drop a LoRA adapter.
+
+        Raises:
+            RuntimeProblem: there is none of that name, or requests for it are not finished.
+        """
+        with self._lock:
+            if name not in self._adapters:
+                raise RuntimeProblem(f"no adapter named {name!r} is loaded{nearest_name(name, self.adapters)}")
+            count = sum(request.adapter == name for request in self._requests.values())
+            if count:
+                raise RuntimeProblem(f"{count} requests for the adapter {name!r} are running; wait for them, or abort them")
+            self.model.adapters().unload(name)
+            del self._adapters[name]
+
     def generate(
-        self, prompts: Prompt | SequenceOf[Prompt], params: SamplingParams | SequenceOf[SamplingParams] | None = None
+        self,
+        prompts: Prompt | SequenceOf[Prompt],
+        params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> list[RequestOutput]:
         """Generate from prompts and return when all are done.
 
         Args:
             prompts: one or many; a text, or token ids.
             params: one for all prompts, or one for each.
+            options: of each; see :class:`.RequestOptions`.
 
         Returns:
             One output per prompt, in order.
@@ -174,7 +230,7 @@ class Engine:
             raise RuntimeProblem(
                 f"{len(many)} prompts but {len(each)} parameters were given; give one for each, or one for all"
             )
-        return self._finish([self._request(prompt, p, None) for prompt, p in zip(many, each, strict=True)])  # type: ignore[arg-type]
+        return self._finish([self._request(prompt, p, None, options) for prompt, p in zip(many, each, strict=True)])  # type: ignore[arg-type]
 
     def score(self, pairs: SequenceOf[tuple[SequenceOf[int], SequenceOf[int]]]) -> list[list[TokenScore]]:
         """Score given continuations. A context that several pairs share is computed once.
@@ -223,14 +279,13 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         id: str | None = None,
-        priority: int = 0,
-        predicted_tokens: int | None = None,
+        **options: Unpack[RequestOptions],
     ) -> AsyncIterator[RequestOutput]:
         """Generate from a prompt and yield its state whenever it has grown. Leaving the loop early aborts the request.
 
         Arguments and errors are those of :meth:`add_request`.
         """
-        stream = self.start(prompt, params, id=id, priority=priority, predicted_tokens=predicted_tokens)
+        stream = self.start(prompt, params, id=id, **options)
         try:
             async for output in stream:
                 yield output
@@ -243,15 +298,13 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         id: str | None = None,
-        priority: int = 0,
-        predicted_tokens: int | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Stream:
         """Queue a prompt for the engine's own thread, without waiting for the step that runs. Called in an asyncio loop.
 
         Arguments and errors are those of :meth:`add_request`.
         """
-        request = self._request(prompt, params or SamplingParams(), id)
-        request.priority, request.predicted_tokens = priority, predicted_tokens
+        request = self._request(prompt, params or SamplingParams(), id, options)
         request.arrived = time.perf_counter()
         self._check_queue(self.loop.arriving)
         return self.loop.submit(request)
@@ -288,8 +341,7 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         id: str | None = None,
-        priority: int = 0,
-        predicted_tokens: int | None = None,
+        **options: Unpack[RequestOptions],
     ) -> str:
         """Queue a prompt; :meth:`step` continues it.
 
@@ -297,8 +349,7 @@ class Engine:
             prompt: a text, or token ids.
             params: the sampling parameters.
             id: its id, by default a new one.
-            priority: lower numbers go first, under the policy ``priority``.
-            predicted_tokens: how many tokens are expected, for policies and an admission that predict.
+            options: see :class:`.RequestOptions`.
 
         Returns:
             The request's id.
@@ -307,8 +358,7 @@ class Engine:
             QueueFull: ``max_waiting`` requests are waiting.
             RuntimeProblem: the prompt or its parameters cannot be served.
         """
-        request = self._request(prompt, params or SamplingParams(), id)
-        request.priority, request.predicted_tokens = priority, predicted_tokens
+        request = self._request(prompt, params or SamplingParams(), id, options)
         with self._lock:
             self._check_queue()
             self._submit(request, None)
@@ -322,6 +372,7 @@ class Engine:
                 # A step may start before the previous one has returned its tokens, if they are not needed in between.
                 if self._awaited:
                     changed += self._collect()
+                changed += self._expire(time.perf_counter())
                 started = self._started(self.scheduler.schedule(time.perf_counter()))
                 changed += self._collect()
                 self._handle = started
@@ -333,7 +384,7 @@ class Engine:
                 # Blocks that the step was to fill or to swap can be found by their keys already.
                 self.cache.forget()
                 raise
-            if handle is None and started is None and self.scheduler.has_work:
+            if handle is None and started is None and not changed and self.scheduler.has_work:
                 # Requests are checked to fit, so this would be a bug; better than looping forever.
                 self._fail_all("this request cannot be scheduled")
                 raise RuntimeProblem("no waiting request fits into the cache; this is a bug in Smelt, please report it")
@@ -346,6 +397,16 @@ class Engine:
                 if output.finished:
                     self._forget(output.id)
             return outputs
+
+    def _expire(self, now: float) -> list[Request]:
+        """End the requests whose deadline has passed."""
+        found = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            request = self._requests.get(heapq.heappop(self._deadlines)[1])
+            if request is not None and request.due <= now and not request.is_finished:
+                self._end_all(request, "deadline")
+                found.append(request)
+        return found
 
     def abort(self, id: str) -> None:
         """Abort a request; a no-op if it has finished."""
@@ -385,8 +446,13 @@ class Engine:
         lowered = self.model.operators.explain_layers()
         return explanations if lowered is None else {**explanations, "layers": lowered}
 
-    def _request(self, prompt: Prompt, params: SamplingParams, id: str | None) -> Request:
+    def _request(self, prompt: Prompt, params: SamplingParams, id: str | None, options: RequestOptions) -> Request:
         """A validated request, not queued yet."""
+        adapter, deadline = options.get("adapter"), options.get("deadline")
+        if adapter is not None and adapter not in self.adapters:
+            raise RuntimeProblem(f"no adapter named {adapter!r} is loaded{nearest_name(adapter, self.adapters)}")
+        if deadline is not None and not deadline > 0:
+            raise RuntimeProblem(f"deadline is {deadline}; it must be above 0 seconds")
         text = prompt if isinstance(prompt, str) else None
         if text is not None and self.tokenizer is None:
             raise RuntimeProblem("the checkpoint has no tokenizer; give the prompt as token ids")
@@ -398,8 +464,11 @@ class Engine:
         grows_to = len(tokens) + min(most, params.max_tokens or most)
         self._check_room(grows_to, "lower max_tokens or raise kv_cache_bytes")
         salt = repr(self.model.variant(grows_to)).encode() if self.model.cache_variants else b""
+        if adapter is not None:
+            salt += self._adapters[adapter].encode()
         name = id if id is not None else f"request-{next(self._names)}"
-        request = Request(name, tokens, params, grows_to, salt, text)
+        request = Request(name, tokens, params, grows_to, salt, text, adapter=adapter, deadline=deadline)
+        request.priority, request.predicted_tokens = options.get("priority", 0), options.get("predicted_tokens")
         request.sequences = [
             Sequence(request, i, list(tokens)) for i in range(1 if params.is_beam_search else params.n)
         ]
@@ -477,8 +546,11 @@ class Engine:
             self._awaited.add(request.id)
         if sink is not None:
             self._sinks[request.id] = sink
+        request.arrived = request.arrived or time.perf_counter()
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.due, request.id))
         # It may have waited for the step that was running.
-        self.scheduler.add(request.sequences[0], request.arrived or time.perf_counter())
+        self.scheduler.add(request.sequences[0], request.arrived)
 
     def _started(self, plan: StepPlan) -> tuple[StepPlan, StepHandle] | None:
         """Start a step; None if it is empty."""

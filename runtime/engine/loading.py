@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -16,6 +19,7 @@ from ..native.operators import NativeOperators
 from ..weights.checkpoint import Checkpoint
 from .config import DTYPE_NAMES, EngineConfig
 
+T = TypeVar("T")
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
@@ -44,6 +48,33 @@ def load_model(checkpoint: str | Path, config: EngineConfig | None = None, *, lo
 
         return opened, Model(opened, CompiledOperators(computing, where))
     return opened, Model(opened, _operators(computing, where, config, log))
+
+
+def loaded_apart(load: Callable[[], T]) -> T:
+    """What a function returns, or raises, in a thread that ends with it.
+
+    The OpenMP threads of whoever loads a model stay as long as that thread, and slow those of an engine's own thread down
+    (:class:`.engine_thread.EngineThread`).
+
+    Args:
+        load: such as the constructor of an engine.
+    """
+    found: list[T] = []
+    problems: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            found.append(load())
+        except BaseException as problem:
+            problems.append(problem)
+
+    # A daemon, so that an interrupt need not wait for it.
+    thread = threading.Thread(target=work, name="smelt-load", daemon=True)
+    thread.start()
+    thread.join()
+    if problems:
+        raise problems[0]
+    return found[0]
 
 
 def operators_for(dtype: torch.dtype, device: torch.device, *, log: Log) -> Operators:

@@ -1,25 +1,23 @@
-"""A thread that runs an engine for asyncio tasks."""
+"""An engine's requests for asyncio tasks."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from ...system.errors import RuntimeProblem
 from ..requests.output import RequestOutput
 from ..requests.sequence import Request
+from .engine_thread import EngineThread
 
 _LOG = logging.getLogger("smelt.engine")
 T = TypeVar("T")
 
 
 class Steps(Protocol):
-    """The part of an engine that the thread needs."""
+    """The part of an engine that is needed here."""
 
     @property
     def has_work(self) -> bool: ...
@@ -80,31 +78,35 @@ class Stream:
 
 
 class EngineLoop:
-    """Steps an engine in a thread while there is work.
+    """Runs an engine's requests in its thread while there are any.
 
     Requests come through a queue that is read between steps: whoever sends one does not wait for the step that is running.
 
     Args:
         engine: which may also be used directly by other threads.
+        thread: that steps it, perhaps by turns with other engines.
     """
 
-    def __init__(self, engine: Steps) -> None:
+    def __init__(self, engine: Steps, thread: EngineThread) -> None:
         self._engine = engine
-        self._inbox: deque[Callable[[], object]] = deque()
-        self._wake = threading.Condition()
+        self._steps_in = thread
         self._ready: dict[asyncio.AbstractEventLoop, list[tuple[Stream, RequestOutput]]] = {}
-        self._thread: threading.Thread | None = None
         self._submitted = 0
 
     @property
     def is_alive(self) -> bool:
         """Whether its thread runs, or has not been needed yet."""
-        return self._thread is None or self._thread.is_alive()
+        return self._steps_in.is_alive
 
     @property
     def arriving(self) -> int:
         """Requests that have not reached the engine's queue."""
         return self._submitted
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is not finished."""
+        return self._engine.has_work
 
     def submit(self, request: Request) -> Stream:
         """Queue a request. Called in an asyncio loop, which its outputs come to."""
@@ -133,54 +135,23 @@ class EngineLoop:
 
     def call(self, function: Callable[[], object]) -> None:
         """Call something in the engine's thread, between steps."""
-        with self._wake:
-            self._inbox.append(function)
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="smelt-engine", daemon=True)
-                self._thread.start()
-            self._wake.notify()
+        self._steps_in.call(self, function)
 
     async def result(self, function: Callable[[], T]) -> T:
         """What a function returns, or raises, in the engine's thread between steps."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+        return await self._steps_in.result(self, function)
 
-        def settle(value: T | None, error: Exception | None) -> None:
-            if future.done():
-                return  # nobody waits any more
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(value)  # type: ignore[arg-type]
+    def close(self) -> None:
+        """Step it no more. Its requests must have ended."""
+        self._steps_in.remove(self)
 
-        def work() -> None:
-            value, problem = None, None
+    def turn(self) -> None:
+        """Compute a step, if there is work, and hand its outputs over. Called in the engine's thread."""
+        if self._engine.has_work:
             try:
-                value = function()
-            except Exception as error:
-                problem = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(settle, value, problem)
-
-        self.call(work)
-        return await future
-
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                while not self._inbox and not self._engine.has_work:
-                    self._wake.wait()
-            while self._inbox:
-                self._inbox.popleft()()
-            if self._engine.has_work:
-                try:
-                    self._engine.step()
-                except Exception:  # all requests have ended with an error, which their readers get
-                    _LOG.exception("a step failed")
-            self._deliver()
-
-    def _deliver(self) -> None:
-        """Hand a step's outputs over, once for each asyncio loop."""
+                self._engine.step()
+            except Exception:  # all requests have ended with an error, which their readers get
+                _LOG.exception("a step failed")
         ready, self._ready = self._ready, {}
         for loop, outputs in ready.items():
             try:

@@ -109,7 +109,7 @@ def _run(chunk: Chunk) -> Run:
     stop = chunk.start + chunk.count
     tokens = sequence.tokens[chunk.start : stop]
     wants = max(0, stop - max(chunk.start, sequence.first_wanted))
-    return Run(tokens, chunk.start, sequence.blocks, sequence.request.grows_to, wants)
+    return Run(tokens, chunk.start, sequence.blocks, sequence.request.grows_to, wants, sequence.request.adapter)
 
 
 def _wants_prompt_logprobs(sequence: Sequence) -> bool:

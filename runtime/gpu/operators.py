@@ -38,6 +38,7 @@ class GpuOperators(Operators):
 
     name = "gpu"
     block_multiple = 16
+    takes_adapters = False
 
     def __init__(self, dtype: torch.dtype, device: torch.device, fusions: Fusions | None = None) -> None:
         super().__init__(dtype, device)

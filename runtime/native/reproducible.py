@@ -33,6 +33,8 @@ class ReproducibleOperators(NativeOperators):
         exact: whether weight-only formats keep their inputs in bfloat16, for all rows; otherwise they are rounded for all.
     """
 
+    takes_adapters = False
+
     def __init__(self, kernels: ModuleType, exact: bool) -> None:
         super().__init__(kernels, exact)
 

@@ -15,7 +15,7 @@ class Completion:
         index: which of the request's samples.
         text: the text so far; None if the checkpoint has no tokenizer.
         tokens: its token ids, including an end token.
-        finish_reason: ``stop``, ``length``, ``abort`` or ``error``; None while it grows.
+        finish_reason: ``stop``, ``length``, ``abort``, ``deadline`` or ``error``; None while it grows.
         stopped_by: the stop string or token.
         total_logprob: sum of the tokens' log probabilities.
         logprobs: for each token, its log probability and those of the most likely ones, if requested.

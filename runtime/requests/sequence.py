@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,7 +55,7 @@ class Sequence:
         admitted: whether it runs: it holds blocks, and no longer waits.
         saved: blocks in host memory that continue ``blocks``, while it waits.
         swapped: whether these are its own, saved when it was preempted; otherwise they were found for its prefix.
-        finish: why it ended: ``stop``, ``length``, ``abort`` or ``error``; None while it runs.
+        finish: why it ended: ``stop``, ``length``, ``abort``, ``deadline`` or ``error``; None while it runs.
         total_logprob: sum of its generated tokens' log probabilities.
         score: in beam search, the sum of its tokens' log probabilities after biases and penalties.
         candidates: in beam search, its continuations while its siblings are waited for.
@@ -133,6 +134,8 @@ class Request:
         arrived, started: when it was queued, and first computed, in seconds of one clock; None if not yet.
         cached_tokens: those of its prompt that were found in the prefix cache when it started.
         preemptions: how often its sequences lost their blocks.
+        adapter: that it is for; None for the model itself.
+        deadline: seconds from its arrival until it must have ended; None if it has as many as it takes.
     """
 
     id: str
@@ -153,6 +156,13 @@ class Request:
     started: float | None = None
     cached_tokens: int = 0
     preemptions: int = 0
+    adapter: str | None = None
+    deadline: float | None = None
+
+    @property
+    def due(self) -> float:
+        """When it must have ended, by the clock of ``arrived``."""
+        return math.inf if self.deadline is None else self.arrived + self.deadline
 
     @property
     def is_finished(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 
-from ...requests.sequence import Sequence
+from ...requests.sequence import Request, Sequence
 from .fcfs import FirstComeFirstServed
 
 
@@ -20,13 +20,16 @@ class PriorityOrder(FirstComeFirstServed):
 
     def order(self, waiting: SequenceOf[Sequence], running: list[Sequence], places: int) -> Iterable[Sequence]:
         """By priority."""
-        return sorted([*running, *waiting], key=_place)
+        return sorted([*running, *waiting], key=self._place)
 
     def gives_way(self, sequence: Sequence, running: list[Sequence]) -> Sequence | None:
         """The last of those with a higher number."""
-        last = max(running, key=_place, default=sequence)
-        return last if last.request.priority > sequence.request.priority else None
+        last = max(running, key=self._place, default=sequence)
+        return last if self.urgency(last.request) > self.urgency(sequence.request) else None
 
+    def urgency(self, request: Request) -> float:
+        """Lower ones go first."""
+        return request.priority
 
-def _place(sequence: Sequence) -> tuple[int, int]:
-    return sequence.request.priority, sequence.request.number
+    def _place(self, sequence: Sequence) -> tuple[float, int]:
+        return self.urgency(sequence.request), sequence.request.number

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..policy import Policy
+from .deadline import EarliestDeadlineFirst
 from .fcfs import FirstComeFirstServed
 from .mlfq import SkipJoinFeedbackQueue
 from .orca import IterationLevel
@@ -21,6 +22,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "prefill_first": PrefillFirst,
     "sarathi": DecodeMaximal,
     "priority": PriorityOrder,
+    "deadline": EarliestDeadlineFirst,
     "shortest": ShortestPredicted,
     "mlfq": SkipJoinFeedbackQueue,
 }

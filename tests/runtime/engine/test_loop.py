@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
 from smelt.runtime import RuntimeProblem, SamplingParams
 from smelt.runtime.engine.engine import Engine
+from smelt.runtime.engine.engine_thread import EngineThread
+from smelt.runtime.engine.loading import loaded_apart
 from smelt.runtime.engine.loop import Stream
 
 from ...tiny import SMELT_6M
@@ -70,8 +73,7 @@ def test_a_reader_whose_loop_has_ended_holds_nothing(running: Engine) -> None:
 
 
 def test_several_loops_share_an_engine(running: Engine) -> None:
-    import threading
-
+    
     wanted = running.generate([[5, 6, 7]], GREEDY)[0].completions[0].tokens
     found: list[list[int]] = []
 
@@ -150,3 +152,31 @@ def test_what_cannot_be_served_is_refused_at_once(running: Engine) -> None:
 
     with pytest.raises(RuntimeProblem, match="max_length"):
         asyncio.run(ask())
+
+
+def test_engines_may_share_a_thread_and_leave_it() -> None:
+    thread = EngineThread()
+    first, second = (loaded_apart(lambda: engine(SMELT_6M, thread=thread)) for _ in range(2))
+
+    async def both() -> list[list[int]]:
+        async def tokens(running: Engine) -> list[int]:
+            async for output in running.stream([5, 6, 7], GREEDY):
+                last = output
+            return last.completions[0].tokens
+
+        return list(await asyncio.gather(tokens(first), tokens(second), tokens(first)))
+
+    found = asyncio.run(both())
+    assert found == [first.generate([5, 6, 7], GREEDY)[0].completions[0].tokens] * 3
+    for running in (first, second):
+        running.loop.close()
+    deadline = time.monotonic() + 5
+    while thread.is_running:
+        assert time.monotonic() < deadline, "the thread has not ended"
+        time.sleep(0.01)
+    assert asyncio.run(both()) == found  # it starts again
+
+
+def test_what_fails_while_loading_apart_is_raised() -> None:
+    with pytest.raises(RuntimeProblem, match="max_length"):
+        loaded_apart(lambda: engine(SMELT_6M, max_length=1))
