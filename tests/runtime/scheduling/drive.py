@@ -127,6 +127,7 @@ class Drive:
         output: int,
         *,
         priority: int = 0,
+        deadline: float | None = None,
         predicted: int | None = None,
         most: int = 0,
         n: int = 1,
@@ -135,13 +136,14 @@ class Drive:
         """Queue a request of a prompt, or a prompt's length, that ends after ``output`` tokens, of at most ``most``."""
         tokens = [1] * prompt if isinstance(prompt, int) else prompt
         params = SamplingParams(max_tokens=most or output, n=n)
-        request = Request(name, tokens, params, len(tokens) + (most or output), salt, priority=priority)
+        request = Request(name, tokens, params, len(tokens) + (most or output), salt, priority=priority, deadline=deadline)
         request.predicted_tokens = predicted
         request.sequences = [Sequence(request, i, list(tokens)) for i in range(n)]
         for sequence in request.sequences:
             self._seen[sequence] = list(tokens), hashes(tokens, salt)
         self.outputs[name] = output
         self.requests[name] = request
+        request.arrived = self.now
         self.scheduler.add(request.sequences[0], self.now)
         return request
 

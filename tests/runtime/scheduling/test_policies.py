@@ -113,6 +113,17 @@ def test_the_most_urgent_get_blocks_of_others() -> None:
     drive.cache.check([])
 
 
+def test_the_earliest_deadline_goes_first() -> None:
+    drive = Drive("deadline", max_sequences=1)
+    drive.add("none", 3, 12)
+    drive.step()
+    drive.add("late", 3, 5, deadline=1000)
+    drive.add("soon", 3, 5, deadline=10)
+    assert set(pieces(drive.step())) == {"soon"}, "what runs gives its place away"
+    drive.run()
+    assert sorted(drive.ended, key=drive.ended.__getitem__) == ["soon", "late", "none"]
+
+
 def test_the_shortest_prediction_goes_first() -> None:
     drive = Drive("shortest", max_sequences=1)
     drive.add("none", 3, 12)
