@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import sys
-from dataclasses import replace
+from collections.abc import Collection
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,11 +28,27 @@ def serve(
         list[str] | None,
         typer.Option(help="Another checkpoint, as NAME=PATH. Repeatable; models share the memory evenly."),
     ] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(help="A LoRA adapter of the first checkpoint, as NAME=PATH, served beside it. Repeatable."),
+    ] = None,
+    max_models: Annotated[
+        int | None,
+        typer.Option(help="How many models share the memory; by default those that are named here.", min=1),
+    ] = None,
     host: Annotated[str, typer.Option(help="Where to listen. Only this machine reaches the default.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Where to listen; 0 takes a free one.", min=0, max=65535)] = 8000,
     api_key: Annotated[
         list[str] | None,
         typer.Option(help="Requests need one of these keys. Repeatable.", envvar="SMELT_API_KEY", show_envvar=True),
+    ] = None,
+    admin_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Lets requests with this key load and unload models and adapters. Repeatable; none by default.",
+            envvar="SMELT_ADMIN_KEY",
+            show_envvar=True,
+        ),
     ] = None,
     allowed_origin: Annotated[
         list[str] | None,
@@ -47,6 +63,8 @@ def serve(
         str,
         typer.Option(help="The format of tool calls: auto (from the chat template), hermes, llama3_json or mistral."),
     ] = "auto",
+    log_requests: Annotated[bool, typer.Option(help="Log each request when it has been answered.")] = True,
+    log_format: Annotated[str, typer.Option(help="text, or json: an object a line, with a request's fields.")] = "text",
     metrics_prefix: Annotated[
         str, typer.Option(help="Before the names of metrics; vllm for dashboards that expect vLLM.")
     ] = "smelt",
@@ -64,51 +82,67 @@ def serve(
         smelt serve ./my-llama --model small=runs/mine/checkpoint --port 9000 --api-key "$KEY"
     """
     from ...models.directory.find import find_checkpoint
-    from ...runtime.engine.engine import Engine
-    from ...runtime.engine.engine_thread import EngineThread
+    from ...models.structure.lora import Adapter
     from ...runtime.engine.loading import loaded_apart
     from ...runtime.serve.app import Server
     from ...runtime.serve.http.config import ServerConfig
-    from ...runtime.serve.model.answer_format import AnswerFormat
+    from ...runtime.serve.http.log import log_to
+    from ...runtime.serve.model.loader import ModelLoader
     from ...runtime.serve.model.models import ServedModels
-    from ...runtime.serve.model.served_model import ServedModel
     from ...runtime.serve.run import listen, run
 
     config = ServerConfig(
         host=host,
         port=port,
         api_keys=tuple(api_key or ()),
+        admin_keys=tuple(admin_key or ()),
         allowed_origins=tuple(allowed_origin or ()),
         max_body_bytes=max_body_bytes,
         max_requests=max_requests,
         drain_seconds=drain_seconds,
+        log_requests=log_requests,
+        log_format=log_format,
         metrics_prefix=metrics_prefix,
         otlp_endpoint=otlp_endpoint,
     )
-    AnswerFormat.of(None, tool_call_parser)  # refuses a name that is not known
-    found = find_checkpoint(checkpoint)
     first = served_model_name or checkpoint.rstrip("/").rpartition("/")[2].removeprefix("builtin:")
-    places = {first: found.path}
+    places = {first: checkpoint}
     for pair in model or []:
-        name, _, path = pair.partition("=")
-        if not name or not path:
-            raise SmeltError(f"--model {pair}: give it as NAME=PATH")
-        if name in places:
-            raise SmeltError(f"--model {pair}: another model is named {name} already; choose another name")
-        places[name] = find_checkpoint(path).path
+        name, place = _pair("--model", pair, places)
+        places[name] = place
+    adapters: dict[str, str] = {}
+    for pair in lora or []:
+        name, place = _pair("--lora", pair, {**places, **adapters})
+        Adapter(Path(place))  # refuses what is none
+        adapters[name] = place
+    share = max_models or len(places)
+    if share < len(places):
+        raise SmeltError(f"--max-models is {share}, but {len(places)} models are named; raise it, or leave it out")
+    found = {name: find_checkpoint(place).path for name, place in places.items()}
     # Before the models are loaded, which takes long.
+    loader = ModelLoader(engine, share, tool_call_parser)
     listening = listen(host, port)
-    models = []
-    thread = EngineThread()
-    for number, (name, path) in enumerate(places.items()):
-        # Each takes an even part of what the models after it leave.
-        share = engine.memory_utilization / (len(places) - number)
-        loaded = loaded_apart(partial(Engine, path, replace(engine, memory_utilization=share), thread=thread))
-        models.append(ServedModel(name, loaded, path, tool_call_parser=tool_call_parser))
-    logging.basicConfig(level=logging.INFO, format="smelt: %(message)s", stream=sys.stderr)
-    server = Server(ServedModels(models), config)
+    models = [loader.load(name, path) for name, path in found.items()]
+    for name, place in adapters.items():
+        loaded_apart(partial(models[0].engine.load_adapter, name, place))
+        models.append(models[0].variant(name))
+    log_to(sys.stderr, log_format)
+    server = Server(ServedModels(models), config, loader)
     where, bound = listening.getsockname()[:2]
     at = f"[{where}]" if ":" in where else where
-    print(f"smelt: serving {', '.join(places)} at http://{at}:{bound}", file=sys.stderr, flush=True)
+    print(
+        f"smelt: serving {', '.join(model.name for model in models)} at http://{at}:{bound}",
+        file=sys.stderr,
+        flush=True,
+    )
     run(server, listening)
     return 0
+
+
+def _pair(option: str, text: str, known: Collection[str]) -> tuple[str, str]:
+    name, _, path = text.partition("=")
+    if not name or not path:
+        raise SmeltError(f"{option} {text}: give it as NAME=PATH")
+    if name in known:
+        raise SmeltError(f"{option} {text}: another model is named {name} already; choose another name")
+    return name, path

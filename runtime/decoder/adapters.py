@@ -75,7 +75,7 @@ class AdaptedLinear:
 
 
 @dataclass(frozen=True)
-class Target:
+class AdapterTarget:
     """A linear of the model as adapters name it.
 
     Attributes:
@@ -115,7 +115,7 @@ class Target:
             self.factors[name] = Factors(torch.cat(downs).to(device, dtype), up.to(device, dtype).contiguous())
 
 
-def check_adapter(adapter: Adapter, targets: Sequence[Target]) -> None:
+def check_adapter(adapter: Adapter, targets: Sequence[AdapterTarget]) -> None:
     """Check that an adapter can be served beside its base.
 
     Raises:
@@ -150,7 +150,9 @@ class Adapters:
         dtype, device: of their factors.
     """
 
-    def __init__(self, targets: Sequence[Target], rows: StepRows, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, targets: Sequence[AdapterTarget], rows: StepRows, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._targets = targets
         self.rows = rows
         self._dtype, self._device = dtype, device

@@ -16,7 +16,7 @@ from ..weights.cache_scheme import cache_scheme
 from ..weights.checkpoint import Checkpoint
 from ..weights.live_weights import LiveWeights
 from ..weights.matrix import Matrix, see_the_same, stacked
-from .adapters import AdaptedLinear, Adapters, StepRows, Target
+from .adapters import AdaptedLinear, Adapters, AdapterTarget, StepRows
 from .architectures import DecoderSpec, LayerSpec, spec_of
 from .batch import Batch
 from .feed_forward import GatedFeedForward, PlainFeedForward, RoutedFeedForward
@@ -359,7 +359,9 @@ class _Layer:
         if layer.attends:
             rows = None
             if names.by_head:
-                rows = self._rows_by_head = torch.arange(3 * heads * size).view(heads, 3, size).transpose(0, 1).flatten()
+                rows = self._rows_by_head = (
+                    torch.arange(3 * heads * size).view(heads, 3, size).transpose(0, 1).flatten()
+                )
             self._query_key_value = load.linear(
                 *(prefix + name for name in names.query_key_value), rows=rows, shape=(sum(self._widths), spec.hidden)
             )
@@ -466,7 +468,7 @@ class _Layer:
             self._layer.rope,
         )
 
-    def adapt(self, rows: StepRows) -> list[Target]:
+    def adapt(self, rows: StepRows) -> list[AdapterTarget]:
         """Replace its linears by those that apply adapters.
 
         Args:
@@ -476,11 +478,13 @@ class _Layer:
             What adapters may change.
         """
         names = self._spec.names
-        targets: list[Target] = []
+        targets: list[AdapterTarget] = []
 
-        def adapted(linear: Linear, modules: Sequence[str], sizes: Sequence[int], order: Tensor | None = None) -> Linear:
+        def adapted(
+            linear: Linear, modules: Sequence[str], sizes: Sequence[int], order: Tensor | None = None
+        ) -> Linear:
             sizes = sizes if len(sizes) == len(modules) else [sum(sizes)]
-            target = Target([self._prefix + name for name in modules], sizes, linear.columns, order)
+            target = AdapterTarget([self._prefix + name for name in modules], sizes, linear.columns, order)
             targets.append(target)
             return AdaptedLinear(linear, rows, target.factors)
 

@@ -28,6 +28,7 @@ class EngineConfig:
         token_budget: the most tokens computed in a step; long prompts are computed in pieces.
         block_size: positions in a cache block.
         kv_cache_bytes: memory for keys and values; by default the rest of ``memory_utilization``.
+        memory_bytes: memory for weights, activations and cache together, instead of ``memory_utilization``; for several engines on one device.
         host_cache_bytes: host memory for blocks that the KV cache evicts and for preempted sequences; none by default.
         host_cache_directory: a directory of a disk that holds these blocks instead of memory; it may hold more than memory does.
         swap: what happens to a preempted sequence if there is such memory: ``auto`` (what is predicted to take less time), ``swap`` or
@@ -35,7 +36,7 @@ class EngineConfig:
         memory_utilization: the share of the currently free memory for weights, activations and cache.
         share_prefixes: prefix caching: prompts with a common prefix share its cache blocks.
         policy: which requests start, run and are preempted first, and how prompts share steps with decodes:
-            ``fcfs``, ``static``, ``orca``, ``prefill_first``, ``sarathi``, ``priority``, ``shortest`` or ``mlfq``; see docs/runtime.md.
+            ``fcfs``, ``static``, ``orca``, ``prefill_first``, ``sarathi``, ``priority``, ``deadline``, ``shortest`` or ``mlfq``; see docs/runtime.md.
         admission: ``predicted``: a request starts only if the cache is predicted to hold all that run until they end, from the
             lengths of earlier outputs; ``immediate``: as soon as there is room for its prompt.
         max_waiting: the most requests that wait; further ones are refused with QueueFull. No limit by default, and
@@ -69,6 +70,7 @@ class EngineConfig:
     host_cache_directory: str | None = None
     swap: SwapMode = "auto"
     memory_utilization: float = 0.9
+    memory_bytes: int | None = None
     share_prefixes: bool = True
     policy: str = "fcfs"
     admission: str = "predicted"
@@ -98,6 +100,8 @@ class EngineConfig:
         _check_choice("kv_dtype", self.kv_dtype, tuple(BY_NAME))
         _check_choice("dtype", self.dtype, ("auto", *DTYPE_NAMES))
         _check_choice("swap", self.swap, SWAP_MODES)
+        if self.memory_bytes is not None and self.memory_bytes < 1:
+            raise RuntimeProblem(f"memory_bytes is {self.memory_bytes}; it must be at least 1")
         if self.host_cache_bytes < 0:
             raise RuntimeProblem(f"host_cache_bytes is {self.host_cache_bytes}; it must not be negative")
         if self.host_cache_directory is not None and not self.host_cache_bytes:

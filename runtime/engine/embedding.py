@@ -15,7 +15,9 @@ Pooling = Literal["last", "mean"]
 _BLOCK = 16
 
 
-def embedding(model: Model, tokens: list[int], *, pooling: Pooling, budget: int) -> Iterator[Tensor | None]:
+def embedding(
+    model: Model, tokens: list[int], *, pooling: Pooling, budget: int, adapter: str | None = None
+) -> Iterator[Tensor | None]:
     """A prompt's embedding, as a vector of length 1.
 
     Args:
@@ -23,6 +25,7 @@ def embedding(model: Model, tokens: list[int], *, pooling: Pooling, budget: int)
         tokens: of the prompt.
         pooling: the last token's hidden state, or the mean of all.
         budget: tokens at a time.
+        adapter: that changes the model for it; None for none.
 
     Yields:
         None after each piece but the last, so that other work can go on; then the embedding, in float32 on the CPU.
@@ -33,7 +36,7 @@ def embedding(model: Model, tokens: list[int], *, pooling: Pooling, budget: int)
     for start in range(0, len(tokens), budget):
         piece = tokens[start : start + budget]
         is_last = start + len(piece) == len(tokens)
-        run = Run(piece, start, list(range(blocks)), len(tokens), len(piece))
+        run = Run(piece, start, list(range(blocks)), len(tokens), len(piece), adapter)
         states = model.head.states(model.hidden(Batch([run], _BLOCK), store)).float().cpu()
         total = states[-1] if pooling == "last" else total + states.sum(0)
         yield torch.nn.functional.normalize(total, dim=0) if is_last else None

@@ -37,11 +37,11 @@ from ..weights.live_weights import LiveWeights
 from .beam import advance
 from .config import EngineConfig
 from .embedding import Pooling, embedding
+from .engine_thread import EngineThread
 from .executor import Executor, StepHandle, StepResult
 from .executors import EXECUTORS, ExecutorParts
 from .host_blocks import HostBlocks
 from .loading import load_model
-from .engine_thread import EngineThread
 from .loop import EngineLoop, Stream
 from .reserve import Reservation, host_slots, reserve
 from .sampling import Sampled
@@ -184,9 +184,13 @@ class Engine:
         found = Adapter(Path(directory))
         with self._lock:
             if name in self._adapters:
-                raise RuntimeProblem(f"an adapter named {name!r} is loaded already; unload it first, or choose another name")
-            self.model.adapters().load(name, found)
-            self._adapters[name] = found.fingerprint()
+                raise RuntimeProblem(
+                    f"an adapter named {name!r} is loaded already; unload it first, or choose another name"
+                )
+            adapters = self.model.adapters()
+        # Steps go on meanwhile: no request can name it yet.
+        adapters.load(name, found)
+        self._adapters[name] = found.fingerprint()
 
     def unload_adapter(self, name: str) -> None:
         """Drop a LoRA adapter.
@@ -199,7 +203,9 @@ class Engine:
                 raise RuntimeProblem(f"no adapter named {name!r} is loaded{nearest_name(name, self.adapters)}")
             count = sum(request.adapter == name for request in self._requests.values())
             if count:
-                raise RuntimeProblem(f"{count} requests for the adapter {name!r} are running; wait for them, or abort them")
+                raise RuntimeProblem(
+                    f"{count} requests for the adapter {name!r} are running; wait for them, or abort them"
+                )
             self.model.adapters().unload(name)
             del self._adapters[name]
 
@@ -309,12 +315,13 @@ class Engine:
         self._check_queue(self.loop.arriving)
         return self.loop.submit(request)
 
-    async def embed(self, tokens: list[int], *, pooling: Pooling = "last") -> Tensor:
+    async def embed(self, tokens: list[int], *, pooling: Pooling = "last", adapter: str | None = None) -> Tensor:
         """A prompt's embedding: its hidden states pooled, of length 1. Pieces of long prompts are computed between steps.
 
         Args:
             tokens: of the prompt.
             pooling: ``last`` for the last token's state, or ``mean``.
+            adapter: the LoRA adapter that changes the model for it; None for none.
 
         Raises:
             RuntimeProblem: the prompt is empty, too long, or has tokens outside the vocabulary.
@@ -324,7 +331,7 @@ class Engine:
             problem = f"the prompt has {len(tokens)} tokens, more than the engine's max_length of {self.max_length}"
         if problem:
             raise RuntimeProblem(problem)
-        pieces = embedding(self.model, tokens, pooling=pooling, budget=self.config.token_budget)
+        pieces = embedding(self.model, tokens, pooling=pooling, budget=self.config.token_budget, adapter=adapter)
         while True:
             found = await self.loop.result(lambda: next(pieces))
             if found is not None:

@@ -70,7 +70,9 @@ def reserve(model: Model, config: EngineConfig, *, max_length: int, kv_dtype: to
         activations += max_sequences * (12 * spec.vocabulary + 4 * max_length + 12 * -(-max_length // block_size))
     free = free_memory(model.device)
     allowed = config.kv_cache_bytes
-    if allowed is None:
+    if allowed is None and config.memory_bytes is not None:
+        allowed = config.memory_bytes - weights - activations
+    elif allowed is None:
         allowed = int(free * config.memory_utilization) - activations
     blocks = min(most, max(0, allowed) // block)
     if blocks == 0 or blocks * block > free - activations:

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from ...system.errors import SmeltError
+from .admin import Admin, LoadAdapter, LoadModel, UnloadAdapter, UnloadModel
 from .anthropic.count import CountRequest, counted
 from .anthropic.messages import MessagesRequest, answered_message
 from .http.config import ServerConfig
@@ -22,7 +23,9 @@ from .http.gate import Pass, RequestGate
 from .http.middleware import RequestGuard, body_of
 from .http.sse import OPENAI, EventStream, StreamForm, event
 from .http.validation import validation_problem
+from .model.loader import ModelLoader
 from .model.models import ServedModels
+from .model.observer import Observer
 from .model.running import Running
 from .model.served_model import ServedModel
 from .openai.chat import ChatRequest, answered
@@ -59,6 +62,7 @@ class Server:
     Args:
         models: by name.
         config: the options.
+        loader: of models that come while it runs; None if none may.
 
     Attributes:
         gate: who is let in.
@@ -70,7 +74,7 @@ class Server:
         RuntimeProblem: tracing is on and OpenTelemetry is not installed.
     """
 
-    def __init__(self, models: ServedModels, config: ServerConfig) -> None:
+    def __init__(self, models: ServedModels, config: ServerConfig, loader: ModelLoader | None = None) -> None:
         self.models = models
         self.config = config
         self.gate = RequestGate(config.max_requests)
@@ -88,6 +92,8 @@ class Server:
         self._add_tokens()
         self._add_status()
         self._add_metrics()
+        if config.admin_keys:
+            self._add_admin(Admin(models, loader, self, config.drain_seconds))
         add_page(app)
         app.add_middleware(RequestGuard, config=config)
         if config.allowed_origins:
@@ -149,12 +155,18 @@ class Server:
     ) -> Response:
         """An answer, whole or in pieces."""
         served = self.models.get(model)
-        request.state.model = served.name
+        request.state.served, request.state.model = served.name, (served.base or served).name
         entered = self.gate.enter()
+
+        async def begin(model: ServedModel, name: str) -> Answer:
+            answer = await start(model, name)
+            request.state.running = answer.running
+            return answer
+
         if not streams:
             with entered:
-                return JSONResponse(await unless_gone(request, _whole(start, served, _name(request))))
-        events = _events(start, served, _name(request), entered, form)
+                return JSONResponse(await unless_gone(request, _whole(begin, served, _name(request))))
+        events = _events(begin, served, _name(request), entered, form)
         try:
             return EventStream(await unless_gone(request, anext(events)), events)
         except BaseException:
@@ -201,12 +213,42 @@ class Server:
     def _add_metrics(self) -> None:
         self.app.state.metrics = self.metrics
         for model in self.models:
-            traced = () if self.tracing is None else (self.tracing.of(model.name),)
-            model.observers = (self.metrics.models[model.name], *traced)
+            self._observe(model, self.metrics.models[(model.base or model).name])
 
         @self.app.get("/metrics")
         async def metrics() -> Response:
             return Response(self.metrics.text(), media_type=self.metrics.media_type)
+
+    def _add_admin(self, admin: Admin) -> None:
+        app = self.app
+
+        @app.post("/models/load")
+        async def load(body: LoadModel) -> dict[str, Any]:
+            return await admin.load(body)
+
+        @app.post("/models/unload")
+        async def unload(body: UnloadModel) -> dict[str, Any]:
+            return await admin.unload(body)
+
+        @app.post("/v1/load_lora_adapter")
+        async def load_adapter(body: LoadAdapter) -> dict[str, Any]:
+            return await admin.load_adapter(body)
+
+        @app.post("/v1/unload_lora_adapter")
+        async def unload_adapter(body: UnloadAdapter) -> dict[str, Any]:
+            return await admin.unload_adapter(body)
+
+    def add(self, model: ServedModel) -> None:
+        """Measure a model that is served from now on."""
+        self._observe(model, self.metrics.add(model))
+
+    def remove(self, model: ServedModel) -> None:
+        """Measure a model no more."""
+        self.metrics.remove(model)
+
+    def _observe(self, model: ServedModel, metrics: Observer) -> None:
+        traced = () if self.tracing is None else (self.tracing.of(model.name),)
+        model.observers = (metrics, *traced)
 
 
 async def _whole(

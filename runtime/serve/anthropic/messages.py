@@ -89,7 +89,7 @@ class Messages:
         wanted = prompt.params.max_tokens or 1
         self._room = model.longest - len(prompt.tokens)
         params = replace(prompt.params, max_tokens=min(wanted, self._room))
-        self.running = Running(model, [prompt.tokens], params, name=name)
+        self.running = Running(model, [prompt.tokens], params, name, {})
 
     async def whole(self) -> dict[str, Any]:
         """The response."""

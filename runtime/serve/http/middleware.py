@@ -15,9 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .config import ServerConfig
 from .errors import ApiError
+from .log import RequestLog
 
 _LOG = logging.getLogger("smelt.serve")
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+# They are asked for every few seconds.
+_NOT_LOGGED = ("/health", "/ready", "/metrics", "/load", "/static/")
+# With keys of their own.
+ADMIN_PATHS = ("/models/load", "/models/unload", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 # Whoever watches a server needs no key; the page asks for it.
 _OPEN = ("/health", "/ready", "/version", "/metrics", "/static/")
 
@@ -33,7 +38,8 @@ class RequestGuard:
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self._app = app
         self._most = config.max_body_bytes
-        self._keys = [hashlib.sha256(key.encode()).digest() for key in config.api_keys]
+        self._logs = config.log_requests
+        self._keys, self._admin_keys = _digests(config.api_keys), _digests(config.admin_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
@@ -46,6 +52,16 @@ class RequestGuard:
         scope.setdefault("state", {})["request_id"] = name
 
         exchange = _Exchange(receive, send, name, self._most)
+        log = (
+            RequestLog() if self._logs and not scope["path"].startswith(_NOT_LOGGED) and scope["path"] != "/" else None
+        )
+        try:
+            await self._serve(scope, exchange, headers, name)
+        finally:
+            if log is not None:
+                log.write(scope, exchange.status)
+
+    async def _serve(self, scope: Scope, exchange: _Exchange, headers: MutableMapping[bytes, bytes], name: str) -> None:
         problem = self._problem(scope["path"], scope["method"], headers)
         if problem is None:
             try:
@@ -63,14 +79,22 @@ class RequestGuard:
         size = headers.get(b"content-length", b"0")
         if size.isdigit() and int(size) > self._most:
             return self._too_large()
-        if not self._keys or method == "OPTIONS" or path == "/" or path.startswith(_OPEN):
+        if path in ADMIN_PATHS:
+            keys = self._admin_keys
+            if not keys:
+                return ApiError(404, f"{path} needs an admin key; start the server with --admin-key.")
+        else:
+            keys = self._keys
+            if not keys or path == "/" or path.startswith(_OPEN):
+                return None
+        if method == "OPTIONS":
             return None
         key = _key(headers)
         if key is None:
             return ApiError(401, "There is no API key; send it as Authorization: Bearer KEY, or as x-api-key.")
         digest = hashlib.sha256(key).digest()
         # All are compared, so that the time says nothing.
-        if sum(secrets.compare_digest(digest, known) for known in self._keys) == 0:
+        if sum(secrets.compare_digest(digest, known) for known in keys) == 0:
             return ApiError(401, "The API key is not one of this server's.", code="invalid_api_key")
         return None
 
@@ -88,6 +112,7 @@ class _Exchange:
     Attributes:
         is_too_large: the body has more bytes; what the application answers to that is not sent.
         has_begun: the response has.
+        status: of the response; None before.
     """
 
     def __init__(self, receive: Receive, send: Send, name: str, most: int) -> None:
@@ -97,6 +122,7 @@ class _Exchange:
         self._left = most
         self.is_too_large = False
         self.has_begun = False
+        self.status: int | None = None
 
     async def receive(self) -> Message:
         """Some of the request."""
@@ -112,9 +138,14 @@ class _Exchange:
         if self.is_too_large:
             return
         if message["type"] == "http.response.start":
+            self.status = message["status"]
             message.setdefault("headers", []).extend(_id_headers(self._name))
             self.has_begun = True
         await self._send(message)
+
+
+def _digests(keys: Iterable[str]) -> list[bytes]:
+    return [hashlib.sha256(key.encode()).digest() for key in keys]
 
 
 def _key(headers: MutableMapping[bytes, bytes]) -> bytes | None:

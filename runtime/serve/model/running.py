@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 
 from ...engine.loop import Stream
+from ...requests.options import RequestOptions
 from ...requests.output import RequestOutput
 from ...requests.params import SamplingParams
 from ..http.errors import ApiError, sentence
@@ -22,7 +23,7 @@ class Running:
         prompts: their tokens.
         params: for each.
         name: of the request.
-        priority: as the engine's.
+        options: of the engine's, for each.
 
     Attributes:
         latest: the last output of each prompt.
@@ -32,16 +33,23 @@ class Running:
     """
 
     def __init__(
-        self, model: ServedModel, prompts: Sequence[list[int]], params: SamplingParams, *, name: str, priority: int = 0
+        self,
+        model: ServedModel,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        name: str,
+        options: RequestOptions,
     ) -> None:
         self.latest: list[RequestOutput | None] = [None] * len(prompts)
+        self._model = model
         self._streams: list[Stream] = []
+        model.running.add(self)
         # Clients may send the same id twice.
         own = f"{name}-{uuid.uuid4().hex}"
         watches = [observer.watch(name, prompts, params) for observer in model.observers]
         try:
             for number, prompt in enumerate(prompts):
-                self._streams.append(model.start(prompt, params, name=f"{own}-{number}", priority=priority))
+                self._streams.append(model.start(prompt, params, f"{own}-{number}", options))
         except BaseException:
             self.close()
             raise
@@ -58,6 +66,7 @@ class Running:
         """Abort those that have not ended."""
         for stream in self._streams:
             stream.close()
+        self._model.running.discard(self)
 
     async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
         """Each prompt's outputs with its number, as they come.
@@ -86,6 +95,14 @@ class Running:
     def _kept(self, number: int, output: RequestOutput) -> RequestOutput:
         if output.error is not None:
             raise ApiError(500, sentence(RuntimeError(output.error)), "server_error")
+        if any(completion.finish_reason == "deadline" for completion in output.completions):
+            raise ApiError(
+                504, "The request's deadline passed before it was finished.", "timeout_error", "deadline_exceeded"
+            )
+        if any(completion.finish_reason == "abort" for completion in output.completions):
+            raise ApiError(
+                503, "The request was aborted by the server, which unloads its model.", "service_unavailable_error"
+            )
         self.latest[number] = output
         return output
 

@@ -1,4 +1,4 @@
-"""A model that is served under a name: its engine, and its tokenizer for requests."""
+"""A model that is served under a name: its engine, perhaps an adapter, and its tokenizer for requests."""
 
 from __future__ import annotations
 
@@ -9,19 +9,26 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ....models.text.chat_template import conversation_tokens
 from ....system.errors import SmeltError
 from ...engine.engine import Engine, QueueFull
 from ...engine.loop import Stream
 from ...requests.constraint import Constraint
+from ...requests.options import RequestOptions
 from ...requests.params import SamplingParams
 from ..constraints.compiler import Compiler
 from ..constraints.grammar import Grammar
 from ..http.errors import ApiError, busy, refused, too_long
 from .answer_format import AnswerFormat
 from .observer import Observer
+
+
+class Closing(Protocol):
+    """A request that can be aborted."""
+
+    def close(self) -> None: ...
 
 
 @dataclass
@@ -38,6 +45,9 @@ class ServedModel:
         format: of its answers.
         embeds: held while one prompt is embedded, whose keys and values are outside of the engine's cache.
         observers: of its requests.
+        adapter: the name of the LoRA adapter that changes it; None for the base model.
+        base: what the adapter changes; None for a base model.
+        running: the requests that are being served by it.
     """
 
     name: str
@@ -49,12 +59,23 @@ class ServedModel:
     format: AnswerFormat = field(init=False)
     observers: tuple[Observer, ...] = ()
     embeds: asyncio.Lock = field(default_factory=asyncio.Lock)
+    adapter: str | None = None
+    base: ServedModel | None = None
+    running: set[Closing] = field(default_factory=set)
     _compiles: threading.Lock = field(default_factory=threading.Lock)
     _compiler: Compiler | None = None
 
     def __post_init__(self) -> None:
         self.tokenizer = copy.deepcopy(self.engine.tokenizer)
         self.format = AnswerFormat.of(self.tokenizer, self.tool_call_parser)
+
+    def variant(self, adapter: str) -> ServedModel:
+        """The same model with an adapter that its engine has loaded, under the adapter's name."""
+        found = copy.copy(self)
+        found.name = found.adapter = adapter
+        found.base = self
+        found.created, found.running = int(time.time()), set()
+        return found
 
     @property
     def longest(self) -> int:
@@ -117,17 +138,29 @@ class ServedModel:
         Raises:
             ApiError: it is invalid.
         """
+        if self.base is not None:
+            return self.base.compile(grammar, after)
         with self._compiles:
             if self._compiler is None:
                 self._compiler = Compiler(self._needed_tokenizer(), self.engine.model.spec.vocabulary, self.engine.ends)
         return self._compiler.compile(grammar, after)
+
+    def abort_all(self) -> None:
+        """Abort the requests that are being served by it."""
+        for running in list(self.running):
+            running.close()
+
+    @property
+    def in_use(self) -> int:
+        """How many requests are being served by it."""
+        return len(self.running)
 
     @property
     def is_alive(self) -> bool:
         """Whether its engine can work."""
         return self.engine.loop.is_alive
 
-    def start(self, prompt: list[int], params: SamplingParams, *, name: str, priority: int = 0) -> Stream:
+    def start(self, prompt: list[int], params: SamplingParams, name: str, options: RequestOptions) -> Stream:
         """Queue a prompt.
 
         Raises:
@@ -137,7 +170,7 @@ class ServedModel:
         if len(prompt) >= self.longest or len(prompt) + (wanted or 0) > self.longest:
             raise too_long(len(prompt), wanted if len(prompt) < self.longest else None, self.longest)
         try:
-            return self.engine.start(prompt, params, id=name, priority=priority)
+            return self.engine.start(prompt, params, id=name, **{**options, "adapter": self.adapter})
         except QueueFull as problem:
             raise busy(str(problem)) from None
         except SmeltError as problem:

@@ -86,7 +86,7 @@ class ChatCompletions:
         self._prompt = prompt
         self._head = {"id": name, "created": int(time.time()), "model": model.name}
         self._texts = TokenText(model)
-        self.running = Running(model, [prompt.tokens], prompt.params, name=name, priority=request.priority)
+        self.running = Running(model, [prompt.tokens], prompt.params, name, request.options)
 
     async def whole(self) -> dict[str, Any]:
         """The response."""

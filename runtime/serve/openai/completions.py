@@ -95,7 +95,7 @@ class Completions:
             prompt_logprobs=prompt_wants,
         )
         self._texts = TokenText(model)
-        self.running = Running(model, request.prompts(model), params, name=name, priority=request.priority)
+        self.running = Running(model, request.prompts(model), params, name, request.options)
 
     async def whole(self) -> dict[str, Any]:
         """The response."""

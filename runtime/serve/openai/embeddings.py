@@ -52,7 +52,7 @@ async def embeddings(request: EmbeddingRequest, model: ServedModel) -> dict[str,
     found = []
     for prompt in prompts:
         async with model.embeds:
-            found.append(await model.engine.embed(prompt, pooling=request.pooling))
+            found.append(await model.engine.embed(prompt, pooling=request.pooling, adapter=model.adapter))
     total = sum(map(len, prompts))
     return {
         "object": "list",

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....system.errors import SmeltError
+from ...requests.options import RequestOptions
 from ...requests.params import SamplingParams
 from ..http.errors import refused
 
@@ -33,7 +34,7 @@ class StreamOptions(Fields):
 
 
 class ChoosingFields(Fields):
-    """How tokens are chosen, in every API of OpenAI's. Those from ``top_k`` on are vLLM's fields."""
+    """How tokens are chosen, in every API of OpenAI's. Those from ``top_k`` on are vLLM's fields; ``deadline``, in seconds, is Smelt's."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -47,6 +48,12 @@ class ChoosingFields(Fields):
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     ignore_eos: bool = False
     priority: int = 0
+    deadline: Annotated[float, Field(gt=0)] | None = None
+
+    @property
+    def options(self) -> RequestOptions:
+        """How the engine schedules it."""
+        return {"priority": self.priority, "deadline": self.deadline}
 
     def params(self, **others: Any) -> SamplingParams:
         """The engine's parameters.

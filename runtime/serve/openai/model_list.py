@@ -15,6 +15,6 @@ def model_entry(model: ServedModel) -> dict[str, Any]:
         "created": model.created,
         "owned_by": "smelt",
         "root": model.name,
-        "parent": None,
+        "parent": None if model.base is None else model.base.name,
         "max_model_len": model.longest,
     }

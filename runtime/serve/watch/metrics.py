@@ -17,7 +17,7 @@ from ..model.observer import Watch
 from ..model.served_model import ServedModel
 
 # Of a request whose samples ended differently, the first of them.
-_REASONS: tuple[str, ...] = ("error", "abort", "length", "stop")
+_REASONS: tuple[str, ...] = ("error", "deadline", "abort", "length", "stop")
 _REFUSALS = {429: "busy", 503: "draining", 400: "invalid"}
 _TOO_LONG = "too_long"
 
@@ -172,7 +172,7 @@ class Metrics(Collector):
     media_type = CONTENT_TYPE_PLAIN_0_0_4
 
     def __init__(self, prefix: str, models: Iterable[ServedModel]) -> None:
-        served = list(models)
+        served = [model for model in models if model.base is None]
         self._prefix = prefix
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -181,8 +181,22 @@ class Metrics(Collector):
             name: Histogram(f"{prefix}:{name}", text, [_LABEL], buckets=buckets or tokens, registry=self.registry)
             for name, (text, buckets) in _HISTOGRAMS.items()
         }
-        self.models = {model.name: ModelMetrics(model, histograms) for model in served}
+        self._histograms = histograms
+        self.models: dict[str, ModelMetrics] = {}
+        for model in served:
+            self.add(model)
         self.registry.register(self)
+
+    def add(self, model: ServedModel) -> ModelMetrics:
+        """Measure one more model."""
+        found = self.models[model.name] = ModelMetrics(model, self._histograms)
+        return found
+
+    def remove(self, model: ServedModel) -> None:
+        """A model is served no more; if it comes again, its numbers start at zero."""
+        del self.models[model.name]
+        for histogram in self._histograms.values():
+            histogram.remove(model.name)
 
     def text(self) -> bytes:
         """All of them. Always in the plain format: in OpenMetrics' the colon of the names becomes an underscore."""
@@ -196,8 +210,9 @@ class Metrics(Collector):
             problem: the response.
         """
         reason = _TOO_LONG if problem.code == "context_length_exceeded" else _REFUSALS.get(problem.status)
-        if reason is not None:
-            self.models[model or next(iter(self.models))].refused[reason] += 1
+        known = self.models.get(model or next(iter(self.models), ""))
+        if reason is not None and known is not None:
+            known.refused[reason] += 1
 
     def collect(self) -> Iterator[Metric]:
         """What is not a histogram."""

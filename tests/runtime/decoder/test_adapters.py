@@ -15,25 +15,13 @@ from transformers import AutoModelForCausalLM
 
 from ...compress.coded import compressed
 from ..drive import engine
+from ..random_adapter import adapter_of
 
 peft = pytest.importorskip("peft", reason="needs peft, which is in the dev extra")
 
 PROMPT = torch.randint(4, 4096, (24,), generator=torch.Generator().manual_seed(0)).tolist()
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
 EVERY_LINEAR = {"target_modules": "all-linear"}
-
-
-def adapter_of(path: Path, directory: Path, seed: int = 3, size: float = 0.2, **settings: Any) -> Any:
-    """A random adapter on a plain checkpoint, saved; returns peft's model with it unmerged."""
-    base = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    model = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=6, **settings))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "lora_" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * size)
-    model.save_pretrained(directory)
-    return model.eval()
 
 
 def theirs(model: Any, prompt: list[int] = PROMPT, count: int = 12) -> tuple[list[int], list[float]]:
@@ -119,7 +107,9 @@ def test_native_kernels_apply_adapters_as_exactly_as_merged_weights(tiny: Callab
     exact = scores(engine(tmp_path / "merged"))
     assert (scores(running, "mine") - exact).abs().mean() < 1.5 * (scores(merged) - exact).abs().mean()
     # Decoding, where layers without adapters run in one call of the kernels.
-    greedy = [running.generate([PROMPT], GREEDY, adapter=name)[0].completions[0].tokens for name in (None, "mine", None)]
+    greedy = [
+        running.generate([PROMPT], GREEDY, adapter=name)[0].completions[0].tokens for name in (None, "mine", None)
+    ]
     assert greedy[0] == greedy[2] != greedy[1]
 
 

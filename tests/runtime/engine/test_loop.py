@@ -73,7 +73,7 @@ def test_a_reader_whose_loop_has_ended_holds_nothing(running: Engine) -> None:
 
 
 def test_several_loops_share_an_engine(running: Engine) -> None:
-    
+
     wanted = running.generate([[5, 6, 7]], GREEDY)[0].completions[0].tokens
     found: list[list[int]] = []
 

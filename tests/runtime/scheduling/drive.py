@@ -136,7 +136,9 @@ class Drive:
         """Queue a request of a prompt, or a prompt's length, that ends after ``output`` tokens, of at most ``most``."""
         tokens = [1] * prompt if isinstance(prompt, int) else prompt
         params = SamplingParams(max_tokens=most or output, n=n)
-        request = Request(name, tokens, params, len(tokens) + (most or output), salt, priority=priority, deadline=deadline)
+        request = Request(
+            name, tokens, params, len(tokens) + (most or output), salt, priority=priority, deadline=deadline
+        )
         request.predicted_tokens = predicted
         request.sequences = [Sequence(request, i, list(tokens)) for i in range(n)]
         for sequence in request.sequences:

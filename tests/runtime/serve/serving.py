@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from smelt.runtime.engine.engine import Engine
 from smelt.runtime.serve.app import Server
 from smelt.runtime.serve.http.config import ServerConfig
+from smelt.runtime.serve.model.loader import ModelLoader
 from smelt.runtime.serve.model.models import ServedModels
 from smelt.runtime.serve.model.served_model import ServedModel
 from smelt.runtime.serve.run import listen
@@ -54,10 +55,12 @@ def served(engine: Engine, name: str = "smelt-6m", *, template: str | None = TEM
 
 
 @contextlib.contextmanager
-def serving(models: list[ServedModel], config: ServerConfig | None = None) -> Iterator[Serving]:
+def serving(
+    models: list[ServedModel], config: ServerConfig | None = None, loader: ModelLoader | None = None
+) -> Iterator[Serving]:
     """Serve models at a free port of this machine."""
     known = ServedModels(models)
-    server = Server(known, config or ServerConfig())
+    server = Server(known, config or ServerConfig(), loader)
     runner = uvicorn.Server(uvicorn.Config(server.app, log_level="warning", lifespan="on"))
     with listen("127.0.0.1", 0) as listening:
         thread = threading.Thread(target=runner.run, kwargs={"sockets": [listening]}, daemon=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import logging
 import socket
+import sys
 import threading
 import time
 from typing import Any
@@ -15,6 +17,7 @@ import pytest
 from smelt.runtime import SamplingParams
 from smelt.runtime.engine.engine import Engine
 from smelt.runtime.serve.http.config import ServerConfig
+from smelt.runtime.serve.http.log import JsonFormatter
 from smelt.system.errors import SmeltError
 
 from ...tiny import SMELT_6M
@@ -259,3 +262,51 @@ def test_concurrent_streams_get_their_own_tokens(server: Serving, engine: Engine
 def test_wrong_options_are_refused(change: dict[str, Any], says: str) -> None:
     with pytest.raises(SmeltError, match=says):
         ServerConfig(**change)
+
+
+def test_a_deadline_ends_a_request_and_frees_its_blocks(server: Serving, engine: Engine) -> None:
+    found = httpx2.post(f"{server.url}/v1/completions", json={**LONG, "deadline": 0.05}, timeout=60)
+    assert found.status_code == 504
+    assert found.json()["error"]["code"] == "deadline_exceeded"
+    assert _until(lambda: not engine.has_work)
+    engine.cache.check([])
+    with httpx2.stream(
+        "POST", f"{server.url}/v1/completions", json={**LONG, "deadline": 0.2, "stream": True}, timeout=60
+    ) as streamed:
+        events = [json.loads(line[6:]) for line in streamed.iter_lines() if line.startswith("data: {")]
+    assert len(events) > 1
+    assert events[-1]["error"]["code"] == "deadline_exceeded"
+    in_time = httpx2.post(f"{server.url}/v1/completions", json={**LONG, "max_tokens": 3, "deadline": 50}, timeout=60)
+    assert in_time.status_code == 200
+    assert httpx2.post(f"{server.url}/v1/completions", json={**LONG, "deadline": 0}).status_code == 400
+
+
+def test_requests_are_logged_with_their_numbers(server: Serving, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "smelt.serve.requests")
+    headers = {"X-Request-Id": "my-own"}
+    httpx2.post(f"{server.url}/v1/completions", json={**LONG, "max_tokens": 3}, headers=headers, timeout=60)
+    httpx2.post(f"{server.url}/v1/completions%0Asmelt: hacked", json={})
+    httpx2.get(f"{server.url}/health")
+    assert _until(lambda: len(caplog.records) == 2)
+    first, second = (json.loads(JsonFormatter().format(record)) for record in caplog.records)
+    assert first["seconds"] > 0
+    assert {key: first[key] for key in ("request_id", "method", "path", "status", "model", "completion_tokens")} == {
+        "request_id": "my-own", "method": "POST", "path": "/v1/completions", "status": 200, "model": "smelt-6m",
+        "completion_tokens": 3,
+    }  # fmt: skip
+    assert first["prompt_tokens"] == 4
+    assert first["finish_reasons"] == ["length"]
+    assert first["level"] == "info"
+    assert second["status"] == 404
+    assert all("\n" not in record.getMessage() for record in caplog.records)
+
+
+def test_failures_are_logged_as_one_json_line() -> None:
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        record = logging.LogRecord("smelt.serve", logging.ERROR, "", 0, "failed %s", ("here",), sys.exc_info())
+    text = JsonFormatter().format(record)
+    assert "\n" not in text
+    assert json.loads(text)["message"] == "failed here"
+    assert "ValueError: two\nlines" in json.loads(text)["exception"]

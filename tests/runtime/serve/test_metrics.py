@@ -79,7 +79,7 @@ TYPES = {
     "admission_rejections": "counter",
     **dict.fromkeys(BUCKETS, "histogram"),
 }
-REASONS = {"stop", "length", "abort", "error"}
+REASONS = {"stop", "length", "abort", "deadline", "error"}
 REFUSALS = {"busy", "draining", "invalid", "too_long"}
 
 

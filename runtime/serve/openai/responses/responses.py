@@ -45,7 +45,7 @@ class Responses:
         self._texts = TokenText(model)
         self._output = OutputItems()
         self._finish: str | None = None
-        self.running = Running(model, [prompt.tokens], prompt.params, name=name, priority=request.priority)
+        self.running = Running(model, [prompt.tokens], prompt.params, name, request.options)
 
     async def whole(self) -> dict[str, Any]:
         """The response."""

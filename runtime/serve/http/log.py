@@ -1,0 +1,92 @@
+"""A server's log: as text for people, or as JSON for what collects it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from starlette.types import Scope
+
+from ...requests.output import RequestOutput
+
+_LOG = logging.getLogger("smelt.serve.requests")
+# What a request's log line is about; other attributes of a record are logging's own.
+_FIELDS = "fields"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """A record, with the fields of its request if it is about one."""
+        found: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, _FIELDS, {}),
+        }
+        if record.exc_info:
+            found["exception"] = self.formatException(record.exc_info)
+        return json.dumps(found)
+
+
+def log_to(stream: TextIO, form: str) -> None:
+    """Let everything that is logged from now on go to a stream.
+
+    Args:
+        stream: such as standard error.
+        form: ``text`` or ``json``.
+    """
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter("smelt: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+class RequestLog:
+    """Logs a request when it has been answered."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+
+    def write(self, scope: Scope, status: int | None) -> None:
+        """Log it.
+
+        Args:
+            scope: of the request; its state has its id, and perhaps its model and outputs.
+            status: of the response; None if the client had gone before.
+        """
+        state = scope["state"]
+        fields: dict[str, Any] = {
+            "request_id": state["request_id"],
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": status,
+            "seconds": round(time.perf_counter() - self._began, 4),
+        }
+        if "served" in state:
+            fields["model"] = state["served"]
+        running = state.get("running")
+        if running is not None:
+            fields |= _numbers(running.known)
+        level = logging.INFO if status is None or status < 500 else logging.WARNING
+        if _LOG.isEnabledFor(level):
+            # A path may have any characters, which must not look like lines of the log.
+            text = " ".join(
+                f"{name}={value if isinstance(value, int | float) else json.dumps(value)}"
+                for name, value in fields.items()
+            )
+            _LOG.log(level, "%s", text, extra={_FIELDS: fields})
+
+
+def _numbers(outputs: list[RequestOutput]) -> dict[str, Any]:
+    completions = [completion for output in outputs for completion in output.completions]
+    return {
+        "prompt_tokens": sum(len(output.prompt_tokens) for output in outputs),
+        "cached_tokens": sum(output.cached_tokens for output in outputs),
+        "completion_tokens": sum(len(completion.tokens) for completion in completions),
+        "finish_reasons": sorted({completion.finish_reason or "abort" for completion in completions}),
+    }

@@ -1,0 +1,61 @@
+"""Loads models for a server, each with its share of the memory."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from ....models.directory.find import find_checkpoint
+from ....system.device import device_named, free_memory
+from ...engine.config import EngineConfig
+from ...engine.engine import Engine
+from ...engine.engine_thread import EngineThread
+from ...engine.loading import loaded_apart
+from .answer_format import AnswerFormat
+from .served_model import ServedModel
+
+
+class ModelLoader:
+    """Loads models one after another; all are stepped by one thread.
+
+    Args:
+        config: of each engine.
+        share: how many models share the memory that is free now, evenly.
+        tool_call_parser: the format of their calls; ``auto`` takes it from the chat template.
+
+    Raises:
+        RuntimeProblem: there is no parser of that name, or no such device.
+    """
+
+    def __init__(self, config: EngineConfig, share: int, tool_call_parser: str = "auto") -> None:
+        AnswerFormat.of(None, tool_call_parser)  # refuses a name that is not known
+        self.share = share
+        self._parser = tool_call_parser
+        self._thread = EngineThread()
+        if share > 1:
+            free = free_memory(device_named(config.device))
+            config = replace(config, memory_bytes=int(free * config.memory_utilization) // share)
+        self._config = config
+
+    def load(self, name: str, checkpoint: str | Path) -> ServedModel:
+        """Load a checkpoint. It takes as long as its weights need.
+
+        Args:
+            name: what requests call it.
+            checkpoint: a directory, a hub name or ``builtin:smelt-6m``.
+
+        Raises:
+            SmeltError: it cannot be read or served, or does not fit in its share of the memory.
+        """
+        path = find_checkpoint(str(checkpoint)).path
+        engine = loaded_apart(partial(Engine, path, self._config, thread=self._thread))
+        return ServedModel(name, engine, path, tool_call_parser=self._parser)
+
+
+def release(model: ServedModel) -> None:
+    """Give a model's memory back. None of its requests may run."""
+    model.engine.loop.close()
+    del model
+    gc.collect()
