@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +15,10 @@ from ...runtime import EngineConfig
 from ...system.errors import SmeltError
 from .engine_options import with_engine_options
 from .outcome import reporting_errors
+
+if TYPE_CHECKING:
+    from ...runtime.serve.http.config import ServerConfig
+    from ...runtime.serve.replicas.replica import ReplicaPlan
 
 
 @reporting_errors
@@ -36,6 +41,14 @@ def serve(
         int | None,
         typer.Option(help="How many models share the memory; by default those that are named here.", min=1),
     ] = None,
+    replicas: Annotated[
+        int,
+        typer.Option(
+            help="How many engines share the requests, on Ray Serve: on this machine, or on the cluster of RAY_ADDRESS."
+            " Needs the extra `ray`.",
+            min=1,
+        ),
+    ] = 1,
     host: Annotated[str, typer.Option(help="Where to listen. Only this machine reaches the default.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Where to listen; 0 takes a free one.", min=0, max=65535)] = 8000,
     api_key: Annotated[
@@ -89,6 +102,7 @@ def serve(
     from ...runtime.serve.http.log import log_to
     from ...runtime.serve.model.loader import ModelLoader
     from ...runtime.serve.model.models import ServedModels
+    from ...runtime.serve.replicas.replica import ReplicaPlan
     from ...runtime.serve.run import listen, run
 
     config = ServerConfig(
@@ -119,6 +133,11 @@ def serve(
     if share < len(places):
         raise SmeltError(f"--max-models is {share}, but {len(places)} models are named; raise it, or leave it out")
     found = {name: find_checkpoint(place).path for name, place in places.items()}
+    if replicas > 1:
+        if config.admin_keys:
+            raise SmeltError("--admin-key loads models into one engine; leave it out, or --replicas")
+        plan = ReplicaPlan(found, adapters, engine, config, tool_call_parser)
+        return _serve_replicas(plan, replicas, config)
     # Before the models are loaded, which takes long.
     loader = ModelLoader(engine, share, tool_call_parser)
     listening = listen(host, port)
@@ -126,17 +145,31 @@ def serve(
     for name, place in adapters.items():
         loaded_apart(partial(models[0].engine.load_adapter, name, place))
         models.append(models[0].variant(name))
-    log_to(sys.stderr, log_format)
+    log_to(sys.stderr, config.log_format)
     server = Server(ServedModels(models), config, loader)
-    where, bound = listening.getsockname()[:2]
-    at = f"[{where}]" if ":" in where else where
-    print(
-        f"smelt: serving {', '.join(model.name for model in models)} at http://{at}:{bound}",
-        file=sys.stderr,
-        flush=True,
-    )
+    _say([model.name for model in models], listening)
     run(server, listening)
     return 0
+
+
+def _serve_replicas(plan: ReplicaPlan, count: int, config: ServerConfig) -> int:
+    from ...runtime.serve.http.log import log_to
+    from ...runtime.serve.replicas.cluster import replicas
+    from ...runtime.serve.run import listen, run
+
+    listening = listen(config.host, config.port)
+    print(f"smelt: starting {count} replicas on Ray Serve", file=sys.stderr, flush=True)
+    with replicas(plan, count, config) as front:
+        log_to(sys.stderr, config.log_format)
+        _say([*plan.models, *plan.adapters], listening)
+        run(front, listening)
+    return 0
+
+
+def _say(models: list[str], listening: socket.socket) -> None:
+    where, bound = listening.getsockname()[:2]
+    at = f"[{where}]" if ":" in where else where
+    print(f"smelt: serving {', '.join(models)} at http://{at}:{bound}", file=sys.stderr, flush=True)
 
 
 def _pair(option: str, text: str, known: Collection[str]) -> tuple[str, str]:

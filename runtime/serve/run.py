@@ -7,21 +7,32 @@ import contextlib
 import logging
 import socket
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
+from fastapi import FastAPI
 
 from ...system.errors import RuntimeProblem
-from .app import Server
+from .http.config import ServerConfig
+from .http.gate import RequestGate
 
 _LOG = logging.getLogger("smelt.serve")
 # Headers are small; bodies have their own limit.
 _MOST_HEADER_BYTES = 64 << 10
 
 
+class Drains(Protocol):
+    """An application that can be let run out."""
+
+    gate: RequestGate
+    config: ServerConfig
+    app: FastAPI
+
+
 class _Draining(uvicorn.Server):
     """Lets running requests end before it stops; a second signal stops it at once."""
 
-    def __init__(self, config: uvicorn.Config, server: Server) -> None:
+    def __init__(self, config: uvicorn.Config, server: Drains) -> None:
         super().__init__(config)
         self._server = server
         self._drains: asyncio.Task[None] | None = None
@@ -62,7 +73,7 @@ def listen(host: str, port: int) -> socket.socket:
     return found
 
 
-def run(server: Server, listening: socket.socket) -> None:
+def run(server: Drains, listening: socket.socket) -> None:
     """Serve until a signal ends it; running requests end first.
 
     Args:

@@ -1,0 +1,131 @@
+"""Replicas on Ray Serve: started here, or on the cluster that RAY_ADDRESS names."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from ....system.errors import RuntimeProblem
+from ...engine.config import EngineConfig
+from ..http.config import ServerConfig
+from .front import Front
+from .replica import Board, Replica, ReplicaPlan
+
+_LOG = logging.getLogger("smelt.serve")
+# The least that Ray takes; requests are small.
+_STORE_BYTES = 80 << 20
+_VIRTUAL_NODES = 100
+_END_SECONDS = 15.0
+_ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+
+
+@contextlib.contextmanager
+def replicas(plan: ReplicaPlan, count: int, config: ServerConfig) -> Iterator[Front]:
+    """Replicas that run while the block does, behind a front.
+
+    Args:
+        plan: what each serves; on this machine they share its memory and processors evenly.
+        count: how many.
+        config: of the front.
+
+    Raises:
+        RuntimeProblem: Ray Serve is not installed, the cluster does not answer, or the replicas cannot start.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before it is imported
+    try:
+        import ray  # pyright: ignore[reportMissingImports]
+        from ray import serve  # pyright: ignore[reportMissingImports]
+        from ray.serve.config import RequestRouterConfig  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise RuntimeProblem("replicas need Ray Serve, which is not installed; run pip install 'smelt[ray]'") from None
+    is_local = "RAY_ADDRESS" not in os.environ
+    name = f"smelt-{uuid.uuid4().hex[:8]}"
+    try:
+        ray.init(
+            namespace=name,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **({"include_dashboard": False, "object_store_memory": _STORE_BYTES} if is_local else {}),
+        )
+    except Exception as error:  # Ray raises from several libraries
+        first = " ".join(str(error).split())[:300]
+        raise RuntimeProblem(f"cannot start or reach Ray ({first}); check RAY_ADDRESS") from None
+    try:
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        serve.start(proxy_location="Disabled")
+        processors = max(1.0, ray.cluster_resources().get("CPU", 1.0) // count)
+        board = ray.remote(Board).options(num_cpus=0).remote()
+        if is_local:
+            share = plan.engine.memory_utilization / count
+            plan = replace(plan, engine=replace(plan.engine, memory_utilization=share))
+        served = _behind_the_front(config)
+        deployment: Any = serve.deployment(
+            name="engine",
+            num_replicas=count,
+            max_ongoing_requests=config.max_requests,
+            graceful_shutdown_timeout_s=config.drain_seconds,
+            ray_actor_options=_resources(plan.engine, processors),
+            request_router_config=RequestRouterConfig(
+                request_router_class=_ROUTER,  # pyright: ignore[reportArgumentType] - Ray's validator takes a name
+                request_router_kwargs={"num_virtual_nodes": _VIRTUAL_NODES},
+            ),
+        )(Replica)
+        try:
+            handle = serve.run(
+                deployment.bind(replace(plan, config=served), board), name=name, route_prefix=None, blocking=False
+            )
+        except Exception as error:
+            raise RuntimeProblem(f"the replicas cannot start: {_reason(serve, name, error)}") from None
+        yield Front(handle, board, config, count)
+    finally:
+        _end(ray, serve, None if is_local else name)
+
+
+def _end(ray: Any, serve: Any, name: str | None) -> None:
+    """End the replicas; a cluster that is not ours goes on without them."""
+
+    def work() -> None:
+        # Ray prints that calls of the actors that it ends here have failed.
+        with contextlib.redirect_stdout(io.StringIO()):
+            if name is None:
+                serve.shutdown()
+            else:
+                serve.delete(name)
+            ray.shutdown()
+
+    # A signal to the whole process group has ended Ray's own processes already, and Ray would look for them for a minute.
+    ending = threading.Thread(target=work, daemon=True)
+    ending.start()
+    ending.join(_END_SECONDS)
+    if ending.is_alive():
+        _LOG.warning("Ray does not answer any more; leaving it")
+        logging.shutdown()
+        os._exit(0)
+
+
+def _behind_the_front(config: ServerConfig) -> ServerConfig:
+    """The options of a replica: the front has let a request in, and logs it."""
+    return replace(config, api_keys=(), admin_keys=(), allowed_origins=(), log_requests=False)
+
+
+def _resources(engine: EngineConfig, processors: float) -> dict[str, Any]:
+    threads = {"env_vars": {"OMP_NUM_THREADS": str(int(processors))}}
+    return {"num_cpus": processors, "num_gpus": 0 if engine.device == "cpu" else 1, "runtime_env": threads}
+
+
+def _reason(serve: Any, name: str, error: Exception) -> str:
+    """What a replica failed with, from the end of its traceback."""
+    with contextlib.suppress(Exception):
+        deployments = serve.status().applications[name].deployments
+        text = next(iter(deployments.values())).message
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        problems = [line for line in lines if "Problem" in line or "Error" in line]
+        return (problems or lines)[-1][:500]
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,190 @@
+"""What listens in front of replicas: each request goes to one of them, and its answer comes back as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Scope, Send
+
+from ..http.config import ServerConfig
+from ..http.errors import ApiError
+from ..http.gate import RequestGate
+from ..http.middleware import RequestGuard, body_of
+from ..http.sse import DONE, event
+from .merged_metrics import merged
+from .replica import HttpRequest
+from .session import HEADER, session_key
+
+_LOG = logging.getLogger("smelt.serve")
+_ATTEMPTS = 3
+_EVENTS = b"text/event-stream"
+_IDS = (b"x-request-id", b"request-id")
+# The front has checked the keys.
+_NOT_SENT = (b"authorization", b"x-api-key", b"x-request-id")
+
+
+class Front:
+    """The front.
+
+    Args:
+        replicas: a Ray Serve handle of their deployment.
+        board: has their metrics; an actor's handle.
+        config: the options.
+        count: of replicas.
+
+    Attributes:
+        gate: who is let in.
+        app: for an ASGI server.
+    """
+
+    def __init__(self, replicas: Any, board: Any, config: ServerConfig, count: int) -> None:
+        self.config = config
+        self.gate = RequestGate(config.max_requests)
+        self._replicas = replicas.options(method_name="asgi", stream=True)
+        self._board = board
+        self._count = count
+        self.app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+        self._add_status()
+        self.app.mount("/", self._forward)
+        self.app.add_middleware(RequestGuard, config=config)
+        if config.allowed_origins:
+            self.app.add_middleware(
+                CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"], allow_headers=["*"]
+            )
+
+    def _add_status(self) -> None:
+        @self.app.get("/health")
+        async def health() -> Response:
+            return Response(status_code=200 if await self._board.texts.remote() else 503)
+
+        @self.app.get("/ready")
+        async def ready() -> Response:
+            return Response(status_code=503 if self.gate.draining else 200)
+
+        @self.app.get("/load")
+        async def load() -> dict[str, int]:
+            return {"server_load": self.gate.inside}
+
+        @self.app.get("/metrics")
+        async def metrics() -> Response:
+            return Response(
+                merged(await self._board.texts.remote()), media_type="text/plain; version=0.0.4; charset=utf-8"
+            )
+
+    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        name = str(scope["state"]["request_id"])
+        try:
+            await self._answer(request, name, send)
+        except ApiError as problem:
+            response = JSONResponse(body_of(problem, request.url.path, name), problem.status, problem.headers)
+            await response(scope, receive, send)
+        except ClientDisconnect:
+            return
+
+    async def _answer(self, request: Request, name: str, send: Send) -> None:
+        is_work = request.method == "POST"
+        entered = self.gate.enter() if is_work else None
+        try:
+            body = await request.body()
+            headers = [pair for pair in request.scope["headers"] if pair[0] not in _NOT_SENT]
+            headers.append((b"x-request-id", name.encode()))
+            sent = HttpRequest(request.method, request.url.path, request.scope["query_string"], headers, body)
+            key = session_key(dict(headers).get(HEADER), body) if is_work else None
+            await _Exchange(self._replicas, sent, key, name, send, request.receive).run()
+        finally:
+            if entered is not None:
+                entered.close()
+
+
+class _Exchange:
+    """One request's way to a replica and back."""
+
+    def __init__(
+        self, replicas: Any, request: HttpRequest, key: str | None, name: str, send: Send, receive: Receive
+    ) -> None:
+        self._replicas = replicas if key is None else replicas.options(session_id=key)
+        self._request = request
+        self._name = name
+        self._send = send
+        self._receive = receive
+        self._streams = False
+        self._begun = False
+
+    async def run(self) -> None:
+        """Send what a replica answers; if it dies before it has answered, what another does."""
+        work = asyncio.ensure_future(self._work())
+        gone = asyncio.ensure_future(self._gone())
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            gone.cancel()
+            if not work.done():
+                work.cancel()
+                await asyncio.wait({work})
+
+    async def _gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def _work(self) -> None:
+        from ray.exceptions import RayActorError  # pyright: ignore[reportMissingImports]
+
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                await self._once()
+                return
+            except RayActorError:
+                _LOG.warning("request %s: its replica has died, attempt %d of %d", self._name, attempt, _ATTEMPTS)
+                if self._begun:
+                    await self._break_off()
+                    return
+        raise ApiError(
+            503, "The replicas that got this request died; send it again later.", "service_unavailable_error",
+            "replica_died", headers={"Retry-After": "5"},
+        )  # fmt: skip
+
+    async def _once(self) -> None:
+        messages = self._replicas.remote(self._request)
+        start = None
+        try:
+            async for message in messages:
+                if message["type"] == "http.response.start":
+                    start = message
+                    continue
+                if start is not None:
+                    # Only now, so that another replica can answer if this one dies in between.
+                    await self._send(self._started(start))
+                    start = None
+                await self._send(message)
+        except BaseException:
+            messages.cancel()
+            raise
+
+    def _started(self, message: Message) -> Message:
+        self._begun = True
+        headers = message["headers"]
+        self._streams = any(name == b"content-type" and value.startswith(_EVENTS) for name, value in headers)
+        # The guard in front writes these.
+        return {**message, "headers": [pair for pair in headers if pair[0] not in _IDS]}
+
+    async def _break_off(self) -> None:
+        """Say in the stream that the rest will not come. A whole answer is cut short, which clients see by its length."""
+        if not self._streams:
+            raise ConnectionResetError("the replica has died")
+        problem = ApiError(
+            502, "The replica that answered this request has died; send it again.", "server_error", "replica_died"
+        )
+        path = self._request.path
+        named = path.startswith("/v1/messages")
+        last = event(body_of(problem, path, self._name), "error" if named else None)
+        last += b"" if named or path == "/v1/responses" else DONE
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})

@@ -1,0 +1,161 @@
+"""One replica: an engine and the whole application, which answers requests that its front sends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.types import Message
+
+from ...engine.config import EngineConfig
+from ..app import Server
+from ..http.config import ServerConfig
+from ..model.loader import ModelLoader
+from ..model.models import ServedModels
+
+_PUSH_SECONDS = 1.0
+# What is sent and not read yet: a replica goes on meanwhile, and merges what comes.
+_MESSAGES_AHEAD = 4
+_REPLICA = b"x-smelt-replica"
+
+
+@dataclass(frozen=True)
+class ReplicaPlan:
+    """What each replica serves.
+
+    Attributes:
+        models: paths by name; the first is the default.
+        adapters: of the first, by name.
+        engine: the options of each engine.
+        config: the server's, without what the front does.
+        tool_call_parser: the format of calls.
+    """
+
+    models: dict[str, Path]
+    adapters: dict[str, str]
+    engine: EngineConfig
+    config: ServerConfig
+    tool_call_parser: str = "auto"
+
+
+@dataclass(frozen=True)
+class HttpRequest:
+    """A request, with its whole body."""
+
+    method: str
+    path: str
+    query: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class Replica:
+    """Serves one engine's share of the requests. Ray makes it.
+
+    Args:
+        plan: what it serves.
+        board: gets its metrics; an actor, or None outside of Ray.
+    """
+
+    def __init__(self, plan: ReplicaPlan, board: Any = None) -> None:
+        loader = ModelLoader(plan.engine, len(plan.models), plan.tool_call_parser)
+        models = [loader.load(each, path) for each, path in plan.models.items()]
+        for each, place in plan.adapters.items():
+            models[0].engine.load_adapter(each, place)
+            models.append(models[0].variant(each))
+        self._server = Server(ServedModels(models), plan.config)
+        self._name = "alone"
+        if board is not None:
+            from ray import serve  # pyright: ignore[reportMissingImports]
+
+            self._name = name = str(serve.get_replica_context().replica_id.unique_id)
+            threading.Thread(target=self._push, args=(board, name), daemon=True).start()
+
+    def _push(self, board: Any, name: str) -> None:
+        stop = threading.Event()
+        while True:
+            board.put.remote(name, self._server.metrics.text().decode())
+            stop.wait(_PUSH_SECONDS)
+
+    def check_health(self) -> None:
+        """Raise if it can serve no more: Ray then replaces it."""
+        if not all(model.is_alive for model in self._server.models):
+            raise RuntimeError("the engine's thread has ended")
+
+    async def asgi(self, request: HttpRequest) -> AsyncIterator[dict[str, Any]]:
+        """Answer a request: messages of ASGI. Its client has gone if this is closed or cancelled."""
+        has_gone = asyncio.Event()
+        messages: asyncio.Queue[Message] = asyncio.Queue(_MESSAGES_AHEAD)
+        body = [request.body]
+
+        async def receive() -> Message:
+            if body:
+                return {"type": "http.request", "body": body.pop(), "more_body": False}
+            await has_gone.wait()
+            return {"type": "http.disconnect"}
+
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": request.method,
+            "scheme": "http",
+            "path": request.path,
+            "raw_path": request.path.encode(),
+            "query_string": request.query,
+            "root_path": "",
+            "headers": request.headers,
+            "client": None,
+            "server": None,
+            "state": {},
+        }
+        work = asyncio.ensure_future(self._server.app(scope, receive, messages.put))
+        try:
+            while True:
+                message = await _next(messages, work)
+                if message["type"] == "http.response.start":
+                    message["headers"] = [*message["headers"], (_REPLICA, self._name.encode())]
+                yield dict(message)
+                if message["type"] == "http.response.body" and not message.get("more_body", False):
+                    return
+        finally:
+            has_gone.set()
+            if not work.done():
+                work.cancel()
+
+
+async def _next(messages: asyncio.Queue[Message], work: asyncio.Future[None]) -> Message:
+    """The next message; what the application failed with, if it has."""
+    if not messages.empty():
+        return messages.get_nowait()
+    coming = asyncio.ensure_future(messages.get())
+    await asyncio.wait({coming, work}, return_when=asyncio.FIRST_COMPLETED)
+    if coming.done():
+        return coming.result()
+    coming.cancel()
+    if not messages.empty():
+        return messages.get_nowait()
+    work.result()
+    raise RuntimeError("the application has ended without a response")
+
+
+class Board:
+    """The replicas' latest metrics. Ray makes it."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, tuple[float, str]] = {}
+
+    def put(self, name: str, text: str) -> None:
+        """A replica's metrics."""
+        self._texts[name] = time.monotonic(), text
+
+    def texts(self) -> dict[str, str]:
+        """Those of replicas that live."""
+        oldest = time.monotonic() - 5 * _PUSH_SECONDS
+        self._texts = {name: each for name, each in self._texts.items() if each[0] >= oldest}
+        return {name: text for name, (_, text) in self._texts.items()}
