@@ -1,4 +1,4 @@
-"""The command line: ``smelt run``, ``eval``, ``sweep``, ``compare``, ``inspect``, ``export``, ``merge``, ``chat``, ``serve``, ``bench``, ``simulate``, ``plan``,
+"""The command line: ``smelt run``, ``eval``, ``sweep``, ``compare``, ``inspect``, ``export``, ``merge``, ``chat``, ``serve``, ``deploy``, ``bench``, ``simulate``, ``plan``,
 ``kernels`` and ``schema``.
 
 Each command is a file in ``commands/`` and a row here.
@@ -14,6 +14,7 @@ from .commands import (
     bench,
     chat,
     compare,
+    deploy,
     eval,
     export,
     inspect,
@@ -56,6 +57,8 @@ app = typer.Typer(
 
     - `smelt serve runs/quickstart/checkpoint` serves it to clients of OpenAI's and Anthropic's APIs
 
+    - `smelt deploy runs/quickstart/checkpoint --engine vllm` checks that another engine loads it, and prints what starts it there
+
     - `smelt bench runs/quickstart/checkpoint` measures its speed on this machine
 
     - `smelt simulate --trace trace.csv --model ./my-llama --device h100-sxm` predicts what a device would serve
@@ -75,6 +78,7 @@ for _name, _command in {
     "merge": merge.merge,
     "chat": chat.chat,
     "serve": serve.serve,
+    "deploy": deploy.deploy,
     "bench": bench.bench,
     "simulate": simulate.simulate,
     "plan": plan.plan,

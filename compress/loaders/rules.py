@@ -37,7 +37,7 @@ _VLLM_ARCHITECTURES = {
 _VLLM_HEAD_SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 _FP8_CACHE = 32
 # Linears that vLLM fuses into one matrix, whose rows then count together.
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _MULTIPLE = 32  # of rows and columns, in its kernel for packed weights
 
 _W4A16 = "use W4A16 or W8A8"
@@ -164,7 +164,7 @@ def _multiples(facts: Facts) -> Iterable[Refusal]:
 
 def _rows(linear: QuantizedLinear, packed: dict[str, QuantizedLinear]) -> int:
     parent, _, leaf = linear.name.rpartition(".")
-    together = next((parts for parts in _FUSED if leaf in parts), (leaf,))
+    together = next((parts for parts in FUSED if leaf in parts), (leaf,))
     if leaf == "lm_head":
         return 0  # it is padded
     return sum(packed[f"{parent}.{part}"].rows for part in together if f"{parent}.{part}" in packed)
@@ -174,7 +174,7 @@ def _fused_alike(facts: Facts) -> Iterable[Refusal]:
     names = {linear.name for linear in facts.linears}
     for name in sorted(names):
         parent, _, leaf = name.rpartition(".")
-        parts = next((parts for parts in _FUSED if leaf in parts), ())
+        parts = next((parts for parts in FUSED if leaf in parts), ())
         left = [part for part in parts if f"{parent}.{part}" not in names]
         if left:
             joined = ", ".join(parts)

@@ -16,7 +16,7 @@ from ....system.errors import RuntimeProblem
 from ...engine.config import EngineConfig
 from ..http.config import ServerConfig
 from .front import Front
-from .replica import Board, Replica, ReplicaPlan
+from .replica import Board, EngineReplica, ReplicaPlan
 
 _LOG = logging.getLogger("smelt.serve")
 # The least that Ray takes; requests are small.
@@ -76,7 +76,7 @@ def replicas(plan: ReplicaPlan, count: int, config: ServerConfig) -> Iterator[Fr
                 request_router_class=_ROUTER,  # pyright: ignore[reportArgumentType] - Ray's validator takes a name
                 request_router_kwargs={"num_virtual_nodes": _VIRTUAL_NODES},
             ),
-        )(Replica)
+        )(EngineReplica)
         try:
             handle = serve.run(
                 deployment.bind(replace(plan, config=served), board), name=name, route_prefix=None, blocking=False

@@ -54,7 +54,7 @@ class HttpRequest:
     body: bytes
 
 
-class Replica:
+class EngineReplica:
     """Serves one engine's share of the requests. Ray makes it.
 
     Args:

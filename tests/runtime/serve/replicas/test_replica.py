@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from smelt.runtime.engine.config import EngineConfig
 from smelt.runtime.serve.http.config import ServerConfig
 from smelt.runtime.serve.replicas.merged_metrics import merged
-from smelt.runtime.serve.replicas.replica import HttpRequest, Replica, ReplicaPlan
+from smelt.runtime.serve.replicas.replica import HttpRequest, EngineReplica, ReplicaPlan
 
 from ....tiny import SMELT_6M
 
@@ -20,9 +20,9 @@ ASK = {"prompt": "The city of", "max_tokens": 6, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def replica() -> Replica:
+def replica() -> EngineReplica:
     engine = EngineConfig(dtype="float32", max_sequences=4, quiet=True)
-    return Replica(ReplicaPlan({"smelt-6m": SMELT_6M}, {}, engine, ServerConfig()))
+    return EngineReplica(ReplicaPlan({"smelt-6m": SMELT_6M}, {}, engine, ServerConfig()))
 
 
 def asked(**changes: Any) -> HttpRequest:
@@ -30,12 +30,12 @@ def asked(**changes: Any) -> HttpRequest:
     return HttpRequest("POST", "/v1/completions", b"", headers, json.dumps(ASK | changes).encode())
 
 
-async def answer(replica: Replica, request: HttpRequest) -> tuple[int, bytes]:
+async def answer(replica: EngineReplica, request: HttpRequest) -> tuple[int, bytes]:
     messages = [message async for message in replica.asgi(request)]
     return messages[0]["status"], b"".join(message["body"] for message in messages[1:])
 
 
-def test_it_answers_as_the_application_does(replica: Replica) -> None:
+def test_it_answers_as_the_application_does(replica: EngineReplica) -> None:
     status, body = asyncio.run(answer(replica, asked()))
     assert status == 200
     whole = json.loads(body)["choices"][0]["text"]
@@ -46,7 +46,7 @@ def test_it_answers_as_the_application_does(replica: Replica) -> None:
     replica.check_health()
 
 
-def test_a_request_that_is_given_up_ends(replica: Replica) -> None:
+def test_a_request_that_is_given_up_ends(replica: EngineReplica) -> None:
     model = next(iter(replica._server.models))
 
     async def give_up() -> None:
@@ -65,7 +65,7 @@ def test_a_request_that_is_given_up_ends(replica: Replica) -> None:
     model.engine.cache.check([])
 
 
-def test_metrics_of_replicas_are_one_page(replica: Replica) -> None:
+def test_metrics_of_replicas_are_one_page(replica: EngineReplica) -> None:
     page = replica._server.metrics.text().decode()
     found = list(text_string_to_metric_families(merged({"a": page, "b": page}).decode()))
     alone = list(text_string_to_metric_families(page))
