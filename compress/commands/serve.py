@@ -76,6 +76,13 @@ def serve(
         str,
         typer.Option(help="The format of tool calls: auto (from the chat template), hermes, llama3_json or mistral."),
     ] = "auto",
+    stream_interval: Annotated[
+        int,
+        typer.Option(
+            help="Every how many tokens a stream has an event, besides its first and last. More cost less, with many streams.",
+            min=1,
+        ),
+    ] = 1,
     log_requests: Annotated[bool, typer.Option(help="Log each request when it has been answered.")] = True,
     log_format: Annotated[str, typer.Option(help="text, or json: an object a line, with a request's fields.")] = "text",
     metrics_prefix: Annotated[
@@ -136,10 +143,10 @@ def serve(
     if replicas > 1:
         if config.admin_keys:
             raise SmeltError("--admin-key loads models into one engine; leave it out, or --replicas")
-        plan = ReplicaPlan(found, adapters, engine, config, tool_call_parser)
+        plan = ReplicaPlan(found, adapters, engine, config, tool_call_parser, stream_interval)
         return _serve_replicas(plan, replicas, config)
     # Before the models are loaded, which takes long.
-    loader = ModelLoader(engine, share, tool_call_parser)
+    loader = ModelLoader(engine, share, tool_call_parser, stream_interval)
     listening = listen(host, port)
     models = [loader.load(name, path) for name, path in found.items()]
     for name, place in adapters.items():

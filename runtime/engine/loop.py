@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -37,23 +38,28 @@ class Stream:
         abort: called when it is closed before its end.
 
     Attributes:
+        interval: every how many outputs its reader gets one, besides the first and the last.
         watchers: called in the asyncio loop with each output, also with those that a slow reader does not see, and with
             the last one of a request that was aborted.
     """
 
     def __init__(self, name: str, abort: Callable[[str], object]) -> None:
         self.name = name
+        self.interval = 1
         self.watchers: list[Callable[[RequestOutput], object]] = []
         self.loop = asyncio.get_running_loop()
         self._abort = abort
         self._latest: RequestOutput | None = None
         self._finished = False
         self._arrived = asyncio.Event()
+        self._count = 0
 
     def put(self, output: RequestOutput) -> None:
         """Set the latest output. Called in the asyncio loop."""
         self._latest = output
-        self._arrived.set()
+        if output.finished or self._count % self.interval == 0:
+            self._arrived.set()
+        self._count += 1
         for watch in self.watchers:
             watch(output)
 
@@ -68,6 +74,14 @@ class Stream:
         output, self._latest = self._latest, None
         assert output is not None
         self._finished = output.finished
+        return output
+
+    async def last(self) -> RequestOutput:
+        """The last output; those before wake nobody. Nothing may have been read."""
+        self.interval = sys.maxsize
+        output = await anext(self)
+        while not output.finished:
+            output = await anext(self)
         return output
 
     def close(self) -> None:

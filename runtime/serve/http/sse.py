@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import PydanticSerializationError, to_json
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -23,10 +24,13 @@ def event(data: Any, name: str | None = None) -> bytes:
         data: as JSON, in one line.
         name: its kind, where clients expect one.
     """
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    kind = "" if name is None else f"event: {name}\n"
-    # A model's output may have half of a surrogate pair; as an escape it is JSON.
-    return f"{kind}data: {text}\n\n".encode(errors="backslashreplace")
+    kind = b"" if name is None else f"event: {name}\n".encode()
+    try:
+        text = to_json(data, inf_nan_mode="constants")
+    except (PydanticSerializationError, UnicodeEncodeError):
+        # A model's output may have half of a surrogate pair; as an escape it is JSON.
+        text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode(errors="backslashreplace")
+    return b"%bdata: %b\n\n" % (kind, text)
 
 
 @dataclass(frozen=True)

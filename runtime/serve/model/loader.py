@@ -24,15 +24,18 @@ class ModelLoader:
         config: of each engine.
         share: how many models share the memory that is free now, evenly.
         tool_call_parser: the format of their calls; ``auto`` takes it from the chat template.
+        stream_interval: every how many tokens their streams have an event.
 
     Raises:
         RuntimeProblem: there is no parser of that name, or no such device.
     """
 
-    def __init__(self, config: EngineConfig, share: int, tool_call_parser: str = "auto") -> None:
+    def __init__(
+        self, config: EngineConfig, share: int, tool_call_parser: str = "auto", stream_interval: int = 1
+    ) -> None:
         AnswerFormat.of(None, tool_call_parser)  # refuses a name that is not known
         self.share = share
-        self._parser = tool_call_parser
+        self._parser, self._interval = tool_call_parser, stream_interval
         self._thread = EngineThread()
         if share > 1:
             free = free_memory(device_named(config.device))
@@ -51,7 +54,7 @@ class ModelLoader:
         """
         path = find_checkpoint(str(checkpoint)).path
         engine = loaded_apart(partial(Engine, path, self._config, thread=self._thread))
-        return ServedModel(name, engine, path, tool_call_parser=self._parser)
+        return ServedModel(name, engine, path, tool_call_parser=self._parser, stream_interval=self._interval)
 
 
 def release(model: ServedModel) -> None:

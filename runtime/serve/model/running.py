@@ -55,6 +55,7 @@ class Running:
             raise
         for number, stream in enumerate(self._streams):
             stream.watchers = [each[number] for each in watches]
+            stream.interval = model.stream_interval
 
     def __enter__(self) -> Running:
         return self
@@ -107,10 +108,14 @@ class Running:
         return output
 
     async def finished(self) -> list[RequestOutput]:
-        """The last output of each prompt."""
-        async for _ in self.outputs():
-            pass
-        return self.known
+        """The last output of each prompt.
+
+        Raises:
+            ApiError: the engine failed on one.
+        """
+        async with asyncio.TaskGroup() as together:
+            tasks = [together.create_task(stream.last()) for stream in self._streams]
+        return [self._kept(number, task.result()) for number, task in enumerate(tasks)]
 
     @property
     def known(self) -> list[RequestOutput]:

@@ -44,6 +44,7 @@ class ServedModel:
         tokenizer: a copy of the engine's: the tokenizers library allows one thread at a time.
         format: of its answers.
         embeds: held while one prompt is embedded, whose keys and values are outside of the engine's cache.
+        stream_interval: every how many tokens a stream has an event.
         observers: of its requests.
         adapter: the name of the LoRA adapter that changes it; None for the base model.
         base: what the adapter changes; None for a base model.
@@ -55,6 +56,7 @@ class ServedModel:
     path: Path
     created: int = field(default_factory=lambda: int(time.time()))
     tool_call_parser: str = "auto"
+    stream_interval: int = 1
     tokenizer: Any = field(init=False)
     format: AnswerFormat = field(init=False)
     observers: tuple[Observer, ...] = ()

@@ -34,6 +34,7 @@ class ReplicaPlan:
         engine: the options of each engine.
         config: the server's, without what the front does.
         tool_call_parser: the format of calls.
+        stream_interval: every how many tokens a stream has an event.
     """
 
     models: dict[str, Path]
@@ -41,6 +42,7 @@ class ReplicaPlan:
     engine: EngineConfig
     config: ServerConfig
     tool_call_parser: str = "auto"
+    stream_interval: int = 1
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class EngineReplica:
     """
 
     def __init__(self, plan: ReplicaPlan, board: Any = None) -> None:
-        loader = ModelLoader(plan.engine, len(plan.models), plan.tool_call_parser)
+        loader = ModelLoader(plan.engine, len(plan.models), plan.tool_call_parser, plan.stream_interval)
         models = [loader.load(each, path) for each, path in plan.models.items()]
         for each, place in plan.adapters.items():
             models[0].engine.load_adapter(each, place)

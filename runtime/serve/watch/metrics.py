@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -45,6 +47,30 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...] | None]] = {
 }  # fmt: skip
 
 
+class Buckets:
+    """A histogram's counts. prometheus_client's own costs several microseconds for each token of each stream.
+
+    Args:
+        bounds: of its buckets, without infinity.
+    """
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def add_to(self, family: HistogramMetricFamily, model: str) -> None:
+        """Write it as a model's."""
+        below = list(accumulate(self._counts))
+        names = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        family.add_metric([model], list(zip(names, below, strict=True)), self._sum)
+
+
 class ModelMetrics:
     """One model's numbers: of its requests from an observer's view, and of its engine.
 
@@ -52,10 +78,10 @@ class ModelMetrics:
 
     Args:
         model: whose requests are measured.
-        histograms: by name.
+        tokens: bounds of the buckets that count tokens.
     """
 
-    def __init__(self, model: ServedModel, histograms: dict[str, Histogram]) -> None:
+    def __init__(self, model: ServedModel, tokens: tuple[float, ...]) -> None:
         self.model = model
         self.engine = model.engine
         self.prompt_tokens = 0
@@ -64,7 +90,7 @@ class ModelMetrics:
         self.prefix_hits = 0
         self.finished = dict.fromkeys(_REASONS, 0)
         self.refused = dict.fromkeys((*_REFUSALS.values(), _TOO_LONG), 0)
-        self.histograms = {name: histogram.labels(model.name) for name, histogram in histograms.items()}
+        self.histograms = {name: Buckets(bounds or tokens) for name, (_, bounds) in _HISTOGRAMS.items()}
         self.between_tokens = self.histograms["inter_token_latency_seconds"]
 
     def watch(self, name: str, prompts: Sequence[list[int]], params: SamplingParams) -> Sequence[Watch]:
@@ -176,12 +202,7 @@ class Metrics(Collector):
         self._prefix = prefix
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        tokens = _one_two_five(max(model.longest for model in served))
-        histograms = {
-            name: Histogram(f"{prefix}:{name}", text, [_LABEL], buckets=buckets or tokens, registry=self.registry)
-            for name, (text, buckets) in _HISTOGRAMS.items()
-        }
-        self._histograms = histograms
+        self._tokens = _one_two_five(max(model.longest for model in served))
         self.models: dict[str, ModelMetrics] = {}
         for model in served:
             self.add(model)
@@ -189,14 +210,12 @@ class Metrics(Collector):
 
     def add(self, model: ServedModel) -> ModelMetrics:
         """Measure one more model."""
-        found = self.models[model.name] = ModelMetrics(model, self._histograms)
+        found = self.models[model.name] = ModelMetrics(model, self._tokens)
         return found
 
     def remove(self, model: ServedModel) -> None:
         """A model is served no more; if it comes again, its numbers start at zero."""
         del self.models[model.name]
-        for histogram in self._histograms.values():
-            histogram.remove(model.name)
 
     def text(self) -> bytes:
         """All of them. Always in the plain format: in OpenMetrics' the colon of the names becomes an underscore."""
@@ -215,8 +234,13 @@ class Metrics(Collector):
             known.refused[reason] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """What is not a histogram."""
+        """All of them, as they are now."""
         models = self.models.items()
+        for name, (text, _) in _HISTOGRAMS.items():
+            histogram = HistogramMetricFamily(f"{self._prefix}:{name}", text, labels=[_LABEL])
+            for model, metrics in models:
+                metrics.histograms[name].add_to(histogram, model)
+            yield histogram
         for name, (text, read) in _GAUGES.items():
             gauge = GaugeMetricFamily(f"{self._prefix}:{name}", text, labels=[_LABEL])
             for model, metrics in models:
