@@ -1,0 +1,1 @@
+"""The server under load, beside the bare engine and beside other servers."""
