@@ -641,6 +641,7 @@ class Engine:
             self._end(sequence, "stop")
         elif sequence.matcher is not None and sequence.matcher.failure is not None:
             sequence.request.error = f"the output's grammar became too complex to follow ({sequence.matcher.failure})"
+            sequence.request.is_invalid = True
             self._end_all(sequence.request, "error")
         elif sequence.matcher is not None and sequence.matcher.is_complete:
             self._end(sequence, "stop")

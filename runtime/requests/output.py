@@ -46,6 +46,7 @@ class RequestOutput:
         cached_tokens: those of the prompt that were found in the prefix cache.
         queue_seconds: from its arrival until it was first computed; None if it was not yet.
         preemptions: how often its sequences lost their cache blocks and were computed again.
+        is_invalid: whether it failed by what it asks for, such as a grammar that cannot be followed to its end.
     """
 
     id: str
@@ -59,6 +60,7 @@ class RequestOutput:
     cached_tokens: int = 0
     queue_seconds: float | None = None
     preemptions: int = 0
+    is_invalid: bool = False
 
     @classmethod
     def of(cls, request: Request) -> RequestOutput:
@@ -77,6 +79,7 @@ class RequestOutput:
             request.cached_tokens,
             None if request.started is None else request.started - request.arrived,
             request.preemptions,
+            request.is_invalid,
         )
 
 

@@ -128,6 +128,7 @@ class Request:
         prompt_logprobs: for each token of the prompt but the first, if requested.
         forked: whether the prompt is computed and its samples are forked.
         error: the message, if it failed.
+        is_invalid: whether it failed by what it asks for.
         priority: lower numbers go first, under the policy ``priority``.
         predicted_tokens: how many tokens the sender expects, for policies that predict; None if unknown.
         number: how many requests arrived before it.
@@ -149,6 +150,7 @@ class Request:
     finished_beams: list[tuple[float, Sequence]] = field(default_factory=list)
     forked: bool = False
     error: str | None = None
+    is_invalid: bool = False
     priority: int = 0
     predicted_tokens: int | None = None
     number: int = 0

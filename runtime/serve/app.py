@@ -16,8 +16,10 @@ from ...system.errors import SmeltError
 from .admin import Admin, LoadAdapter, LoadModel, UnloadAdapter, UnloadModel
 from .anthropic.count import CountRequest, counted
 from .anthropic.messages import MessagesRequest, answered_message
+from .anthropic.model_list import HEADER, model_info, model_page
 from .http.config import ServerConfig
 from .http.disconnect import ClientGone, unless_gone
+from .http.error_schema import RESPONSES as ERRORS
 from .http.errors import ApiError, refused, sentence
 from .http.gate import Pass, RequestGate
 from .http.middleware import RequestGuard, body_of
@@ -80,7 +82,9 @@ class Server:
         self.gate = RequestGate(config.max_requests)
         self.metrics = Metrics(config.metrics_prefix, models)
         self.tracing = None if config.otlp_endpoint is None else Tracing(config.otlp_endpoint)
-        self.app = app = FastAPI(title="Smelt", version=version("smelt"), docs_url=None, redoc_url=None)
+        self.app = app = FastAPI(
+            title="Smelt", version=version("smelt"), docs_url=None, redoc_url=None, responses=ERRORS
+        )
         app.exception_handler(ApiError)(_api_error)
         app.exception_handler(SmeltError)(_api_error)
         app.exception_handler(RequestValidationError)(_api_error)
@@ -203,12 +207,15 @@ class Server:
             return {"server_load": self.gate.inside}
 
         @app.get("/v1/models")
-        async def models() -> dict[str, Any]:
+        async def models(request: Request) -> dict[str, Any]:
+            if HEADER in request.headers:
+                return model_page(list(self.models))
             return {"object": "list", "data": [model_entry(model) for model in self.models]}
 
         @app.get("/v1/models/{name:path}")
-        async def model(name: str) -> dict[str, Any]:
-            return model_entry(self.models.get(name))
+        async def model(name: str, request: Request) -> dict[str, Any]:
+            found = self.models.get(name)
+            return model_info(found) if HEADER in request.headers else model_entry(found)
 
     def _add_metrics(self) -> None:
         self.app.state.metrics = self.metrics

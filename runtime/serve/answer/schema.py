@@ -23,6 +23,7 @@ class CallFormat:
         separator: between two calls.
         first: before the first call.
         last: after the last.
+        trigger: the beginning of ``first``, or else of ``begin``, by which a call in free text is known.
     """
 
     begin: str
@@ -30,6 +31,7 @@ class CallFormat:
     separator: str = ""
     first: str = ""
     last: str = ""
+    trigger: str = "[TOOL_CALLS]"
 
     def before(self, tool: str) -> str:
         """The text before the arguments of a call of a tool."""
@@ -37,8 +39,8 @@ class CallFormat:
         return self.begin.replace(_NAME, json.dumps(tool, ensure_ascii=False)[1:-1], 1)
 
 
-HERMES = CallFormat('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", "\n")
-LLAMA3_JSON = CallFormat('{"name": "NAME", "parameters": ', "}", "; ")
+HERMES = CallFormat('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", "\n", trigger="<tool_call>")
+LLAMA3_JSON = CallFormat('{"name": "NAME", "parameters": ', "}", "; ", trigger='{"name": "')
 MISTRAL_ARRAY = CallFormat('{"name": "NAME", "arguments": ', "}", ", ", "[TOOL_CALLS] [", "]")
 MISTRAL_NAMES = CallFormat("[TOOL_CALLS]NAME", "")
 MISTRAL_ARGS = CallFormat("[TOOL_CALLS]NAME[ARGS]", "")

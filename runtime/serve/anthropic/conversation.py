@@ -175,7 +175,9 @@ def _tools(request: ConversationRequest) -> list[Tool]:
             raise ApiError(
                 400, f"tools.{number} has the type {tool.type!r}; this server takes tools with an input_schema of their own only."
             )  # fmt: skip
-        function = Function(name=tool.name, description=tool.description, parameters=tool.input_schema)
+        function = Function(
+            name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+        )
         tools.append(Tool(function=function))
     return tools
 

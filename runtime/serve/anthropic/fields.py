@@ -131,6 +131,7 @@ class CustomTool(_Block):
     name: str
     description: str | None = None
     input_schema: dict[str, Any]
+    strict: bool | None = None
 
 
 class VendorTool(_Block):

@@ -107,7 +107,9 @@ class Compiler:
             # Tags inside of schemas are the client's text.
             before, mark, schema = line.partition("%json ")
             if not mark:
-                lines.append(_STRING.sub(tokens_of, line))
+                written = _STRING.sub(tokens_of, line)
+                # Text ends before a token by itself; before other text only if it is lazy.
+                lines.append(written if written == line else written.replace("[lazy]", ""))
                 continue
             value, end = json.JSONDecoder().raw_decode(schema)
             lines.append(

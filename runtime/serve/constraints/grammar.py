@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..answer.schema import CallFormat
@@ -88,6 +88,30 @@ def tool_calls(form: CallFormat, tools: Mapping[str, dict[str, Any] | None], *, 
     more = f" ({_quoted(form.separator)} call)*" if several and form.separator else " call*" if several else ""
     start = " ".join(part for part in (_quoted(form.first), "call" + more, _quoted(form.last)) if part)
     return Grammar("calls", "\n".join([f"start: {start}", f"call: {one}", *rules]))
+
+
+def optional_calls(form: CallFormat, tools: Mapping[str, dict[str, Any] | None], *, several: bool) -> Grammar:
+    """Any text, and calls of tools in it: what begins as a call ends as one.
+
+    Args:
+        form: the format.
+        tools: the schema of each tool's arguments, by its name.
+        several: whether there may be more than one call.
+    """
+    cut = len(form.trigger)
+    inner = form if form.first else replace(form, begin=form.begin[cut:])
+    rules = [f"call{i}: {_call(inner, name, schema)}" for i, (name, schema) in enumerate(tools.items())]
+    one = " | ".join(f"call{i}" for i in range(len(tools)))
+    more = f" ({_quoted(form.separator)} call)*" if several and form.first else ""
+    body = " ".join(part for part in (_quoted(form.first[cut:]), "call" + more, _quoted(form.last)) if part)
+    count = "*" if several and not form.first else "?"
+    lines = [
+        f"start: (begun {body}){count} TEXT",
+        f"begun[lazy]: TEXT {_quoted(form.trigger)}",
+        f"call: {one}",
+        r"TEXT: /(.|\n)*/",
+    ]
+    return Grammar("calls", "\n".join([*lines, *rules]))
 
 
 def _call(form: CallFormat, name: str, schema: dict[str, Any] | None) -> str:

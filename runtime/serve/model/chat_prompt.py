@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from ...requests.params import SamplingParams
 from ..answer.parts import FirstCall, Parser
 from ..constraints.formats import ResponseFormat, StructuredOutputs, grammar_of
-from ..constraints.grammar import tool_calls
+from ..constraints.grammar import optional_calls, tool_calls
 from ..http.errors import ApiError
 from .served_model import ServedModel
 
@@ -138,6 +138,10 @@ async def chat_prompt(
         grammar = tool_calls(
             form.calls, {t.function.name: t.function.parameters for t in called}, several=options.is_parallel
         )
+    elif form.calls is not None and grammar is None and any(tool.function.strict for tool in tools):
+        anything = {"type": "object"}
+        schemas = {t.function.name: t.function.parameters if t.function.strict else anything for t in tools}
+        grammar = optional_calls(form.calls, schemas, several=options.is_parallel)
     if grammar is not None:
         constraint = await asyncio.to_thread(model.compile, grammar, form.reasoning_end(tokens))
         params = replace(params, constraint=constraint)

@@ -94,6 +94,8 @@ class Running:
                 task.cancel()
 
     def _kept(self, number: int, output: RequestOutput) -> RequestOutput:
+        if output.error is not None and output.is_invalid:
+            raise ApiError(400, sentence(RuntimeError(output.error)))
         if output.error is not None:
             raise ApiError(500, sentence(RuntimeError(output.error)), "server_error")
         if any(completion.finish_reason == "deadline" for completion in output.completions):

@@ -1,4 +1,4 @@
-"""``/v1/models``."""
+"""``/v1/models``, in OpenAI's form and in Anthropic's."""
 
 from __future__ import annotations
 

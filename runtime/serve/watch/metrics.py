@@ -202,7 +202,7 @@ class Metrics(Collector):
         self._prefix = prefix
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._tokens = _one_two_five(max(model.longest for model in served))
+        self._tokens = _one_two_five(max((model.longest for model in served), default=1))
         self.models: dict[str, ModelMetrics] = {}
         for model in served:
             self.add(model)

@@ -7,11 +7,12 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
 from smelt.runtime import SamplingParams
 from smelt.runtime.engine.engine import Engine
-from smelt.runtime.serve.answer.schema import HERMES
+from smelt.runtime.serve.answer.schema import HERMES, LLAMA3_JSON, MISTRAL_ARGS, MISTRAL_ARRAY, CallFormat
 from smelt.runtime.serve.constraints.compiler import Compiler
-from smelt.runtime.serve.constraints.grammar import Grammar, choices, expression, json_text, tool_calls
+from smelt.runtime.serve.constraints.grammar import Grammar, choices, expression, json_text, optional_calls, tool_calls
 from smelt.runtime.serve.http.errors import ApiError
 from tokenizers import AddedToken
 
@@ -71,8 +72,64 @@ def test_a_grammar_that_becomes_too_complex_ends_its_own_request(compiler: Compi
     params = SamplingParams(temperature=0, max_tokens=30, constraint=compiler.compile(json_text(wide)))
     failed, other = engine.generate([[5, 6], [5, 6]], [params, SamplingParams(temperature=0, max_tokens=30)])
     assert "too complex" in (failed.error or "")
+    assert failed.is_invalid
     assert other.error is None
     assert len(other.completions[0].tokens) == 30
+
+
+DAYS = {
+    "type": "object",
+    "properties": {"days": {"type": "integer"}},
+    "required": ["days"],
+    "additionalProperties": False,
+}
+
+
+def _allows(matcher: Any, engine: Engine, text: str) -> bool:
+    """Whether a text may follow, token by token."""
+    for token in engine.tokenizer(text, add_special_tokens=False).input_ids:
+        row = torch.zeros(engine.model.spec.vocabulary)
+        matcher.forbid(row)
+        if row[token] == float("-inf"):
+            return False
+        matcher.accept(token)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("form", "good", "wrong"),
+    [
+        (
+            HERMES,
+            'I look. <tool_call>\n{"name": "f", "arguments": {"days": 5}}\n</tool_call>\n<tool_call>\n{"name": "g", "arguments":'
+            ' {"x": [1]}}\n</tool_call> There.',
+            '<tool_call>\n{"name": "f", "arguments": {"days": "five"',
+        ),
+        (
+            LLAMA3_JSON,
+            '{"name": "f", "parameters": {"days": 5}}; {"name": "f", "parameters": {"days": 6}}',
+            '{"name": "h"',
+        ),
+        (
+            MISTRAL_ARRAY,
+            'So: [TOOL_CALLS] [{"name": "f", "arguments": {"days": 5}}, {"name": "g", "arguments": {}}]',
+            '[TOOL_CALLS] [{"name": "f", "arguments": {"hours"',
+        ),
+        (MISTRAL_ARGS, '[TOOL_CALLS]f[ARGS]{"days": 5}', '[TOOL_CALLS]f[ARGS]{"days": true'),
+    ],
+)
+def test_what_begins_as_a_call_ends_as_one(
+    form: CallFormat, good: str, wrong: str, compiler: Compiler, engine: Engine
+) -> None:
+    """Else any text is free: the model decides whether to call."""
+    compiled = compiler.compile(optional_calls(form, {"f": DAYS, "g": {"type": "object"}}, several=True))
+    matcher = compiled.start()
+    assert _allows(matcher, engine, good)
+    row = torch.zeros(engine.model.spec.vocabulary)
+    matcher.forbid(row)
+    assert row[sorted(engine.ends)[0]] == 0, "it may end"
+    assert _allows(compiled.start(), engine, "No call, but {braces} and <tags>. [1, 2]\n\nThe end.")
+    assert not _allows(compiled.start(), engine, wrong)
 
 
 def test_a_grammar_is_compiled_once(compiler: Compiler) -> None:

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from smelt.runtime.engine.config import EngineConfig
 from smelt.runtime.serve.http.config import ServerConfig
 from smelt.runtime.serve.replicas.merged_metrics import merged
-from smelt.runtime.serve.replicas.replica import HttpRequest, EngineReplica, ReplicaPlan
+from smelt.runtime.serve.replicas.replica import EngineReplica, HttpRequest, ReplicaPlan
 
 from ....tiny import SMELT_6M
 

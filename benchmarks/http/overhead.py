@@ -1,0 +1,152 @@
+"""What HTTP costs: the same closed loop of clients on the bare engine and on the server, by turns, each in a process of its own.
+
+    python -m benchmarks.http.overhead
+
+Time to the first token of one client and of eight, and the throughput of 64, on smelt-6m in bfloat16. The clients of the server run in
+this process, so on the same two cores; those of the bare engine are asyncio tasks beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from smelt.models.directory.find import find_checkpoint
+from smelt.runtime import Engine, SamplingParams
+from smelt.runtime.engine.loading import loaded_apart
+
+from ..common import save
+from .started import smelt_server
+
+_MODEL = "builtin:smelt-6m"
+_PROMPT = 64
+# Clients, requests of each, tokens of an output.
+_FIRST = ((1, 100, 8), (8, 25, 8))
+_THROUGHPUT = (64, 4, 128)
+_LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
+
+# A request of so many tokens; returns when its first token came, and when its last.
+Ask = Callable[[list[int], int], Awaitable[tuple[float, float]]]
+
+
+async def _loop(asks: list[Ask], requests: int, output: int, seed: int) -> dict[str, float]:
+    """Each client asks one after another."""
+    draw = random.Random(seed)
+    firsts: list[float] = []
+
+    async def client(ask: Ask) -> None:
+        for _ in range(requests):
+            prompt = [draw.randrange(5, 4000) for _ in range(_PROMPT)]
+            began = time.perf_counter()
+            first, _ = await ask(prompt, output)
+            firsts.append(first - began)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(client(ask) for ask in asks))
+    seconds = time.perf_counter() - began
+    return {"first_p50": statistics.median(firsts), "tokens_per_second": len(asks) * requests * output / seconds}
+
+
+async def _all(clients: Callable[[int], Awaitable[list[Ask]]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    await _loop(await clients(64), 4, 128, 0)  # buffers are allocated, and the cache's memory is touched
+    for count, requests, output in _FIRST:
+        done = await _loop(await clients(count), requests, output, count)
+        found[f"first_p50_of_{count}"] = done["first_p50"]
+    count, requests, output = _THROUGHPUT
+    found["tokens_per_second"] = (await _loop(await clients(count), requests, output, 1))["tokens_per_second"]
+    return found
+
+
+def bare() -> dict[str, float]:
+    """The engine without HTTP."""
+    path = find_checkpoint(_MODEL).path
+    engine = loaded_apart(lambda: Engine(path, max_sequences=64, quiet=True))
+
+    async def ask(prompt: list[int], output: int) -> tuple[float, float]:
+        first = 0.0
+        async for _ in engine.start(prompt, SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)):
+            first = first or time.perf_counter()
+        return first, time.perf_counter()
+
+    async def clients(count: int) -> list[Ask]:
+        return [ask] * count
+
+    return asyncio.run(_all(clients))
+
+
+def served(streams: bool, *options: str) -> dict[str, float]:
+    """The server."""
+    with smelt_server(_MODEL, "--max-sequences", "64", *options) as server:
+        parts = urlsplit(server.url)
+
+        async def clients(count: int) -> list[Ask]:
+            return [await _client(parts.hostname or "", parts.port or 0, streams) for _ in range(count)]
+
+        return asyncio.run(_all(clients))
+
+
+async def _client(host: str, port: int, streams: bool) -> Ask:
+    reader, writer = await asyncio.open_connection(host, port)
+
+    async def ask(prompt: list[int], output: int) -> tuple[float, float]:
+        fields = {"prompt": prompt, "max_tokens": output, "temperature": 0, "ignore_eos": True, "stream": streams}
+        body = json.dumps(fields).encode()
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+            % (len(body), body)
+        )
+        head = await reader.readuntil(b"\r\n\r\n")
+        if not streams:
+            length = _LENGTH.search(head)
+            assert length is not None, head
+            await reader.readexactly(int(length[1]))
+            return (now := time.perf_counter()), now
+        first, seen = 0.0, b""
+        while not seen.endswith(b"0\r\n\r\n"):
+            seen = seen[-16:] + await reader.read(1 << 16)
+            first = first or time.perf_counter()
+        return first, time.perf_counter()
+
+    return ask
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--bare", action="store_true", help="Measure only the engine, and print it as JSON.")
+    given = parser.parse_args()
+    if given.bare:
+        print(json.dumps(bare()))
+        return
+    runs: dict[str, list[dict[str, float]]] = {}
+    for _ in range(given.turns):
+        command = [sys.executable, "-m", "benchmarks.http.overhead", "--bare"]
+        engine = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        runs.setdefault("bare engine", []).append(json.loads(engine.stdout))
+        runs.setdefault("streams", []).append(served(True))
+        runs.setdefault("streams, an event each 8 tokens", []).append(served(True, "--stream-interval", "8"))
+        runs.setdefault("whole answers", []).append(served(False))
+        print({name: found[-1] for name, found in runs.items()}, flush=True)
+    medians: dict[str, dict[str, Any]] = {
+        name: {key: statistics.median(each[key] for each in found) for key in found[0]} for name, found in runs.items()
+    }
+    for found in medians.values():
+        found["throughput_of_bare"] = found["tokens_per_second"] / medians["bare engine"]["tokens_per_second"]
+    print(json.dumps(medians, indent=2))
+    print(save("http_overhead", "python -m benchmarks.http.overhead", {"medians": medians, "runs": runs}))
+
+
+if __name__ == "__main__":
+    main()
