@@ -76,4 +76,5 @@ def _name(directory: Path) -> str:
     named = directory.resolve()
     named = named.parent if named.name == "checkpoint" else named
     kept = "".join(each if each.isalnum() and each.isascii() else "-" for each in named.name.lower())
-    return kept.strip("-")[:63].strip("-") or "model"
+    kept = kept.strip("-")[:59].strip("-")
+    return kept if kept[:1].isalpha() else f"model-{kept}"[:59].strip("-")

@@ -103,7 +103,7 @@ def serve(
     """
     from ...models.directory.find import find_checkpoint
     from ...models.structure.lora import Adapter
-    from ...runtime.engine.loading import loaded_apart
+    from ...runtime.engine.loading import in_own_thread
     from ...runtime.serve.app import Server
     from ...runtime.serve.http.config import ServerConfig
     from ...runtime.serve.http.log import log_to
@@ -143,6 +143,10 @@ def serve(
     if replicas > 1:
         if config.admin_keys:
             raise SmeltError("--admin-key loads models into one engine; leave it out, or --replicas")
+        if max_models is not None:
+            raise SmeltError(
+                "--max-models is for models that are loaded while one engine runs; leave it out, or --replicas"
+            )
         plan = ReplicaPlan(found, adapters, engine, config, tool_call_parser, stream_interval)
         return _serve_replicas(plan, replicas, config)
     # Before the models are loaded, which takes long.
@@ -150,7 +154,7 @@ def serve(
     listening = listen(host, port)
     models = [loader.load(name, path) for name, path in found.items()]
     for name, place in adapters.items():
-        loaded_apart(partial(models[0].engine.load_adapter, name, place))
+        in_own_thread(partial(models[0].engine.load_adapter, name, place))
         models.append(models[0].variant(name))
     log_to(sys.stderr, config.log_format)
     server = Server(ServedModels(models), config, loader)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...models.directory.find import find_checkpoint
@@ -10,12 +10,12 @@ from ...system.errors import Problem, raise_problems
 from ..loaders.facts import facts_of_checkpoint
 from ..loaders.rules import VLLM as VLLM_CPU
 from ..loaders.rules import Refusal, loaders
-from .limits import RAY_LLM, SGLANG, VLLM_GPU, Kinds, notes, refusals, refusals_of_config
+from .limits import RAY_LLM, SGLANG, VLLM_GPU, EngineLimits, notes, refusals, refusals_of_config, shape_refusals
 from .options import DeployOptions, EngineName
 from .template_parsers import TemplateParsers
 from .written import written
 
-_KINDS: dict[EngineName, Kinds] = {"vllm": VLLM_GPU, "ray-llm": RAY_LLM, "llm-d": VLLM_GPU, "sglang": SGLANG}
+_KINDS: dict[EngineName, EngineLimits] = {"vllm": VLLM_GPU, "ray-llm": RAY_LLM, "llm-d": VLLM_GPU, "sglang": SGLANG}
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ def deployment(checkpoint: str, options: DeployOptions) -> Deployment:
         SmeltError: the engine cannot load it; a line for each reason.
     """
     directory = find_checkpoint(checkpoint)
-    facts = facts_of_checkpoint(directory)
     kinds = _KINDS[options.engine]
     found = refusals_of_config(directory, kinds)
+    facts = None if found else facts_of_checkpoint(directory)
     said: list[str] = []
     name = kinds.name
     if options.cpu:
@@ -53,7 +53,9 @@ def deployment(checkpoint: str, options: DeployOptions) -> Deployment:
             loader = next(each for each in loaders(facts) if each.name == VLLM_CPU)
             found += [] if loader.loads else [Refusal(loader.why, loader.advice)]
             said += [loader.sentence] if loader.loads and loader.why else []
-    elif facts is not None:
+    elif facts is None:
+        found += shape_refusals(replace(directory, as_dense=True).config(), options.tensor_parallel)
+    else:
         found += refusals(facts, kinds, options.tensor_parallel)
         said += notes(facts, kinds)
     raise_problems([Problem(f"{name} cannot load {directory.path}", _sentence(each)) for each in found])

@@ -27,7 +27,7 @@ _W4A16 = "use W4A16 or W8A8"
 
 
 @dataclass(frozen=True)
-class Kinds:
+class EngineLimits:
     """What an engine's kernels take.
 
     Attributes:
@@ -52,15 +52,15 @@ class Kinds:
     names_all: bool = False
 
 
-VLLM_GPU = Kinds("vLLM 0.33", (2, 3, 4, 5, 6, 7, 8), (2, 3, 4, 5, 6, 7, 8))
-RAY_LLM = Kinds("Ray 2.60's vLLM 0.29", (2, 3, 4, 5, 6, 7, 8), (4, 8), activation_order=True)
-SGLANG = Kinds(
+VLLM_GPU = EngineLimits("vLLM 0.33", (2, 3, 4, 5, 6, 7, 8), (2, 3, 4, 5, 6, 7, 8))
+RAY_LLM = EngineLimits("Ray 2.60's vLLM 0.29", (2, 3, 4, 5, 6, 7, 8), (4, 8), activation_order=True)
+SGLANG = EngineLimits(
     "SGLang 0.5.23", (4, 8), (4,), dense_mxfp4=False, int8_experts=False, activation_order=True,
     rows=_SGLANG_ROWS, columns=_SGLANG_COLUMNS, names_all=True,
 )  # fmt: skip
 
 
-def refusals(facts: Facts, kinds: Kinds, tensor_parallel: int) -> list[Refusal]:
+def refusals(facts: Facts, kinds: EngineLimits, tensor_parallel: int) -> list[Refusal]:
     """Why an engine cannot load a compressed-tensors checkpoint.
 
     Args:
@@ -69,7 +69,7 @@ def refusals(facts: Facts, kinds: Kinds, tensor_parallel: int) -> list[Refusal]:
         tensor_parallel: GPUs that share each layer.
     """
     found = [
-        *_shape(facts, tensor_parallel),
+        *shape_refusals(facts.config, tensor_parallel),
         *(reason for scheme in _schemes(facts) for reason in _scheme(scheme, facts, kinds)),
         *_fused(facts),
         *_multiples(facts, kinds, tensor_parallel),
@@ -80,7 +80,7 @@ def refusals(facts: Facts, kinds: Kinds, tensor_parallel: int) -> list[Refusal]:
     return list(dict.fromkeys(found))
 
 
-def notes(facts: Facts, kinds: Kinds) -> list[str]:
+def notes(facts: Facts, kinds: EngineLimits) -> list[str]:
     """What works, but otherwise than it may be thought."""
     found = []
     for scheme in _schemes(facts):
@@ -96,13 +96,18 @@ def notes(facts: Facts, kinds: Kinds) -> list[str]:
         if args.type == "float" and args.num_bits == 4:
             found.append(f"{scheme.label}: GPUs before Blackwell compute it with 16-bit inputs")
     cache = facts.keys_values
-    if kinds is SGLANG and cache is not None and not _is_fp8_cache(facts):
+    if kinds is SGLANG and cache is not None and not (_is_fp8_cache(facts) and cache.strategy == "tensor"):
         found.append("keys and values are not quantized there")
     return found
 
 
-def _shape(facts: Facts, tensor_parallel: int) -> Iterator[Refusal]:
-    config = facts.config
+def shape_refusals(config: Any, tensor_parallel: int) -> Iterator[Refusal]:
+    """Why a model of this configuration cannot be loaded, however it is quantized.
+
+    Args:
+        config: its Hugging Face configuration.
+        tensor_parallel: GPUs that share each layer.
+    """
     if getattr(config, LAYER_SIZES, None) is not None:
         yield Refusal("its blocks differ in size", "prune evenly")
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -113,9 +118,14 @@ def _shape(facts: Facts, tensor_parallel: int) -> Iterator[Refusal]:
     heads = config.num_attention_heads
     if heads % tensor_parallel:
         yield Refusal(f"{heads} attention heads cannot be shared by {tensor_parallel} GPUs", "change --tensor-parallel")
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    if shared % tensor_parallel and tensor_parallel % shared:
+        yield Refusal(
+            f"{shared} heads of keys and values cannot be shared by {tensor_parallel} GPUs", "change --tensor-parallel"
+        )
 
 
-def _scheme(scheme: Scheme, facts: Facts, kinds: Kinds) -> Iterator[Refusal]:
+def _scheme(scheme: Scheme, facts: Facts, kinds: EngineLimits) -> Iterator[Refusal]:
     args, inputs = scheme.args, scheme.activations
     label = scheme.label
     match args.type, args.num_bits, scheme.format:
@@ -128,8 +138,6 @@ def _scheme(scheme: Scheme, facts: Facts, kinds: Kinds) -> Iterator[Refusal]:
                 yield Refusal(f"{label}: no kernel for packed weights with these inputs", _W4A16)
             if kinds is SGLANG and not _is_marlin(scheme):
                 yield Refusal(f"{label}: groups must be of 32, 64 or 128 columns, or whole rows", "change group_size")
-            if str(args.actorder or "") in ("group", "ActivationOrdering.GROUP") and not kinds.activation_order:
-                yield Refusal(f"{label}: weights in activation order (g_idx)", "use actorder: weight")
         case "int", 8, _ if inputs is not None:
             if args.strategy not in ("tensor", "channel") or not args.symmetric:
                 yield Refusal(f"{label}: int8 weights must be symmetric, with a scale for each row", "use W8A8")
@@ -163,7 +171,7 @@ def _fused(facts: Facts) -> Iterator[Refusal]:
             return
 
 
-def _multiples(facts: Facts, kinds: Kinds, tensor_parallel: int) -> Iterator[Refusal]:
+def _multiples(facts: Facts, kinds: EngineLimits, tensor_parallel: int) -> Iterator[Refusal]:
     for linear in facts.linears:
         leaf = linear.name.rpartition(".")[2]
         is_row = leaf in ("o_proj", "down_proj", "out_proj", "fc2")
@@ -197,7 +205,7 @@ def _rows(facts: Facts, linear: QuantizedLinear, rows: int) -> int:
     return sum(each.rows for each in facts.linears if each.name in together) * rows // linear.rows
 
 
-def _experts(facts: Facts, kinds: Kinds) -> Iterator[Refusal]:
+def _experts(facts: Facts, kinds: EngineLimits) -> Iterator[Refusal]:
     experts = [linear for linear in facts.linears if linear.is_expert]
     if not experts:
         return
@@ -223,7 +231,7 @@ def _tables(facts: Facts) -> Iterator[Refusal]:
         yield Refusal("a quantized lm_head that is tied to the input embedding", "ignore lm_head")
 
 
-def _cache(facts: Facts, kinds: Kinds) -> Iterator[Refusal]:
+def _cache(facts: Facts, kinds: EngineLimits) -> Iterator[Refusal]:
     if kinds is not SGLANG and facts.keys_values is not None and not _is_fp8_cache(facts):
         yield Refusal("a KV cache in another format than fp8 with static scales", "use kv_cache: fp8")
 
@@ -244,7 +252,7 @@ def _schemes(facts: Facts) -> Iterable[Scheme]:
     return {each.scheme.label: each.scheme for each in facts.linears}.values()
 
 
-def refusals_of_config(directory: ModelDirectory, kinds: Kinds) -> list[Refusal]:
+def refusals_of_config(directory: ModelDirectory, kinds: EngineLimits) -> list[Refusal]:
     """Why an engine cannot load a checkpoint, from its ``quantization_config`` itself, in any format."""
     config: dict[str, Any] = directory.config_data().get("quantization_config") or {}
     found: list[Refusal] = []
@@ -256,6 +264,10 @@ def refusals_of_config(directory: ModelDirectory, kinds: Kinds) -> list[Refusal]
                 found.append(Refusal("compressed 2:4 sparsity, which was removed there", "store the weights dense"))
             if kinds.names_all:
                 found += _unnamed(directory.path, config)
+            groups = (config.get("config_groups") or {}).values()
+            orders = {str((group.get("weights") or {}).get("actorder")) for group in groups}
+            if orders & {"group", "dynamic"} and not kinds.activation_order:
+                found.append(Refusal("weights in activation order (g_idx)", "use actorder: weight"))
         case "gptq":
             kind = config.get("bits"), bool(config.get("sym", True))
             if kind not in ((4, True), (8, True)):

@@ -17,8 +17,8 @@ FORMS: dict[EngineName, tuple[Form, ...]] = {
     "ray-llm": ("config",),
     "llm-d": ("manifest",),
 }
-# A name that is one in URLs, Kubernetes and shells.
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
+# A name that is one in URLs, shells and Kubernetes, also with -epp behind it.
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,57}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class DeployOptions:
         for option, value in (("--name", self.name), ("--claim", self.claim)):
             if not _NAME.fullmatch(value):
                 raise SmeltError(
-                    f"{option} {value!r}: it must be of lower-case letters, digits, - and ., and begin and end with a letter or digit"
+                    f"{option} {value!r}: it must be of at most 59 lower-case letters, digits and -, begin with a letter and end with one or a digit"
                 )
         if self.cpu and self.engine != "vllm":
             raise SmeltError(f"--cpu is for vllm; {self.engine} needs GPUs")

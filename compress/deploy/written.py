@@ -35,9 +35,7 @@ def written(checkpoint: Path, options: DeployOptions, parsers: TemplateParsers) 
         case engine, "command":
             arguments = _arguments(engine, str(checkpoint), options, parsers, "127.0.0.1")
             environment = [f"{name}={value}" for name, value in _CPU.items()] if options.cpu else []
-            return (
-                " ".join(shlex.quote(each) if "=" not in each else each for each in [*environment, *arguments]) + "\n"
-            )
+            return " ".join([*environment, shlex.join(arguments)]) + "\n"
         case engine, _:
             return _yaml(_compose(engine, checkpoint, options, parsers), _COMPOSE_HEAD)
 
@@ -91,7 +89,7 @@ def _compose(engine: str, checkpoint: Path, options: DeployOptions, parsers: Tem
         "ipc": "host",
         # From other machines only if you change this.
         "ports": [f"127.0.0.1:{port}:{port}"],
-        "volumes": [f"{checkpoint}:{_INSIDE}:ro"],
+        "volumes": [{"type": "bind", "source": _escaped(str(checkpoint)), "target": _INSIDE, "read_only": True}],
         "environment": {**_OFFLINE, **(_CPU if options.cpu else {})},
         "healthcheck": {
             "test": ["CMD-SHELL", f"curl -f http://localhost:{port}/health || exit 1"],
@@ -109,6 +107,11 @@ def _compose(engine: str, checkpoint: Path, options: DeployOptions, parsers: Tem
         device = {"driver": "nvidia", "count": options.tensor_parallel, "capabilities": ["gpu"]}
         service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
     return {"services": {engine: service}}
+
+
+def _escaped(text: str) -> str:
+    """Compose replaces variables."""
+    return text.replace("$", "$$")
 
 
 _RAY_HEAD = "Start with: pip install 'ray[llm]==2.60.0'; serve run THIS_FILE\nThe checkpoint's path must be there on each machine."
@@ -147,11 +150,11 @@ def _ray(checkpoint: Path, options: DeployOptions, parsers: TemplateParsers) -> 
 
 def _llm_d(checkpoint: Path, options: DeployOptions, parsers: TemplateParsers) -> str:
     """A deployment of vLLM, the pool that llm-d's endpoint picker chooses from, and the route to it."""
-    name, port = options.name, 8000
+    name, port = options.name, options.port
     labels = {"llm-d.ai/model": name, "llm-d.ai/role": "decode", "llm-d.ai/engine-type": "vllm"}
     selected = {"llm-d.ai/model": name}
     inside = f"/model-cache/{checkpoint.name}"
-    arguments = _arguments("vllm", inside, DeployOptions(**{**vars(options), "port": port}), parsers, "0.0.0.0")
+    arguments = _arguments("vllm", inside, options, parsers, "0.0.0.0")
     gpus = {"nvidia.com/gpu": options.tensor_parallel}
     container = {
         "name": "modelserver",

@@ -13,6 +13,7 @@ from compressed_tensors.quantization import (
     QuantizationScheme,
     QuantizationStatus,
 )
+from pydantic import ValidationError
 
 from ...system.errors import SmeltError
 from ..scheme import Scheme
@@ -102,7 +103,13 @@ class StoredSchemes:
         known = {key: value for key, value in data.items() if key != "version"}
         self._usual: Scheme | None = None
         self._by_name: dict[str, Scheme] = {}
-        config = QuantizationConfig.model_validate(known)
+        try:
+            config = QuantizationConfig.model_validate(known)
+        except ValidationError as error:
+            first = " ".join(error.errors()[0]["msg"].split())
+            raise SmeltError(
+                f"quantization_config is none of compressed-tensors {compressed_tensors.__version__}: {first}"
+            ) from None
         self.keys_values = config.kv_cache_scheme
         for group in config.config_groups.values():
             assert isinstance(group, QuantizationScheme)

@@ -27,10 +27,6 @@ class Factors:
     down: Tensor
     up: Tensor
 
-    @property
-    def nbytes(self) -> int:
-        return self.down.nbytes + self.up.nbytes
-
 
 @dataclass
 class StepRows:
@@ -175,8 +171,3 @@ class Adapters:
         """Drop an adapter's factors."""
         for target in self._targets:
             target.factors.pop(name, None)
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of all of them."""
-        return sum(each.nbytes for target in self._targets for each in target.factors.values())

@@ -51,6 +51,9 @@ Prompt = str | SequenceOf[int]
 Sink = Callable[[RequestOutput], object]
 
 
+_DEADLINES = 64
+
+
 class QueueFull(RuntimeProblem):
     """As many requests are waiting as ``max_waiting`` allows."""
 
@@ -456,7 +459,8 @@ class Engine:
     def _request(self, prompt: Prompt, params: SamplingParams, id: str | None, options: RequestOptions) -> Request:
         """A validated request, not queued yet."""
         adapter, deadline = options.get("adapter"), options.get("deadline")
-        if adapter is not None and adapter not in self.adapters:
+        fingerprint = None if adapter is None else self._adapters.get(adapter)
+        if adapter is not None and fingerprint is None:
             raise RuntimeProblem(f"no adapter named {adapter!r} is loaded{nearest_name(adapter, self.adapters)}")
         if deadline is not None and not deadline > 0:
             raise RuntimeProblem(f"deadline is {deadline}; it must be above 0 seconds")
@@ -471,8 +475,8 @@ class Engine:
         grows_to = len(tokens) + min(most, params.max_tokens or most)
         self._check_room(grows_to, "lower max_tokens or raise kv_cache_bytes")
         salt = repr(self.model.variant(grows_to)).encode() if self.model.cache_variants else b""
-        if adapter is not None:
-            salt += self._adapters[adapter].encode()
+        if fingerprint is not None:
+            salt += fingerprint.encode()
         name = id if id is not None else f"request-{next(self._names)}"
         request = Request(name, tokens, params, grows_to, salt, text, adapter=adapter, deadline=deadline)
         request.priority, request.predicted_tokens = options.get("priority", 0), options.get("predicted_tokens")
@@ -548,6 +552,8 @@ class Engine:
     def _submit(self, request: Request, sink: Sink | None) -> None:
         if request.id in self._requests:
             raise RuntimeProblem(f"a request named {request.id!r} is running already; choose another id")
+        if request.adapter is not None and not request.salt.endswith(self._adapters.get(request.adapter, "?").encode()):
+            raise RuntimeProblem(f"the adapter {request.adapter!r} was unloaded meanwhile")
         self._requests[request.id] = request
         if not self.executor.runs_ahead(request):
             self._awaited.add(request.id)
@@ -555,6 +561,10 @@ class Engine:
             self._sinks[request.id] = sink
         request.arrived = request.arrived or time.perf_counter()
         if request.deadline is not None:
+            if len(self._deadlines) > _DEADLINES + 2 * len(self._requests):
+                # Most have ended in time.
+                self._deadlines = [(due, id) for due, id in self._deadlines if id in self._requests]
+                heapq.heapify(self._deadlines)
             heapq.heappush(self._deadlines, (request.due, request.id))
         # It may have waited for the step that was running.
         self.scheduler.add(request.sequences[0], request.arrived)

@@ -26,7 +26,7 @@ class EngineThread:
 
     Several engines share it because each thread that computes has OpenMP threads of its own, and libgomp lets all of them
     sleep at every barrier as soon as there are more than processors: small steps then take twice as long. For the same
-    reason models that it steps are best loaded by a thread that has ended (:func:`.loading.loaded_apart`).
+    reason models that it steps are best loaded by a thread that has ended (:func:`.loading.in_own_thread`).
     """
 
     def __init__(self) -> None:
@@ -37,12 +37,12 @@ class EngineThread:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs, or has not been needed yet."""
+        """Whether it can step engines: false once it has ended by a failure."""
         return self._thread is None or self._thread.is_alive()
 
     @property
     def is_running(self) -> bool:
-        """Whether it has engines to step, or something to call."""
+        """Whether it has begun and not ended: it ends when it has no engines."""
         return self._thread is not None and self._thread.is_alive()
 
     def call(self, member: Member, function: Callable[[], object]) -> None:
@@ -80,9 +80,16 @@ class EngineThread:
         return await future
 
     def remove(self, member: Member) -> None:
-        """Give a member no more turns. The thread ends with its last one."""
-        if self._thread is not None:
-            self.call(member, lambda: self._members.remove(member))
+        """Give a member a last turn, and no more; returns when it has had it. The thread ends with its last member."""
+        done = threading.Event()
+
+        def leave() -> None:
+            member.turn()  # what it has not handed over yet
+            self._members.remove(member)
+            done.set()
+
+        self.call(member, leave)
+        done.wait()
 
     def _run(self) -> None:
         while True:
@@ -97,5 +104,8 @@ class EngineThread:
                 if member not in self._members:
                     self._members.append(member)
                 function()
-            for member in tuple(self._members):
-                member.turn()
+                # While it waits it must not keep a member that has left.
+                del member, function
+            for each in tuple(self._members):
+                each.turn()
+                del each

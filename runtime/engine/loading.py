@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
@@ -50,31 +52,36 @@ def load_model(checkpoint: str | Path, config: EngineConfig | None = None, *, lo
     return opened, Model(opened, _operators(computing, where, config, log))
 
 
-def loaded_apart(load: Callable[[], T]) -> T:
+def in_own_thread(work: Callable[[], T]) -> T:
     """What a function returns, or raises, in a thread that ends with it.
 
     The OpenMP threads of whoever loads a model stay as long as that thread, and slow those of an engine's own thread down
     (:class:`.engine_thread.EngineThread`).
 
     Args:
-        load: such as the constructor of an engine.
+        work: such as the constructor of an engine.
     """
-    found: list[T] = []
-    problems: list[BaseException] = []
+    future = _started(work)
+    return future.result()
 
-    def work() -> None:
+
+async def awaited_thread(work: Callable[[], T]) -> T:
+    """The same for an asyncio task, which other tasks do not wait for; neither does the end of the process."""
+    return await asyncio.wrap_future(_started(work))
+
+
+def _started(work: Callable[[], T]) -> Future[T]:
+    future: Future[T] = Future()
+
+    def run() -> None:
         try:
-            found.append(load())
+            future.set_result(work())
         except BaseException as problem:
-            problems.append(problem)
+            future.set_exception(problem)
 
     # A daemon, so that an interrupt need not wait for it.
-    thread = threading.Thread(target=work, name="smelt-load", daemon=True)
-    thread.start()
-    thread.join()
-    if problems:
-        raise problems[0]
-    return found[0]
+    threading.Thread(target=run, name="smelt-load", daemon=True).start()
+    return future
 
 
 def operators_for(dtype: torch.dtype, device: torch.device, *, log: Log) -> Operators:

@@ -50,7 +50,7 @@ class Stream:
         self.loop = asyncio.get_running_loop()
         self._abort = abort
         self._latest: RequestOutput | None = None
-        self._finished = False
+        self._ended = self._closed = False
         self._arrived = asyncio.Event()
         self._count = 0
 
@@ -67,13 +67,13 @@ class Stream:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        if self._finished:
+        if self._ended:
             raise StopAsyncIteration
         await self._arrived.wait()
         self._arrived.clear()
         output, self._latest = self._latest, None
         assert output is not None
-        self._finished = output.finished
+        self._ended = output.finished
         return output
 
     async def last(self) -> RequestOutput:
@@ -85,9 +85,9 @@ class Stream:
         return output
 
     def close(self) -> None:
-        """Abort the request, unless it has ended."""
-        if not self._finished:
-            self._finished = True
+        """Abort the request, unless it has ended. Who still reads gets its last output."""
+        if not (self._ended or self._closed):
+            self._closed = True
             self._abort(self.name)
 
 
@@ -106,6 +106,7 @@ class EngineLoop:
         self._steps_in = thread
         self._ready: dict[asyncio.AbstractEventLoop, list[tuple[Stream, RequestOutput]]] = {}
         self._submitted = 0
+        self._closed = False
 
     @property
     def is_alive(self) -> bool:
@@ -123,7 +124,13 @@ class EngineLoop:
         return self._engine.has_work
 
     def submit(self, request: Request) -> Stream:
-        """Queue a request. Called in an asyncio loop, which its outputs come to."""
+        """Queue a request. Called in an asyncio loop, which its outputs come to.
+
+        Raises:
+            RuntimeProblem: it is closed.
+        """
+        if self._closed:
+            raise RuntimeProblem("the engine is closed")
         stream = Stream(request.id, self.abort)
         self._submitted += 1
 
@@ -148,16 +155,21 @@ class EngineLoop:
         self.call(lambda: self._engine.abort(name))
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call something in the engine's thread, between steps."""
-        self._steps_in.call(self, function)
+        """Call something in the engine's thread, between steps; nothing once it is closed."""
+        if not self._closed:
+            self._steps_in.call(self, function)
 
     async def result(self, function: Callable[[], T]) -> T:
         """What a function returns, or raises, in the engine's thread between steps."""
+        if self._closed:
+            raise RuntimeProblem("the engine is closed")
         return await self._steps_in.result(self, function)
 
     def close(self) -> None:
-        """Step it no more. Its requests must have ended."""
-        self._steps_in.remove(self)
+        """Step it no more; waits for the step that runs. Its requests must have ended, or have been aborted."""
+        if not self._closed:
+            self._closed = True
+            self._steps_in.remove(self)
 
     def turn(self) -> None:
         """Compute a step, if there is work, and hand its outputs over. Called in the engine's thread."""

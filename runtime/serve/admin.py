@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import Field
 
 from ...system.errors import SmeltError
-from ..engine.loading import loaded_apart
+from ..engine.loading import awaited_thread
 from .http.errors import ApiError, no_such_model, refused
-from .model.loader import ModelLoader, release
+from .http.gate import RequestGate
+from .model.loader import ModelLoader
 from .model.models import ServedModels
 from .model.served_model import ServedModel
 from .openai.fields import Fields
@@ -41,7 +42,6 @@ class LoadAdapter(Fields):
     lora_name: str = Field(min_length=1)
     lora_path: str = Field(min_length=1)
     base_model_name: str | None = None
-    load_inplace: bool = False
 
 
 class UnloadAdapter(Fields):
@@ -66,15 +66,22 @@ class Admin:
         models: that are served.
         loader: None if nothing may be loaded.
         watches: learns of models that come and go.
+        gate: whether the server drains.
         drain_seconds: how long requests may take after their model was unloaded.
     """
 
     def __init__(
-        self, models: ServedModels, loader: ModelLoader | None, watches: Watches, drain_seconds: float
+        self,
+        models: ServedModels,
+        loader: ModelLoader | None,
+        watches: Watches,
+        gate: RequestGate,
+        drain_seconds: float,
     ) -> None:
         self._models = models
         self._loader = loader
         self._watches = watches
+        self._gate = gate
         self._drain_seconds = drain_seconds
         self._places = {model.name: model.path for model in models}
         self._one = asyncio.Lock()
@@ -89,6 +96,7 @@ class Admin:
             loader = self._loader
             if loader is None:
                 raise ApiError(400, "This server was not started by smelt serve, and loads no models.")
+            self._gate.check_open()
             self._check_name(request.model)
             place = request.path or self._places.get(request.model)
             if place is None:
@@ -101,7 +109,7 @@ class Admin:
                 )  # fmt: skip
             began = time.perf_counter()
             try:
-                found = await asyncio.to_thread(loader.load, request.model, place)
+                found = await awaited_thread(partial(loader.load, request.model, place))
             except SmeltError as problem:
                 raise refused(problem, "path") from None
             self._places[request.model] = found.path
@@ -122,12 +130,17 @@ class Admin:
                     400, f"{model.name!r} is an adapter; unload it with /v1/unload_lora_adapter.", param="model"
                 )
             gone = [*self._models.variants(model), model]
-            for each in gone:
-                self._models.remove(each.name)
+            for name in [each.name for each in gone]:
+                self._models.remove(name)
             await self._unused(gone)
             self._watches.remove(model)
-            await asyncio.to_thread(release, model)
-            return {"success": True, "model": model.name}
+            engine = model.engine.loop
+            del gone, model
+            await asyncio.to_thread(engine.close)
+            del engine
+            # An engine and its loop refer to each other, and there may be as much memory in them as there is.
+            await asyncio.to_thread(gc.collect)
+            return {"success": True, "model": request.model}
 
     async def load_adapter(self, request: LoadAdapter) -> dict[str, Any]:
         """Load a LoRA adapter.
@@ -136,10 +149,21 @@ class Admin:
             ApiError: its name is taken, or it cannot be served beside the base model.
         """
         async with self._one:
+            self._gate.check_open()
             self._check_name(request.lora_name)
-            return await add_adapter(
-                self._models, request.lora_name, request.lora_path, self._models.get(request.base_model_name)
-            )
+            base = self._models.get(request.base_model_name)
+            if base.base is not None:
+                raise ApiError(
+                    400, f"{base.name!r} is an adapter itself; name its base model.", param="base_model_name"
+                )
+            try:
+                await awaited_thread(partial(base.engine.load_adapter, request.lora_name, request.lora_path))
+            except SmeltError as problem:
+                raise refused(problem, "lora_path") from None
+            found = base.variant(request.lora_name)
+            self._watches.add(found)
+            self._models.add(found)
+            return {"success": True, "model": found.name}
 
     async def unload_adapter(self, request: UnloadAdapter) -> dict[str, Any]:
         """Unload a LoRA adapter, once the requests that it serves have ended.
@@ -174,19 +198,3 @@ class Admin:
                 for model in gone:
                     model.abort_all()
             await asyncio.sleep(_LOOK_SECONDS)
-
-
-async def add_adapter(models: ServedModels, name: str, directory: str | Path, base: ServedModel) -> dict[str, Any]:
-    """Load an adapter beside a served model, and serve it under its name.
-
-    Raises:
-        ApiError: it cannot be.
-    """
-    if base.base is not None:
-        raise ApiError(400, f"{base.name!r} is an adapter itself; name its base model.", param="base_model_name")
-    try:
-        await asyncio.to_thread(loaded_apart, partial(base.engine.load_adapter, name, directory))
-    except SmeltError as problem:
-        raise refused(problem, "lora_path") from None
-    models.add(base.variant(name))
-    return {"success": True, "model": name}

@@ -22,7 +22,7 @@ from .http.disconnect import ClientGone, unless_gone
 from .http.error_schema import RESPONSES as ERRORS
 from .http.errors import ApiError, refused, sentence
 from .http.gate import Pass, RequestGate
-from .http.middleware import RequestGuard, body_of
+from .http.middleware import ADMIN_PATHS, RequestGuard, body_of
 from .http.sse import OPENAI, EventStream, StreamForm, event
 from .http.validation import validation_problem
 from .model.loader import ModelLoader
@@ -97,7 +97,7 @@ class Server:
         self._add_status()
         self._add_metrics()
         if config.admin_keys:
-            self._add_admin(Admin(models, loader, self, config.drain_seconds))
+            self._add_admin(Admin(models, loader, self, self.gate, config.drain_seconds))
         add_page(app)
         app.add_middleware(RequestGuard, config=config)
         if config.allowed_origins:
@@ -124,8 +124,9 @@ class Server:
 
         @self.app.post("/v1/embeddings")
         async def embed(body: EmbeddingRequest, request: Request) -> dict[str, Any]:
-            with self.gate.enter():
-                return await unless_gone(request, embeddings(body, self.models.get(body.model)))
+            served = self._found(request, body.model)
+            with self.gate.enter(served):
+                return await unless_gone(request, embeddings(body, served))
 
     def _add_responses(self) -> None:
         @self.app.post("/v1/responses")
@@ -158,9 +159,8 @@ class Server:
         form: StreamForm = OPENAI,
     ) -> Response:
         """An answer, whole or in pieces."""
-        served = self.models.get(model)
-        request.state.served, request.state.model = served.name, (served.base or served).name
-        entered = self.gate.enter()
+        served = self._found(request, model)
+        entered = self.gate.enter(served)
 
         async def begin(model: ServedModel, name: str) -> Answer:
             answer = await start(model, name)
@@ -177,6 +177,12 @@ class Server:
             # They may not have begun, and do not close it then.
             entered.close()
             raise
+
+    def _found(self, request: Request, name: str | None) -> ServedModel:
+        """The model that a request is for, which its log line and the metrics name."""
+        served = self.models.get(name)
+        request.state.served, request.state.model = served.name, (served.base or served).name
+        return served
 
     def _add_tokens(self) -> None:
         @self.app.post("/tokenize")
@@ -246,8 +252,8 @@ class Server:
             return await admin.unload_adapter(body)
 
     def add(self, model: ServedModel) -> None:
-        """Measure a model that is served from now on."""
-        self._observe(model, self.metrics.add(model))
+        """Measure a model, or an adapter with its base, from now on."""
+        self._observe(model, self.metrics.add(model) if model.base is None else self.metrics.models[model.base.name])
 
     def remove(self, model: ServedModel) -> None:
         """Measure a model no more."""
@@ -311,6 +317,7 @@ async def _api_error(request: Request, error: Exception) -> Response:
             )
         case _:
             raise error
-    if request.method == "POST" and request.url.path.startswith("/v1/"):
+    path = request.scope["path"]
+    if request.method == "POST" and path.startswith("/v1/") and path not in ADMIN_PATHS:
         request.app.state.metrics.refused(getattr(request.state, "model", None), problem)
     return JSONResponse(body_of(problem, request.url.path, _name(request)), problem.status, problem.headers)

@@ -90,13 +90,20 @@ def tool_calls(form: CallFormat, tools: Mapping[str, dict[str, Any] | None], *, 
     return Grammar("calls", "\n".join([f"start: {start}", f"call: {one}", *rules]))
 
 
-def optional_calls(form: CallFormat, tools: Mapping[str, dict[str, Any] | None], *, several: bool) -> Grammar:
+def optional_calls(
+    form: CallFormat,
+    tools: Mapping[str, dict[str, Any] | None],
+    *,
+    several: bool,
+    thinking: tuple[str, str] | None = None,
+) -> Grammar:
     """Any text, and calls of tools in it: what begins as a call ends as one.
 
     Args:
         form: the format.
         tools: the schema of each tool's arguments, by its name.
         several: whether there may be more than one call.
+        thinking: the tags of reasoning that may come before.
     """
     cut = len(form.trigger)
     inner = form if form.first else replace(form, begin=form.begin[cut:])
@@ -106,7 +113,8 @@ def optional_calls(form: CallFormat, tools: Mapping[str, dict[str, Any] | None],
     body = " ".join(part for part in (_quoted(form.first[cut:]), "call" + more, _quoted(form.last)) if part)
     count = "*" if several and not form.first else "?"
     lines = [
-        f"start: (begun {body}){count} TEXT",
+        f"start: {'' if thinking is None else 'thought? '}(begun {body}){count} TEXT",
+        *([] if thinking is None else [f"thought: {_quoted(thinking[0])} TEXT {_quoted(thinking[1])}"]),
         f"begun[lazy]: TEXT {_quoted(form.trigger)}",
         f"call: {one}",
         r"TEXT: /(.|\n)*/",

@@ -141,7 +141,8 @@ async def chat_prompt(
     elif form.calls is not None and grammar is None and any(tool.function.strict for tool in tools):
         anything = {"type": "object"}
         schemas = {t.function.name: t.function.parameters if t.function.strict else anything for t in tools}
-        grammar = optional_calls(form.calls, schemas, several=options.is_parallel)
+        tags = None if form.tags is None else (form.tags.opening, form.tags.closing)
+        grammar = optional_calls(form.calls, schemas, several=options.is_parallel, thinking=tags)
     if grammar is not None:
         constraint = await asyncio.to_thread(model.compile, grammar, form.reasoning_end(tokens))
         params = replace(params, constraint=constraint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from ....system.device import device_named, free_memory
 from ...engine.config import EngineConfig
 from ...engine.engine import Engine
 from ...engine.engine_thread import EngineThread
-from ...engine.loading import loaded_apart
+from ...engine.loading import in_own_thread
 from .answer_format import AnswerFormat
 from .served_model import ServedModel
 
@@ -38,8 +37,7 @@ class ModelLoader:
         self._parser, self._interval = tool_call_parser, stream_interval
         self._thread = EngineThread()
         if share > 1:
-            free = free_memory(device_named(config.device))
-            config = replace(config, memory_bytes=int(free * config.memory_utilization) // share)
+            config = replace(config, memory_bytes=usable_memory(config) // share)
         self._config = config
 
     def load(self, name: str, checkpoint: str | Path) -> ServedModel:
@@ -53,12 +51,12 @@ class ModelLoader:
             SmeltError: it cannot be read or served, or does not fit in its share of the memory.
         """
         path = find_checkpoint(str(checkpoint)).path
-        engine = loaded_apart(partial(Engine, path, self._config, thread=self._thread))
+        engine = in_own_thread(partial(Engine, path, self._config, thread=self._thread))
         return ServedModel(name, engine, path, tool_call_parser=self._parser, stream_interval=self._interval)
 
 
-def release(model: ServedModel) -> None:
-    """Give a model's memory back. None of its requests may run."""
-    model.engine.loop.close()
-    del model
-    gc.collect()
+def usable_memory(config: EngineConfig) -> int:
+    """How much memory engines of a configuration may take together, by what is free now."""
+    if config.memory_bytes is not None:
+        return config.memory_bytes
+    return int(free_memory(device_named(config.device)) * config.memory_utilization)

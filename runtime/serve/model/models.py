@@ -39,9 +39,9 @@ class ServedModels:
         """Serve a model from now on."""
         self._models[model.name] = model
 
-    def remove(self, name: str) -> ServedModel:
+    def remove(self, name: str) -> None:
         """Serve a model no more; the requests that it works on keep it."""
-        return self._models.pop(name)
+        del self._models[name]
 
     def variants(self, model: ServedModel) -> list[ServedModel]:
         """The adapters on a model."""

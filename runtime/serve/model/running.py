@@ -14,6 +14,9 @@ from ...requests.params import SamplingParams
 from ..http.errors import ApiError, sentence
 from .served_model import ServedModel
 
+# OpenAI's and Anthropic's clients would send it again, twice.
+_NO_RETRY = {"x-should-retry": "false"}
+
 
 class Running:
     """One or more prompts with the same parameters. All are aborted when the block that it manages ends.
@@ -100,8 +103,9 @@ class Running:
             raise ApiError(500, sentence(RuntimeError(output.error)), "server_error")
         if any(completion.finish_reason == "deadline" for completion in output.completions):
             raise ApiError(
-                504, "The request's deadline passed before it was finished.", "timeout_error", "deadline_exceeded"
-            )
+                504, "The request's deadline passed before it was finished.", "timeout_error", "deadline_exceeded",
+                headers=_NO_RETRY,
+            )  # fmt: skip
         if any(completion.finish_reason == "abort" for completion in output.completions):
             raise ApiError(
                 503, "The request was aborted by the server, which unloads its model.", "service_unavailable_error"

@@ -48,7 +48,8 @@ class ServedModel:
         observers: of its requests.
         adapter: the name of the LoRA adapter that changes it; None for the base model.
         base: what the adapter changes; None for a base model.
-        running: the requests that are being served by it.
+        in_use: how many requests have found it and are not answered yet.
+        running: those of them that its engine works on.
     """
 
     name: str
@@ -63,6 +64,7 @@ class ServedModel:
     embeds: asyncio.Lock = field(default_factory=asyncio.Lock)
     adapter: str | None = None
     base: ServedModel | None = None
+    in_use: int = 0
     running: set[Closing] = field(default_factory=set)
     _compiles: threading.Lock = field(default_factory=threading.Lock)
     _compiler: Compiler | None = None
@@ -76,7 +78,7 @@ class ServedModel:
         found = copy.copy(self)
         found.name = found.adapter = adapter
         found.base = self
-        found.created, found.running = int(time.time()), set()
+        found.created, found.running, found.in_use = int(time.time()), set(), 0
         return found
 
     @property
@@ -151,11 +153,6 @@ class ServedModel:
         """Abort the requests that are being served by it."""
         for running in list(self.running):
             running.close()
-
-    @property
-    def in_use(self) -> int:
-        """How many requests are being served by it."""
-        return len(self.running)
 
     @property
     def is_alive(self) -> bool:

@@ -13,6 +13,7 @@ from ..http.errors import refused
 
 # Of one request: prompts times samples.
 MOST_SEQUENCES = 128
+_LONGEST_DEADLINE = 86400.0
 
 
 class Fields(BaseModel):
@@ -48,7 +49,7 @@ class ChoosingFields(Fields):
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     ignore_eos: bool = False
     priority: int = 0
-    deadline: Annotated[float, Field(gt=0)] | None = None
+    deadline: Annotated[float, Field(gt=0, le=_LONGEST_DEADLINE)] | None = None
 
     @property
     def options(self) -> RequestOptions:

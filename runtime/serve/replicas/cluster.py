@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import os
+import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -15,8 +16,9 @@ from typing import Any
 from ....system.errors import RuntimeProblem
 from ...engine.config import EngineConfig
 from ..http.config import ServerConfig
+from ..model.loader import usable_memory
 from .front import Front
-from .replica import Board, EngineReplica, ReplicaPlan
+from .replica import EngineReplica, LatestMetrics, ReplicaPlan
 
 _LOG = logging.getLogger("smelt.serve")
 # The least that Ray takes; requests are small.
@@ -45,26 +47,34 @@ def replicas(plan: ReplicaPlan, count: int, config: ServerConfig) -> Iterator[Fr
         from ray.serve.config import RequestRouterConfig  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise RuntimeProblem("replicas need Ray Serve, which is not installed; run pip install 'smelt[ray]'") from None
-    is_local = "RAY_ADDRESS" not in os.environ
+    is_local = not os.environ.get("RAY_ADDRESS")
     name = f"smelt-{uuid.uuid4().hex[:8]}"
     try:
         ray.init(
             namespace=name,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            **({"include_dashboard": False, "object_store_memory": _STORE_BYTES} if is_local else {}),
+            **(
+                {"address": "local", "include_dashboard": False, "object_store_memory": _STORE_BYTES}
+                if is_local
+                else {}
+            ),
         )
     except Exception as error:  # Ray raises from several libraries
         first = " ".join(str(error).split())[:300]
-        raise RuntimeProblem(f"cannot start or reach Ray ({first}); check RAY_ADDRESS") from None
+        advice = "see its log under /tmp/ray" if is_local else "check RAY_ADDRESS"
+        raise RuntimeProblem(f"cannot start or reach Ray ({first}); {advice}") from None
+    has_failed = True
     try:
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.start(proxy_location="Disabled")
-        processors = max(1.0, ray.cluster_resources().get("CPU", 1.0) // count)
-        board = ray.remote(Board).options(num_cpus=0).remote()
+        processors = _processors(
+            [node["Resources"] for node in ray.nodes() if node["Alive"]], count, plan.engine.device
+        )
+        latest = ray.remote(LatestMetrics).options(num_cpus=0, max_restarts=-1).remote()
         if is_local:
-            share = plan.engine.memory_utilization / count
-            plan = replace(plan, engine=replace(plan.engine, memory_utilization=share))
+            share = usable_memory(plan.engine) // count
+            plan = replace(plan, engine=replace(plan.engine, memory_bytes=share))
         served = _behind_the_front(config)
         deployment: Any = serve.deployment(
             name="engine",
@@ -79,16 +89,34 @@ def replicas(plan: ReplicaPlan, count: int, config: ServerConfig) -> Iterator[Fr
         )(EngineReplica)
         try:
             handle = serve.run(
-                deployment.bind(replace(plan, config=served), board), name=name, route_prefix=None, blocking=False
+                deployment.bind(replace(plan, config=served), latest), name=name, route_prefix=None, blocking=False
             )
         except Exception as error:
             raise RuntimeProblem(f"the replicas cannot start: {_reason(serve, name, error)}") from None
-        yield Front(handle, board, config, count)
+        yield Front(handle, latest, config)
+        has_failed = False
     finally:
-        _end(ray, serve, None if is_local else name)
+        _end(ray, serve, None if is_local else name, config.drain_seconds + _END_SECONDS, 1 if has_failed else 0)
 
 
-def _end(ray: Any, serve: Any, name: str | None) -> None:
+def _processors(nodes: list[dict[str, float]], count: int, device: str) -> float:
+    """The processors of each replica, so that all fit on the nodes.
+
+    Raises:
+        RuntimeProblem: they do not.
+    """
+    if device != "cpu" and sum(int(node.get("GPU", 0)) for node in nodes) < count:
+        raise RuntimeProblem(
+            f"{count} replicas need a GPU each, and Ray knows of {sum(int(node.get('GPU', 0)) for node in nodes)}"
+        )
+    have = [int(node.get("CPU", 0)) for node in nodes]
+    for each in range(max(have, default=0), 0, -1):
+        if sum(processors // each for processors in have) >= count:
+            return float(each)
+    raise RuntimeProblem(f"{count} replicas need a processor each, and Ray knows of {sum(have)}; lower --replicas")
+
+
+def _end(ray: Any, serve: Any, name: str | None, seconds: float, status: int) -> None:
     """End the replicas; a cluster that is not ours goes on without them."""
 
     def work() -> None:
@@ -103,11 +131,12 @@ def _end(ray: Any, serve: Any, name: str | None) -> None:
     # A signal to the whole process group has ended Ray's own processes already, and Ray would look for them for a minute.
     ending = threading.Thread(target=work, daemon=True)
     ending.start()
-    ending.join(_END_SECONDS)
+    ending.join(seconds)
     if ending.is_alive():
-        _LOG.warning("Ray does not answer any more; leaving it")
+        problem = sys.exc_info()[1]
+        _LOG.warning("Ray does not answer any more; leaving it%s", "" if problem is None else f" ({problem})")
         logging.shutdown()
-        os._exit(0)
+        os._exit(status)
 
 
 def _behind_the_front(config: ServerConfig) -> ServerConfig:

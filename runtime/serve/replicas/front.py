@@ -22,7 +22,8 @@ from .replica import HttpRequest
 from .session import HEADER, session_key
 
 _LOG = logging.getLogger("smelt.serve")
-_ATTEMPTS = 3
+# A request that kills replicas must not reach all of them.
+_ATTEMPTS = 2
 _EVENTS = b"text/event-stream"
 _IDS = (b"x-request-id", b"request-id")
 # The front has checked the keys.
@@ -34,21 +35,19 @@ class Front:
 
     Args:
         replicas: a Ray Serve handle of their deployment.
-        board: has their metrics; an actor's handle.
+        latest: has their metrics; an actor's handle.
         config: the options.
-        count: of replicas.
 
     Attributes:
         gate: who is let in.
         app: for an ASGI server.
     """
 
-    def __init__(self, replicas: Any, board: Any, config: ServerConfig, count: int) -> None:
+    def __init__(self, replicas: Any, latest: Any, config: ServerConfig) -> None:
         self.config = config
         self.gate = RequestGate(config.max_requests)
         self._replicas = replicas.options(method_name="asgi", stream=True)
-        self._board = board
-        self._count = count
+        self._latest = latest
         self.app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         self._add_status()
         self.app.mount("/", self._forward)
@@ -61,7 +60,7 @@ class Front:
     def _add_status(self) -> None:
         @self.app.get("/health")
         async def health() -> Response:
-            return Response(status_code=200 if await self._board.texts.remote() else 503)
+            return Response(status_code=503 if await self._pages() == {} else 200)
 
         @self.app.get("/ready")
         async def ready() -> Response:
@@ -73,9 +72,17 @@ class Front:
 
         @self.app.get("/metrics")
         async def metrics() -> Response:
-            return Response(
-                merged(await self._board.texts.remote()), media_type="text/plain; version=0.0.4; charset=utf-8"
-            )
+            return Response(merged(await self._pages() or {}), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _pages(self) -> dict[str, str] | None:
+        """Each replica's metrics; None while what collects them is started again."""
+        from ray.exceptions import RayActorError  # pyright: ignore[reportMissingImports]
+
+        try:
+            found: dict[str, str] = await self._latest.texts.remote()
+        except RayActorError:
+            return None
+        return found
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -83,7 +90,7 @@ class Front:
         try:
             await self._answer(request, name, send)
         except ApiError as problem:
-            response = JSONResponse(body_of(problem, request.url.path, name), problem.status, problem.headers)
+            response = JSONResponse(body_of(problem, request.scope["path"], name), problem.status, problem.headers)
             await response(scope, receive, send)
         except ClientDisconnect:
             return
@@ -95,7 +102,7 @@ class Front:
             body = await request.body()
             headers = [pair for pair in request.scope["headers"] if pair[0] not in _NOT_SENT]
             headers.append((b"x-request-id", name.encode()))
-            sent = HttpRequest(request.method, request.url.path, request.scope["query_string"], headers, body)
+            sent = HttpRequest(request.method, request.scope["path"], request.scope["query_string"], headers, body)
             key = session_key(dict(headers).get(HEADER), body) if is_work else None
             await _Exchange(self._replicas, sent, key, name, send, request.receive).run()
         finally:

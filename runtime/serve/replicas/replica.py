@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -18,6 +19,7 @@ from ..http.config import ServerConfig
 from ..model.loader import ModelLoader
 from ..model.models import ServedModels
 
+_LOG = logging.getLogger("smelt.serve")
 _PUSH_SECONDS = 1.0
 # What is sent and not read yet: a replica goes on meanwhile, and merges what comes.
 _MESSAGES_AHEAD = 4
@@ -61,10 +63,10 @@ class EngineReplica:
 
     Args:
         plan: what it serves.
-        board: gets its metrics; an actor, or None outside of Ray.
+        latest: gets its metrics; an actor, or None outside of Ray.
     """
 
-    def __init__(self, plan: ReplicaPlan, board: Any = None) -> None:
+    def __init__(self, plan: ReplicaPlan, latest: Any = None) -> None:
         loader = ModelLoader(plan.engine, len(plan.models), plan.tool_call_parser, plan.stream_interval)
         models = [loader.load(each, path) for each, path in plan.models.items()]
         for each, place in plan.adapters.items():
@@ -72,17 +74,19 @@ class EngineReplica:
             models.append(models[0].variant(each))
         self._server = Server(ServedModels(models), plan.config)
         self._name = "alone"
-        if board is not None:
+        if latest is not None:
             from ray import serve  # pyright: ignore[reportMissingImports]
 
             self._name = name = str(serve.get_replica_context().replica_id.unique_id)
-            threading.Thread(target=self._push, args=(board, name), daemon=True).start()
+            threading.Thread(target=self._push, args=(latest, name), daemon=True).start()
 
-    def _push(self, board: Any, name: str) -> None:
-        stop = threading.Event()
+    def _push(self, latest: Any, name: str) -> None:
         while True:
-            board.put.remote(name, self._server.metrics.text().decode())
-            stop.wait(_PUSH_SECONDS)
+            try:
+                latest.put.remote(name, self._server.metrics.text().decode())
+            except Exception:  # the next one may succeed
+                _LOG.exception("metrics were not sent")
+            time.sleep(_PUSH_SECONDS)
 
     def check_health(self) -> None:
         """Raise if it can serve no more: Ray then replaces it."""
@@ -146,8 +150,8 @@ async def _next(messages: asyncio.Queue[Message], work: asyncio.Future[None]) ->
     raise RuntimeError("the application has ended without a response")
 
 
-class Board:
-    """The replicas' latest metrics. Ray makes it."""
+class LatestMetrics:
+    """The replicas' metrics as they were last. Ray makes it."""
 
     def __init__(self) -> None:
         self._texts: dict[str, tuple[float, str]] = {}

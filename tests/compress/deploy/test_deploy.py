@@ -68,6 +68,15 @@ def test_vllms_command(w4: Path) -> None:
     ]  # fmt: skip
 
 
+def test_paths_are_quoted(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    path = tmp_path / "lr=1e-4 $(touch x)"
+    shutil.copytree(tiny("llama", **EVEN), path)
+    assert shlex.split(text(path, "--engine", "vllm"))[2] == str(path.resolve())
+    assert text(path, "--engine", "vllm", "--cpu").startswith("VLLM_CPU_KVCACHE_SPACE=4 vllm serve '")
+    volume = yaml.safe_load(text(path, "--engine", "vllm", "--form", "compose"))["services"]["vllm"]["volumes"][0]
+    assert volume["source"] == str(path.resolve()).replace("$", "$$")
+
+
 def test_sglangs_command(w4: Path) -> None:
     found = shlex.split(text(w4, "--engine", "sglang", "--max-sequences", "8"))
     assert found[:4] == ["python3", "-m", "sglang.launch_server", "--model-path"]
@@ -84,7 +93,8 @@ def test_compose_files(w4: Path, engine: str, tmp_path: Path) -> None:
     options = ("--engine", engine, "--form", "compose", "--port", "9000", "--tensor-parallel", "2")
     assert text(w4, *options, "--output", str(output)) == ""
     service = yaml.safe_load(output.read_text())["services"][engine]
-    assert service["volumes"] == [f"{w4.resolve()}:/model:ro"]
+    (volume,) = service["volumes"]
+    assert volume == {"type": "bind", "source": str(w4.resolve()), "target": "/model", "read_only": True}
     assert service["ports"] == ["127.0.0.1:9000:9000"]
     arguments = [*service.get("entrypoint", []), *service["command"]]
     assert "/model" in arguments
@@ -182,6 +192,13 @@ def test_reasons_are_named(tiny: Callable[..., Path], tmp_path: Path) -> None:
     assert deploy(uneven, "--engine", "vllm").exit_code == 0
     assert "no whole groups of 64" in says(uneven, "--engine", "vllm", "--tensor-parallel", "2")
     assert "4 attention heads cannot be shared by 3 GPUs" in says(uneven, "--engine", "vllm", "--tensor-parallel", "3")
+    shared = tiny(
+        "llama", **(EVEN | {"hidden_size": 384, "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 32})
+    )
+    assert "4 heads of keys and values" in says(shared, "--engine", "vllm", "--tensor-parallel", "6")
+    ordered = compressed(tiny("llama", **EVEN), "W4A16", 64)
+    changed(ordered, quantization_config__config_groups__group_0__weights__actorder="group")
+    assert "activation order" in says(ordered, "--engine", "vllm")
 
     w4 = compressed(tiny("llama", **EVEN), "W4A16", 64)
     kept = changed(w4, quantization_config__kv_cache_scheme={"num_bits": 8, "type": "int", "strategy": "tensor"})

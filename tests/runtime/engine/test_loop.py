@@ -10,7 +10,7 @@ import pytest
 from smelt.runtime import RuntimeProblem, SamplingParams
 from smelt.runtime.engine.engine import Engine
 from smelt.runtime.engine.engine_thread import EngineThread
-from smelt.runtime.engine.loading import loaded_apart
+from smelt.runtime.engine.loading import in_own_thread
 from smelt.runtime.engine.loop import Stream
 
 from ...tiny import SMELT_6M
@@ -156,7 +156,7 @@ def test_what_cannot_be_served_is_refused_at_once(running: Engine) -> None:
 
 def test_engines_may_share_a_thread_and_leave_it() -> None:
     thread = EngineThread()
-    first, second = (loaded_apart(lambda: engine(SMELT_6M, thread=thread)) for _ in range(2))
+    first, second = (in_own_thread(lambda: engine(SMELT_6M, thread=thread)) for _ in range(2))
 
     async def both() -> list[list[int]]:
         async def tokens(running: Engine) -> list[int]:
@@ -174,9 +174,47 @@ def test_engines_may_share_a_thread_and_leave_it() -> None:
     while thread.is_running:
         assert time.monotonic() < deadline, "the thread has not ended"
         time.sleep(0.01)
-    assert asyncio.run(both()) == found  # it starts again
+    with pytest.raises(RuntimeProblem, match="closed"):
+        asyncio.run(both())
+
+
+def test_a_member_that_leaves_hands_over_what_it_has() -> None:
+    """Aborted and closed within one step, whose end is waited for."""
+    running = engine(SMELT_6M)
+    execute = running.executor.execute
+
+    def slow(plan: object) -> object:
+        time.sleep(0.2)
+        return execute(plan)  # type: ignore[arg-type]
+
+    running.executor.execute = slow  # type: ignore[assignment]
+
+    async def leave() -> str | None:
+        stream = running.start([5, 6, 7], GREEDY)
+        await anext(stream)
+        stream.close()
+        await asyncio.to_thread(running.loop.close)
+        async for output in stream:
+            reason = output.completions[0].finish_reason
+        return reason
+
+    assert asyncio.run(asyncio.wait_for(leave(), 20)) == "abort"
+
+
+def test_an_adapter_that_is_unloaded_meanwhile_is_an_error(running: Engine) -> None:
+    running._adapters["mine"] = "fingerprint"
+
+    async def ask() -> str | None:
+        busy = threading.Event()
+        running.loop.call(busy.wait)  # what comes now waits behind it
+        stream = running.start([5, 6, 7], GREEDY, adapter="mine")
+        del running._adapters["mine"]
+        busy.set()
+        return (await stream.last()).error
+
+    assert "unloaded meanwhile" in (asyncio.run(ask()) or "")
 
 
 def test_what_fails_while_loading_apart_is_raised() -> None:
     with pytest.raises(RuntimeProblem, match="max_length"):
-        loaded_apart(lambda: engine(SMELT_6M, max_length=1))
+        in_own_thread(lambda: engine(SMELT_6M, max_length=1))

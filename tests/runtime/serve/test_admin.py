@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+import torch
 from smelt.runtime.engine.config import EngineConfig
 from smelt.runtime.serve.http.config import ServerConfig
 from smelt.runtime.serve.model.loader import ModelLoader
+from smelt.system.device import free_memory
 
 from ...tiny import SMELT_6M
 from ..random_adapter import adapter_of
@@ -58,20 +61,29 @@ def test_a_model_comes_and_goes(fresh: Serving) -> None:
     assert text(fresh, "other") == text(fresh, "base")
     page = httpx2.get(f"{fresh.url}/metrics").text
     assert 'smelt:request_success_total{finished_reason="length",model_name="other"} 1.0' in page
-    # The memory was shared by two.
-    blocks = [model.engine.cache.blocks for model in fresh.models]
-    assert blocks[0] == blocks[1]
+    gone = weakref.ref(fresh.models.get("other").engine)
     full = post(fresh, "/models/load", {"model": "third", "path": str(SMELT_6M)})
     assert full.status_code == 409
     assert "max_models" in full.json()["error"]["message"]
 
     assert post(fresh, "/models/unload", {"model": "other"}).json()["success"]
     assert names(fresh) == ["base"]
+    assert gone() is None, "its memory is given back"
     assert post(fresh, "/v1/completions", {**ASK, "model": "other"}).status_code == 404
     assert 'model_name="other"' not in httpx2.get(f"{fresh.url}/metrics").text
     # By its name alone, as it was served before.
     assert post(fresh, "/models/load", {"model": "other"}).json()["success"]
     assert text(fresh, "other")
+
+
+def test_models_share_the_memory_evenly() -> None:
+    little = 160e6 / free_memory(torch.device("cpu"))
+    config = EngineConfig(dtype="float32", memory_utilization=little, quiet=True)
+    alone = ModelLoader(config, share=1).load("a", SMELT_6M).engine.cache.blocks
+    loader = ModelLoader(config, share=2)
+    first, second = (loader.load(name, SMELT_6M).engine.cache.blocks for name in "ab")
+    assert first == second
+    assert 0 < first < alone / 2
 
 
 def test_requests_keep_the_model_that_they_began_with(fresh: Serving) -> None:

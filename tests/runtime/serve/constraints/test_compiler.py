@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -132,6 +133,20 @@ def test_what_begins_as_a_call_ends_as_one(
     assert not _allows(compiled.start(), engine, wrong)
 
 
+def test_reasoning_may_come_before_calls(compiler: Compiler, engine: Engine) -> None:
+    grammar = optional_calls(HERMES, {"f": DAYS}, several=True, thinking=("<think>", "</think>"))
+    call = '<tool_call>\n{"name": "f", "arguments": {"days": '
+    compiled = compiler.compile(grammar)
+    assert _allows(compiled.start(), engine, f"<think>\nHm.\n</think>\n{call}5")
+    assert not _allows(compiled.start(), engine, f"<think>\nHm.\n</think>\n{call}true")
+    tokenizer = copy.deepcopy(engine.tokenizer)
+    tokenizer.add_tokens([AddedToken(tag, special=True, normalized=False) for tag in ("<think>", "</think>")])
+    with_tokens = Compiler(tokenizer, len(tokenizer), engine.ends).compile(grammar).start()
+    for token in tokenizer(f"<think>Hm.</think>{call}5", add_special_tokens=False).input_ids:
+        with_tokens.accept(token)
+        assert with_tokens.failure is None
+
+
 def test_a_grammar_is_compiled_once(compiler: Compiler) -> None:
     assert compiler.compile(json_text(SCHEMA)) is compiler.compile(json_text(json.loads(json.dumps(SCHEMA))))
 
@@ -157,8 +172,6 @@ def test_what_cannot_be_followed_is_refused(grammar: Grammar, compiler: Compiler
 
 def test_tags_that_are_tokens_are_written_as_tokens(engine: Engine) -> None:
     """Llguidance never matches an added token as text. What a schema contains is the client's, even if it looks like a tag."""
-    import copy
-
     tokenizer = copy.deepcopy(engine.tokenizer)
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in ("<tool_call>", "</tool_call>")])
     opens, closes = (tokenizer.convert_tokens_to_ids(tag) for tag in ("<tool_call>", "</tool_call>"))

@@ -1,6 +1,6 @@
 """smelt serve, vLLM, llama.cpp's server and transformers serve on one model and one load, driven by guidellm, by turns in one run.
 
-    python -m benchmarks.http.beside_others --guidellm BIN/guidellm --vllm BIN/python --llama llama-server --gguf smelt-6m-BF16.gguf
+    python -m benchmarks.server.beside_others --guidellm BIN/guidellm --vllm BIN/python --llama llama-server --gguf smelt-6m-BF16.gguf
         --transformers BIN/transformers
 
 Each program comes from an environment of its own; those that are not named are left out. The model is smelt-6m in bfloat16, all servers
@@ -199,7 +199,7 @@ def main() -> None:
         for name, loads in runs.items()
     }
     results = {"turns": given.turns, "prompt": _PROMPT, "output": _OUTPUT, "medians": medians, "runs": runs}
-    print(save("http_beside_others", "python -m benchmarks.http.beside_others (see its first lines)", results))
+    print(save("http_beside_others", "python -m benchmarks.server.beside_others (see its first lines)", results))
 
 
 if __name__ == "__main__":

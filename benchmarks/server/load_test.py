@@ -1,6 +1,6 @@
 """Many streams for minutes, some of which go away and some of which are wrong: what leaks, and whether tokens are right.
 
-    python -m benchmarks.http.load_test --minutes 10
+    python -m benchmarks.server.load_test --minutes 10
 
 200 clients send prompts of ragged lengths, one after another, and read streams; 1 in 10 closes its connection in the middle, 1 in 20
 sends what is no request. In float32, so that greedy tokens do not depend on what else runs: each answer is compared with the one of
@@ -210,7 +210,7 @@ def main() -> None:
         "seen": seen,
     }
     print(json.dumps({key: value for key, value in results.items() if key != "seen"}, indent=2))
-    print(save("http_load", f"python -m benchmarks.http.load_test --minutes {minutes:g}", results))
+    print(save("http_load", f"python -m benchmarks.server.load_test --minutes {minutes:g}", results))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What HTTP costs: the same closed loop of clients on the bare engine and on the server, by turns, each in a process of its own.
 
-    python -m benchmarks.http.overhead
+    python -m benchmarks.server.overhead
 
 Time to the first token of one client and of eight, and the throughput of 64, on smelt-6m in bfloat16. The clients of the server run in
 this process, so on the same two cores; those of the bare engine are asyncio tasks beside it.
@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from smelt.models.directory.find import find_checkpoint
 from smelt.runtime import Engine, SamplingParams
-from smelt.runtime.engine.loading import loaded_apart
+from smelt.runtime.engine.loading import in_own_thread
 
 from ..common import save
 from .started import smelt_server
@@ -71,7 +71,7 @@ async def _all(clients: Callable[[int], Awaitable[list[Ask]]]) -> dict[str, floa
 def bare() -> dict[str, float]:
     """The engine without HTTP."""
     path = find_checkpoint(_MODEL).path
-    engine = loaded_apart(lambda: Engine(path, max_sequences=64, quiet=True))
+    engine = in_own_thread(lambda: Engine(path, max_sequences=64, quiet=True))
 
     async def ask(prompt: list[int], output: int) -> tuple[float, float]:
         first = 0.0
@@ -132,7 +132,7 @@ def main() -> None:
         return
     runs: dict[str, list[dict[str, float]]] = {}
     for _ in range(given.turns):
-        command = [sys.executable, "-m", "benchmarks.http.overhead", "--bare"]
+        command = [sys.executable, "-m", "benchmarks.server.overhead", "--bare"]
         engine = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         runs.setdefault("bare engine", []).append(json.loads(engine.stdout))
         runs.setdefault("streams", []).append(served(True))
@@ -145,7 +145,7 @@ def main() -> None:
     for found in medians.values():
         found["throughput_of_bare"] = found["tokens_per_second"] / medians["bare engine"]["tokens_per_second"]
     print(json.dumps(medians, indent=2))
-    print(save("http_overhead", "python -m benchmarks.http.overhead", {"medians": medians, "runs": runs}))
+    print(save("http_overhead", "python -m benchmarks.server.overhead", {"medians": medians, "runs": runs}))
 
 
 if __name__ == "__main__":
