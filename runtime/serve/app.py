@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from ...system.errors import SmeltError
 from .admin import Admin, LoadAdapter, LoadModel, UnloadAdapter, UnloadModel
@@ -18,8 +18,8 @@ from .anthropic.count import CountRequest, counted
 from .anthropic.messages import MessagesRequest, answered_message
 from .anthropic.model_list import HEADER, model_info, model_page
 from .http.config import ServerConfig
+from .http.descriptions import ERRORS, STREAMED
 from .http.disconnect import ClientGone, unless_gone
-from .http.error_schema import RESPONSES as ERRORS
 from .http.errors import ApiError, refused, sentence
 from .http.gate import Pass, RequestGate
 from .http.middleware import ADMIN_PATHS, RequestGuard, body_of
@@ -108,14 +108,14 @@ class Server:
             app.add_middleware(WithScope)
 
     def _add_generation(self) -> None:
-        @self.app.post("/v1/completions")
+        @self.app.post("/v1/completions", responses=STREAMED)
         async def completions(body: CompletionRequest, request: Request) -> Response:
             async def start(model: ServedModel, name: str) -> Answer:
                 return Completions(body, model, f"cmpl-{name}")
 
             return await self._answer(request, body.model, start, streams=bool(body.stream))
 
-        @self.app.post("/v1/chat/completions")
+        @self.app.post("/v1/chat/completions", responses=STREAMED)
         async def chat(body: ChatRequest, request: Request) -> Response:
             async def start(model: ServedModel, name: str) -> Answer:
                 return await answered(body, model, f"chatcmpl-{name}")
@@ -129,7 +129,7 @@ class Server:
                 return await unless_gone(request, embeddings(body, served))
 
     def _add_responses(self) -> None:
-        @self.app.post("/v1/responses")
+        @self.app.post("/v1/responses", responses=STREAMED)
         async def responses(body: ResponsesRequest, request: Request) -> Response:
             async def start(model: ServedModel, name: str) -> Answer:
                 return await responded(body, model, f"resp_{name}")
@@ -137,7 +137,7 @@ class Server:
             return await self._answer(request, body.model, start, streams=bool(body.stream), form=RESPONSES)
 
     def _add_anthropic(self) -> None:
-        @self.app.post("/v1/messages")
+        @self.app.post("/v1/messages", responses=STREAMED)
         async def messages(body: MessagesRequest, request: Request) -> Response:
             async def start(model: ServedModel, name: str) -> Answer:
                 return await answered_message(body, model, f"msg_{name}")
@@ -196,11 +196,11 @@ class Server:
     def _add_status(self) -> None:
         app = self.app
 
-        @app.get("/health")
+        @app.get("/health", response_class=Response)
         async def health() -> Response:
             return Response(status_code=200 if all(model.is_alive for model in self.models) else 503)
 
-        @app.get("/ready")
+        @app.get("/ready", response_class=Response)
         async def ready() -> Response:
             return Response(status_code=503 if self.gate.draining else 200)
 
@@ -228,7 +228,7 @@ class Server:
         for model in self.models:
             self._observe(model, self.metrics.models[(model.base or model).name])
 
-        @self.app.get("/metrics")
+        @self.app.get("/metrics", response_class=PlainTextResponse)
         async def metrics() -> Response:
             return Response(self.metrics.text(), media_type=self.metrics.media_type)
 

@@ -47,7 +47,7 @@ _ANTHROPIC = {
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
-    504: "timeout_error",
+    408: "timeout_error",
 }
 # A queue moves on in about that time.
 _RETRY_SECONDS = 1

@@ -103,7 +103,7 @@ class Running:
             raise ApiError(500, sentence(RuntimeError(output.error)), "server_error")
         if any(completion.finish_reason == "deadline" for completion in output.completions):
             raise ApiError(
-                504, "The request's deadline passed before it was finished.", "timeout_error", "deadline_exceeded",
+                408, "The request's deadline passed before it was finished.", "timeout_error", "deadline_exceeded",
                 headers=_NO_RETRY,
             )  # fmt: skip
         if any(completion.finish_reason == "abort" for completion in output.completions):

@@ -1,4 +1,4 @@
-"""Errors in the server's OpenAPI description."""
+"""Errors and streams in the server's OpenAPI description."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class ErrorBody(BaseModel):
 
 
 # For FastAPI, which would otherwise describe errors of its own.
-RESPONSES: dict[int | str, dict[str, Any]] = {
+ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": ErrorBody, "description": "The request is refused."},
     "5XX": {"model": ErrorBody, "description": "The request failed, or the server shuts down."},
 }
+# Beside the whole answer, as JSON.
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"description": "The answer.", "content": {"text/event-stream": {}}}}
