@@ -45,7 +45,7 @@ class Contender:
         name: for the table.
         command: that starts it on a port.
         model: what requests call the model.
-        ignores_end: whether it takes ``ignore_eos``; otherwise the end token is turned off in another way.
+        ignores_end: whether it takes ``ignore_eos``; otherwise the end token is given as one that never comes.
     """
 
     name: str
@@ -168,6 +168,12 @@ def driven(
     }
 
 
+def _command(given: argparse.Namespace) -> str:
+    """Without where the programs are on this machine."""
+    named = [f"--{name} …" for name in ("guidellm", "vllm", "llama", "gguf", "transformers") if getattr(given, name)]
+    return " ".join(["python -m benchmarks.server.beside_others", f"--turns {given.turns}", *named])
+
+
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser()
@@ -199,7 +205,7 @@ def main() -> None:
         for name, loads in runs.items()
     }
     results = {"turns": given.turns, "prompt": _PROMPT, "output": _OUTPUT, "medians": medians, "runs": runs}
-    print(save("http_beside_others", "python -m benchmarks.server.beside_others (see its first lines)", results))
+    print(save("http_beside_others", _command(given), results))
 
 
 if __name__ == "__main__":

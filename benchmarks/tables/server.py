@@ -23,7 +23,7 @@ def overhead(results: Any) -> str:
 
 def beside(results: Any) -> str:
     """Servers by how many requests they have at once; medians over turns."""
-    return markdown(
+    return f"Medians of {results['turns']} turns.\n\n" + markdown(
         ("server", "at once", "tokens/s", "first token, ms", "between tokens, ms"),
         (
             (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Collection
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -103,11 +102,10 @@ def serve(
     """
     from ...models.directory.find import find_checkpoint
     from ...models.structure.lora import Adapter
-    from ...runtime.engine.loading import in_own_thread
     from ...runtime.serve.app import Server
     from ...runtime.serve.http.config import ServerConfig
     from ...runtime.serve.http.log import log_to
-    from ...runtime.serve.model.loader import ModelLoader
+    from ...runtime.serve.model.loader import ModelLoader, load_all
     from ...runtime.serve.model.models import ServedModels
     from ...runtime.serve.replicas.replica import ReplicaPlan
     from ...runtime.serve.run import listen, run
@@ -152,10 +150,7 @@ def serve(
     # Before the models are loaded, which takes long.
     loader = ModelLoader(engine, share, tool_call_parser, stream_interval)
     listening = listen(host, port)
-    models = [loader.load(name, path) for name, path in found.items()]
-    for name, place in adapters.items():
-        in_own_thread(partial(models[0].engine.load_adapter, name, place))
-        models.append(models[0].variant(name))
+    models = load_all(loader, found, adapters)
     log_to(sys.stderr, config.log_format)
     server = Server(ServedModels(models), config, loader)
     _say([model.name for model in models], listening)

@@ -15,7 +15,7 @@ from .options import DeployOptions, EngineName
 from .template_parsers import TemplateParsers
 from .written import written
 
-_KINDS: dict[EngineName, EngineLimits] = {"vllm": VLLM_GPU, "ray-llm": RAY_LLM, "llm-d": VLLM_GPU, "sglang": SGLANG}
+_LIMITS: dict[EngineName, EngineLimits] = {"vllm": VLLM_GPU, "ray-llm": RAY_LLM, "llm-d": VLLM_GPU, "sglang": SGLANG}
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ def deployment(checkpoint: str, options: DeployOptions) -> Deployment:
         SmeltError: the engine cannot load it; a line for each reason.
     """
     directory = find_checkpoint(checkpoint)
-    kinds = _KINDS[options.engine]
-    found = refusals_of_config(directory, kinds)
+    limits = _LIMITS[options.engine]
+    found = refusals_of_config(directory, limits)
     facts = None if found else facts_of_checkpoint(directory)
     said: list[str] = []
-    name = kinds.name
+    name = limits.name
     if options.cpu:
         name = VLLM_CPU
         if facts is not None:
@@ -56,8 +56,8 @@ def deployment(checkpoint: str, options: DeployOptions) -> Deployment:
     elif facts is None:
         found += shape_refusals(replace(directory, as_dense=True).config(), options.tensor_parallel)
     else:
-        found += refusals(facts, kinds, options.tensor_parallel)
-        said += notes(facts, kinds)
+        found += refusals(facts, limits, options.tensor_parallel)
+        said += notes(facts, limits)
     raise_problems([Problem(f"{name} cannot load {directory.path}", _sentence(each)) for each in found])
     model_type = str(directory.config_data().get("model_type", ""))
     place = Path(directory.path).resolve()

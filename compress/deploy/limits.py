@@ -39,6 +39,9 @@ class EngineLimits:
         activation_order: whether weights may be stored in activation order (``g_idx``).
         rows, columns: what shapes of packed weights must be multiples of; 1 for any.
         names_all: whether every linear that is not quantized must be in ``ignore``.
+        newest: whether kernels for other groups, and for packed weights with int8 inputs, may take what the usual ones do not.
+        caches: the strategies of fp8 caches that it follows.
+        needs_cache: whether it refuses a cache in another format, instead of leaving it unquantized.
     """
 
     name: str
@@ -50,44 +53,47 @@ class EngineLimits:
     rows: int = 1
     columns: int = 1
     names_all: bool = False
+    newest: bool = True
+    caches: tuple[str, ...] = ("tensor", "attn_head")
+    needs_cache: bool = True
 
 
 VLLM_GPU = EngineLimits("vLLM 0.33", (2, 3, 4, 5, 6, 7, 8), (2, 3, 4, 5, 6, 7, 8))
 RAY_LLM = EngineLimits("Ray 2.60's vLLM 0.29", (2, 3, 4, 5, 6, 7, 8), (4, 8), activation_order=True)
 SGLANG = EngineLimits(
     "SGLang 0.5.23", (4, 8), (4,), dense_mxfp4=False, int8_experts=False, activation_order=True,
-    rows=_SGLANG_ROWS, columns=_SGLANG_COLUMNS, names_all=True,
+    rows=_SGLANG_ROWS, columns=_SGLANG_COLUMNS, names_all=True, newest=False, caches=("tensor",), needs_cache=False,
 )  # fmt: skip
 
 
-def refusals(facts: Facts, kinds: EngineLimits, tensor_parallel: int) -> list[Refusal]:
+def refusals(facts: Facts, limits: EngineLimits, tensor_parallel: int) -> list[Refusal]:
     """Why an engine cannot load a compressed-tensors checkpoint.
 
     Args:
         facts: of the checkpoint.
-        kinds: what the engine takes.
+        limits: what the engine takes.
         tensor_parallel: GPUs that share each layer.
     """
     found = [
         *shape_refusals(facts.config, tensor_parallel),
-        *(reason for scheme in _schemes(facts) for reason in _scheme(scheme, facts, kinds)),
+        *(reason for scheme in _schemes(facts) for reason in _scheme(scheme, facts, limits)),
         *_fused(facts),
-        *_multiples(facts, kinds, tensor_parallel),
-        *_experts(facts, kinds),
+        *_multiples(facts, limits, tensor_parallel),
+        *_experts(facts, limits),
         *_tables(facts),
-        *_cache(facts, kinds),
+        *_cache(facts, limits),
     ]
     return list(dict.fromkeys(found))
 
 
-def notes(facts: Facts, kinds: EngineLimits) -> list[str]:
+def notes(facts: Facts, limits: EngineLimits) -> list[str]:
     """What works, but otherwise than it may be thought."""
     found = []
     for scheme in _schemes(facts):
         args = scheme.args
         if scheme.format == "pack-quantized" and not _is_marlin(scheme):
             found.append(
-                f"{scheme.label}: only {kinds.name}'s newest kernels (Humming) take it, which nobody here has tried"
+                f"{scheme.label}: only {limits.name}'s newest kernels (Humming) take it, which nobody here has tried"
             )
         if args.type == "float" and args.num_bits == 8 and scheme.activations is not None:
             found.append(
@@ -95,8 +101,7 @@ def notes(facts: Facts, kinds: EngineLimits) -> list[str]:
             )
         if args.type == "float" and args.num_bits == 4:
             found.append(f"{scheme.label}: GPUs before Blackwell compute it with 16-bit inputs")
-    cache = facts.keys_values
-    if kinds is SGLANG and cache is not None and not (_is_fp8_cache(facts) and cache.strategy == "tensor"):
+    if not limits.needs_cache and facts.keys_values is not None and not _follows_cache(facts, limits):
         found.append("keys and values are not quantized there")
     return found
 
@@ -125,18 +130,18 @@ def shape_refusals(config: Any, tensor_parallel: int) -> Iterator[Refusal]:
         )
 
 
-def _scheme(scheme: Scheme, facts: Facts, kinds: EngineLimits) -> Iterator[Refusal]:
+def _scheme(scheme: Scheme, facts: Facts, limits: EngineLimits) -> Iterator[Refusal]:
     args, inputs = scheme.args, scheme.activations
     label = scheme.label
     match args.type, args.num_bits, scheme.format:
         case "int", bits, "pack-quantized":
-            if bits not in kinds.bits:
+            if bits not in limits.bits:
                 yield Refusal(f"{label}: no kernel for packed weights of {bits} bits", _W4A16)
-            elif not args.symmetric and bits not in kinds.asymmetric:
+            elif not args.symmetric and bits not in limits.asymmetric:
                 yield Refusal(f"{label}: no kernel for {bits} bits with zero-points", "use symmetric weights")
-            if inputs is not None and (inputs.type != "int" or not inputs.dynamic or kinds is SGLANG):
+            if inputs is not None and (inputs.type != "int" or not inputs.dynamic or not limits.newest):
                 yield Refusal(f"{label}: no kernel for packed weights with these inputs", _W4A16)
-            if kinds is SGLANG and not _is_marlin(scheme):
+            if not limits.newest and not _is_marlin(scheme):
                 yield Refusal(f"{label}: groups must be of 32, 64 or 128 columns, or whole rows", "change group_size")
         case "int", 8, _ if inputs is not None:
             if args.strategy not in ("tensor", "channel") or not args.symmetric:
@@ -144,13 +149,15 @@ def _scheme(scheme: Scheme, facts: Facts, kinds: EngineLimits) -> Iterator[Refus
             if inputs.strategy not in ("tensor", "token"):
                 yield Refusal(f"{label}: int8 inputs must have a scale for each token, or one", "use W8A8")
         case "float", 8, _:
+            if args.strategy not in ("tensor", "channel", "block"):
+                yield Refusal(f"{label}: no kernel for fp8 weights in groups", "use FP8_DYNAMIC or FP8_BLOCK")
             if args.strategy == "block" and (inputs is None or not inputs.dynamic):
                 yield Refusal(f"{label}: fp8 in blocks needs dynamic inputs", "use FP8_BLOCK")
         case "float", 4, _:
             is_nv = args.strategy == "tensor_group"
             if is_nv and inputs is not None and inputs.num_bits != 4:
                 yield Refusal(f"{label}: NVFP4 weights with inputs that are not NVFP4", "use NVFP4 or NVFP4A16")
-            if not is_nv and not kinds.dense_mxfp4 and any(not each.is_expert for each in facts.linears):
+            if not is_nv and not limits.dense_mxfp4 and any(not each.is_expert for each in facts.linears):
                 yield Refusal(f"{label}: MXFP4 works only in experts", "use NVFP4A16 or W4A16")
         case _:
             yield Refusal(f"{label}: no kernel for weights stored as {scheme.format}", _W4A16)
@@ -171,7 +178,7 @@ def _fused(facts: Facts) -> Iterator[Refusal]:
             return
 
 
-def _multiples(facts: Facts, kinds: EngineLimits, tensor_parallel: int) -> Iterator[Refusal]:
+def _multiples(facts: Facts, limits: EngineLimits, tensor_parallel: int) -> Iterator[Refusal]:
     for linear in facts.linears:
         leaf = linear.name.rpartition(".")[2]
         is_row = leaf in ("o_proj", "down_proj", "out_proj", "fc2")
@@ -185,10 +192,10 @@ def _multiples(facts: Facts, kinds: EngineLimits, tensor_parallel: int) -> Itera
             )
             return
         if linear.scheme.format == "pack-quantized" and (
-            columns % kinds.columns or _rows(facts, linear, rows) % kinds.rows
+            columns % limits.columns or _rows(facts, linear, rows) % limits.rows
         ):
             yield Refusal(
-                f"{linear.name}: packed weights must have multiples of {kinds.rows} rows and {kinds.columns} columns on each GPU,"
+                f"{linear.name}: packed weights must have multiples of {limits.rows} rows and {limits.columns} columns on each GPU,"
                 f" and these are {rows} x {columns}",
                 "use W8A8, add them to ignore, or prune by a multiple",
             )
@@ -205,7 +212,7 @@ def _rows(facts: Facts, linear: QuantizedLinear, rows: int) -> int:
     return sum(each.rows for each in facts.linears if each.name in together) * rows // linear.rows
 
 
-def _experts(facts: Facts, kinds: EngineLimits) -> Iterator[Refusal]:
+def _experts(facts: Facts, limits: EngineLimits) -> Iterator[Refusal]:
     experts = [linear for linear in facts.linears if linear.is_expert]
     if not experts:
         return
@@ -217,7 +224,7 @@ def _experts(facts: Facts, kinds: EngineLimits) -> Iterator[Refusal]:
             f"{scheme.label}: packed experts need a hidden size that is a multiple of {_EXPERT_HIDDEN}, and groups of 32, 64 or 128",
             "change group_size, or ignore experts",
         )
-    if scheme.args.type == "int" and scheme.activations is not None and not kinds.int8_experts:
+    if scheme.args.type == "int" and scheme.activations is not None and not limits.int8_experts:
         yield Refusal(f"{scheme.label}: no kernel for int8 experts", "use FP8_DYNAMIC or W4A16")
     if scheme.args.type == "float" and scheme.args.num_bits == 8 and scheme.activations is None:
         yield Refusal(f"{scheme.label}: no kernel for fp8 experts with unquantized inputs", "use FP8_DYNAMIC")
@@ -231,14 +238,14 @@ def _tables(facts: Facts) -> Iterator[Refusal]:
         yield Refusal("a quantized lm_head that is tied to the input embedding", "ignore lm_head")
 
 
-def _cache(facts: Facts, kinds: EngineLimits) -> Iterator[Refusal]:
-    if kinds is not SGLANG and facts.keys_values is not None and not _is_fp8_cache(facts):
+def _cache(facts: Facts, limits: EngineLimits) -> Iterator[Refusal]:
+    if limits.needs_cache and facts.keys_values is not None and not _follows_cache(facts, limits):
         yield Refusal("a KV cache in another format than fp8 with static scales", "use kv_cache: fp8")
 
 
-def _is_fp8_cache(facts: Facts) -> bool:
+def _follows_cache(facts: Facts, limits: EngineLimits) -> bool:
     args = facts.keys_values
-    return args is not None and args.type == "float" and args.num_bits == 8 and args.strategy in ("tensor", "attn_head")
+    return args is not None and args.type == "float" and args.num_bits == 8 and args.strategy in limits.caches
 
 
 def _is_marlin(scheme: Scheme) -> bool:
@@ -252,7 +259,7 @@ def _schemes(facts: Facts) -> Iterable[Scheme]:
     return {each.scheme.label: each.scheme for each in facts.linears}.values()
 
 
-def refusals_of_config(directory: ModelDirectory, kinds: EngineLimits) -> list[Refusal]:
+def refusals_of_config(directory: ModelDirectory, limits: EngineLimits) -> list[Refusal]:
     """Why an engine cannot load a checkpoint, from its ``quantization_config`` itself, in any format."""
     config: dict[str, Any] = directory.config_data().get("quantization_config") or {}
     found: list[Refusal] = []
@@ -262,11 +269,11 @@ def refusals_of_config(directory: ModelDirectory, kinds: EngineLimits) -> list[R
         case "compressed-tensors":
             if (config.get("sparsity_config") or {}).get("targets"):
                 found.append(Refusal("compressed 2:4 sparsity, which was removed there", "store the weights dense"))
-            if kinds.names_all:
+            if limits.names_all:
                 found += _unnamed(directory.path, config)
             groups = (config.get("config_groups") or {}).values()
             orders = {str((group.get("weights") or {}).get("actorder")) for group in groups}
-            if orders & {"group", "dynamic"} and not kinds.activation_order:
+            if orders & {"group", "dynamic"} and not limits.activation_order:
                 found.append(Refusal("weights in activation order (g_idx)", "use actorder: weight"))
         case "gptq":
             kind = config.get("bits"), bool(config.get("sym", True))
@@ -274,7 +281,7 @@ def refusals_of_config(directory: ModelDirectory, kinds: EngineLimits) -> list[R
                 found.append(
                     Refusal(f"GPTQ of {kind[0]} bits, {'symmetric' if kind[1] else 'with zero-points'}", _W4A16)
                 )
-            if config.get("desc_act") and config.get("group_size", -1) != -1 and not kinds.activation_order:
+            if config.get("desc_act") and config.get("group_size", -1) != -1 and not limits.activation_order:
                 found.append(
                     Refusal("GPTQ in activation order (desc_act) with groups", "quantize with desc_act: false")
                 )

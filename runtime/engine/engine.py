@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import sys
 import threading
 import time
@@ -23,6 +21,7 @@ from ..blocks.block_cache import BlockCache
 from ..blocks.host_tier import HostTier
 from ..cache_types import BY_NAME, cache_type_of, names_for
 from ..decoder.model import Model
+from ..requests.deadlines import Deadlines
 from ..requests.options import RequestOptions
 from ..requests.output import RequestOutput
 from ..requests.params import SamplingParams
@@ -43,15 +42,12 @@ from .executors import EXECUTORS, ExecutorParts
 from .host_blocks import HostBlocks
 from .loading import load_model
 from .loop import EngineLoop, Stream
+from .new_requests import NewRequests, Prompt
 from .reserve import Reservation, host_slots, reserve
 from .sampling import Sampled
 from .scoring import grouped
 
-Prompt = str | SequenceOf[int]
 Sink = Callable[[RequestOutput], object]
-
-
-_DEADLINES = 64
 
 
 class QueueFull(RuntimeProblem):
@@ -104,9 +100,9 @@ class Engine:
         self._awaited: set[str] = set()  # requests whose tokens are needed before the next step is scheduled
         self._requests: dict[str, Request] = {}
         self._sinks: dict[str, Sink] = {}
-        self._names = itertools.count()
+        self._new = NewRequests(self)
         self._adapters: dict[str, str] = {}  # with their fingerprints
-        self._deadlines: list[tuple[float, str]] = []
+        self._deadlines = Deadlines(self._requests)
         self._lock = threading.RLock()
         self.loop = EngineLoop(self, thread or EngineThread())
 
@@ -254,7 +250,7 @@ class Engine:
             RuntimeProblem: a pair cannot be scored (nothing was started), or the model's logits are NaN or infinite.
         """
         groups = grouped(pairs, self.scheduler.max_sequences)
-        outputs = self._finish([self._scoring_request(group.context, group.continuations) for group in groups])
+        outputs = self._finish([self._new.of_scoring(group.context, group.continuations) for group in groups])
         found: dict[int, list[TokenScore]] = {}
         for group, output in zip(groups, outputs, strict=True):
             if output.error is not None or output.scores is None:
@@ -329,7 +325,7 @@ class Engine:
         Raises:
             RuntimeProblem: the prompt is empty, too long, or has tokens outside the vocabulary.
         """
-        problem = self._token_problem(tokens, "prompt")
+        problem = self._new.token_problem(tokens, "prompt")
         if problem is None and len(tokens) > self.max_length:
             problem = f"the prompt has {len(tokens)} tokens, more than the engine's max_length of {self.max_length}"
         if problem:
@@ -410,13 +406,10 @@ class Engine:
 
     def _expire(self, now: float) -> list[Request]:
         """End the requests whose deadline has passed."""
-        found = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            request = self._requests.get(heapq.heappop(self._deadlines)[1])
-            if request is not None and request.due <= now and not request.is_finished:
-                self._end_all(request, "deadline")
-                found.append(request)
-        return found
+        late = self._deadlines.passed(now)
+        for request in late:
+            self._end_all(request, "deadline")
+        return late
 
     def abort(self, id: str) -> None:
         """Abort a request; a no-op if it has finished."""
@@ -457,92 +450,12 @@ class Engine:
         return explanations if lowered is None else {**explanations, "layers": lowered}
 
     def _request(self, prompt: Prompt, params: SamplingParams, id: str | None, options: RequestOptions) -> Request:
-        """A validated request, not queued yet."""
-        adapter, deadline = options.get("adapter"), options.get("deadline")
+        """A checked request, not queued yet."""
+        adapter = options.get("adapter")
         fingerprint = None if adapter is None else self._adapters.get(adapter)
         if adapter is not None and fingerprint is None:
             raise RuntimeProblem(f"no adapter named {adapter!r} is loaded{nearest_name(adapter, self.adapters)}")
-        if deadline is not None and not deadline > 0:
-            raise RuntimeProblem(f"deadline is {deadline}; it must be above 0 seconds")
-        text = prompt if isinstance(prompt, str) else None
-        if text is not None and self.tokenizer is None:
-            raise RuntimeProblem("the checkpoint has no tokenizer; give the prompt as token ids")
-        tokens = list(self.tokenizer(text).input_ids) if text is not None else [int(t) for t in prompt]  # type: ignore[misc]
-        problem = self._problem(tokens, params)
-        if problem:
-            raise RuntimeProblem(problem)
-        most = self.max_length - len(tokens)
-        grows_to = len(tokens) + min(most, params.max_tokens or most)
-        self._check_room(grows_to, "lower max_tokens or raise kv_cache_bytes")
-        salt = repr(self.model.variant(grows_to)).encode() if self.model.cache_variants else b""
-        if fingerprint is not None:
-            salt += fingerprint.encode()
-        name = id if id is not None else f"request-{next(self._names)}"
-        request = Request(name, tokens, params, grows_to, salt, text, adapter=adapter, deadline=deadline)
-        request.priority, request.predicted_tokens = options.get("priority", 0), options.get("predicted_tokens")
-        request.sequences = [
-            Sequence(request, i, list(tokens)) for i in range(1 if params.is_beam_search else params.n)
-        ]
-        for sequence in request.sequences:
-            if self.tokenizer is not None:
-                sequence.text = TextStream(
-                    self.tokenizer, tokens, params.stop, skip_special_tokens=params.skip_special_tokens
-                )
-        return request
-
-    def _scoring_request(self, context: list[int], continuations: list[list[int]]) -> Request:
-        longest = max(map(len, continuations))
-        # The last token of a continuation is only scored, never computed.
-        grows_to = len(context) + longest - 1
-        problem = self._token_problem(context, "context")
-        for continuation in continuations:
-            problem = problem or self._token_problem(continuation, "continuation")
-        if problem is None and grows_to > self.max_length:
-            problem = f"context and continuation have {grows_to + 1} tokens, more than the engine's max_length of {self.max_length} plus one"
-        if problem:
-            raise RuntimeProblem(problem)
-        self._check_room(grows_to, "raise kv_cache_bytes or lower max_length")
-        salt = repr(self.model.variant(grows_to)).encode() if self.model.cache_variants else b""
-        request = Request(f"request-{next(self._names)}", context, SamplingParams(), grows_to, salt)
-        request.sequences = [Sequence(request, i, list(context), expected) for i, expected in enumerate(continuations)]
-        return request
-
-    def _check_room(self, grows_to: int, advice: str) -> None:
-        needed = self.cache.needed(grows_to)
-        if needed > self.cache.blocks:
-            raise RuntimeProblem(
-                f"the request may grow to {grows_to} tokens, which need {needed} cache blocks, but there are {self.cache.blocks};"
-                f" {advice}"
-            )
-
-    def _token_problem(self, tokens: SequenceOf[int], what: str) -> str | None:
-        vocabulary = self.model.spec.vocabulary
-        if not tokens:
-            return f"the {what} is empty; give at least one token"
-        wrong = next((t for t in tokens if not 0 <= t < vocabulary), None)
-        return None if wrong is None else f"the {what} has token {wrong}, outside the vocabulary of {vocabulary}"
-
-    def _problem(self, tokens: list[int], params: SamplingParams) -> str | None:
-        vocabulary = self.model.spec.vocabulary
-        problem = self._token_problem(tokens, "prompt")
-        if problem:
-            return problem
-        if len(tokens) >= self.max_length:
-            return f"the prompt has {len(tokens)} tokens, and the engine's max_length of {self.max_length} leaves no room to continue it"
-        outside = [t for t in (*params.logit_bias, *params.stop_token_ids) if not 0 <= t < vocabulary]
-        if outside:
-            return f"logit_bias or stop_token_ids name token {outside[0]}, outside the vocabulary of {vocabulary}"
-        if params.stop and self.tokenizer is None:
-            return "stop strings need a tokenizer, and the checkpoint has none; use stop_token_ids"
-        if params.sequences > self.scheduler.max_sequences:
-            return (
-                f"the request asks for {params.sequences} sequences at once, and the engine runs at most"
-                f" {self.scheduler.max_sequences}; raise max_sequences"
-            )
-        for field in ("logprobs", "prompt_logprobs"):
-            if (getattr(params, field) or 0) > vocabulary:
-                return f"{field} asks for more tokens than the vocabulary of {vocabulary} has"
-        return None
+        return self._new.of_prompt(prompt, params, id, options, salt=(fingerprint or "").encode())
 
     def _check_queue(self, arriving: int = 0) -> None:
         most, waiting = self.config.max_waiting, len(self.scheduler.waiting) + arriving
@@ -560,12 +473,7 @@ class Engine:
         if sink is not None:
             self._sinks[request.id] = sink
         request.arrived = request.arrived or time.perf_counter()
-        if request.deadline is not None:
-            if len(self._deadlines) > _DEADLINES + 2 * len(self._requests):
-                # Most have ended in time.
-                self._deadlines = [(due, id) for due, id in self._deadlines if id in self._requests]
-                heapq.heapify(self._deadlines)
-            heapq.heappush(self._deadlines, (request.due, request.id))
+        self._deadlines.add(request)
         # It may have waited for the step that was running.
         self.scheduler.add(request.sequences[0], request.arrived)
 

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
@@ -22,7 +21,7 @@ from .http.descriptions import ERRORS, STREAMED
 from .http.disconnect import ClientGone, unless_gone
 from .http.errors import ApiError, refused, sentence
 from .http.gate import Pass, RequestGate
-from .http.middleware import ADMIN_PATHS, RequestGuard, body_of
+from .http.middleware import ADMIN_PATHS, add_guards, body_of
 from .http.sse import OPENAI, EventStream, StreamForm, event
 from .http.validation import validation_problem
 from .model.loader import ModelLoader
@@ -99,11 +98,7 @@ class Server:
         if config.admin_keys:
             self._add_admin(Admin(models, loader, self, self.gate, config.drain_seconds))
         add_page(app)
-        app.add_middleware(RequestGuard, config=config)
-        if config.allowed_origins:
-            app.add_middleware(
-                CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"], allow_headers=["*"]
-            )
+        add_guards(app, config)
         if self.tracing is not None:
             app.add_middleware(WithScope)
 

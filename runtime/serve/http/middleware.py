@@ -11,6 +11,8 @@ import uuid
 from collections.abc import Iterable, MutableMapping
 from typing import Any
 
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .config import ServerConfig
@@ -100,6 +102,15 @@ class RequestGuard:
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"The request's body has more than {self._most} bytes.", code="request_too_large")
+
+
+def add_guards(app: FastAPI, config: ServerConfig) -> None:
+    """Put before an application what every request passes, and which other origins' pages may call it."""
+    app.add_middleware(RequestGuard, config=config)
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"], allow_headers=["*"]
+        )
 
 
 class _TooLargeError(Exception):

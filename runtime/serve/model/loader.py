@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,6 +54,24 @@ class ModelLoader:
         path = find_checkpoint(str(checkpoint)).path
         engine = in_own_thread(partial(Engine, path, self._config, thread=self._thread))
         return ServedModel(name, engine, path, tool_call_parser=self._parser, stream_interval=self._interval)
+
+
+def load_all(loader: ModelLoader, models: Mapping[str, str | Path], adapters: Mapping[str, str]) -> list[ServedModel]:
+    """Load checkpoints, and adapters beside the first.
+
+    Args:
+        loader: of the models.
+        models: checkpoints by the names that requests call them.
+        adapters: directories by name.
+
+    Raises:
+        SmeltError: one of them cannot be read or served, or does not fit in memory.
+    """
+    found = [loader.load(name, place) for name, place in models.items()]
+    for name, place in adapters.items():
+        in_own_thread(partial(found[0].engine.load_adapter, name, place))
+        found.append(found[0].variant(name))
+    return found
 
 
 def usable_memory(config: EngineConfig) -> int:

@@ -7,7 +7,6 @@ import logging
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
@@ -15,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..http.config import ServerConfig
 from ..http.errors import ApiError
 from ..http.gate import RequestGate
-from ..http.middleware import RequestGuard, body_of
+from ..http.middleware import add_guards, body_of
 from ..http.sse import DONE, event
 from .merged_metrics import merged
 from .replica import HttpRequest
@@ -51,11 +50,7 @@ class Front:
         self.app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         self._add_status()
         self.app.mount("/", self._forward)
-        self.app.add_middleware(RequestGuard, config=config)
-        if config.allowed_origins:
-            self.app.add_middleware(
-                CORSMiddleware, allow_origins=list(config.allowed_origins), allow_methods=["*"], allow_headers=["*"]
-            )
+        add_guards(self.app, config)
 
     def _add_status(self) -> None:
         @self.app.get("/health")

@@ -16,7 +16,7 @@ from starlette.types import Message
 from ...engine.config import EngineConfig
 from ..app import Server
 from ..http.config import ServerConfig
-from ..model.loader import ModelLoader
+from ..model.loader import ModelLoader, load_all
 from ..model.models import ServedModels
 
 _LOG = logging.getLogger("smelt.serve")
@@ -68,11 +68,7 @@ class EngineReplica:
 
     def __init__(self, plan: ReplicaPlan, latest: Any = None) -> None:
         loader = ModelLoader(plan.engine, len(plan.models), plan.tool_call_parser, plan.stream_interval)
-        models = [loader.load(each, path) for each, path in plan.models.items()]
-        for each, place in plan.adapters.items():
-            models[0].engine.load_adapter(each, place)
-            models.append(models[0].variant(each))
-        self._server = Server(ServedModels(models), plan.config)
+        self._server = Server(ServedModels(load_all(loader, plan.models, plan.adapters)), plan.config)
         self._name = "alone"
         if latest is not None:
             from ray import serve  # pyright: ignore[reportMissingImports]

@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx2
 import pytest
 from smelt.compress.cli import app
 from typer.testing import CliRunner
 
+from ...serve_process import started
+
 LONG = {"prompt": "Once upon a time", "max_tokens": 600, "temperature": 0, "ignore_eos": True}
-
-
-@contextmanager
-def started(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command, once it listens, and its address."""
-    command = [sys.executable, "-m", "smelt.compress", "serve", "builtin:smelt-6m", "--port", "0", *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            found = re.search(r"serving .* at (http://\S+)", line)
-            if found:
-                # So that it never waits for a reader.
-                threading.Thread(target=process.stderr.read, daemon=True).start()
-                yield process, found[1]
-                return
-        raise AssertionError("".join(lines))
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_running_requests_end_after_sigterm_and_new_ones_are_refused() -> None:

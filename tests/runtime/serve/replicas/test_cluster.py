@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +17,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from ....serve_process import started
+
 pytest.importorskip("ray.serve", reason="needs Ray Serve, which is in the dev extra")
 pytestmark = pytest.mark.slow
 
@@ -25,33 +26,13 @@ LONG: dict[str, Any] = {"max_tokens": 900, "temperature": 0, "ignore_eos": True}
 REPLICA = "x-smelt-replica"
 
 
-@contextlib.contextmanager
-def started(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-m", "smelt.compress", "serve", "builtin:smelt-6m", "--port", "0", "--replicas", "2"]
-    process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    lines = []
-    try:
-        for line in process.stderr:
-            lines.append(line)
-            found = re.search(r"serving .* at (http://\S+)", line)
-            if found:
-                threading.Thread(target=process.stderr.read, daemon=True).start()
-                yield process, found[1]
-                break
-        else:
-            raise AssertionError("".join(lines))
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(60)
-        finally:
-            process.kill()
+def replicated(*options: str) -> contextlib.AbstractContextManager[tuple[subprocess.Popen[str], str]]:
+    return started("--replicas", "2", *options, ends_gently=True)
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with started("--max-sequences", "16", "--drain-seconds", "1", "--dtype", "float32") as (_, address):
+    with replicated("--max-sequences", "16", "--drain-seconds", "1", "--dtype", "float32") as (_, address):
         yield address
 
 
@@ -156,7 +137,7 @@ def test_a_killed_replica_loses_only_its_running_requests(url: str) -> None:
 
 def test_what_runs_ends_after_sigterm_and_nothing_stays() -> None:
     others = set(replica_processes())
-    with started("--max-sequences", "4") as (process, address):
+    with replicated("--max-sequences", "4") as (process, address):
         answers: list[httpx2.Response] = []
         thread = threading.Thread(target=lambda: answers.append(ask(address, "a", max_tokens=900)))
         thread.start()
