@@ -176,6 +176,7 @@ def test_the_text_that_the_model_writes_is_written_once(
     assert shared[0] == shared[1]
 
 
+@pytest.mark.slow
 def test_ray_runs_the_same_trials_to_the_same_bytes(sweep_file: Callable[..., Path], tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs Ray: pip install 'smelt[ray]'")
     path = sweep_file({"evaluate": False}, grid={SCHEME: ["W8A16", "W3A16"]}, resources={"cpus": 1})
