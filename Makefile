@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 VLLM := .venv-vllm
+NODE := .node-clients
 
-.PHONY: quickstart test test-slow test-vllm lint format schema generated docs clean setup
+.PHONY: quickstart test test-slow test-vllm test-node lint format schema generated docs clean setup
 
 quickstart: setup
 	$(BIN)/smelt run recipes/quickstart.yaml
@@ -24,6 +25,11 @@ test-slow: setup
 test-vllm: setup $(VLLM)/.installed
 	OMP_NUM_THREADS=1 SMELT_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -n 0 -m 'slow or not slow' \
 		tests/compress/loaders/test_loaders.py
+
+# The server through OpenAI's and Anthropic's packages for Node.
+test-node: setup $(NODE)/.installed
+	OMP_NUM_THREADS=1 SMELT_NODE_MODULES=$(CURDIR)/$(NODE)/node_modules $(BIN)/python -m pytest -n 0 -m slow \
+		tests/runtime/serve/test_node_clients.py
 
 lint: setup
 	$(BIN)/ruff check .
@@ -69,5 +75,9 @@ $(VLLM)/.installed: Makefile
 	@$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
+$(NODE)/.installed: Makefile
+	@npm install --silent --no-audit --no-fund --prefix $(NODE) openai@6.49.0 @anthropic-ai/sdk@1.14.0
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(VLLM) build site *.egg-info
+	rm -rf $(VENV) $(VLLM) $(NODE) build site *.egg-info

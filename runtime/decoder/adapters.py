@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ...models.structure.lora import Adapter, LowRank
-from ...system.errors import Problem, raise_problems
+from ...system.errors import Problem, RuntimeProblem, raise_problems
+from ...system.machine import human_bytes
 from .linear import Linear
 
 _SHOWN = 6
@@ -26,6 +27,10 @@ class Factors:
 
     down: Tensor
     up: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.down.nbytes + self.up.nbytes
 
 
 @dataclass
@@ -92,6 +97,12 @@ class AdapterTarget:
         """The shape of one module's weight."""
         return self.sizes[self.modules.index(module)], self.columns
 
+    def size(self, adapter: Adapter) -> int:
+        """How many numbers an adapter's factors have."""
+        changes = [adapter.changes.get(f"{module}.weight") for module in self.modules]
+        ranks = sum(change.rank for change in changes if isinstance(change, LowRank))
+        return ranks * (self.columns + sum(self.sizes))
+
     def take(self, name: str, adapter: Adapter, dtype: torch.dtype, device: torch.device) -> None:
         """Load an adapter's factors."""
         downs, ups = [], []
@@ -153,13 +164,29 @@ class Adapters:
         self.rows = rows
         self._dtype, self._device = dtype, device
 
-    def load(self, name: str, adapter: Adapter) -> None:
+    @property
+    def nbytes(self) -> int:
+        """Memory of those that are loaded."""
+        return sum(factors.nbytes for target in self._targets for factors in target.factors.values())
+
+    def load(self, name: str, adapter: Adapter, most: int) -> None:
         """Load an adapter under a name.
 
+        Args:
+            name: of its own.
+            adapter: its files.
+            most: bytes that all of them may take together.
+
         Raises:
-            SmeltError: it cannot be served.
+            SmeltError: it cannot be served, or does not fit.
         """
         check_adapter(adapter, self._targets)
+        needed = self._dtype.itemsize * sum(target.size(adapter) for target in self._targets)
+        if self.nbytes + needed > most:
+            raise RuntimeProblem(
+                f"{adapter.directory} needs {human_bytes(needed)}, but {human_bytes(most - self.nbytes)} of memory are left for"
+                " adapters; unload another one, or start with a higher adapter_bytes"
+            )
         try:
             for target in self._targets:
                 target.take(name, adapter, self._dtype, self._device)

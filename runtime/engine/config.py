@@ -29,6 +29,7 @@ class EngineConfig:
         block_size: positions in a cache block.
         kv_cache_bytes: memory for keys and values; by default the rest of ``memory_utilization``.
         memory_bytes: memory for weights, activations and cache together, instead of ``memory_utilization``; for several engines on one device.
+        adapter_bytes: memory for LoRA adapters; by default what weights, activations and cache leave.
         host_cache_bytes: host memory for blocks that the KV cache evicts and for preempted sequences; none by default.
         host_cache_directory: a directory of a disk that holds these blocks instead of memory; it may hold more than memory does.
         swap: what happens to a preempted sequence if there is such memory: ``auto`` (what is predicted to take less time), ``swap`` or
@@ -66,6 +67,7 @@ class EngineConfig:
     token_budget: int = 512
     block_size: int = 16
     kv_cache_bytes: int | None = None
+    adapter_bytes: int | None = None
     host_cache_bytes: int = 0
     host_cache_directory: str | None = None
     swap: SwapMode = "auto"
@@ -102,8 +104,9 @@ class EngineConfig:
         _check_choice("swap", self.swap, SWAP_MODES)
         if self.memory_bytes is not None and self.memory_bytes < 1:
             raise RuntimeProblem(f"memory_bytes is {self.memory_bytes}; it must be at least 1")
-        if self.host_cache_bytes < 0:
-            raise RuntimeProblem(f"host_cache_bytes is {self.host_cache_bytes}; it must not be negative")
+        for name in ("host_cache_bytes", "adapter_bytes"):
+            if (getattr(self, name) or 0) < 0:
+                raise RuntimeProblem(f"{name} is {getattr(self, name)}; it must not be negative")
         if self.host_cache_directory is not None and not self.host_cache_bytes:
             raise RuntimeProblem(
                 "host_cache_directory is set, but host_cache_bytes is 0; set it to the bytes to use there"

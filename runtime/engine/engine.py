@@ -178,7 +178,7 @@ class Engine:
             directory: where `peft` saved it.
 
         Raises:
-            SmeltError: it is not an adapter, is of another model or kind, or the name is taken.
+            SmeltError: it is not an adapter, is of another model or kind, does not fit in memory, or the name is taken.
         """
         found = Adapter(Path(directory))
         with self._lock:
@@ -188,7 +188,7 @@ class Engine:
                 )
             adapters = self.model.adapters()
         # Steps go on meanwhile: no request can name it yet.
-        adapters.load(name, found)
+        adapters.load(name, found, self.reservation.adapters)
         self._adapters[name] = found.fingerprint()
 
     def unload_adapter(self, name: str) -> None:

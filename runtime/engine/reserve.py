@@ -21,6 +21,7 @@ class Reservation:
 
     Attributes:
         weights, activations, cache: bytes.
+        adapters: bytes that LoRA adapters may take.
         blocks: cache blocks.
         positions: the cache's capacity in positions.
         per_sequence: positions of the longest sequence.
@@ -29,6 +30,7 @@ class Reservation:
     weights: int
     activations: int
     cache: int
+    adapters: int
     blocks: int
     positions: int
     per_sequence: int
@@ -68,21 +70,26 @@ def reserve(model: Model, config: EngineConfig, *, max_length: int, kv_dtype: to
         # the tokens of each sequence, and its table, here and there.
         activations = 2 * measured_activations(model, token_budget, max_sequences, block_size) + _SUMS
         activations += max_sequences * (12 * spec.vocabulary + 4 * max_length + 12 * -(-max_length // block_size))
+    # Besides the weights, which are there.
     free = free_memory(model.device)
+    kept = activations + (config.adapter_bytes or 0)
     allowed = config.kv_cache_bytes
     if allowed is None and config.memory_bytes is not None:
-        allowed = config.memory_bytes - weights - activations
+        allowed = config.memory_bytes - weights - kept
     elif allowed is None:
-        allowed = int(free * config.memory_utilization) - activations
+        allowed = int(free * config.memory_utilization) - kept
     blocks = min(most, max(0, allowed) // block)
-    if blocks == 0 or blocks * block > free - activations:
+    if blocks == 0 or blocks * block > free - kept:
         needed = max(1, blocks) * block
+        adapters = f", adapters {human_bytes(config.adapter_bytes)}" if config.adapter_bytes else ""
         raise RuntimeProblem(
             f"the KV cache does not fit: {human_bytes(free)} are free besides {human_bytes(weights)} of weights, activations take about"
-            f" {human_bytes(activations)} and the cache {human_bytes(needed)} (a block of {block_size} positions is"
+            f" {human_bytes(activations)}{adapters} and the cache {human_bytes(needed)} (a block of {block_size} positions is"
             f" {human_bytes(block)}); lower max_length, max_sequences, token_budget or kv_cache_bytes"
         )
-    return Reservation(weights, activations, blocks * block, blocks, blocks * block_size, max_length)
+    left = (free if config.memory_bytes is None else config.memory_bytes - weights) - activations - blocks * block
+    adapters = max(0, left) if config.adapter_bytes is None else config.adapter_bytes
+    return Reservation(weights, activations, blocks * block, adapters, blocks, blocks * block_size, max_length)
 
 
 def host_slots(wanted: int, reservation: Reservation, *, on_disk: bool = False) -> int:

@@ -15,13 +15,14 @@ from ..http.errors import ApiError, refused
 from ..model.chat_prompt import ChatPrompt
 from ..model.deltas import Deltas
 from ..model.running import Running
+from ..model.scheduling import SchedulingFields
 from ..model.served_model import ServedModel
 from .blocks import ContentBlocks
 from .conversation import prompt_of
 from .fields import ConversationRequest
 
 
-class MessagesRequest(ConversationRequest):
+class MessagesRequest(ConversationRequest, SchedulingFields):
     """The body.
 
     Attributes:
@@ -89,7 +90,7 @@ class Messages:
         wanted = prompt.params.max_tokens or 1
         self._room = model.longest - len(prompt.tokens)
         params = replace(prompt.params, max_tokens=min(wanted, self._room))
-        self.running = Running(model, [prompt.tokens], params, name, {})
+        self.running = Running(model, [prompt.tokens], params, name, request.options)
 
     async def whole(self) -> dict[str, Any]:
         """The response."""

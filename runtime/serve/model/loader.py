@@ -37,9 +37,7 @@ class ModelLoader:
         self.share = share
         self._parser, self._interval = tool_call_parser, stream_interval
         self._thread = EngineThread()
-        if share > 1:
-            config = replace(config, memory_bytes=usable_memory(config) // share)
-        self._config = config
+        self._config = share_of(config, share)
 
     def load(self, name: str, checkpoint: str | Path) -> ServedModel:
         """Load a checkpoint. It takes as long as its weights need.
@@ -74,8 +72,18 @@ def load_all(loader: ModelLoader, models: Mapping[str, str | Path], adapters: Ma
     return found
 
 
-def usable_memory(config: EngineConfig) -> int:
-    """How much memory engines of a configuration may take together, by what is free now."""
-    if config.memory_bytes is not None:
-        return config.memory_bytes
-    return int(free_memory(device_named(config.device)) * config.memory_utilization)
+def share_of(config: EngineConfig, count: int) -> EngineConfig:
+    """The configuration of one of several engines: an even part of the memory that they may take, or that is free now.
+
+    Args:
+        config: of one engine alone.
+        count: how many there are.
+    """
+    if count == 1:
+        return config
+    memory = free_memory(device_named(config.device)) if config.memory_bytes is None else config.memory_bytes
+    part = memory // count
+    if config.adapter_bytes is None:
+        # What an engine alone would leave for them.
+        config = replace(config, adapter_bytes=int(part * (1 - config.memory_utilization)))
+    return replace(config, memory_bytes=part)

@@ -7,13 +7,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from ....system.errors import SmeltError
-from ...requests.options import RequestOptions
 from ...requests.params import SamplingParams
 from ..http.errors import refused
+from ..model.scheduling import SchedulingFields
 
 # Of one request: prompts times samples.
 MOST_SEQUENCES = 128
-_LONGEST_DEADLINE = 86400.0
 
 
 class Fields(BaseModel):
@@ -34,8 +33,8 @@ class StreamOptions(Fields):
     continuous_usage_stats: bool = False
 
 
-class ChoosingFields(Fields):
-    """How tokens are chosen, in every API of OpenAI's. Those from ``top_k`` on are vLLM's fields; ``deadline``, in seconds, is Smelt's."""
+class ChoosingFields(Fields, SchedulingFields):
+    """How tokens are chosen, in every API of OpenAI's. Those from ``top_k`` on are vLLM's fields."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -48,13 +47,6 @@ class ChoosingFields(Fields):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     ignore_eos: bool = False
-    priority: int = 0
-    deadline: Annotated[float, Field(gt=0, le=_LONGEST_DEADLINE)] | None = None
-
-    @property
-    def options(self) -> RequestOptions:
-        """How the engine schedules it."""
-        return {"priority": self.priority, "deadline": self.deadline}
 
     def params(self, **others: Any) -> SamplingParams:
         """The engine's parameters.

@@ -16,7 +16,7 @@ from typing import Any
 from ....system.errors import RuntimeProblem
 from ...engine.config import EngineConfig
 from ..http.config import ServerConfig
-from ..model.loader import usable_memory
+from ..model.loader import share_of
 from .front import Front
 from .replica import EngineReplica, LatestMetrics, ReplicaPlan
 
@@ -73,8 +73,7 @@ def replicas(plan: ReplicaPlan, count: int, config: ServerConfig) -> Iterator[Fr
         )
         latest = ray.remote(LatestMetrics).options(num_cpus=0, max_restarts=-1).remote()
         if is_local:
-            share = usable_memory(plan.engine) // count
-            plan = replace(plan, engine=replace(plan.engine, memory_bytes=share))
+            plan = replace(plan, engine=share_of(plan.engine, count * len(plan.models)), shares=1)
         served = _behind_the_front(config)
         deployment: Any = serve.deployment(
             name="engine",

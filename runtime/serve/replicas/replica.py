@@ -37,6 +37,7 @@ class ReplicaPlan:
         config: the server's, without what the front does.
         tool_call_parser: the format of calls.
         stream_interval: every how many tokens a stream has an event.
+        shares: how many engines share the memory of `engine`; by default one for each model.
     """
 
     models: dict[str, Path]
@@ -45,6 +46,7 @@ class ReplicaPlan:
     config: ServerConfig
     tool_call_parser: str = "auto"
     stream_interval: int = 1
+    shares: int | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class EngineReplica:
     """
 
     def __init__(self, plan: ReplicaPlan, latest: Any = None) -> None:
-        loader = ModelLoader(plan.engine, len(plan.models), plan.tool_call_parser, plan.stream_interval)
+        loader = ModelLoader(plan.engine, plan.shares or len(plan.models), plan.tool_call_parser, plan.stream_interval)
         self._server = Server(ServedModels(load_all(loader, plan.models, plan.adapters)), plan.config)
         self._name = "alone"
         if latest is not None:

@@ -155,6 +155,20 @@ def test_an_adapter_stays_while_requests_need_it(tiny: Callable[..., Path], tmp_
     running.unload_adapter("mine")
 
 
+def test_an_adapter_that_does_not_fit_is_refused(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    path = tiny("llama")
+    adapter = adapter_of(path, tmp_path / "adapter", target_modules=["o_proj"])
+    rank = adapter.peft_config["default"].r
+    layers = [layer.self_attn.o_proj for layer in AutoModelForCausalLM.from_pretrained(path).model.layers]
+    needed = 4 * rank * sum(layer.in_features + layer.out_features for layer in layers)
+    running = engine(path, adapter_bytes=2 * needed - 1)
+    running.load_adapter("first", tmp_path / "adapter")
+    with pytest.raises(RuntimeProblem, match="unload another one"):
+        running.load_adapter("second", tmp_path / "adapter")
+    running.unload_adapter("first")
+    running.load_adapter("second", tmp_path / "adapter")
+
+
 @pytest.mark.parametrize(
     ("settings", "match"),
     [

@@ -319,6 +319,14 @@ def test_clients_recognize_a_prompt_that_is_too_long(stream: bool, client: anthr
     assert f"prompt is too long: {count} tokens > {engine.max_length - 1} maximum" in str(caught.value)
 
 
+def test_a_deadline_ends_a_request(client: anthropic.Anthropic) -> None:
+    late = {"temperature": 0, "deadline": 0.05}
+    with pytest.raises(anthropic.APIStatusError) as raised:
+        client.messages.create(**{**ASKED, "max_tokens": 900, "stop_sequences": ["never"], "extra_body": late})
+    assert raised.value.status_code == 408
+    assert raised.value.body["error"]["type"] == "timeout_error"  # type: ignore[index, call-overload]
+
+
 def test_fields_for_the_vendors_services_change_nothing(client: anthropic.Anthropic) -> None:
     extra = {
         "temperature": 0,
