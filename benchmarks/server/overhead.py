@@ -2,8 +2,9 @@
 
     python -m benchmarks.server.overhead
 
-Time to the first token of one client and of eight, and the throughput of 64, on smelt-6m in bfloat16. The clients of the server run in
-this process, so on the same two cores; those of the bare engine are asyncio tasks beside it.
+Time to the first token of one client and of eight, and the throughput of many, on smelt-6m in bfloat16 and on a Llama
+of a billion weights in W4A16 (random ones, with smelt-6m's tokenizer). The clients of the server run in this process, so on the same cores; those of the bare engine are asyncio tasks beside
+it.
 """
 
 from __future__ import annotations
@@ -13,27 +14,54 @@ import asyncio
 import json
 import random
 import re
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from smelt.models.directory.find import find_checkpoint
+from smelt.quant.scheme import resolve
 from smelt.runtime import Engine, SamplingParams
 from smelt.runtime.engine.loading import in_own_thread
+from smelt.runtime.measure.calibrate import Shape
+from smelt.runtime.measure.random_checkpoint import write_random_checkpoint
 
 from ..common import save
 from .started import smelt_server
 
-_MODEL = "builtin:smelt-6m"
 _PROMPT = 64
-# Clients, requests of each, tokens of an output.
-_FIRST = ((1, 100, 8), (8, 25, 8))
-_THROUGHPUT = (64, 4, 128)
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a model is asked.
+
+    Attributes:
+        name: of the model.
+        first: how often one client asks for 8 tokens, and how often each of eight.
+        many: clients that ask at once.
+        requests: of each.
+        output: tokens of each.
+    """
+
+    name: str
+    first: tuple[int, int]
+    many: int
+    requests: int
+    output: int
+
+
+LOADS = (Load("smelt-6m", (100, 25), 64, 4, 128), Load("1B shape, W4A16", (10, 2), 32, 1, 32))
+# TinyLlama-1.1B's but for the vocabulary.
+LARGE = Shape(2048, 5632, 22, 32, 4, 4096)
 
 # A request of so many tokens; returns when its first token came, and when its last.
 Ask = Callable[[list[int], int], Awaitable[tuple[float, float]]]
@@ -57,21 +85,20 @@ async def _loop(asks: list[Ask], requests: int, output: int, seed: int) -> dict[
     return {"first_p50": statistics.median(firsts), "tokens_per_second": len(asks) * requests * output / seconds}
 
 
-async def _all(clients: Callable[[int], Awaitable[list[Ask]]]) -> dict[str, float]:
+async def _all(clients: Callable[[int], Awaitable[list[Ask]]], load: Load) -> dict[str, float]:
     found: dict[str, float] = {}
-    await _loop(await clients(64), 4, 128, 0)  # buffers are allocated, and the cache's memory is touched
-    for count, requests, output in _FIRST:
-        done = await _loop(await clients(count), requests, output, count)
+    await _loop(await clients(load.many), 1, load.output, 0)  # buffers are allocated, and the cache's memory is touched
+    for count, requests in zip((1, 8), load.first, strict=True):
+        done = await _loop(await clients(count), requests, 8, count)
         found[f"first_p50_of_{count}"] = done["first_p50"]
-    count, requests, output = _THROUGHPUT
-    found["tokens_per_second"] = (await _loop(await clients(count), requests, output, 1))["tokens_per_second"]
-    return found
+    done = await _loop(await clients(load.many), load.requests, load.output, 1)
+    return {**found, "tokens_per_second": done["tokens_per_second"]}
 
 
-def bare() -> dict[str, float]:
+def bare(model: str, load: Load) -> dict[str, float]:
     """The engine without HTTP."""
-    path = find_checkpoint(_MODEL).path
-    engine = in_own_thread(lambda: Engine(path, max_sequences=64, quiet=True))
+    path = find_checkpoint(model).path
+    engine = in_own_thread(lambda: Engine(path, max_sequences=load.many, quiet=True))
 
     async def ask(prompt: list[int], output: int) -> tuple[float, float]:
         first = 0.0
@@ -82,18 +109,18 @@ def bare() -> dict[str, float]:
     async def clients(count: int) -> list[Ask]:
         return [ask] * count
 
-    return asyncio.run(_all(clients))
+    return asyncio.run(_all(clients, load))
 
 
-def served(streams: bool, *options: str) -> dict[str, float]:
+def served(model: str, load: Load, streams: bool, *options: str) -> dict[str, float]:
     """The server."""
-    with smelt_server(_MODEL, "--max-sequences", "64", *options) as server:
+    with smelt_server(model, "--max-sequences", str(load.many), *options) as server:
         parts = urlsplit(server.url)
 
         async def clients(count: int) -> list[Ask]:
             return [await _client(parts.hostname or "", parts.port or 0, streams) for _ in range(count)]
 
-        return asyncio.run(_all(clients))
+        return asyncio.run(_all(clients, load))
 
 
 async def _client(host: str, port: int, streams: bool) -> Ask:
@@ -121,31 +148,51 @@ async def _client(host: str, port: int, streams: bool) -> Ask:
     return ask
 
 
-def main() -> None:
-    """Run it."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--bare", action="store_true", help="Measure only the engine, and print it as JSON.")
-    given = parser.parse_args()
-    if given.bare:
-        print(json.dumps(bare()))
-        return
+def measure(model: str, load: Load, turns: int) -> dict[str, Any]:
+    """One model's medians, and what they are of."""
     runs: dict[str, list[dict[str, float]]] = {}
-    for _ in range(given.turns):
-        command = [sys.executable, "-m", "benchmarks.server.overhead", "--bare"]
+    for _ in range(turns):
+        command = [sys.executable, "-m", "benchmarks.server.overhead", "--bare", model, load.name]
         engine = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         runs.setdefault("bare engine", []).append(json.loads(engine.stdout))
-        runs.setdefault("streams", []).append(served(True))
-        runs.setdefault("streams, an event each 8 tokens", []).append(served(True, "--stream-interval", "8"))
-        runs.setdefault("whole answers", []).append(served(False))
+        runs.setdefault("streams", []).append(served(model, load, True))
+        runs.setdefault("streams, an event each 8 tokens", []).append(
+            served(model, load, True, "--stream-interval", "8")
+        )
+        runs.setdefault("whole answers", []).append(served(model, load, False))
         print({name: found[-1] for name, found in runs.items()}, flush=True)
     medians: dict[str, dict[str, Any]] = {
         name: {key: statistics.median(each[key] for each in found) for key in found[0]} for name, found in runs.items()
     }
     for found in medians.values():
         found["throughput_of_bare"] = found["tokens_per_second"] / medians["bare engine"]["tokens_per_second"]
-    print(json.dumps(medians, indent=2))
-    print(save("http_overhead", "python -m benchmarks.server.overhead", {"medians": medians, "runs": runs}))
+    return {"many": load.many, "medians": medians, "runs": runs}
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument(
+        "--bare", nargs=2, metavar=("MODEL", "LOAD"), help="Measure an engine alone, and print it as JSON."
+    )
+    given = parser.parse_args()
+    if given.bare:
+        model, name = given.bare
+        print(json.dumps(bare(model, next(load for load in LOADS if load.name == name))))
+        return
+    small, large = LOADS
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "large"
+        write_random_checkpoint(path, LARGE.config(), resolve("W4A16", 128))
+        for file in find_checkpoint("builtin:smelt-6m").path.glob("tokenizer*"):
+            shutil.copy(file, path)
+        found = {
+            small.name: measure("builtin:smelt-6m", small, given.turns),
+            large.name: measure(str(path), large, given.turns),
+        }
+    print(json.dumps({name: each["medians"] for name, each in found.items()}, indent=2))
+    print(save("http_overhead", "python -m benchmarks.server.overhead", found))
 
 
 if __name__ == "__main__":

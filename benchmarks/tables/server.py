@@ -10,14 +10,16 @@ from .table import ResultsTable, markdown
 def overhead(results: Any) -> str:
     """Each way beside the bare engine; medians."""
     return markdown(
-        ("", "first token of 1 client, ms", "of 8, ms", "64 clients, tokens/s", "of the bare engine's"),
+        ("model", "", "first token of 1 client, ms", "of 8, ms", "tokens/s of many", "of the bare engine's"),
         (
             (
-                name, f"{found['first_p50_of_1'] * 1e3:.1f}", f"{found['first_p50_of_8'] * 1e3:.1f}",
-                f"{found['tokens_per_second']:,.0f}", f"{found['throughput_of_bare']:.2f}",
+                f"{model} ({measured['many']} clients)", name, f"{found['first_p50_of_1'] * 1e3:.1f}",
+                f"{found['first_p50_of_8'] * 1e3:.1f}", f"{found['tokens_per_second']:,.0f}", f"{found['throughput_of_bare']:.2f}",
             )
-            for name, found in results["medians"].items()
+            for model, measured in results.items()
+            for name, found in measured["medians"].items()
         ),
+        left=2,
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from ..app import Server
 from ..http.config import ServerConfig
 from ..model.loader import ModelLoader, load_all
 from ..model.models import ServedModels
+from ..run import share_interpreter
 
 _LOG = logging.getLogger("smelt.serve")
 _PUSH_SECONDS = 1.0
@@ -69,6 +70,7 @@ class EngineReplica:
     """
 
     def __init__(self, plan: ReplicaPlan, latest: Any = None) -> None:
+        share_interpreter()
         loader = ModelLoader(plan.engine, plan.shares or len(plan.models), plan.tool_call_parser, plan.stream_interval)
         self._server = Server(ServedModels(load_all(loader, plan.models, plan.adapters)), plan.config)
         self._name = "alone"
