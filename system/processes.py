@@ -62,7 +62,7 @@ class Processes:
         """
         if _launched() == 1:
             return cls(torch.device(device))
-        _meeting_place()  # which says what the environment lacks
+        meeting_place()  # which says what the environment lacks
         return _Together(device_named(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device))
 
     @property
@@ -184,7 +184,7 @@ class _Together(Processes):
         with _peer_errors():
             distributed.init_process_group(
                 "gloo" if self.device.type == "cpu" else "cpu:gloo,cuda:nccl",
-                store=PrefixStore(f"smelt default group {next(_groups)}", _meeting_place()),
+                store=PrefixStore(f"smelt default group {next(_groups)}", meeting_place()),
                 rank=self.rank,
                 world_size=self.count,
                 timeout=_PATIENCE,
@@ -244,10 +244,10 @@ def is_first() -> bool:
 
 def first_to_fail() -> bool:
     """Whether this process is the first to end with an error, and so the one to say why; the others only follow."""
-    if _launched() == 1 or not _meeting_place.cache_info().currsize:
+    if _launched() == 1 or not meeting_place.cache_info().currsize:
         return True
     try:
-        return _meeting_place().add("smelt: ended", 1) == 1
+        return meeting_place().add("smelt: ended", 1) == 1
     except RuntimeError:  # nobody is left who could have said it
         return True
 
@@ -257,7 +257,12 @@ def _launched() -> int:
 
 
 @cache
-def _meeting_place() -> Store:
+def meeting_place() -> Store:
+    """Where the processes that a launcher has started find each other.
+
+    Raises:
+        SmeltError: the environment does not say where, or not all have come.
+    """
     try:
         store = next(rendezvous("env://", timeout=_MEETING))[0]
     except (ValueError, RuntimeError) as error:  # torch names what is missing, or whom it waited for
@@ -272,7 +277,7 @@ def _meeting_place() -> Store:
 @cache
 def _group(device: str) -> Any:
     """Processes meet once; those that run several recipes go on with the same group."""
-    store = PrefixStore(f"smelt on {device}", _meeting_place())
+    store = PrefixStore(f"smelt on {device}", meeting_place())
     if device == "cpu":
         return distributed.ProcessGroupGloo(store, int(os.environ["RANK"]), _launched(), _PATIENCE)
     options = distributed.ProcessGroupNCCL.Options()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,18 +109,55 @@ class SafetensorsFile:
             return tensor
         # Memory that is touched for the first time costs more than what is then read to it; torch's threads share that.
         tensor.zero_()
-        target = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())  # type: ignore
+        self._fill(name, memoryview(tensor.reshape(-1).view(torch.uint8).numpy()), [(offset, info.nbytes)])  # type: ignore
+        return tensor
+
+    def load_part(
+        self, name: str, rows: Sequence[range] | None = None, columns: Sequence[range] | None = None
+    ) -> Tensor:
+        """Read some of a tensor's first dimension, or of its second; no other bytes are read.
+
+        Args:
+            name: of the tensor.
+            rows: of the first dimension, one after another; None for all.
+            columns: of the second; None for all.
+        """
+        info, begin = self.tensors[name], self._offsets[name]
+        height, *rest = info.shape
+        size = TensorInfo(info.dtype, tuple(rest)).nbytes
+        chosen = [range(height)] if rows is None else rows
+        if columns is None:
+            shape, places = tuple(rest), [(begin + each.start * size, len(each) * size) for each in chosen]
+        else:
+            width = size // rest[0] if rest[0] else 0
+            shape = (sum(map(len, columns)), *rest[1:])
+            places = [
+                (begin + row * size + each.start * width, len(each) * width)
+                for some in chosen
+                for row in some
+                for each in columns
+            ]
+        tensor = zeros_in_large_pages((sum(map(len, chosen)), *shape), info.dtype)
+        if tensor.numel():
+            self._fill(name, memoryview(tensor.reshape(-1).view(torch.uint8).numpy()), places)  # type: ignore
+        return tensor
+
+    def _fill(self, name: str, target: memoryview, places: Iterable[tuple[int, int]]) -> None:
+        """Read bytes, each so many from an offset on, one after another into memory."""
+        done = 0
         try:
             with self.path.open("rb", buffering=0) as file:
-                done = 0
-                while done < info.nbytes:
-                    read = os.preadv(file.fileno(), [target[done:]], offset + done)
-                    if read == 0:
-                        raise SmeltError(f"{self.path}: the file ends inside {name}; it is truncated, copy it again")
-                    done += read
+                for offset, count in places:
+                    end = done + count
+                    while done < end:
+                        read = os.preadv(file.fileno(), [target[done:end]], offset + count - (end - done))
+                        if read == 0:
+                            raise SmeltError(
+                                f"{self.path}: the file ends inside {name}; it is truncated, copy it again"
+                            )
+                        done += read
         except OSError as error:
             raise SmeltError(f"{self.path}: {name} cannot be read ({error.strerror}); check the disk") from None
-        return tensor
 
     def _read(self, header: dict[str, Any], begin: int) -> int:
         """Note what a header says; returns how many bytes its tensors have."""

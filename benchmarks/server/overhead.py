@@ -41,7 +41,7 @@ _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Load:
+class ClientLoad:
     """What a model is asked.
 
     Attributes:
@@ -59,7 +59,7 @@ class Load:
     output: int
 
 
-LOADS = (Load("smelt-6m", (100, 25), 64, 4, 128), Load("1B shape, W4A16", (10, 2), 32, 1, 32))
+LOADS = (ClientLoad("smelt-6m", (100, 25), 64, 4, 128), ClientLoad("1B shape, W4A16", (10, 2), 32, 1, 32))
 # TinyLlama-1.1B's but for the vocabulary.
 LARGE = Shape(2048, 5632, 22, 32, 4, 4096)
 
@@ -85,7 +85,7 @@ async def _loop(asks: list[Ask], requests: int, output: int, seed: int) -> dict[
     return {"first_p50": statistics.median(firsts), "tokens_per_second": len(asks) * requests * output / seconds}
 
 
-async def _all(clients: Callable[[int], Awaitable[list[Ask]]], load: Load) -> dict[str, float]:
+async def _all(clients: Callable[[int], Awaitable[list[Ask]]], load: ClientLoad) -> dict[str, float]:
     found: dict[str, float] = {}
     await _loop(await clients(load.many), 1, load.output, 0)  # buffers are allocated, and the cache's memory is touched
     for count, requests in zip((1, 8), load.first, strict=True):
@@ -95,7 +95,7 @@ async def _all(clients: Callable[[int], Awaitable[list[Ask]]], load: Load) -> di
     return {**found, "tokens_per_second": done["tokens_per_second"]}
 
 
-def bare(model: str, load: Load) -> dict[str, float]:
+def bare(model: str, load: ClientLoad) -> dict[str, float]:
     """The engine without HTTP."""
     path = find_checkpoint(model).path
     engine = in_own_thread(lambda: Engine(path, max_sequences=load.many, quiet=True))
@@ -112,7 +112,7 @@ def bare(model: str, load: Load) -> dict[str, float]:
     return asyncio.run(_all(clients, load))
 
 
-def served(model: str, load: Load, streams: bool, *options: str) -> dict[str, float]:
+def served(model: str, load: ClientLoad, streams: bool, *options: str) -> dict[str, float]:
     """The server."""
     with smelt_server(model, "--max-sequences", str(load.many), *options) as server:
         parts = urlsplit(server.url)
@@ -148,7 +148,7 @@ async def _client(host: str, port: int, streams: bool) -> Ask:
     return ask
 
 
-def measure(model: str, load: Load, turns: int) -> dict[str, Any]:
+def measure(model: str, load: ClientLoad, turns: int) -> dict[str, Any]:
     """One model's medians, and what they are of."""
     runs: dict[str, list[dict[str, float]]] = {}
     for _ in range(turns):

@@ -44,6 +44,7 @@ def bench(
         ),
     ] = False,
     device: Annotated[str, typer.Option(help="cpu, or cuda for a GPU with Triton kernels.")] = "cpu",
+    tp: Annotated[int, typer.Option(help="Processes that divide each layer between them.", min=1)] = 1,
     compiled: Annotated[
         bool, typer.Option("--compile", help="Use torch.compile for the layers instead of Smelt's own kernels.")
     ] = False,
@@ -95,6 +96,7 @@ def bench(
         "--exact-inputs": exact_inputs,
         "--reproducible": reproducible,
         "--compile": compiled,
+        "--tp": tp != 1,
     }
     if server is not None:
         unused = {
@@ -125,6 +127,7 @@ def bench(
         exact_inputs=exact_inputs,
         reproducible=reproducible,
         device=device,
+        tp=tp,
         compile=compiled,
         policy=policy,
         static_batching=static,

@@ -28,6 +28,7 @@ def chat(
     kv_dtype: Annotated[str, typer.Option(help=kv_dtype_help())] = "auto",
     native: Annotated[bool, typer.Option(help="Use Smelt's compiled CPU kernels, or torch's operators.")] = True,
     device: Annotated[str, typer.Option(help="cpu, or cuda, which has not been run on a GPU yet.")] = "cpu",
+    tp: Annotated[int, typer.Option(help="Processes that divide each layer between them.", min=1)] = 1,
 ) -> int:
     """Chat with a checkpoint. /reset clears the conversation, /quit leaves.
 
@@ -36,7 +37,9 @@ def chat(
         smelt chat runs/quickstart/checkpoint --temperature 0.8
     """
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    config = EngineConfig(max_length=max_length, max_sequences=1, kv_dtype=kv_dtype, native=native, device=device)
+    config = EngineConfig(
+        max_length=max_length, max_sequences=1, kv_dtype=kv_dtype, native=native, device=device, tp=tp
+    )
     from ...models.directory.find import find_checkpoint
     from ...runtime.engine.chat import Chat, converse
     from ...runtime.engine.engine import Engine

@@ -102,6 +102,7 @@ def serve(
     """
     from ...models.directory.find import find_checkpoint
     from ...models.structure.lora import Adapter
+    from ...runtime.engine.worker import work_unless_first
     from ...runtime.serve.app import Server
     from ...runtime.serve.http.config import ServerConfig
     from ...runtime.serve.http.log import log_to
@@ -110,6 +111,8 @@ def serve(
     from ...runtime.serve.replicas.replica import ReplicaPlan
     from ...runtime.serve.run import listen, run
 
+    if engine.tp > 1:
+        work_unless_first(engine)
     config = ServerConfig(
         host=host,
         port=port,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
@@ -71,13 +72,25 @@ class CheckpointWeights:
         Raises:
             SmeltError: it cannot be read, or holds NaN or infinite values.
         """
-        tensor = self._files[name].load(name, out=out)
+        return self._checked(name, self._files[name].load(name, out=out))
+
+    def _checked(self, name: str, tensor: Tensor) -> Tensor:
         if not _is_finite(name, tensor):
             raise SmeltError(
                 f"{self._files[name].path}: {name} holds NaN or infinite weights; the checkpoint is broken,"
                 " get another copy"
             )
         return tensor
+
+    def load_part(
+        self, name: str, rows: Sequence[range] | None = None, columns: Sequence[range] | None = None
+    ) -> Tensor:
+        """Read some rows, or columns, of a tensor, and nothing else.
+
+        Raises:
+            SmeltError: they cannot be read, or hold NaN or infinite values.
+        """
+        return self._checked(name, self._files[name].load_part(name, rows, columns))
 
     @property
     def nbytes(self) -> int:

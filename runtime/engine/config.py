@@ -53,6 +53,7 @@ class EngineConfig:
             chunked prefill and preemption; in bfloat16 on Smelt's compiled CPU kernels. docs/runtime.md has its cost.
         device: ``cpu``, or ``cuda`` for a GPU with all of a step on Triton kernels; which has not been run on one yet.
         fusions: which operations are fused into one launch on a GPU; all by default.
+        tp: how many processes divide each layer between them (tensor parallelism).
         compile: use torch.compile for the layers instead of Smelt's kernels; it takes a minute at the first
             prompt and the first decode step.
         quiet: print nothing.
@@ -85,6 +86,7 @@ class EngineConfig:
     exact_inputs: bool = False
     reproducible: bool = False
     device: str = "cpu"
+    tp: int = 1
     fusions: Fusions | None = None
     compile: bool = False
     quiet: bool = False
@@ -94,7 +96,7 @@ class EngineConfig:
             raise RuntimeProblem(
                 f"max_length is {self.max_length}; it must be at least 2 (one prompt token and one generated token)"
             )
-        for name in ("max_sequences", "token_budget", "block_size"):
+        for name in ("max_sequences", "token_budget", "block_size", "tp"):
             if getattr(self, name) < 1:
                 raise RuntimeProblem(f"{name} is {getattr(self, name)}; it must be at least 1")
         if not 0 < self.memory_utilization <= 1:
@@ -117,6 +119,10 @@ class EngineConfig:
         _check_choice("admission", self.admission, ("predicted", "immediate"))
         if self.max_waiting is not None and self.max_waiting < 1:
             raise RuntimeProblem(f"max_waiting is {self.max_waiting}; it must be at least 1")
+        if self.tp > 1 and (self.compile or self.reproducible or self.fusions is not None):
+            raise RuntimeProblem(
+                f"tp is {self.tp}; compile, reproducible and fusions are for one process, leave them out"
+            )
         if self.static_batching and self.policy not in (EngineConfig.policy, "static"):
             raise RuntimeProblem(
                 f"static_batching means policy static, but policy is {self.policy}; set only one of them"

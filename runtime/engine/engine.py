@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterable
 from collections.abc import Sequence as SequenceOf
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -21,6 +23,7 @@ from ..blocks.block_cache import BlockCache
 from ..blocks.host_tier import HostTier
 from ..cache_types import BY_NAME, cache_type_of, names_for
 from ..decoder.model import Model
+from ..parallel.ranks import Ranks
 from ..requests.deadlines import Deadlines
 from ..requests.options import RequestOptions
 from ..requests.output import RequestOutput
@@ -46,6 +49,8 @@ from .new_requests import NewRequests, Prompt
 from .reserve import Reservation, host_slots, reserve
 from .sampling import Sampled
 from .scoring import grouped
+from .worker import work_unless_first
+from .workers import Workers, check_same, each_loaded, least
 
 Sink = Callable[[RequestOutput], object]
 
@@ -83,7 +88,20 @@ class Engine:
     ) -> None:
         self.config = config = EngineConfig.of(config, options)
         self._log: Log = (lambda _: None) if config.quiet else _print_notice
-        opened, self.model = load_model(checkpoint, config, log=self._log)
+        self._workers: Workers | None = None
+        if config.tp > 1:
+            work_unless_first(config)
+            self._workers, self.config = Workers.of(Path(checkpoint), config)
+            config = self.config
+            self._end_workers = weakref.finalize(self, self._workers.close)
+        with nullcontext() if self._workers is None else self._workers.watched():
+            self._load(checkpoint, config, thread)
+
+    def _load(self, checkpoint: str | Path, config: EngineConfig, thread: EngineThread | None) -> None:
+        ranks = Ranks() if self._workers is None else self._workers.ranks
+        with each_loaded(ranks):
+            opened, self.model = load_model(checkpoint, config, log=self._log, ranks=ranks)
+        check_same(ranks, opened)
         spec = self.model.spec
         self.max_length = min(config.max_length or spec.max_length, spec.max_length)
         directory = opened.directory
@@ -93,7 +111,7 @@ class Engine:
         _check_cache(self.model, kept, config)
         if self.model.cache_scheme is not None:
             self._log(self.model.cache_scheme.sentence(kept))
-        self._take_memory(kept)
+        self._take_memory(kept, ranks)
         self.executor = self._executor()
         self.on_step: Callable[[StepPlan], object] | None = None
         self._handle: tuple[StepPlan, StepHandle] | None = None
@@ -106,17 +124,21 @@ class Engine:
         self._lock = threading.RLock()
         self.loop = EngineLoop(self, thread or EngineThread())
 
-    def _take_memory(self, kept: torch.dtype) -> None:
+    def _take_memory(self, kept: torch.dtype, ranks: Ranks) -> None:
         """Reserve memory, and create the cache and the scheduler."""
         config = self.config
-        self.reservation: Reservation = reserve(self.model, config, max_length=self.max_length, kv_dtype=kept)
+        with each_loaded(ranks):
+            found = reserve(self.model, config, max_length=self.max_length, kv_dtype=kept)
+        self.reservation: Reservation = found.of_blocks(least(ranks, found.blocks))
         self._log(self.reservation.sentence())
         self._store = self.model.keys_values(self.reservation.blocks, config.block_size, kept)
         self._host: HostBlocks | None = None
         swapping = None
         if config.host_cache_bytes:
             directory = None if config.host_cache_directory is None else Path(config.host_cache_directory)
-            slots = host_slots(config.host_cache_bytes, self.reservation, on_disk=directory is not None)
+            with each_loaded(ranks):
+                slots = host_slots(config.host_cache_bytes, self.reservation, on_disk=directory is not None)
+            slots = least(ranks, slots)
             self._host = HostBlocks(self._store, slots, directory)
             swapping = Swapping(config.swap, config.block_size, self._host.measured_cost())
             where = "host memory" if directory is None else str(directory)
@@ -138,8 +160,11 @@ class Engine:
 
     def _executor(self) -> Executor:
         """The executor that the model's operators require."""
-        parts = ExecutorParts(self.model, self._store, self.ends, self.config, self._host, self.max_length, self._log)
-        return EXECUTORS[self.model.operators.executor](parts)
+        parts = ExecutorParts(
+            self.model, self._store, self.ends, self.config, self._host, self.max_length, self._log, self._workers
+        )
+        # Graphs are of one process.
+        return EXECUTORS[self.model.operators.executor if self._workers is None else "torch"](parts)
 
     def take_weights(self, config: Any, names: Iterable[str], load: Callable[[str], Tensor]) -> None:
         """Load other weights of the same shapes, such as those of a model in training.
@@ -154,6 +179,7 @@ class Engine:
         Raises:
             RuntimeProblem: requests are running, or a weight is missing.
         """
+        self._refuse_ranks("weights cannot be taken from memory")
         with self._lock:
             if self._requests:
                 raise RuntimeProblem(
@@ -164,6 +190,21 @@ class Engine:
             self._adapters = {}
             self.cache.forget()
             self.executor = self._executor()
+
+    def _refuse_ranks(self, what: str) -> None:
+        if self._workers is not None:
+            raise RuntimeProblem(f"{what} on several ranks; use an engine with tp=1")
+
+    @property
+    def problem(self) -> str | None:
+        """Why no request can be served any more; None if it can."""
+        return None if self._workers is None else self._workers.problem
+
+    def close(self) -> None:
+        """Step it no more, and end the processes that it has started. Its requests must have ended."""
+        self.loop.close()
+        if self._workers is not None:
+            self._workers.close()
 
     @property
     def adapters(self) -> list[str]:
@@ -325,6 +366,7 @@ class Engine:
         Raises:
             RuntimeProblem: the prompt is empty, too long, or has tokens outside the vocabulary.
         """
+        self._refuse_ranks("embeddings cannot be computed")
         problem = self._new.token_problem(tokens, "prompt")
         if problem is None and len(tokens) > self.max_length:
             problem = f"the prompt has {len(tokens)} tokens, more than the engine's max_length of {self.max_length}"

@@ -13,6 +13,7 @@ from .config import EngineConfig
 from .executor import Executor
 from .host_blocks import HostBlocks
 from .torch_executor import TorchExecutor
+from .workers import Workers
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class ExecutorParts:
         host: the cache's blocks in host memory; None if there are none.
         max_length: the most tokens of a sequence.
         log: gets messages for the user.
+        workers: the other ranks; None if there are none.
     """
 
     model: Model
@@ -36,10 +38,11 @@ class ExecutorParts:
     host: HostBlocks | None
     max_length: int
     log: Log
+    workers: Workers | None = None
 
 
 def _torch_executor(parts: ExecutorParts) -> Executor:
-    return TorchExecutor(parts.model, parts.store, parts.ends, parts.config.seed, parts.host)
+    return TorchExecutor(parts.model, parts.store, parts.ends, parts.config.seed, parts.host, parts.workers)
 
 
 def _gpu_executor(parts: ExecutorParts) -> Executor:

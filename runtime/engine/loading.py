@@ -18,6 +18,7 @@ from ..decoder.model import Model
 from ..decoder.operators import Operators
 from ..native.library import kernels
 from ..native.operators import NativeOperators
+from ..parallel.ranks import Ranks
 from ..weights.checkpoint import Checkpoint
 from .config import DTYPE_NAMES, EngineConfig
 
@@ -25,13 +26,16 @@ T = TypeVar("T")
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
-def load_model(checkpoint: str | Path, config: EngineConfig | None = None, *, log: Log) -> tuple[Checkpoint, Model]:
+def load_model(
+    checkpoint: str | Path, config: EngineConfig | None = None, *, log: Log, ranks: Ranks | None = None
+) -> tuple[Checkpoint, Model]:
     """Load a checkpoint for the fastest operators on this machine.
 
     Args:
         checkpoint: a Hugging Face directory.
         config: operators, dtype and device; the defaults if None.
         log: gets messages for the user.
+        ranks: that load a share each; None for one process.
 
     Returns:
         The checkpoint, for its config and tokenizer; and the model.
@@ -49,7 +53,7 @@ def load_model(checkpoint: str | Path, config: EngineConfig | None = None, *, lo
         from ..decoder.compiled import CompiledOperators
 
         return opened, Model(opened, CompiledOperators(computing, where))
-    return opened, Model(opened, _operators(computing, where, config, log))
+    return opened, Model(opened, _operators(computing, where, config, log), ranks=ranks)
 
 
 def in_own_thread(work: Callable[[], T]) -> T:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from ...system.device import free_memory
+from ...system.device import device_named, free_memory
 from ...system.errors import RuntimeProblem
 from ...system.machine import human_bytes
 from ..decoder.model import Model
@@ -35,6 +35,11 @@ class Reservation:
     positions: int
     per_sequence: int
 
+    def of_blocks(self, blocks: int) -> Reservation:
+        """The same with fewer blocks."""
+        each = self.cache // self.blocks
+        return replace(self, cache=blocks * each, blocks=blocks, positions=self.positions // self.blocks * blocks)
+
     def sentence(self) -> str:
         """A summary for messages."""
         return (
@@ -59,7 +64,7 @@ def reserve(model: Model, config: EngineConfig, *, max_length: int, kv_dtype: to
     max_sequences, token_budget, block_size = config.max_sequences, config.token_budget, config.block_size
     spec = model.spec
     weights = model.nbytes()
-    block = model.operators.block_bytes(spec.cached_heads, spec.head_size, block_size, kv_dtype)
+    block = model.operators.block_bytes(model.cached_heads, spec.head_size, block_size, kv_dtype)
     most = max_sequences * -(-max_length // block_size)
     if model.device.type == "cpu":
         activations = _guessed(model, max_length, max_sequences, token_budget)
@@ -90,6 +95,23 @@ def reserve(model: Model, config: EngineConfig, *, max_length: int, kv_dtype: to
     left = (free if config.memory_bytes is None else config.memory_bytes - weights) - activations - blocks * block
     adapters = max(0, left) if config.adapter_bytes is None else config.adapter_bytes
     return Reservation(weights, activations, blocks * block, adapters, blocks, blocks * block_size, max_length)
+
+
+def share_of(config: EngineConfig, count: int) -> EngineConfig:
+    """The configuration of one of several engines: an even part of the memory that they may take, or that is free now.
+
+    Args:
+        config: of one engine alone.
+        count: how many there are.
+    """
+    if count == 1:
+        return config
+    memory = free_memory(device_named(config.device)) if config.memory_bytes is None else config.memory_bytes
+    part = memory // count
+    if config.adapter_bytes is None:
+        # What an engine alone would leave for them.
+        config = replace(config, adapter_bytes=int(part * (1 - config.memory_utilization)))
+    return replace(config, memory_bytes=part)
 
 
 def host_slots(wanted: int, reservation: Reservation, *, on_disk: bool = False) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -19,6 +20,7 @@ from .beam import continuations
 from .executor import CompletedStep, RunsBatches, StepHandle, StepResult
 from .host_blocks import HostBlocks
 from .sampling import Sampled, sample, top_logprobs
+from .workers import Workers
 
 
 class TorchExecutor:
@@ -30,13 +32,20 @@ class TorchExecutor:
         ends: tokens that end a sequence.
         seed: for requests without one.
         host: blocks in host memory; None if plans swap none.
+        workers: the other ranks; None if there are none.
 
     Attributes:
         model: the model; a profile wraps it with a timer.
     """
 
     def __init__(
-        self, model: Model, store: KeysValues, ends: frozenset[int], seed: int, host: HostBlocks | None = None
+        self,
+        model: Model,
+        store: KeysValues,
+        ends: frozenset[int],
+        seed: int,
+        host: HostBlocks | None = None,
+        workers: Workers | None = None,
     ) -> None:
         self.model: RunsBatches = model
         self._store = store
@@ -45,6 +54,7 @@ class TorchExecutor:
         self._device = on(model.device, partial(overlapping, fusions is None or fusions.overlap))
         self._ends = ends
         self._seed = seed
+        self._workers = workers
 
     def execute(self, plan: StepPlan) -> StepHandle:
         """Run a step."""
@@ -57,10 +67,13 @@ class TorchExecutor:
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> StepResult:
         """Copy blocks, compute the plan's tokens, sample the next ones."""
-        self._move_blocks(plan)
         runs = [_run(chunk) for chunk in plan.chunks]
-        with self._device:
-            there = self.model(Batch(runs, self._store.block_size), self._store)
+        with nullcontext() if self._workers is None else self._workers.watched():
+            if self._workers is not None:
+                self._workers.step(plan, runs)
+            self._move_blocks(plan)
+            with self._device:
+                there = self.model(Batch(runs, self._store.block_size), self._store)
         logits = there.cpu()
         stats = self.model.logit_statistics(logits)
         result = StepResult()

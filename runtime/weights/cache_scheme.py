@@ -45,6 +45,16 @@ class CacheScheme:
         """Their name in an engine's ``kv_dtype``."""
         return type_that_holds("float").name if self.args.type == "float" else f"int{self.args.num_bits}"
 
+    def of_heads(self, heads: Sequence[range]) -> CacheScheme:
+        """The same for some of each layer's heads."""
+        if self.args.strategy != "attn_head":
+            return self
+        layers = [
+            (_of_heads(keys, some), _of_heads(values, some))
+            for (keys, values), some in zip(self.layers, heads, strict=True)
+        ]
+        return replace(self, layers=layers)
+
     def sentence(self, kept: torch.dtype) -> str:
         """A description of the rounding and the cache dtype."""
         scale = "a scale for each position and head"
@@ -70,6 +80,11 @@ class CacheScheme:
             (CacheRule(keys, dtype, kept, device), CacheRule(values, dtype, kept, device))
             for keys, values in self.layers
         ]
+
+
+def _of_heads(rounding: ActivationRounding, heads: range) -> ActivationRounding:
+    scale, zero = (None if part is None else part[heads.start : heads.stop] for part in (rounding.scale, rounding.zero))
+    return replace(rounding, scale=scale, zero=zero)
 
 
 class CacheRule:

@@ -14,6 +14,8 @@ from ...models.directory.directory import ModelDirectory
 from ...system.errors import RuntimeProblem, SmeltError
 from ...system.pages import zeros_in_large_pages
 from .cache_scheme import cache_args
+from .cut_tensors import CutTensors
+from .layout import Cut, Layout, PartLayout, StoredAxis
 from .matrix import Matrix
 from .stored import reader_of
 
@@ -94,10 +96,37 @@ class Checkpoint:
         whole = zeros_in_large_pages((sum(counts), first.shape[1]), first.dtype)
         self._rooms = dict(zip(tensors, whole.split(counts), strict=True))
 
-    def matrix(self, name: str, kind: str = "Linear") -> Matrix:
-        """The weight of linear ``name``, or of another kind of module, in the format it is stored in."""
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a stored tensor."""
+        return self.weights.info(name).shape
+
+    def layout(self, name: str, kind: str = "Linear", *, transposed: bool = False) -> Layout:
+        """Where the outputs and inputs of linear ``name`` are in its tensors.
+
+        Args:
+            name: of the linear.
+            kind: of the module.
+            transposed: whether a plain weight is stored ``[inputs, outputs]``.
+        """
+        if not transposed:
+            return self._reader.layout(name, kind, self.shape)
+        columns, rows = self.shape(f"{name}.weight")
+        return Layout(rows, columns, {"weight": PartLayout(StoredAxis(1), StoredAxis(0))})
+
+    def matrix(self, name: str, kind: str = "Linear", cut: Cut | None = None, *, transposed: bool = False) -> Matrix:
+        """The weight of linear ``name``, or of another kind of module, in the format it is stored in.
+
+        Args:
+            name: of the linear.
+            kind: of the module.
+            cut: the part to read; None for all of it.
+            transposed: whether a plain weight is stored ``[inputs, outputs]``, as it then is returned.
+        """
+        reader = self._reader
+        if cut is not None:
+            reader = reader.reading(CutTensors(self, name, self.layout(name, kind, transposed=transposed), cut))
         try:
-            found = self._reader.matrix(name, kind)
+            found = reader.matrix(name, kind)
         except SmeltError:
             raise
         except (RuntimeError, ValueError, TypeError, LookupError, AssertionError) as error:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
@@ -16,6 +17,7 @@ from ...quant.activations import ActivationRounding
 from ...quant.stored import awq, compressed_tensors, gptq
 from ...quant.stored.codes import Codes
 from ...system.errors import RuntimeProblem
+from .layout import Layout, PartLayout, StoredAxis, axis_of
 from .matrix import FloatCodes, Matrix
 
 
@@ -26,10 +28,38 @@ class Tensors(Protocol):
     def tensor(self, name: str) -> Tensor: ...
 
 
-class WeightReader(Protocol):
-    """Reads the weight of a linear, or of another kind of module, by its name."""
+Shape = Callable[[str], tuple[int, ...]]
 
-    def matrix(self, name: str, kind: str = "Linear") -> Matrix: ...
+
+class WeightReader:
+    """Reads the weight of a linear, or of another kind of module, by its name.
+
+    Args:
+        tensors: where from.
+    """
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+
+    def reading(self, tensors: Tensors) -> Self:
+        """The same from other tensors."""
+        found = copy(self)
+        found._tensors = tensors
+        return found
+
+    def matrix(self, name: str, kind: str = "Linear") -> Matrix:
+        """The whole weight."""
+        raise NotImplementedError
+
+    def layout(self, name: str, kind: str, shape: Shape) -> Layout:
+        """Where its outputs and inputs are.
+
+        Args:
+            name: of the module.
+            kind: of the module.
+            shape: of a tensor, by name.
+        """
+        raise NotImplementedError
 
 
 def reader_of(config: dict[str, Any] | None, tensors: Tensors) -> WeightReader:
@@ -48,17 +78,18 @@ def reader_of(config: dict[str, Any] | None, tensors: Tensors) -> WeightReader:
     )
 
 
-class _Plain:
-    def __init__(self, tensors: Tensors) -> None:
-        self._tensors = tensors
-
+class _Plain(WeightReader):
     def matrix(self, name: str, kind: str = "Linear") -> Matrix:
         return Matrix.plain(self._tensors.tensor(f"{name}.weight"))
 
+    def layout(self, name: str, kind: str, shape: Shape) -> Layout:
+        rows, columns = shape(f"{name}.weight")
+        return Layout(rows, columns, {"weight": PartLayout(StoredAxis(0), StoredAxis(1))})
 
-class _CompressedTensors:
+
+class _CompressedTensors(WeightReader):
     def __init__(self, config: dict[str, Any], tensors: Tensors) -> None:
-        self._tensors = tensors
+        super().__init__(tensors)
         try:
             self._config = QuantizationConfig.model_validate({k: v for k, v in config.items() if k != "version"})
         except ValidationError as error:
@@ -74,9 +105,9 @@ class _CompressedTensors:
                 )
 
     def matrix(self, name: str, kind: str = "Linear") -> Matrix:
-        stored = _parts(self._tensors, name, compressed_tensors.PARTS, compressed_tensors.PARTS)
-        if "weight_scale" not in stored:
+        if not self._tensors.has(f"{name}.weight_scale"):
             return _Plain(self._tensors).matrix(name)
+        stored = _parts(self._tensors, name, compressed_tensors.PARTS, compressed_tensors.PARTS)
         scheme = self._scheme(name, kind)
         args = scheme.weights
         assert args is not None
@@ -88,6 +119,35 @@ class _CompressedTensors:
         values = compressed_tensors.restored_as(stored, scheme, str(getattr(form, "value", form)))
         plain = Matrix.plain(values, inputs, f"{args.type}{args.num_bits}, {args.strategy}")
         return replace(plain, floats=_float_codes(stored, args, values.shape[0], values.shape[1]))
+
+    def layout(self, name: str, kind: str, shape: Shape) -> Layout:
+        there = [part for part in compressed_tensors.PARTS if self._tensors.has(f"{name}.{part}")]
+        if "weight_scale" not in there:
+            return _Plain(self._tensors).layout(name, kind, shape)
+        scheme = self._scheme(name, kind)
+        args = scheme.weights
+        assert args is not None
+        by_group = None if scheme.input_activations is None else scheme.input_activations.group_size
+        shapes = {part: shape(f"{name}.{part}") for part in there}
+        if "weight_shape" in there:
+            rows, columns = self._tensors.tensor(f"{name}.weight_shape").tolist()
+        else:
+            codes = "weight" if "weight" in there else "weight_packed"
+            rows, columns = shapes[codes][0], shapes[codes][1] * (1 if codes == "weight" else 2)
+        height, width = args.block_structure or (None, None)
+        found: dict[str, PartLayout] = {}
+        for part, size in shapes.items():
+            if part in ("weight_shape", "weight_global_scale", "weight_g_idx") or len(size) != 2:
+                continue
+            by_row, by_column = axis_of(0, size[0], rows, height), axis_of(1, size[1], columns, width)
+            if part == "weight_packed":
+                by_column = StoredAxis.packed(1, args.num_bits) if args.type == "int" else StoredAxis(1, 2)
+            elif part == "weight_zero_point" and "weight_packed" in there and size[0] < rows:
+                by_row = StoredAxis.packed(0, args.num_bits)
+            found[part] = PartLayout(by_row, by_column)
+        places = self._tensors.tensor(f"{name}.weight_g_idx") if "weight_g_idx" in there else None
+        in_order = places is None or int(places.min()) < 0
+        return Layout(rows, columns, found, in_order, max(1, by_group or 1))
 
     def _inputs(self, name: str, args: QuantizationArgs | None) -> ActivationRounding | None:
         """How the linear's inputs are rounded."""
@@ -147,14 +207,14 @@ def _float_codes(stored: dict[str, Tensor], args: QuantizationArgs, rows: int, c
     return FloatCodes(codes, scale, height, factor)
 
 
-class _Gptq:
+class _Gptq(WeightReader):
     def __init__(self, config: dict[str, Any], tensors: Tensors) -> None:
+        super().__init__(tensors)
         self._bits = int(config["bits"])
         self._group = int(config.get("group_size", -1))
         # GPTQModel's per-layer overrides, by regular expression.
         self._dynamic: dict[str, dict[str, Any]] = config.get("dynamic") or {}
         self._version = 1 if config.get("checkpoint_format", "gptq") == "gptq" else 2
-        self._tensors = tensors
         for bits in (self._bits, *(each["bits"] for each in self._dynamic.values() if "bits" in each)):
             if bits not in gptq.BITS:
                 raise RuntimeProblem(f"GPTQ of {bits} bits is not supported; 2, 3, 4 and 8 are")
@@ -169,6 +229,27 @@ class _Gptq:
             codes = replace(codes, places=torch.arange(columns) // (columns if group <= 0 else group))
         return _matrix(codes, name)
 
+    def layout(self, name: str, kind: str, shape: Shape) -> Layout:
+        if not self._tensors.has(f"{name}.qweight"):
+            return _Plain(self._tensors).layout(name, kind, shape)
+        bits, _ = self._settings(name)
+        words, rows = shape(f"{name}.qweight")
+        columns, groups = words * 32 // bits, shape(f"{name}.scales")[0]
+        by_group = axis_of(0, groups, columns)
+        in_order = True
+        if self._tensors.has(f"{name}.g_idx"):
+            places = self._tensors.tensor(f"{name}.g_idx")
+            in_order = columns % groups == 0 and torch.equal(
+                places.int(), torch.arange(columns).int() // (columns // groups)
+            )
+        parts = {
+            "qweight": PartLayout(StoredAxis(1), StoredAxis.packed(0, bits)),
+            "qzeros": PartLayout(StoredAxis.packed(1, bits), by_group),
+            "scales": PartLayout(StoredAxis(1), by_group),
+            "g_idx": PartLayout(None, StoredAxis(0)),
+        }
+        return Layout(rows, columns, parts, in_order)
+
     def _settings(self, name: str) -> tuple[int, int]:
         for pattern, each in self._dynamic.items():
             if re.match(pattern.removeprefix("+:"), name):
@@ -176,19 +257,32 @@ class _Gptq:
         return self._bits, self._group
 
 
-class _Awq:
+class _Awq(WeightReader):
     def __init__(self, config: dict[str, Any], tensors: Tensors) -> None:
+        super().__init__(tensors)
         bits = int(config.get("bits", config.get("w_bit", 4)))
         if bits != 4 or str(config.get("version", "gemm")).lower() != "gemm":
             raise RuntimeProblem(
                 f"AWQ is supported with 4 bits in version gemm, not {bits} bits in {config.get('version')}"
             )
-        self._tensors = tensors
 
     def matrix(self, name: str, kind: str = "Linear") -> Matrix:
         if not self._tensors.has(f"{name}.qweight"):
             return _Plain(self._tensors).matrix(name)
         return _matrix(awq.unpack(_parts(self._tensors, name, awq.PARTS)), name)
+
+    def layout(self, name: str, kind: str, shape: Shape) -> Layout:
+        if not self._tensors.has(f"{name}.qweight"):
+            return _Plain(self._tensors).layout(name, kind, shape)
+        columns, words = shape(f"{name}.qweight")
+        rows, groups = 8 * words, shape(f"{name}.scales")[0]
+        by_group = axis_of(0, groups, columns)
+        parts = {
+            "qweight": PartLayout(StoredAxis(1, 8), StoredAxis(0)),
+            "qzeros": PartLayout(StoredAxis(1, 8), by_group),
+            "scales": PartLayout(StoredAxis(1), by_group),
+        }
+        return Layout(rows, columns, parts)
 
 
 def _parts(tensors: Tensors, name: str, parts: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from smelt.runtime import Engine
 from smelt.runtime.decoder.batch import Batch, Run
 from smelt.runtime.decoder.model import Model
 from smelt.runtime.decoder.operators import Operators
+from smelt.runtime.parallel.ranks import Ranks
 from smelt.runtime.weights.checkpoint import Checkpoint
 from torch import Tensor
 
@@ -27,10 +28,11 @@ def logits_in_pieces(
     steps: list[list[tuple[int, int]]],
     operators: Operators | None = None,
     kept: torch.dtype | None = None,
+    ranks: Ranks | None = None,
 ) -> list[Tensor]:
     """Each prompt's logits, computed as ``steps`` say: a step lists prompts and how many of their tokens it takes."""
     size = 8
-    model = Model(Checkpoint(path), operators or Operators(torch.float32))
+    model = Model(Checkpoint(path), operators or Operators(torch.float32), ranks=ranks)
     needed = [-(-len(prompt) // size) for prompt in prompts]
     order = torch.randperm(sum(needed), generator=torch.Generator().manual_seed(0)).tolist()
     blocks = [[order.pop() for _ in range(count)] for count in needed]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from ....models.directory.find import find_checkpoint
-from ....system.device import device_named, free_memory
 from ...engine.config import EngineConfig
 from ...engine.engine import Engine
 from ...engine.engine_thread import EngineThread
 from ...engine.loading import in_own_thread
+from ...engine.reserve import share_of
 from .answer_format import AnswerFormat
 from .served_model import ServedModel
 
@@ -70,20 +69,3 @@ def load_all(loader: ModelLoader, models: Mapping[str, str | Path], adapters: Ma
         in_own_thread(partial(found[0].engine.load_adapter, name, place))
         found.append(found[0].variant(name))
     return found
-
-
-def share_of(config: EngineConfig, count: int) -> EngineConfig:
-    """The configuration of one of several engines: an even part of the memory that they may take, or that is free now.
-
-    Args:
-        config: of one engine alone.
-        count: how many there are.
-    """
-    if count == 1:
-        return config
-    memory = free_memory(device_named(config.device)) if config.memory_bytes is None else config.memory_bytes
-    part = memory // count
-    if config.adapter_bytes is None:
-        # What an engine alone would leave for them.
-        config = replace(config, adapter_bytes=int(part * (1 - config.memory_utilization)))
-    return replace(config, memory_bytes=part)

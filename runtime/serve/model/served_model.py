@@ -157,7 +157,7 @@ class ServedModel:
     @property
     def is_alive(self) -> bool:
         """Whether its engine can work."""
-        return self.engine.loop.is_alive
+        return self.engine.loop.is_alive and self.engine.problem is None
 
     def start(self, prompt: list[int], params: SamplingParams, name: str, options: RequestOptions) -> Stream:
         """Queue a prompt.

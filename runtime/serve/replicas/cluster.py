@@ -15,8 +15,8 @@ from typing import Any
 
 from ....system.errors import RuntimeProblem
 from ...engine.config import EngineConfig
+from ...engine.reserve import share_of
 from ..http.config import ServerConfig
-from ..model.loader import share_of
 from .front import Front
 from .replica import EngineReplica, LatestMetrics, ReplicaPlan
 

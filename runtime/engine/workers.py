@@ -1,0 +1,225 @@
+"""What the first rank and the others tell each other."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from ...system.errors import RuntimeProblem, SmeltError
+from ..decoder.batch import Run
+from ..parallel.launch import OtherProcesses, joined_by_environment, launched_count, started
+from ..parallel.ranks import RankLost, Ranks
+from ..scheduling.plan import StepPlan
+from ..weights.checkpoint import Checkpoint
+from .config import EngineConfig
+from .reserve import share_of
+
+_MODULE = "smelt.runtime.engine.worker"
+_LIBRARIES = ("smelt", "torch", "transformers", "compressed-tensors")
+# Most steps fit into the first message; a longer one has a second.
+_FIRST = 1024
+_STOP = -1
+_END_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class StepMessage:
+    """What a rank needs to compute its share of a step.
+
+    Attributes:
+        plan: with the blocks to move; its chunks are empty.
+        runs: the tokens.
+    """
+
+    plan: StepPlan
+    runs: list[Run]
+
+    def send(self, ranks: Ranks) -> None:
+        """Tell the others."""
+        numbers: list[int] = []
+        for pairs in (self.plan.swap_out, self.plan.swap_in, self.plan.copies):
+            numbers += [len(pairs), *(each for pair in pairs for each in pair)]
+        numbers.append(len(self.runs))
+        for run in self.runs:
+            numbers += [run.start, run.grows_to, run.wants, len(run.tokens), len(run.blocks), *run.tokens, *run.blocks]
+        _send(ranks, numbers)
+
+    @classmethod
+    def received(cls, ranks: Ranks) -> Self | None:
+        """What the first rank says; None if it stops."""
+        numbers = _received(ranks)
+        if numbers is None:
+            return None
+        left = iter(numbers)
+
+        def take(count: int) -> list[int]:
+            return [next(left) for _ in range(count)]
+
+        moved = []
+        for _ in range(3):
+            flat = take(2 * next(left))
+            moved.append(list(zip(flat[::2], flat[1::2], strict=True)))
+        runs = []
+        for _ in range(next(left)):
+            start, grows_to, wants, tokens, blocks = take(5)
+            runs.append(Run(take(tokens), start, take(blocks), grows_to, wants))
+        return cls(StepPlan([], swap_out=moved[0], swap_in=moved[1], copies=moved[2]), runs)
+
+
+def _send(ranks: Ranks, numbers: list[int]) -> None:
+    first = torch.tensor([len(numbers), *numbers[: _FIRST - 1], *[0] * (_FIRST - 1 - len(numbers))])
+    ranks.broadcast(first)
+    if len(numbers) >= _FIRST:
+        ranks.broadcast(torch.tensor(numbers[_FIRST - 1 :]))
+
+
+def _received(ranks: Ranks) -> list[int] | None:
+    count, *numbers = ranks.broadcast(torch.zeros(_FIRST, dtype=torch.int64)).tolist()
+    if count == _STOP:
+        return None
+    if count >= _FIRST:
+        numbers += ranks.broadcast(torch.zeros(count - _FIRST + 1, dtype=torch.int64)).tolist()
+    return numbers[:count]
+
+
+@contextmanager
+def each_loaded(ranks: Ranks) -> Iterator[None]:
+    """If some rank fails within, all do, and say why."""
+    own: SmeltError | None = None
+    try:
+        yield
+    except SmeltError as error:
+        own = error
+    said = ranks.gather_data(None if own is None else str(own))
+    if own is not None:
+        raise own
+    for rank, problem in enumerate(said):
+        if problem is not None:
+            raise RuntimeProblem(f"rank {rank}: {problem}")
+
+
+def least(ranks: Ranks, count: int) -> int:
+    """The smallest of all ranks' numbers."""
+    return min(ranks.gather_data(count))
+
+
+def check_same(ranks: Ranks, opened: Checkpoint) -> None:
+    """See to it that all ranks have the same libraries and the same checkpoint.
+
+    Raises:
+        RuntimeProblem: one has others.
+    """
+    if ranks.count == 1:
+        return
+    for library in _LIBRARIES:
+        ranks.agree(f"a version of {library}", version(library))
+    ranks.agree("a checkpoint", opened.weights.fingerprint() + str(opened.config))
+
+
+def kind(config: EngineConfig) -> str:
+    """The kind of device that ranks compute on."""
+    return config.device.partition(":")[0]
+
+
+def here(config: EngineConfig) -> EngineConfig:
+    """A rank's configuration: of several GPUs each takes one."""
+    return replace(config, device=f"cuda:{os.environ.get('LOCAL_RANK', '0')}") if config.device == "cuda" else config
+
+
+class Workers:
+    """The other ranks, as the first one sees them.
+
+    Args:
+        ranks: that are connected.
+        others: their processes, if this one has started them.
+    """
+
+    def __init__(self, ranks: Ranks, others: OtherProcesses) -> None:
+        self.ranks = ranks
+        self._others = others
+        self._problem: str | None = None
+        self._lock, self._computing = threading.Lock(), threading.Lock()
+        self._closed = False
+
+    @classmethod
+    def of(cls, checkpoint: Path, config: EngineConfig) -> tuple[Self, EngineConfig]:
+        """Start the ranks of an engine, or find those that a launcher has started, and tell them what to load.
+
+        Returns:
+            They, and the configuration of each rank's part.
+
+        Raises:
+            RuntimeProblem: they cannot start, or a launcher has started another number of them.
+        """
+        launched, device = launched_count(), kind(config)
+        if launched not in (1, config.tp):
+            raise RuntimeProblem(f"tp is {config.tp}, but {launched} processes were launched; start as many as tp")
+        if launched == 1:
+            ranks, others = started(_MODULE, config.tp, device)
+        else:
+            ranks, others = joined_by_environment(device), OtherProcesses([])
+        threads = max(1, torch.get_num_threads() // config.tp)
+        if device == "cpu":
+            config = share_of(config, config.tp)  # they are on one machine
+            torch.set_num_threads(threads)
+        given = {"checkpoint": str(checkpoint.absolute()), "config": asdict(config), "threads": threads}
+        found = cls(ranks, others)
+        with found.watched():
+            ranks.broadcast_data(given)
+        return found, here(config)
+
+    def step(self, plan: StepPlan, runs: list[Run]) -> None:
+        """Let them compute their share of a step."""
+        StepMessage(plan, runs).send(self.ranks)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Within it all ranks compute together: if that fails, none can go on, and they are ended.
+
+        Raises:
+            RuntimeProblem: a rank has ended, now or before.
+        """
+        if self._problem is not None:
+            raise RuntimeProblem(self._problem)
+        try:
+            with self._computing:
+                yield
+        except BaseException as error:
+            self._problem = (
+                f"{self._others.lost() or 'a rank has failed'}, and a model on several ranks needs all; start again"
+            )
+            self._closed = True
+            self.ranks.close()
+            self._others.end(0)
+            if isinstance(error, RankLost):
+                raise RuntimeProblem(self._problem) from None
+            raise
+
+    @property
+    def problem(self) -> str | None:
+        """Why they cannot go on; None if they can."""
+        return self._problem or self._others.lost()
+
+    def close(self) -> None:
+        """Stop them."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        # One that computes cannot be given; it is ended.
+        if self._computing.acquire(timeout=_END_SECONDS):
+            try:
+                with suppress(RankLost):
+                    self.ranks.broadcast(torch.tensor([_STOP, *[0] * (_FIRST - 1)]))
+            finally:
+                self._computing.release()
+            self._others.end()
+        self._others.end(0)

@@ -1,0 +1,138 @@
+"""Starting ranks: processes of our own, or those that torchrun has started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage] - documented there
+from torch.distributed.distributed_c10d import Store
+
+from ...system.errors import RuntimeProblem
+from ...system.processes import meeting_place
+from .ranks import ConnectedRanks
+
+_HERE = "127.0.0.1"
+_START_SECONDS = 300.0
+_END_SECONDS = 10.0
+
+
+def launched_count() -> int:
+    """How many processes a launcher such as torchrun has started together; 1 for none."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def launched_rank() -> int:
+    """This one's number among them."""
+    return int(os.environ.get("RANK", "0"))
+
+
+class OtherProcesses:
+    """Processes that this one has started.
+
+    Args:
+        processes: they, from rank 1 on; none if a launcher has started them.
+    """
+
+    def __init__(self, processes: list[subprocess.Popen[bytes]]) -> None:
+        self._processes = processes
+
+    def lost(self) -> str | None:
+        """Which one has ended, and how; None if all run."""
+        for rank, process in enumerate(self._processes, 1):
+            code = process.poll()
+            if code is not None:
+                how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
+                return f"rank {rank} (process {process.pid}) {how}"
+        return None
+
+    def end(self, seconds: float = _END_SECONDS) -> None:
+        """Wait so long for them to end by themselves, and then end them."""
+        until = time.monotonic() + seconds
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def joined_by_environment(device: str) -> ConnectedRanks:
+    """This process as one of those that a launcher, or :func:`started`, has started.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+    """
+    store = meeting_place()
+    store.set(_here(launched_rank()), "")
+    return ConnectedRanks(store, launched_rank(), launched_count(), device)
+
+
+def started(module: str, count: int, device: str) -> tuple[ConnectedRanks, OtherProcesses]:
+    """Start the other ranks on this machine; this process is the first.
+
+    Args:
+        module: what they run, with this process' number and the device; it calls :func:`ends_with` and
+            :func:`joined_by_environment`.
+        count: how many ranks there are.
+        device: ``cpu`` or ``cuda``.
+
+    Raises:
+        RuntimeProblem: one of them has ended before it was ready.
+    """
+    store = TCPStore(_HERE, 0, count, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_START_SECONDS))
+    processes = []
+    for rank in range(1, count):
+        place = {"MASTER_ADDR": _HERE, "MASTER_PORT": str(store.port)}
+        numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+        # In a session of their own: an interrupt is for this process, which then ends them.
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", module, str(os.getpid()), device],
+                env=os.environ | place | numbers,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        )
+    others = OtherProcesses(processes)
+    try:
+        _wait_for_all(store, count, others)
+        return ConnectedRanks(store, 0, count, device), others
+    except BaseException:
+        others.end(0)
+        raise
+
+
+def ends_with(parent: int) -> None:
+    """End this process as soon as the one that has started it is gone, however that ended."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _here(rank: int) -> str:
+    return f"smelt: rank {rank} is here"
+
+
+def _wait_for_all(store: Store, count: int, others: OtherProcesses) -> None:
+    """Wait until all ranks are about to connect: connecting waits for those that never come."""
+    until = time.monotonic() + _START_SECONDS
+    missing = list(range(1, count))
+    while missing:
+        lost = others.lost()
+        if lost is not None:
+            raise RuntimeProblem(f"{lost} before it was ready; what it printed says why")
+        if time.monotonic() > until:
+            raise RuntimeProblem(f"rank {missing[0]} has not started within {_START_SECONDS:g} seconds")
+        missing = [rank for rank in missing if not store.check([_here(rank)])]
+        time.sleep(0.02)

@@ -1,0 +1,193 @@
+"""The processes that compute a model together: how they divide it, and what they tell each other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from ...system.errors import RuntimeProblem
+
+# Those that wait for the next step may wait for days.
+_PATIENCE = timedelta(days=30)
+
+
+class RankLost(RuntimeProblem):
+    """Another process has ended."""
+
+
+class Ranks:
+    """This process and those beside it; by itself, one that computes the whole model alone.
+
+    Attributes:
+        rank: its number.
+        count: how many there are.
+    """
+
+    rank = 0
+    count = 1
+
+    def bounds(self, total: int, unit: int = 1) -> list[int]:
+        """Where each rank's part of some outputs begins, and where the last one's ends; parts differ by at most a unit.
+
+        Raises:
+            RuntimeProblem: there are fewer units than ranks.
+        """
+        units = -(-total // unit)
+        if units < self.count:
+            raise RuntimeProblem(
+                f"{total} outputs that are stored in units of {unit} cannot be divided between {self.count} ranks; use fewer ranks"
+            )
+        return [*(unit * (units * rank // self.count) for rank in range(self.count)), total]
+
+    def part(self, total: int, unit: int = 1) -> range:
+        """This rank's part of some outputs."""
+        begins = self.bounds(total, unit)
+        return range(begins[self.rank], begins[self.rank + 1])
+
+    def heads(self, queries: int, shared: int, rank: int | None = None) -> tuple[range, range]:
+        """A rank's query heads, and its key-value heads; more ranks than these have copies of them.
+
+        Args:
+            queries: query heads.
+            shared: key-value heads.
+            rank: whose; this one's if None.
+
+        Raises:
+            RuntimeProblem: they cannot be divided.
+        """
+        rank = self.rank if rank is None else rank
+        each = queries // shared
+        if self.count <= shared:
+            begins = self.bounds(shared)
+            mine = range(begins[rank], begins[rank + 1])
+            return range(mine.start * each, mine.stop * each), mine
+        copies, left = divmod(self.count, shared)
+        if left or each % copies:
+            raise RuntimeProblem(
+                f"{queries} query heads and {shared} key-value heads cannot be divided between {self.count} ranks; use fewer ranks"
+            )
+        own = each // copies
+        return range(rank * own, (rank + 1) * own), range(rank // copies, rank // copies + 1)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks, in place."""
+        return tensor
+
+    def all_gather(self, tensor: Tensor, widths: Sequence[int]) -> Tensor:
+        """All ranks' tensors, which differ in their last dimension, one after another.
+
+        Args:
+            tensor: this rank's.
+            widths: of the last dimension, by rank.
+        """
+        return tensor
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """The first rank's tensor; the others pass one of the same shape, which is overwritten."""
+        return tensor
+
+    def broadcast_data(self, data: Any) -> Any:
+        """What the first rank says, as JSON can hold it."""
+        return data
+
+    def gather_data(self, data: Any) -> list[Any]:
+        """What each rank says."""
+        return [data]
+
+    def agree(self, what: str, value: str) -> None:
+        """See to it that all ranks have the same value.
+
+        Raises:
+            RuntimeProblem: one has another; ``what`` says of what.
+        """
+        values = self.gather_data(hashlib.sha256(value.encode()).hexdigest())
+        for rank, theirs in enumerate(values):
+            if theirs != values[0]:
+                raise RuntimeProblem(
+                    f"rank {rank} has {what} other than rank 0's; start all with the same command and libraries and access to"
+                    " the same files"
+                )
+
+    def close(self) -> None:
+        """End the connections."""
+
+
+class ConnectedRanks(Ranks):
+    """One of several ranks.
+
+    Args:
+        store: where they meet.
+        rank: its number.
+        count: how many there are.
+        device: where tensors are that are summed: ``cpu`` (gloo) or ``cuda`` (NCCL).
+
+    """
+
+    def __init__(self, store: Store, rank: int, count: int, device: str) -> None:
+        self.rank, self.count = rank, count
+        self._messages: Any = distributed.ProcessGroupGloo(PrefixStore("smelt messages", store), rank, count, _PATIENCE)
+        self._tensors: Any = self._messages
+        if device == "cuda":
+            options = distributed.ProcessGroupNCCL.Options()
+            options._timeout = _PATIENCE
+            self._tensors = distributed.ProcessGroupNCCL(PrefixStore("smelt tensors", store), rank, count, options)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.contiguous()
+        with _lost():
+            self._tensors.allreduce([tensor]).wait()
+        return tensor
+
+    def all_gather(self, tensor: Tensor, widths: Sequence[int]) -> Tensor:
+        most = max(widths)
+        missing = most - tensor.shape[-1]
+        # Backends gather parts of one shape.
+        mine = torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor.contiguous()
+        found = [torch.empty_like(mine) for _ in widths]
+        with _lost():
+            self._tensors.allgather([found], [mine]).wait()
+        return torch.cat([each[..., :width] for each, width in zip(found, widths, strict=True)], dim=-1)
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        return self._broadcast(tensor, 0)
+
+    def broadcast_data(self, data: Any) -> Any:
+        return self._data_of(0, data)
+
+    def gather_data(self, data: Any) -> list[Any]:
+        return [self._data_of(rank, data) for rank in range(self.count)]
+
+    def close(self) -> None:
+        for group in {id(each): each for each in (self._tensors, self._messages)}.values():
+            group.abort()
+
+    def _data_of(self, rank: int, data: Any) -> Any:
+        raw = torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8)
+        size = self._broadcast(torch.tensor([len(raw)]), rank)
+        raw = raw if rank == self.rank else torch.empty(int(size), dtype=torch.uint8)
+        return json.loads(self._broadcast(raw, rank).numpy().tobytes())
+
+    def _broadcast(self, tensor: Tensor, rank: int) -> Tensor:
+        options = distributed.BroadcastOptions()
+        options.rootRank = rank
+        with _lost():
+            self._messages.broadcast([tensor], options).wait()
+        return tensor
+
+
+@contextmanager
+def _lost() -> Iterator[None]:
+    """Turn torch's error about a process that is gone into a sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        said = next(iter(str(error).splitlines()), type(error).__name__)
+        raise RankLost(f"another rank has ended, so this one cannot go on (torch says: {said[:200]})") from None

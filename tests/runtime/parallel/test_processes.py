@@ -1,0 +1,195 @@
+"""Engines whose ranks are processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+import torch
+from smelt.runtime import Engine, RuntimeProblem, SamplingParams
+from smelt.runtime.requests.output import RequestOutput
+
+from ...serve_process import started
+from ...tiny import SMELT_6M
+from ..drive import engine
+
+PROMPTS = [torch.randint(4, 4096, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (70, 9, 33)]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=3, prompt_logprobs=1),
+    SamplingParams(temperature=0.8, top_p=0.9, seed=5, n=3, max_tokens=12, ignore_eos=True),
+    SamplingParams(beam_width=3, max_tokens=8, ignore_eos=True),
+]
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Engine]:
+    """smelt-6m on two processes."""
+    found = engine(SMELT_6M, tp=2)
+    yield found
+    found.close()
+
+
+def children(parent: int) -> list[int]:
+    """The processes that a process has started."""
+    found = []
+    for each in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            state, above = (each / "stat").read_text().rpartition(")")[2].split()[:2]
+            if int(above) == parent and state != "Z":
+                found.append(int(each.name))
+    return found
+
+
+def until(holds: Callable[[], bool], seconds: float = 10) -> bool:
+    ends = time.monotonic() + seconds
+    while not holds() and time.monotonic() < ends:
+        time.sleep(0.05)
+    return holds()
+
+
+def _forever(running: Engine) -> None:
+    while True:
+        running.step()
+
+
+def said(outputs: list[RequestOutput]) -> list[list[list[int]]]:
+    return [[completion.tokens for completion in output.completions] for output in outputs]
+
+
+def test_tokens_are_the_single_processs(two: Engine) -> None:
+    one = engine(SMELT_6M)
+    wanted, found = one.generate(PROMPTS, PARAMS), two.generate(PROMPTS, PARAMS)
+    assert said(found) == said(wanted)
+    first, same = found[0].completions[0], wanted[0].completions[0]
+    assert first.total_logprob == pytest.approx(same.total_logprob, abs=1e-3)
+    pairs = [(prompt[:-4], prompt[-4:]) for prompt in PROMPTS]
+    scores = [[each.logprob for each in group] for group in two.score(pairs)]
+    assert scores == [pytest.approx([each.logprob for each in group], abs=1e-4) for group in one.score(pairs)]
+    assert two.model.nbytes() <= 0.55 * one.model.nbytes()
+
+
+def test_long_steps_need_a_second_message(two: Engine) -> None:
+    """Of more than a thousand numbers."""
+    prompts = [[7 + i] * 120 for i in range(16)]
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    assert said(two.generate(prompts, params)) == said(engine(SMELT_6M).generate(prompts, params))
+
+
+def test_preempted_sequences_come_back_from_host_memory() -> None:
+    small = {"kv_cache_bytes": 1 << 20, "host_cache_bytes": 1 << 24, "swap": "swap", "admission": "immediate"}
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    prompts = [prompt * 2 for prompt in PROMPTS] * 2
+    one, two = engine(SMELT_6M), engine(SMELT_6M, tp=2, **small)
+    found = two.generate(prompts, params)
+    two.close()
+    assert sum(output.preemptions for output in found) > 0
+    assert said(found) == said(one.generate(prompts, params))
+
+
+def test_a_rank_that_dies_stops_all_with_one_sentence() -> None:
+    before = set(children(os.getpid()))
+    running = engine(SMELT_6M, tp=2)
+    (worker,) = set(children(os.getpid())) - before
+    running.add_request(PROMPTS[0], PARAMS[0])
+    running.step()
+    os.kill(worker, signal.SIGKILL)
+    begun = time.monotonic()
+    with pytest.raises(RuntimeProblem, match=r"rank 1 \(process \d+\) was ended by SIGKILL"):
+        _forever(running)
+    assert time.monotonic() - begun < 10
+    assert running.problem is not None
+    with pytest.raises(RuntimeProblem, match="rank 1"):
+        running.generate(PROMPTS, PARAMS[0])
+    running.close()
+
+
+def test_closing_ends_its_processes() -> None:
+    before = children(os.getpid())
+    running = engine(SMELT_6M, tp=2)
+    assert len(children(os.getpid())) == len(before) + 1
+    running.close()
+    assert children(os.getpid()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tp": 5, "dtype": "float32"}, "cannot be divided between 5 ranks"),
+        ({"tp": 2, "compile": True}, "are for one process"),
+        ({"tp": 2, "kv_cache_bytes": 1}, "the KV cache does not fit"),
+        ({"tp": 0}, "tp is 0"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused(options: dict[str, object], says: str) -> None:
+    before = children(os.getpid())
+    with pytest.raises(RuntimeProblem, match=says):
+        Engine(SMELT_6M, quiet=True, **options)
+    assert children(os.getpid()) == before
+
+
+def test_adapters_and_embeddings_are_refused(two: Engine, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeProblem, match="tp=1"):
+        two.take_weights(None, [], lambda name: torch.empty(0))
+
+
+def test_a_launched_number_must_be_tp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(RuntimeProblem, match="tp is 2, but 3 processes were launched"):
+        Engine(SMELT_6M, tp=2, quiet=True)
+
+
+@pytest.mark.slow
+def test_a_server_on_two_ranks_answers_and_leaves_nothing() -> None:
+    with started("--tp", "2", ends_gently=True) as (process, url):
+        body = {"prompt": PROMPTS[1], "max_tokens": 8, "temperature": 0}
+        assert httpx2.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
+        (worker,) = children(process.pid)
+        process.send_signal(signal.SIGINT)
+        process.wait(20)
+    assert until(lambda: not Path(f"/proc/{worker}").exists())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["worker", "server"])
+def test_killed_under_load(which: str) -> None:
+    """A worker's end makes the server say so; the server's end ends its worker."""
+    with started("--tp", "2") as (process, url):
+        (worker,) = children(process.pid)
+        body = {"prompt": PROMPTS[1], "max_tokens": 400, "temperature": 0, "ignore_eos": True, "stream": True}
+        with httpx2.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            if which == "server":
+                process.kill()
+                assert until(lambda: not Path(f"/proc/{worker}").exists())
+                return
+            os.kill(worker, signal.SIGKILL)
+            assert "error" in "".join(lines)
+        assert until(lambda: httpx2.get(f"{url}/health").status_code == 503)
+        again = httpx2.post(f"{url}/v1/completions", json={**body, "stream": False}, timeout=60)
+        assert again.status_code == 500
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "ask.py"
+    script.write_text(
+        "from smelt.runtime import Engine, SamplingParams\n"
+        f"engine = Engine({str(SMELT_6M)!r}, tp=2, dtype='float32', quiet=True)\n"
+        "params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)\n"
+        f"print(engine.generate({PROMPTS[1]!r}, params)[0].completions[0].tokens)\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    wanted = engine(SMELT_6M).generate(PROMPTS[1], params)[0].completions[0].tokens
+    assert done.stdout.strip() == str(wanted), "of the first rank only"

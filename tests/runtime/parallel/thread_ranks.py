@@ -1,0 +1,51 @@
+"""Ranks as threads of one process: they talk through gloo as processes do, and start at once."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from smelt.runtime.parallel.ranks import ConnectedRanks
+from torch import Tensor
+from torch.distributed import HashStore
+
+T = TypeVar("T")
+
+
+class CountingRanks(ConnectedRanks):
+    """Counts what the model asks of the others.
+
+    Attributes:
+        counts: collectives by name.
+    """
+
+    counts: Counter[str]
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        self.counts["all_reduce"] += 1
+        return super().all_reduce(tensor)
+
+    def all_gather(self, tensor: Tensor, widths: Sequence[int]) -> Tensor:
+        self.counts["all_gather"] += 1
+        return super().all_gather(tensor, widths)
+
+
+def on_ranks(count: int, work: Callable[[CountingRanks], T]) -> list[T]:
+    """What each rank returns, by rank."""
+    store = HashStore()
+    together = threading.Barrier(count)
+
+    def run(rank: int) -> T:
+        together.wait()
+        ranks = CountingRanks(store, rank, count, "cpu")
+        ranks.counts = Counter()
+        try:
+            return work(ranks)
+        finally:
+            ranks.close()
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
