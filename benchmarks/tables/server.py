@@ -42,13 +42,12 @@ def beside(results: Any) -> str:
 def load(results: Any) -> str:
     """One run, in words."""
     idle, after = results["idle"], results["after"]
-    grown = results["growth_in_second_half"]
     return (
         f"{results['streams']} streams for {results['minutes']:g} minutes: {results['answered']:,} answers, {results['wrong_tokens']} of them with"
         f" other text than the engine alone; {results['left']} clients that left, {results['malformed']} malformed requests,"
         f" {results['problem_count']} unexpected statuses or errors. Afterwards {after['num_requests_running']:.0f} requests run and"
         f" {after['kv_cache_usage_perc']:.0%} of the cache is used; {after['descriptors']} descriptors are open ({idle['descriptors']} before the first"
-        f" request); memory grew by {grown / 1e6:.1f} MB in the second half.\n"
+        f" request); the median of memory in the last quarter was {results['growth'] / 1e6:+.1f} MB from that in the second.\n"
     )
 
 
