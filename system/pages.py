@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
 _PAGE = 2 << 20
+_keep: ContextVar[Callable[[Tensor], Tensor] | None] = ContextVar("keep", default=None)
 
 
 def zeros_in_large_pages(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
@@ -35,8 +37,32 @@ def zeros_in_large_pages(shape: tuple[int, ...], dtype: torch.dtype, device: tor
     return whole[begin : begin + count].view(dtype).view(shape)
 
 
+@contextlib.contextmanager
+def weights_kept_by(keep: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Within it, what a linear multiplies by goes where ``keep`` puts it."""
+    before = _keep.set(keep)
+    try:
+        yield
+    finally:
+        _keep.reset(before)
+
+
+def weights_are_elsewhere() -> bool:
+    """Whether weights are kept elsewhere just now."""
+    return _keep.get() is not None
+
+
+def as_weight(tensor: Tensor) -> Tensor:
+    """A weight as a linear keeps it: itself, unless weights are kept elsewhere."""
+    keep = _keep.get()
+    return tensor if keep is None else keep(tensor)
+
+
 def in_large_pages(tensor: Tensor) -> Tensor:
-    """The tensor, contiguous, there: a copy unless it begins a large page already."""
+    """The tensor, contiguous, there: a copy unless it begins a large page already, or weights are kept elsewhere."""
+    keep = _keep.get()
+    if keep is not None:
+        return keep(tensor)
     if tensor.nbytes < _PAGE or (tensor.is_contiguous() and tensor.data_ptr() % _PAGE == 0):
         return tensor.contiguous()
     return zeros_in_large_pages(tuple(tensor.shape), tensor.dtype).copy_(tensor)

@@ -33,7 +33,7 @@ from smelt.runtime.engine.loading import in_own_thread
 from smelt.runtime.measure.calibrate import Shape
 from smelt.runtime.measure.random_checkpoint import write_random_checkpoint
 
-from ..common import save
+from ..common import RESULTS, save
 from .started import smelt_server
 
 _PROMPT = 64
@@ -148,6 +148,14 @@ async def _client(host: str, port: int, streams: bool) -> Ask:
     return ask
 
 
+def write_large(path: Path) -> Path:
+    """The larger model, where it says; returns that."""
+    write_random_checkpoint(path, LARGE.config(), resolve("W4A16", 128))
+    for tokenizer in find_checkpoint("builtin:smelt-6m").path.glob("tokenizer*"):
+        shutil.copy(tokenizer, path)
+    return path
+
+
 def measure(model: str, load: ClientLoad, turns: int) -> dict[str, Any]:
     """One model's medians, and what they are of."""
     runs: dict[str, list[dict[str, float]]] = {}
@@ -176,21 +184,22 @@ def main() -> None:
     parser.add_argument(
         "--bare", nargs=2, metavar=("MODEL", "LOAD"), help="Measure an engine alone, and print it as JSON."
     )
+    parser.add_argument(
+        "--only", choices=[load.name for load in LOADS], help="Measure one model; the other's results are kept."
+    )
     given = parser.parse_args()
     if given.bare:
         model, name = given.bare
         print(json.dumps(bare(model, next(load for load in LOADS if load.name == name))))
         return
     small, large = LOADS
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "large"
-        write_random_checkpoint(path, LARGE.config(), resolve("W4A16", 128))
-        for file in find_checkpoint("builtin:smelt-6m").path.glob("tokenizer*"):
-            shutil.copy(file, path)
-        found = {
-            small.name: measure("builtin:smelt-6m", small, given.turns),
-            large.name: measure(str(path), large, given.turns),
-        }
+    file = RESULTS / "http_overhead.json"
+    found = json.loads(file.read_text())["results"] if given.only else {}
+    if given.only in (None, small.name):
+        found[small.name] = measure("builtin:smelt-6m", small, given.turns)
+    if given.only in (None, large.name):
+        with tempfile.TemporaryDirectory() as scratch:
+            found[large.name] = measure(str(write_large(Path(scratch) / "large")), large, given.turns)
     print(json.dumps({name: each["medians"] for name, each in found.items()}, indent=2))
     print(save("http_overhead", "python -m benchmarks.server.overhead", found))
 

@@ -45,6 +45,13 @@ def bench(
     ] = False,
     device: Annotated[str, typer.Option(help="cpu, or cuda for a GPU with Triton kernels.")] = "cpu",
     tp: Annotated[int, typer.Option(help="Processes that divide each layer between them.", min=1)] = 1,
+    pp: Annotated[int, typer.Option(help="Processes that have some of the layers each.", min=1)] = 1,
+    offload: Annotated[
+        str | None, typer.Option(help="disk: the layers' weights are in a file, and read for each step.")
+    ] = None,
+    memory_bytes: Annotated[
+        int | None, typer.Option(help="Memory for weights, activations and cache together.", min=1)
+    ] = None,
     compiled: Annotated[
         bool, typer.Option("--compile", help="Use torch.compile for the layers instead of Smelt's own kernels.")
     ] = False,
@@ -97,6 +104,9 @@ def bench(
         "--reproducible": reproducible,
         "--compile": compiled,
         "--tp": tp != 1,
+        "--pp": pp != 1,
+        "--offload": offload is not None,
+        "--memory-bytes": memory_bytes is not None,
     }
     if server is not None:
         unused = {
@@ -128,6 +138,9 @@ def bench(
         reproducible=reproducible,
         device=device,
         tp=tp,
+        pp=pp,
+        offload=offload,
+        memory_bytes=memory_bytes,
         compile=compiled,
         policy=policy,
         static_batching=static,

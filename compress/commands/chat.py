@@ -29,6 +29,7 @@ def chat(
     native: Annotated[bool, typer.Option(help="Use Smelt's compiled CPU kernels, or torch's operators.")] = True,
     device: Annotated[str, typer.Option(help="cpu, or cuda, which has not been run on a GPU yet.")] = "cpu",
     tp: Annotated[int, typer.Option(help="Processes that divide each layer between them.", min=1)] = 1,
+    pp: Annotated[int, typer.Option(help="Processes that have some of the layers each.", min=1)] = 1,
 ) -> int:
     """Chat with a checkpoint. /reset clears the conversation, /quit leaves.
 
@@ -38,7 +39,7 @@ def chat(
     """
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     config = EngineConfig(
-        max_length=max_length, max_sequences=1, kv_dtype=kv_dtype, native=native, device=device, tp=tp
+        max_length=max_length, max_sequences=1, kv_dtype=kv_dtype, native=native, device=device, tp=tp, pp=pp
     )
     from ...models.directory.find import find_checkpoint
     from ...runtime.engine.chat import Chat, converse

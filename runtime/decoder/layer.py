@@ -13,6 +13,7 @@ from ..weights.layout import Ranges
 from .adapters import AdaptedLinear, AdapterTarget, StepRows
 from .architectures import DecoderSpec, LayerSpec, Names
 from .batch import Batch
+from .expert_parallel import DividedExperts
 from .feed_forward import GatedFeedForward, PlainFeedForward, RoutedFeedForward
 from .kv_cache import KeysValues
 from .layer_order import stages_of
@@ -274,10 +275,17 @@ def _experts(load: DecoderLoader, spec: DecoderSpec, prefix: str) -> FeedForward
         gate_up = pairs[load.first_of(tuple(pairs))]
         down = load.first_of(tuple(prefix + name.format(e=e) for name in names.expert_down))
         named.append((gate_up, down))
+    gathered = load.tensor(f"{router}.weight", (spec.experts, spec.hidden))
+    if load.divides_experts:
+        begins = load.ranks.bounds(spec.experts)
+        own, whole = range(begins[load.ranks.rank], begins[load.ranks.rank + 1]), load.undivided()
+        experts = {e: _gated(whole, named[e][0], named[e][1], gate) for e in own}
+        route = load.operators.router(gathered)
+        return DividedExperts(route, spec.experts_per_token, spec.normalized_experts, experts, begins, load.ranks)
     alone = load.ranks.count == 1
     together = _grouped(load, named) if alone and load.operators.groups_experts(spec.activation) else None
     forward = RoutedFeedForward(
-        load.operators.router(load.tensor(f"{router}.weight", (spec.experts, spec.hidden))),
+        load.operators.router(gathered),
         spec.experts_per_token,
         spec.normalized_experts,
         together,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ...system.pages import as_weight
 from ..weights.matrix import Matrix
 from ..weights.rounding import rounder, rounding_explanation
 
@@ -45,7 +46,7 @@ class DenseLinear:
     def __init__(
         self, matrix: Matrix, bias: Tensor | None, dtype: torch.dtype, device: torch.device | None = None
     ) -> None:
-        self._weight = matrix.dense(dtype).contiguous().to(device)
+        self._weight = as_weight(matrix.dense(dtype).contiguous().to(device))
         self._bias = None if bias is None else bias.to(device, dtype)
         self._round = None if matrix.inputs is None else rounder(matrix.inputs, dtype, device)
         name = str(dtype).removeprefix("torch.")

@@ -28,16 +28,35 @@ _KERNELS_UNIT = 64
 
 
 class DecoderLoader:
-    """Builds a decoder's parts from a checkpoint."""
+    """Builds a decoder's parts from a checkpoint.
+
+    Args:
+        checkpoint: the weights.
+        spec: the architecture.
+        operators: its implementation.
+        ranks: that have a share of each part.
+        divides_experts: whether each has whole experts, instead of a share of all.
+    """
 
     def __init__(
-        self, checkpoint: Checkpoint | LiveWeights, spec: DecoderSpec, operators: Operators, ranks: Ranks
+        self,
+        checkpoint: Checkpoint | LiveWeights,
+        spec: DecoderSpec,
+        operators: Operators,
+        ranks: Ranks,
+        *,
+        divides_experts: bool = False,
     ) -> None:
         self.checkpoint = checkpoint
         self.spec = spec
         self.operators = operators
         self.dtype = operators.dtype
         self.ranks = ranks
+        self.divides_experts = divides_experts and ranks.count > 1
+
+    def undivided(self) -> DecoderLoader:
+        """The same for parts that this rank has alone."""
+        return DecoderLoader(self.checkpoint, self.spec, self.operators, Ranks())
 
     def tensor(self, name: str, shape: tuple[int | None, ...] | None) -> Tensor:
         """A dense tensor, in the compute dtype."""
@@ -159,7 +178,7 @@ class DecoderLoader:
         if not sums:
             raise RuntimeProblem(
                 f"{self.checkpoint.path}: the inputs of {name} cannot be divided between {ranks.count} ranks, as its groups are"
-                " of inputs that are not neighbours, or too large; use fewer ranks"
+                " of inputs that are not neighbours, or too large; use fewer ranks, or expert_parallel"
             )
         outputs = ranks.bounds(layout.rows, _unit(layout.rows, layout.row_unit, ranks.count))
         mine = range(outputs[ranks.rank], outputs[ranks.rank + 1])
@@ -233,11 +252,9 @@ class DecoderLoader:
 
     def _bias(self, name: str, outputs: Ranges | None) -> Tensor | None:
         found = self.checkpoint.optional(f"{name}.bias")
-        return (
-            found
-            if found is None or outputs is None
-            else torch.cat([found[each.start : each.stop] for each in outputs])
-        )
+        if found is None or outputs is None:
+            return found
+        return torch.cat([found[each.start : each.stop] for each in outputs])
 
     def norm(self, name: str | None) -> Rowwise:
         """A norm; None without a name."""

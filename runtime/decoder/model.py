@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ...system.errors import RuntimeProblem
+from ...system.pages import weights_kept_by
 from ..parallel.ranks import Ranks
+from ..parallel.stages import ConnectedStages, Stages
 from ..weights.cache_scheme import cache_scheme
 from ..weights.checkpoint import Checkpoint
+from ..weights.layer_stream import LayerStream
 from ..weights.live_weights import LiveWeights
+from ..weights.weight_file import WeightFile
 from .adapters import Adapters, StepRows
 from .architectures import spec_of
 from .batch import Batch
@@ -21,6 +26,7 @@ from .layer import DecoderLayer
 from .linear import Linear
 from .loader import DecoderLoader
 from .operators import Operators, Rotation, Rowwise
+from .pipeline import pipelined
 from .rope import Rotations
 
 
@@ -30,12 +36,14 @@ class Model:
     Attributes:
         spec: its architecture.
         operators: its implementation of the parts.
-        ranks: that have a share of it each.
+        ranks: that have a share of each layer.
+        stages: that have some of the layers.
         dtype: its compute dtype.
         device: where.
-        head: final norm and lm_head.
+        layers: this stage's.
         logit_statistics: computes statistics of rows of logits.
         stack: computes all layers at once, where supported.
+        stream: reads the layers' weights, if they are offloaded and :meth:`stream_layers` was called; None otherwise.
         rotations: its rotary positions.
         cache_scheme: how keys and values are rounded, if the checkpoint sets it.
     """
@@ -46,59 +54,103 @@ class Model:
         operators: Operators,
         progress: Callable[[int, int], None] | None = None,
         ranks: Ranks | None = None,
+        stages: Stages | None = None,
+        offload: WeightFile | None = None,
+        *,
+        divides_experts: bool = False,
     ) -> None:
         self.spec = spec_of(checkpoint.config)
-        self.ranks = ranks or Ranks()
+        self.ranks, self.stages = ranks or Ranks(), stages or Stages()
         checkpoint.check()
         self.operators = operators
         self.dtype = dtype = operators.dtype
         self.device = operators.device
         self.logit_statistics = operators.logit_statistics
-        load = DecoderLoader(checkpoint, self.spec, operators, self.ranks)
+        load = DecoderLoader(checkpoint, self.spec, operators, self.ranks, divides_experts=divides_experts)
         names = self.spec.names
-        self._embedding = load.table(names.embedding, self.spec.vocabulary)
-        self._positions = load.tensor(f"{names.positions}.weight", None) if names.positions else None
-        self._project_in = load.linear(names.project_in) if names.project_in else None
-        self._layers: list[DecoderLayer] = []
-        for i, layer in enumerate(self.spec.layers):
-            self._layers.append(DecoderLayer(load, self.spec, layer, i))
+        first, last = self.stages.is_first, self.stages.is_last
+        tied = self.spec.tied or not checkpoint.has_matrix(names.head)
+        self._embedding = load.table(names.embedding, self.spec.vocabulary) if first or (last and tied) else None
+        self._positions = load.tensor(f"{names.positions}.weight", None) if names.positions and first else None
+        self._project_in = load.linear(names.project_in) if names.project_in and first else None
+        self.layers: list[DecoderLayer] = []
+        self._offload, self._spans = offload, list[tuple[int, int]]()
+        own = self.stages.layers(len(self.spec.layers))
+        for i in own:
+            with nullcontext() if offload is None else self._offloaded(offload):
+                self.layers.append(DecoderLayer(load, self.spec, self.spec.layers[i], i))
             if progress:
-                progress(i + 1, len(self.spec.layers))
+                progress(i - own.start + 1, len(own))
+        attending = [i for i in own if self.spec.layers[i].attends]
         self.cache_scheme = cache_scheme(
             checkpoint.cache_args,
             checkpoint,
-            [
-                names.layer.format(i=i) + names.query_key_value[0].rpartition(".")[0]
-                for i, layer in enumerate(self.spec.layers)
-                if layer.attends
-            ],
-            self.spec.cached_heads,
+            [names.layer.format(i=i) + names.query_key_value[0].rpartition(".")[0] for i in attending],
+            [self.spec.layers[i].key_value_heads or self.spec.key_value_heads for i in attending],
             self.spec.head_size,
         )
-        alone = self.ranks.count == 1
-        # These compute all layers without the ranks' sums.
+        self.stream: LayerStream | None = None
+        alone = self.ranks.count == 1 and self.stages.count == 1 and offload is None
+        # These compute all layers at once, without the ranks' sums, and need all their weights.
         self._run = operators.lower(self._through_layers) if alone else self._through_layers
-        self.stack = operators.stack([layer.parts for layer in self._layers]) if alone else None
-        tied = self.spec.tied or not checkpoint.has_matrix(names.head)
-        head = load.head(names.embedding if tied else names.head, self._embedding.matrix if tied else None)
-        project_out = load.linear(names.project_out) if names.project_out else None
-        self.head = Head(load.norm(names.final_norm), project_out, head, self.spec.logit_cap, operators.to_float32)
+        self.stack = operators.stack([layer.parts for layer in self.layers]) if alone else None
+        self._head: Head | None = None
+        if last:
+            matrix = self._embedding.matrix if tied and self._embedding is not None else None
+            head = load.head(names.head if matrix is None else names.embedding, matrix)
+            project_out = load.linear(names.project_out) if names.project_out else None
+            norm = load.norm(names.final_norm)
+            self._head = Head(norm, project_out, head, self.spec.logit_cap, operators.to_float32)
         self.rotations = Rotations(self.spec.ropes, dtype)
         scale = self.spec.embedding_scale
         # In the model's dtype, as in transformers.
         self._embedding_scale = None if scale is None else torch.tensor(scale, device=self.device).to(dtype)
         self._adapters: Adapters | None = None
 
+    @contextmanager
+    def _offloaded(self, file: WeightFile) -> Iterator[None]:
+        """Put the weights of the layer that is loaded within into the file, and not into memory."""
+        begin = file.end
+        with weights_kept_by(file.keep):
+            yield
+        file.settle()
+        file.give_back(begin, file.end)
+        self._spans.append((begin, file.end))
+
+    def stream_layers(self, resident: int) -> None:
+        """Read offloaded layers ahead of their use.
+
+        Args:
+            resident: bytes of them that may stay in memory from step to step.
+        """
+        if self._offload is not None:
+            self.stream = LayerStream(self._offload, self._spans, resident)
+
     @torch.inference_mode()
     def __call__(self, batch: Batch, store: KeysValues) -> Tensor:
         """Logits ``[wanted, vocabulary]`` of a step's tokens; their keys and values go to ``store``."""
-        hidden = self.hidden(batch, store)
+        if isinstance(self.stages, ConnectedStages):
+            return pipelined(self, self.stages, batch, store, self.spec.hidden, self.spec.vocabulary)
+        return self.logits(self.hidden(batch, store), batch)
+
+    def logits(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """The logits that a step wants of its last layer's outputs."""
         return self.head(hidden if len(batch.wanted) == len(batch.tokens) else hidden[batch.wanted])
+
+    @property
+    def head(self) -> Head:
+        """Final norm and lm_head, which the last stage has."""
+        if self._head is None:
+            raise RuntimeProblem("another stage has the head; use an engine with pp=1")
+        return self._head
 
     @torch.inference_mode()
     def hidden(self, batch: Batch, store: KeysValues) -> Tensor:
         """The last layer's outputs for a step's tokens, ``[tokens, hidden]``; :attr:`head` computes logits from them."""
-        hidden = self.embed(batch.tokens, batch.positions)
+        return self.through(self.embed(batch.tokens, batch.positions), batch, store)
+
+    def through(self, hidden: Tensor, batch: Batch, store: KeysValues) -> Tensor:
+        """Hidden states through the layers."""
         rotations = self.rotations.of(batch.positions, batch.lengths)
         if self._adapters is not None and (batch.adapted or self._adapters.rows.of):
             self._adapters.rows.of = batch.adapted
@@ -114,7 +166,7 @@ class Model:
         Raises:
             RuntimeProblem: its operators cannot apply any.
         """
-        if self.ranks.count > 1:
+        if self.ranks.count > 1 or self.stages.count > 1:
             raise RuntimeProblem("adapters are not applied on several ranks; merge the adapter with smelt merge")
         if not self.operators.takes_adapters:
             raise RuntimeProblem(
@@ -122,7 +174,7 @@ class Model:
             )
         if self._adapters is None:
             rows = StepRows()
-            targets = [target for layer in self._layers for target in layer.adapt(rows)]
+            targets = [target for layer in self.layers for target in layer.adapt(rows)]
             self._adapters = Adapters(targets, rows, self.dtype, self.device)
         return self._adapters
 
@@ -130,14 +182,18 @@ class Model:
         self, hidden: Tensor, rotations: dict[str, Rotation], store: KeysValues, batch: Batch
     ) -> Tensor:
         cached = 0
-        for layer in self._layers:
-            hidden = layer(hidden, rotations, store, cached, batch)
-            cached += layer.attends
+        with nullcontext() if self.stream is None else self.stream.step():
+            for index, layer in enumerate(self.layers):
+                if self.stream is not None:
+                    self.stream.reach(index)
+                hidden = layer(hidden, rotations, store, cached, batch)
+                cached += layer.attends
         return hidden
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """The first layer's inputs."""
+        assert self._embedding is not None, "the first stage has it"
         hidden = self._embedding(tokens)
         if self._embedding_scale is not None:
             hidden = hidden * self._embedding_scale
@@ -164,7 +220,7 @@ class Model:
     @property
     def _local_heads(self) -> list[range]:
         """This rank's key-value heads of each layer with a KV cache."""
-        return [layer.shared for layer in self._layers if layer.attends]
+        return [layer.shared for layer in self.layers if layer.attends]
 
     @property
     def cached_heads(self) -> tuple[int, ...]:
@@ -182,8 +238,9 @@ class Model:
 
     def linears(self) -> dict[str, Linear]:
         """Every linear, by role."""
-        found = {"head": self.head.linear}
-        for i, layer in enumerate(self._layers):
+        found = {} if self._head is None else {"head": self._head.linear}
+        first = self.stages.layers(len(self.spec.layers)).start
+        for i, layer in enumerate(self.layers, first):
             found |= {f"layer {i} {role}": module for role, module in layer.linears().items()}
         return found
 
@@ -198,11 +255,22 @@ class Model:
     def _share(self, role: str) -> float:
         return self.spec.experts_per_token / self.spec.experts if " expert " in role else 1.0
 
+    def resident_bytes(self) -> int:
+        """Memory of the weights that must be there at once: of offloaded layers, two."""
+        if self._offload is None:
+            return self.nbytes()
+        return self.nbytes() - self._offload.end + 2 * max(end - begin for begin, end in self._spans)
+
+    @property
+    def offloads(self) -> bool:
+        """Whether its layers' weights are in a file."""
+        return self._offload is not None
+
     def nbytes(self) -> int:
-        """Memory of the weights."""
-        embedding = (
-            0 if self.spec.tied and self.head.linear.nbytes == self._embedding.nbytes else self._embedding.nbytes
-        )
+        """Bytes of the weights, wherever they are."""
+        embedding = 0 if self._embedding is None else self._embedding.nbytes
+        if self.spec.tied and self._head is not None and self._head.linear.nbytes == embedding:
+            embedding = 0
         return embedding + sum(module.nbytes for module in self.linears().values())
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
+from ...system.pages import weights_are_elsewhere
 from ..cache_types import OperatorsName
 from ..fusions import Fusions
 from ..heads import Heads
@@ -143,7 +144,8 @@ class Operators:
 
     def linear(self, matrix: Matrix, bias: Tensor | None) -> Linear:
         """The fastest available linear for ``matrix``."""
-        if self.device.type == "cpu" and Int8Linear.takes(matrix, self.dtype):
+        # oneDNN packs weights into memory of its own.
+        if self.device.type == "cpu" and not weights_are_elsewhere() and Int8Linear.takes(matrix, self.dtype):
             return Int8Linear(matrix, bias, self.dtype)
         return DenseLinear(matrix, bias, self.dtype, self.device)
 

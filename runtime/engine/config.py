@@ -54,6 +54,11 @@ class EngineConfig:
         device: ``cpu``, or ``cuda`` for a GPU with all of a step on Triton kernels; which has not been run on one yet.
         fusions: which operations are fused into one launch on a GPU; all by default.
         tp: how many processes divide each layer between them (tensor parallelism).
+        pp: how many processes have some of the layers each (pipeline parallelism); with ``tp`` there are ``tp`` times as many.
+        expert_parallel: whether the ``tp`` processes have whole experts of a mixture each, instead of a share of all.
+        offload: ``disk`` keeps the layers' weights in a file, from which each is read while the one before computes; for models
+            that are larger than the memory. None keeps all in memory.
+        offload_directory: where that file is; the system's directory for temporary files by default.
         compile: use torch.compile for the layers instead of Smelt's kernels; it takes a minute at the first
             prompt and the first decode step.
         quiet: print nothing.
@@ -87,6 +92,10 @@ class EngineConfig:
     reproducible: bool = False
     device: str = "cpu"
     tp: int = 1
+    pp: int = 1
+    expert_parallel: bool = False
+    offload: str | None = None
+    offload_directory: str | None = None
     fusions: Fusions | None = None
     compile: bool = False
     quiet: bool = False
@@ -96,7 +105,7 @@ class EngineConfig:
             raise RuntimeProblem(
                 f"max_length is {self.max_length}; it must be at least 2 (one prompt token and one generated token)"
             )
-        for name in ("max_sequences", "token_budget", "block_size", "tp"):
+        for name in ("max_sequences", "token_budget", "block_size", "tp", "pp"):
             if getattr(self, name) < 1:
                 raise RuntimeProblem(f"{name} is {getattr(self, name)}; it must be at least 1")
         if not 0 < self.memory_utilization <= 1:
@@ -119,14 +128,31 @@ class EngineConfig:
         _check_choice("admission", self.admission, ("predicted", "immediate"))
         if self.max_waiting is not None and self.max_waiting < 1:
             raise RuntimeProblem(f"max_waiting is {self.max_waiting}; it must be at least 1")
-        if self.tp > 1 and (self.compile or self.reproducible or self.fusions is not None):
+        if self.offload not in (None, "disk"):
+            raise RuntimeProblem(f"offload is {self.offload!r}; it must be disk, or left out")
+        if self.offload is not None and (self.compile or self.reproducible or self.device != "cpu"):
             raise RuntimeProblem(
-                f"tp is {self.tp}; compile, reproducible and fusions are for one process, leave them out"
+                "offload is for a CPU, without compile and reproducible; set these so, or leave it out"
+            )
+        if self.offload is None and self.offload_directory is not None:
+            raise RuntimeProblem("offload_directory is set, but offload is not; set it to disk")
+        if self.expert_parallel and self.tp == 1:
+            raise RuntimeProblem(
+                "expert_parallel divides experts between tp processes, but tp is 1; raise it, or leave it out"
+            )
+        if self.ranks > 1 and (self.compile or self.reproducible or self.fusions is not None):
+            raise RuntimeProblem(
+                f"tp is {self.tp} and pp is {self.pp}; compile, reproducible and fusions are for one process, leave them out"
             )
         if self.static_batching and self.policy not in (EngineConfig.policy, "static"):
             raise RuntimeProblem(
                 f"static_batching means policy static, but policy is {self.policy}; set only one of them"
             )
+
+    @property
+    def ranks(self) -> int:
+        """How many processes compute a step together."""
+        return self.tp * self.pp
 
     @property
     def scheduling(self) -> str:

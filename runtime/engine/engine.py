@@ -89,7 +89,7 @@ class Engine:
         self.config = config = EngineConfig.of(config, options)
         self._log: Log = (lambda _: None) if config.quiet else _print_notice
         self._workers: Workers | None = None
-        if config.tp > 1:
+        if config.ranks > 1:
             work_unless_first(config)
             self._workers, self.config = Workers.of(Path(checkpoint), config)
             config = self.config
@@ -99,8 +99,9 @@ class Engine:
 
     def _load(self, checkpoint: str | Path, config: EngineConfig, thread: EngineThread | None) -> None:
         ranks = Ranks() if self._workers is None else self._workers.ranks
+        place = None if self._workers is None else self._workers.place
         with each_loaded(ranks):
-            opened, self.model = load_model(checkpoint, config, log=self._log, ranks=ranks)
+            opened, self.model = load_model(checkpoint, config, log=self._log, place=place)
         check_same(ranks, opened)
         spec = self.model.spec
         self.max_length = min(config.max_length or spec.max_length, spec.max_length)
@@ -131,6 +132,7 @@ class Engine:
             found = reserve(self.model, config, max_length=self.max_length, kv_dtype=kept)
         self.reservation: Reservation = found.of_blocks(least(ranks, found.blocks))
         self._log(self.reservation.sentence())
+        self.model.stream_layers(self.reservation.layers)
         self._store = self.model.keys_values(self.reservation.blocks, config.block_size, kept)
         self._host: HostBlocks | None = None
         swapping = None
@@ -180,6 +182,8 @@ class Engine:
             RuntimeProblem: requests are running, or a weight is missing.
         """
         self._refuse_ranks("weights cannot be taken from memory")
+        if self.config.offload is not None:
+            raise RuntimeProblem("weights cannot be taken from memory if they are offloaded; leave offload out")
         with self._lock:
             if self._requests:
                 raise RuntimeProblem(
@@ -193,7 +197,12 @@ class Engine:
 
     def _refuse_ranks(self, what: str) -> None:
         if self._workers is not None:
-            raise RuntimeProblem(f"{what} on several ranks; use an engine with tp=1")
+            raise RuntimeProblem(f"{what} on several ranks; use an engine with tp=1 and pp=1")
+
+    def offload_sentence(self) -> str | None:
+        """What reading offloaded weights has taken so far; None if they are in memory."""
+        stream = self.model.stream
+        return None if stream is None else stream.counts.sentence(stream.predicted)
 
     @property
     def problem(self) -> str | None:

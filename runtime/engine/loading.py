@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,8 +19,9 @@ from ..decoder.model import Model
 from ..decoder.operators import Operators
 from ..native.library import kernels
 from ..native.operators import NativeOperators
-from ..parallel.ranks import Ranks
+from ..parallel.stages import RankPlace
 from ..weights.checkpoint import Checkpoint
+from ..weights.weight_file import WeightFile
 from .config import DTYPE_NAMES, EngineConfig
 
 T = TypeVar("T")
@@ -27,7 +29,7 @@ DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_N
 
 
 def load_model(
-    checkpoint: str | Path, config: EngineConfig | None = None, *, log: Log, ranks: Ranks | None = None
+    checkpoint: str | Path, config: EngineConfig | None = None, *, log: Log, place: RankPlace | None = None
 ) -> tuple[Checkpoint, Model]:
     """Load a checkpoint for the fastest operators on this machine.
 
@@ -35,7 +37,7 @@ def load_model(
         checkpoint: a Hugging Face directory.
         config: operators, dtype and device; the defaults if None.
         log: gets messages for the user.
-        ranks: that load a share each; None for one process.
+        place: of this process among others that load a share each; None for one process.
 
     Returns:
         The checkpoint, for its config and tokenizer; and the model.
@@ -53,7 +55,18 @@ def load_model(
         from ..decoder.compiled import CompiledOperators
 
         return opened, Model(opened, CompiledOperators(computing, where))
-    return opened, Model(opened, _operators(computing, where, config, log), ranks=ranks)
+    place = place or RankPlace()
+    file = None
+    if config.offload is not None:
+        file = WeightFile(Path(config.offload_directory or tempfile.gettempdir()))
+    return opened, Model(
+        opened,
+        _operators(computing, where, config, log),
+        ranks=place.ranks,
+        stages=place.stages,
+        offload=file,
+        divides_experts=config.expert_parallel,
+    )
 
 
 def in_own_thread(work: Callable[[], T]) -> T:

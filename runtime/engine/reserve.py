@@ -22,6 +22,7 @@ class Reservation:
     Attributes:
         weights, activations, cache: bytes.
         adapters: bytes that LoRA adapters may take.
+        layers: bytes of offloaded layers that may stay in memory.
         blocks: cache blocks.
         positions: the cache's capacity in positions.
         per_sequence: positions of the longest sequence.
@@ -31,6 +32,7 @@ class Reservation:
     activations: int
     cache: int
     adapters: int
+    layers: int
     blocks: int
     positions: int
     per_sequence: int
@@ -63,7 +65,7 @@ def reserve(model: Model, config: EngineConfig, *, max_length: int, kv_dtype: to
     """
     max_sequences, token_budget, block_size = config.max_sequences, config.token_budget, config.block_size
     spec = model.spec
-    weights = model.nbytes()
+    weights = model.resident_bytes()
     block = model.operators.block_bytes(model.cached_heads, spec.head_size, block_size, kv_dtype)
     most = max_sequences * -(-max_length // block_size)
     if model.device.type == "cpu":
@@ -78,11 +80,14 @@ def reserve(model: Model, config: EngineConfig, *, max_length: int, kv_dtype: to
     # Besides the weights, which are there.
     free = free_memory(model.device)
     kept = activations + (config.adapter_bytes or 0)
+    if config.memory_bytes is not None:
+        room = config.memory_bytes - weights - kept
+    else:
+        room = int(free * config.memory_utilization) - kept
     allowed = config.kv_cache_bytes
-    if allowed is None and config.memory_bytes is not None:
-        allowed = config.memory_bytes - weights - kept
-    elif allowed is None:
-        allowed = int(free * config.memory_utilization) - kept
+    if allowed is None:
+        # The rest is for layers that need not be read for each step.
+        allowed = room // 2 if model.offloads else room
     blocks = min(most, max(0, allowed) // block)
     if blocks == 0 or blocks * block > free - kept:
         needed = max(1, blocks) * block
@@ -93,8 +98,9 @@ def reserve(model: Model, config: EngineConfig, *, max_length: int, kv_dtype: to
             f" {human_bytes(block)}); lower max_length, max_sequences, token_budget or kv_cache_bytes"
         )
     left = (free if config.memory_bytes is None else config.memory_bytes - weights) - activations - blocks * block
-    adapters = max(0, left) if config.adapter_bytes is None else config.adapter_bytes
-    return Reservation(weights, activations, blocks * block, adapters, blocks, blocks * block_size, max_length)
+    layers = max(0, room - blocks * block) if model.offloads else 0
+    adapters = max(0, left - layers) if config.adapter_bytes is None else config.adapter_bytes
+    return Reservation(weights, activations, blocks * block, adapters, layers, blocks, blocks * block_size, max_length)
 
 
 def share_of(config: EngineConfig, count: int) -> EngineConfig:

@@ -11,13 +11,14 @@ import torch
 from ...system.errors import SmeltError
 from ..cache_types import BY_NAME
 from ..decoder.batch import Batch
-from ..parallel.launch import ends_with, joined_by_environment, launched_count, launched_rank
+from ..parallel.launch import ends_with, joined_at, joined_by_environment, launched_count, launched_rank
 from ..parallel.ranks import RankLost, Ranks
+from ..parallel.stages import divided
 from .config import EngineConfig
 from .host_blocks import HostBlocks
 from .loading import load_model
 from .reserve import host_slots, reserve
-from .workers import StepMessage, check_same, each_loaded, here, kind, least
+from .workers import StepMessage, check_same, each_loaded, here, kind, least, on_gpu
 
 
 def work(ranks: Ranks) -> None:
@@ -29,13 +30,15 @@ def work(ranks: Ranks) -> None:
     given = ranks.broadcast_data(None)
     config = here(EngineConfig(**given["config"]))
     torch.set_num_threads(given["threads"])
+    place = divided(ranks, config.tp, config.pp)
     with each_loaded(ranks):
-        opened, model = load_model(Path(given["checkpoint"]), config, log=lambda _: None, ranks=ranks)
+        opened, model = load_model(Path(given["checkpoint"]), config, log=lambda _: None, place=place)
     check_same(ranks, opened)
     kept = model.kept(BY_NAME[config.kv_dtype].torch_dtype(model.dtype))
     length = min(config.max_length or model.spec.max_length, model.spec.max_length)
     with each_loaded(ranks):
         reservation = reserve(model, config, max_length=length, kv_dtype=kept)
+    model.stream_layers(reservation.layers)
     store = model.keys_values(least(ranks, reservation.blocks), config.block_size, kept)
     host = None
     if config.host_cache_bytes:
@@ -56,8 +59,9 @@ def work_unless_first(config: EngineConfig) -> None:
     Args:
         config: the engine's, for where it computes.
     """
-    if config.tp == 1 or launched_count() == 1 or launched_rank() == 0:
+    if config.ranks == 1 or launched_count() == 1 or launched_rank() == 0:
         return
+    on_gpu(config)
     try:
         work(joined_by_environment(kind(config)))
     except RankLost as problem:
@@ -67,13 +71,15 @@ def work_unless_first(config: EngineConfig) -> None:
 
 
 def main() -> int:
-    """``python -m smelt.runtime.engine.worker PARENT DEVICE``, as the first rank starts it."""
-    parent, device = sys.argv[1:]
+    """What the first rank starts: ``python -m smelt.runtime.engine.worker PARENT PLACE RANK COUNT DEVICE``."""
+    parent, place, rank, count, device = sys.argv[1:]
     ends_with(int(parent))
     # The first rank ends it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if device == "cuda":
+        torch.cuda.set_device(int(rank))
     try:
-        work(joined_by_environment(device))
+        work(joined_at(Path(place), int(rank), int(count), device))
     except RankLost:
         return 1  # the first one says so, or is gone
     except SmeltError as problem:

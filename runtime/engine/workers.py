@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -13,10 +14,12 @@ from typing import Self
 
 import torch
 
+from ...system.device import device_named
 from ...system.errors import RuntimeProblem, SmeltError
 from ..decoder.batch import Run
 from ..parallel.launch import OtherProcesses, joined_by_environment, launched_count, started
 from ..parallel.ranks import RankLost, Ranks
+from ..parallel.stages import RankPlace, divided
 from ..scheduling.plan import StepPlan
 from ..weights.checkpoint import Checkpoint
 from .config import EngineConfig
@@ -121,7 +124,8 @@ def check_same(ranks: Ranks, opened: Checkpoint) -> None:
         return
     for library in _LIBRARIES:
         ranks.agree(f"a version of {library}", version(library))
-    ranks.agree("a checkpoint", opened.weights.fingerprint() + str(opened.config))
+    config = json.dumps(opened.directory.config_data(), sort_keys=True)
+    ranks.agree("a checkpoint", opened.weights.fingerprint() + config)
 
 
 def kind(config: EngineConfig) -> str:
@@ -134,20 +138,33 @@ def here(config: EngineConfig) -> EngineConfig:
     return replace(config, device=f"cuda:{os.environ.get('LOCAL_RANK', '0')}") if config.device == "cuda" else config
 
 
+def on_gpu(config: EngineConfig) -> None:
+    """Let NCCL use this rank's GPU, if the ranks compute on GPUs."""
+    if kind(config) == "cuda":
+        torch.cuda.set_device(here(config).device)
+
+
 class Workers:
     """The other ranks, as the first one sees them.
 
     Args:
         ranks: that are connected.
         others: their processes, if this one has started them.
+        threads: that this process had for itself, and gets again.
+
+    Attributes:
+        place: this rank's.
     """
 
-    def __init__(self, ranks: Ranks, others: OtherProcesses) -> None:
+    place: RankPlace
+
+    def __init__(self, ranks: Ranks, others: OtherProcesses, threads: int) -> None:
         self.ranks = ranks
         self._others = others
         self._problem: str | None = None
         self._lock, self._computing = threading.Lock(), threading.Lock()
         self._closed = False
+        self._threads = threads
 
     @classmethod
     def of(cls, checkpoint: Path, config: EngineConfig) -> tuple[Self, EngineConfig]:
@@ -160,20 +177,27 @@ class Workers:
             RuntimeProblem: they cannot start, or a launcher has started another number of them.
         """
         launched, device = launched_count(), kind(config)
-        if launched not in (1, config.tp):
-            raise RuntimeProblem(f"tp is {config.tp}, but {launched} processes were launched; start as many as tp")
+        if launched not in (1, config.ranks):
+            raise RuntimeProblem(
+                f"tp is {config.tp} and pp is {config.pp}, but {launched} processes were launched; start {config.ranks}"
+            )
+        if device == "cuda" and launched == 1:
+            device_named(f"cuda:{config.ranks - 1}")  # each takes a GPU
+        on_gpu(config)
         if launched == 1:
-            ranks, others = started(_MODULE, config.tp, device)
+            ranks, others = started(_MODULE, config.ranks, device)
         else:
             ranks, others = joined_by_environment(device), OtherProcesses([])
-        threads = max(1, torch.get_num_threads() // config.tp)
+        before = torch.get_num_threads()
+        threads = max(1, before // config.ranks)
         if device == "cpu":
-            config = share_of(config, config.tp)  # they are on one machine
+            config = share_of(config, config.ranks)  # they are on one machine
             torch.set_num_threads(threads)
         given = {"checkpoint": str(checkpoint.absolute()), "config": asdict(config), "threads": threads}
-        found = cls(ranks, others)
+        found = cls(ranks, others, before)
         with found.watched():
             ranks.broadcast_data(given)
+            found.place = divided(ranks, config.tp, config.pp)
         return found, here(config)
 
     def step(self, plan: StepPlan, runs: list[Run]) -> None:
@@ -197,6 +221,7 @@ class Workers:
                 f"{self._others.lost() or 'a rank has failed'}, and a model on several ranks needs all; start again"
             )
             self._closed = True
+            torch.set_num_threads(self._threads)
             self.ranks.close()
             self._others.end(0)
             if isinstance(error, RankLost):
@@ -214,7 +239,8 @@ class Workers:
             if self._closed:
                 return
             self._closed = True
-        # One that computes cannot be given; it is ended.
+        torch.set_num_threads(self._threads)
+        # One that computes cannot be stopped; it is ended.
         if self._computing.acquire(timeout=_END_SECONDS):
             try:
                 with suppress(RankLost):

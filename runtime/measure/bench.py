@@ -61,6 +61,7 @@ class BenchResult:
     loads: list[LoadResult] = field(default_factory=list)
     peak_memory: int | None = None
     kernels: dict[str, str] = field(default_factory=dict)
+    offload: str | None = None
 
     def as_data(self) -> dict[str, Any]:
         """As plain data for JSON."""
@@ -106,12 +107,14 @@ def measure(
     prefill = prompt / statistics.median(load.first_token_p50 for load in alone)
     rates = [load.decode_rate for load in alone if load.decode_rate is not None]
     decode = statistics.median(rates) if rates else 0.0
+    # On a CPU they share the machine; a GPU's rates are of one.
+    ranks = engine.config.ranks if engine.model.device.type == "cpu" else 1
     found = BenchResult(
         machine,
         prefill,
         decode,
-        prefill * engine.model.operations_per_token() / machine.operations,
-        decode * engine.model.bytes_per_token() / machine.read_bytes,
+        ranks * prefill * engine.model.operations_per_token() / machine.operations,
+        ranks * decode * engine.model.bytes_per_token() / machine.read_bytes,
         kernels=engine.explain(),
     )
     for concurrency in concurrencies:
@@ -122,6 +125,7 @@ def measure(
         log("the trace")
         found.loads.append(run_load(engine, "trace", trace, None, seed=7))
     found.peak_memory = peak_memory(engine.model.device)
+    found.offload = engine.offload_sentence()
     return found
 
 
@@ -220,6 +224,8 @@ def table(found: BenchResult) -> str:
     ]
     if "layers" in found.kernels:
         lines.append(f"layers    {found.kernels['layers']}")
+    if found.offload:
+        lines.append(f"offload   {found.offload}")
     if found.peak_memory:
         lines.append(f"memory    {found.peak_memory / 1e6:.0f} MB at the peak")
     if found.loads:

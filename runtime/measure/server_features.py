@@ -53,24 +53,30 @@ class ServerFeatures:
         for token_ids, ignores_eos, counts in itertools.product((True, False), (True, False), _COUNTS):
             features = cls(token_ids, ignores_eos, counts)
             try:
-                usage = await features._tried(client, model)
+                usage, of_parts = await features._tried(client, model)
             except ServerProblem as problem:
                 if problem.status not in REFUSALS:
                     raise
                 # That of the plainest request names what is wrong with all of them.
                 refusal = problem
                 continue
+            if counts == "parts" and not of_parts:
+                features = replace(features, counts="whole")  # some accept vLLM's field and do not know it
             counted = usage.get("prompt_tokens") or _TRIED_WORDS
             return features if token_ids else replace(features, tokens_per_word=counted / _TRIED_WORDS)
         assert refusal is not None
         raise refusal
 
-    async def _tried(self, client: ServerClient, model: str) -> dict[str, Any]:
-        body = self.body(model, self.prompt(_TRIED_WORDS), 2)
+    async def _tried(self, client: ServerClient, model: str) -> tuple[dict[str, Any], bool]:
+        """What a short answer says of its tokens, and whether it does so with its first part."""
+        body = self.body(model, self.prompt(_TRIED_WORDS), 4)
         usage: dict[str, Any] = {}
+        of_parts: bool | None = None
         async for chunk in client.stream("/v1/completions", body):
             usage = chunk.get("usage") or usage
-        return usage
+            if of_parts is None and chunk.get("choices"):
+                of_parts = bool(usage.get("completion_tokens"))
+        return usage, bool(of_parts)
 
     def prompt(self, length: int) -> list[int] | str:
         """A new random prompt, so that no prefix is shared; of so many tokens, or about so many if it is text."""

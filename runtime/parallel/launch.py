@@ -6,18 +6,18 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from datetime import timedelta
+from pathlib import Path
 
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage] - documented there
+from torch.distributed import FileStore  # pyright: ignore[reportPrivateImportUsage] - documented there
 from torch.distributed.distributed_c10d import Store
 
 from ...system.errors import RuntimeProblem
 from ...system.processes import meeting_place
 from .ranks import ConnectedRanks
 
-_HERE = "127.0.0.1"
 _START_SECONDS = 300.0
 _END_SECONDS = 10.0
 
@@ -37,10 +37,13 @@ class OtherProcesses:
 
     Args:
         processes: they, from rank 1 on; none if a launcher has started them.
+        directory: where they meet; removed at the end.
     """
 
-    def __init__(self, processes: list[subprocess.Popen[bytes]]) -> None:
-        self._processes = processes
+    def __init__(
+        self, processes: list[subprocess.Popen[bytes]], directory: tempfile.TemporaryDirectory[str] | None = None
+    ) -> None:
+        self._processes, self._directory = processes, directory
 
     def lost(self) -> str | None:
         """Which one has ended, and how; None if all run."""
@@ -60,50 +63,63 @@ class OtherProcesses:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        if self._directory is not None:
+            self._directory.cleanup()
 
 
 def joined_by_environment(device: str) -> ConnectedRanks:
-    """This process as one of those that a launcher, or :func:`started`, has started.
+    """This process as one of those that a launcher such as torchrun has started.
 
     Args:
         device: ``cpu`` or ``cuda``.
     """
-    store = meeting_place()
-    store.set(_here(launched_rank()), "")
-    return ConnectedRanks(store, launched_rank(), launched_count(), device)
+    return ConnectedRanks(meeting_place(), launched_rank(), launched_count(), device)
+
+
+def joined_at(place: Path, rank: int, count: int, device: str) -> ConnectedRanks:
+    """This process as one of those that :func:`started` has started.
+
+    Args:
+        place: the file where they meet.
+        rank: its number.
+        count: how many there are.
+        device: ``cpu`` or ``cuda``.
+    """
+    store = FileStore(str(place), count)
+    store.set(_here(rank), "")
+    return ConnectedRanks(store, rank, count, device, here_only=True)
 
 
 def started(module: str, count: int, device: str) -> tuple[ConnectedRanks, OtherProcesses]:
-    """Start the other ranks on this machine; this process is the first.
+    """Start the other ranks on this machine; this process is the first. Nobody else can connect to them.
 
     Args:
-        module: what they run, with this process' number and the device; it calls :func:`ends_with` and
-            :func:`joined_by_environment`.
+        module: what they run, with this process' number, the file where they meet, a rank, the count and the device; it
+            calls :func:`ends_with` and :func:`joined_at`.
         count: how many ranks there are.
         device: ``cpu`` or ``cuda``.
 
     Raises:
         RuntimeProblem: one of them has ended before it was ready.
     """
-    store = TCPStore(_HERE, 0, count, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=_START_SECONDS))
-    processes = []
-    for rank in range(1, count):
-        place = {"MASTER_ADDR": _HERE, "MASTER_PORT": str(store.port)}
-        numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
-        # In a session of their own: an interrupt is for this process, which then ends them.
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-m", module, str(os.getpid()), device],
-                env=os.environ | place | numbers,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+    directory = tempfile.TemporaryDirectory(prefix="smelt-ranks-")
+    place = Path(directory.name) / "store"
+    store = FileStore(str(place), count)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, str(os.getpid()), str(place), str(rank), str(count), device],
+            env=os.environ | {"LOCAL_RANK": str(rank)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            # In a session of their own: an interrupt is for this process, which then ends them.
+            start_new_session=True,
         )
-    others = OtherProcesses(processes)
+        for rank in range(1, count)
+    ]
+    others = OtherProcesses(processes, directory)
     try:
         _wait_for_all(store, count, others)
-        return ConnectedRanks(store, 0, count, device), others
+        return ConnectedRanks(store, 0, count, device, here_only=True), others
     except BaseException:
         others.end(0)
         raise

@@ -17,6 +17,7 @@ from ...system.errors import RuntimeProblem
 
 # Those that wait for the next step may wait for days.
 _PATIENCE = timedelta(days=30)
+_LOOPBACK = "127.0.0.1"
 
 
 class RankLost(RuntimeProblem):
@@ -81,12 +82,23 @@ class Ranks:
         """The sum over all ranks, in place."""
         return tensor
 
-    def all_gather(self, tensor: Tensor, widths: Sequence[int]) -> Tensor:
-        """All ranks' tensors, which differ in their last dimension, one after another.
+    def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int = -1) -> Tensor:
+        """All ranks' tensors, one after another.
 
         Args:
             tensor: this rank's.
-            widths: of the last dimension, by rank.
+            sizes: of the dimension in which they differ, by rank.
+            dim: this dimension, the last or the first.
+        """
+        return tensor
+
+    def all_to_all(self, tensor: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Rows for each rank, exchanged for those from each.
+
+        Args:
+            tensor: rows for the first rank, then for the second, and so on.
+            sent: how many are for each rank.
+            received: how many come from each.
         """
         return tensor
 
@@ -128,33 +140,58 @@ class ConnectedRanks(Ranks):
         rank: its number.
         count: how many there are.
         device: where tensors are that are summed: ``cpu`` (gloo) or ``cuda`` (NCCL).
-
+        here_only: whether all run on this machine, so that none need listen to others.
     """
 
-    def __init__(self, store: Store, rank: int, count: int, device: str) -> None:
+    def __init__(self, store: Store, rank: int, count: int, device: str, *, here_only: bool = False) -> None:
         self.rank, self.count = rank, count
-        self._messages: Any = distributed.ProcessGroupGloo(PrefixStore("smelt messages", store), rank, count, _PATIENCE)
+        self._store, self._device, self._here_only = store, device, here_only
+        self._parts: list[ConnectedRanks] = []
+        self._messages = _gloo(PrefixStore("smelt messages", store), rank, count, here_only=here_only)
         self._tensors: Any = self._messages
         if device == "cuda":
             options = distributed.ProcessGroupNCCL.Options()
             options._timeout = _PATIENCE
             self._tensors = distributed.ProcessGroupNCCL(PrefixStore("smelt tensors", store), rank, count, options)
 
+    @property
+    def tensors(self) -> Any:
+        """torch's group for what is on the device."""
+        return self._tensors
+
+    def part_of(self, name: str, rank: int, count: int) -> ConnectedRanks:
+        """Some of the ranks, as this one of them sees them.
+
+        Args:
+            name: of their own.
+            rank: its number among them.
+            count: how many they are.
+        """
+        found = ConnectedRanks(PrefixStore(name, self._store), rank, count, self._device, here_only=self._here_only)
+        self._parts.append(found)
+        return found
+
     def all_reduce(self, tensor: Tensor) -> Tensor:
         tensor = tensor.contiguous()
-        with _lost():
+        with lost():
             self._tensors.allreduce([tensor]).wait()
         return tensor
 
-    def all_gather(self, tensor: Tensor, widths: Sequence[int]) -> Tensor:
-        most = max(widths)
-        missing = most - tensor.shape[-1]
+    def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int = -1) -> Tensor:
+        missing = max(sizes) - tensor.shape[dim]
         # Backends gather parts of one shape.
-        mine = torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor.contiguous()
-        found = [torch.empty_like(mine) for _ in widths]
-        with _lost():
+        added = (0, missing) if dim == -1 else (0, 0) * (tensor.dim() - 1) + (0, missing)
+        mine = torch.nn.functional.pad(tensor, added) if missing else tensor.contiguous()
+        found = [torch.empty_like(mine) for _ in sizes]
+        with lost():
             self._tensors.allgather([found], [mine]).wait()
-        return torch.cat([each[..., :width] for each, width in zip(found, widths, strict=True)], dim=-1)
+        return torch.cat([each.narrow(dim, 0, size) for each, size in zip(found, sizes, strict=True)], dim=dim)
+
+    def all_to_all(self, tensor: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        found = tensor.new_empty(sum(received), *tensor.shape[1:])
+        with lost():
+            self._tensors.alltoall_base(found, tensor.contiguous(), list(received), list(sent)).wait()
+        return found
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         return self._broadcast(tensor, 0)
@@ -166,6 +203,8 @@ class ConnectedRanks(Ranks):
         return [self._data_of(rank, data) for rank in range(self.count)]
 
     def close(self) -> None:
+        for part in self._parts:
+            part.close()
         for group in {id(each): each for each in (self._tensors, self._messages)}.values():
             group.abort()
 
@@ -178,13 +217,21 @@ class ConnectedRanks(Ranks):
     def _broadcast(self, tensor: Tensor, rank: int) -> Tensor:
         options = distributed.BroadcastOptions()
         options.rootRank = rank
-        with _lost():
+        with lost():
             self._messages.broadcast([tensor], options).wait()
         return tensor
 
 
+def _gloo(store: Store, rank: int, count: int, *, here_only: bool) -> Any:
+    gloo: Any = distributed.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = _PATIENCE
+    options._devices = [gloo.create_device(hostname=_LOOPBACK) if here_only else gloo.create_default_device()]
+    return gloo(store, rank, count, options)
+
+
 @contextmanager
-def _lost() -> Iterator[None]:
+def lost() -> Iterator[None]:
     """Turn torch's error about a process that is gone into a sentence."""
     try:
         yield

@@ -11,6 +11,7 @@ from smelt.runtime.decoder.batch import Batch, Run
 from smelt.runtime.decoder.model import Model
 from smelt.runtime.decoder.operators import Operators
 from smelt.runtime.parallel.ranks import Ranks
+from smelt.runtime.parallel.stages import Stages
 from smelt.runtime.weights.checkpoint import Checkpoint
 from torch import Tensor
 
@@ -29,10 +30,18 @@ def logits_in_pieces(
     operators: Operators | None = None,
     kept: torch.dtype | None = None,
     ranks: Ranks | None = None,
+    stages: Stages | None = None,
+    divides_experts: bool = False,
 ) -> list[Tensor]:
     """Each prompt's logits, computed as ``steps`` say: a step lists prompts and how many of their tokens it takes."""
     size = 8
-    model = Model(Checkpoint(path), operators or Operators(torch.float32), ranks=ranks)
+    model = Model(
+        Checkpoint(path),
+        operators or Operators(torch.float32),
+        ranks=ranks,
+        stages=stages,
+        divides_experts=divides_experts,
+    )
     needed = [-(-len(prompt) // size) for prompt in prompts]
     order = torch.randperm(sum(needed), generator=torch.Generator().manual_seed(0)).tolist()
     blocks = [[order.pop() for _ in range(count)] for count in needed]
@@ -47,7 +56,9 @@ def logits_in_pieces(
             done[which] += count
         with model.device:
             logits = model(Batch(runs, size), store).cpu()
+        if stages is not None and not stages.gets_logits:
+            continue  # they are another rank's
         for (which, _), part in zip(step, logits.split([len(run.tokens) for run in runs]), strict=True):
             found[which].append(part)
     assert done == [len(prompt) for prompt in prompts]
-    return [torch.cat(parts) for parts in found]
+    return [torch.cat(parts) for parts in found if parts]

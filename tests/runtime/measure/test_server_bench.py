@@ -179,6 +179,23 @@ def test_tokens_that_come_several_at_a_time_are_counted(change: Any, time_betwee
     assert found.notes == [f"sent several tokens of 4 answers at once: the time between them is {time_between}"]
 
 
+def _ignores_continuous_usage(body: dict[str, Any]) -> dict[str, Any]:
+    options = {
+        name: value for name, value in body.get("stream_options", {}).items() if name != "continuous_usage_stats"
+    }
+    return {**body, "stream_options": options} if "stream_options" in body else body
+
+
+def test_a_server_that_accepts_vllms_field_and_does_not_know_it(server: Serving) -> None:
+    """llama.cpp's: the numbers of tokens come with the last part, and times with each part."""
+    with listening(Proxy(server.url, change=_ignores_continuous_usage)) as url, ServerBench(url) as bench:
+        assert bench.features.counts == "whole"
+        found = measure_server(bench, prompt=9, output=30, concurrencies=[1], requests=2, repeats=1)
+    assert found.loads[0].output_tokens == 60
+    assert found.decode_rate is not None
+    assert found.loads[0].first_token_p50 < found.loads[0].completion_p50
+
+
 class _Pairs:
     """Merges the texts of two events into one, as a server does for a client that reads slowly."""
 

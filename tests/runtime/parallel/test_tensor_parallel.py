@@ -15,6 +15,7 @@ from smelt.compress.export.export import export
 from smelt.runtime.decoder.model import Model
 from smelt.runtime.decoder.operators import Operators
 from smelt.runtime.engine.loading import operators_for
+from smelt.runtime.parallel.ranks import Ranks
 from smelt.runtime.weights.checkpoint import Checkpoint
 from smelt.system.errors import RuntimeProblem
 from torch import Tensor
@@ -132,6 +133,47 @@ def test_the_cpus_kernels_compute_parts(tiny: Callable[..., Path], scheme: str |
     operators = operators_for(torch.bfloat16, torch.device("cpu"), log=lambda _: None)
     for true, whole, parts in zip(exact, alone(path, operators), divided(path, 2, operators), strict=True):
         assert (parts - true).norm() < 1.1 * (whole - true).norm()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("scheme", [None, "W4A16", "NVFP4A16"])
+@pytest.mark.parametrize("architecture", ["mixtral", "qwen3_moe"])
+def test_experts_are_divided(tiny: Callable[..., Path], architecture: str, scheme: str | None, count: int) -> None:
+    path = tiny(architecture, num_attention_heads=12, num_key_value_heads=3)
+    if scheme is not None:
+        compressed(path, scheme, 32 if scheme == "W4A16" else None)
+
+    def counted(ranks: CountingRanks) -> tuple[Tensor, Counter[str]]:
+        found = logits_in_pieces(path, PROMPTS, STEPS, ranks=ranks, divides_experts=True)
+        return torch.cat(found), ranks.counts
+
+    found = on_ranks(count, counted)
+    assert all(torch.equal(each, found[0][0]) for each, _ in found)
+    layers = 3 * len(STEPS)
+    assert found[0][1] == Counter(all_reduce=layers + len(STEPS), all_to_all=4 * layers, all_gather=layers + len(STEPS))
+    torch.testing.assert_close(found[0][0], torch.cat(alone(path)), atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("tokens", [1, 2, 25])
+@pytest.mark.parametrize("scheme", ["W8A8", "FP8_BLOCK"])
+def test_experts_round_their_inputs_as_on_one_process(
+    tiny: Callable[..., Path], scheme: str, tokens: int, count: int
+) -> None:
+    """They are whole, and rows that are rounded do not see each other; some ranks may have no token."""
+    path = compressed(tiny("mixtral"), scheme)
+    hidden = torch.randn(tokens, 128, generator=torch.Generator().manual_seed(tokens))
+
+    def computed(ranks: Ranks) -> Tensor:
+        model = Model(Checkpoint(path), Operators(torch.float32), ranks=ranks, divides_experts=True)
+        mixture = model.layers[1].parts.feed_forward
+        assert mixture is not None
+        with torch.inference_mode():
+            return mixture(hidden)
+
+    wanted = computed(Ranks())
+    for found in on_ranks(count, computed):
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
 def _model(path: Path) -> Callable[[CountingRanks], Model]:

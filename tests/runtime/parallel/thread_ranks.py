@@ -28,9 +28,13 @@ class CountingRanks(ConnectedRanks):
         self.counts["all_reduce"] += 1
         return super().all_reduce(tensor)
 
-    def all_gather(self, tensor: Tensor, widths: Sequence[int]) -> Tensor:
+    def all_gather(self, tensor: Tensor, sizes: Sequence[int], dim: int = -1) -> Tensor:
         self.counts["all_gather"] += 1
-        return super().all_gather(tensor, widths)
+        return super().all_gather(tensor, sizes, dim)
+
+    def all_to_all(self, tensor: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        self.counts["all_to_all"] += 1
+        return super().all_to_all(tensor, sent, received)
 
 
 def on_ranks(count: int, work: Callable[[CountingRanks], T]) -> list[T]:

@@ -1,0 +1,93 @@
+"""A step through the stages of a pipeline, in pieces that follow each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..parallel.stages import ConnectedStages
+from .batch import Batch, Run
+from .kv_cache import KeysValues
+
+# Pieces for each stage: more leave stages idle for less of the time, and cost more calls.
+_PIECES = 2
+# Smaller ones take as long as these.
+_LEAST_TOKENS = 16
+
+
+class StageModel(Protocol):
+    """The part of a model that a stage needs."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor: ...
+    def through(self, hidden: Tensor, batch: Batch, store: KeysValues) -> Tensor: ...
+    def logits(self, hidden: Tensor, batch: Batch) -> Tensor: ...
+
+
+def equal_pieces(runs: list[Run], count: int) -> list[list[Run]]:
+    """Runs cut into pieces of equally many tokens, in order; a run may be cut, as its first part is computed first.
+
+    Args:
+        runs: of a step.
+        count: how many pieces, at most.
+    """
+    total = sum(len(run.tokens) for run in runs)
+    count = min(count, total)
+    pieces: list[list[Run]] = [[] for _ in range(count)]
+    done, piece = 0, 0
+    for run in runs:
+        while run.tokens:
+            end = total * (piece + 1) // count
+            taken = min(len(run.tokens), end - done)
+            after = len(run.tokens) - taken
+            pieces[piece].append(replace(run, tokens=run.tokens[:taken], wants=max(0, run.wants - after)))
+            run = replace(run, tokens=run.tokens[taken:], start=run.start + taken, wants=min(run.wants, after))
+            done += taken
+            piece += done == end
+    return pieces
+
+
+def pieces_of(batch: Batch, stages: int) -> list[list[Run]]:
+    """A step's pieces for so many stages."""
+    tokens = len(batch.tokens)
+    most = max(1, tokens // _LEAST_TOKENS)
+    return equal_pieces(batch.runs, max(min(stages, tokens), min(most, _PIECES * stages)))
+
+
+def pipelined(
+    model: StageModel, stages: ConnectedStages, batch: Batch, store: KeysValues, hidden: int, vocabulary: int
+) -> Tensor:
+    """This stage's share of a step. Returns the logits on the rank that samples, and none elsewhere.
+
+    Args:
+        model: with this stage's layers.
+        stages: all of them.
+        batch: the whole step.
+        store: with this stage's keys and values.
+        hidden: the width of hidden states.
+        vocabulary: of the logits.
+    """
+    pieces = [Batch(runs, batch.block_size) for runs in pieces_of(batch, stages.count)]
+    for piece in pieces:
+        if stages.is_first:
+            states = model.embed(piece.tokens, piece.positions)
+        else:
+            states = stages.receive((len(piece.tokens), hidden), model.dtype, model.device)
+        states = model.through(states, piece, store)
+        if not stages.is_last:
+            stages.send(states)
+        elif len(piece.wanted):
+            logits = model.logits(states, piece)
+            if stages.sends_logits:
+                stages.send(logits)
+    found = []
+    if stages.gets_logits:
+        wanted = [len(piece.wanted) for piece in pieces if len(piece.wanted)]
+        found = [stages.receive((count, vocabulary), torch.float32, model.device) for count in wanted]
+    stages.wait()
+    return torch.cat(found) if found else torch.empty(0, vocabulary)

@@ -1,0 +1,132 @@
+"""Pipeline stages: which layers a rank has, and how hidden states go from one to the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...system.errors import RuntimeProblem
+from .ranks import ConnectedRanks, Ranks, lost
+
+
+class Stages:
+    """The stages as one of them sees them; by itself, one that has all layers.
+
+    Attributes:
+        index: its number.
+        count: how many there are.
+    """
+
+    index = 0
+    count = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it has the embedding, and gets the logits."""
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it has the head."""
+        return self.index == self.count - 1
+
+    @property
+    def gets_logits(self) -> bool:
+        """Whether this rank samples: the first of the first stage."""
+        return True
+
+    def layers(self, total: int) -> range:
+        """Its layers.
+
+        Raises:
+            RuntimeProblem: there are fewer layers than stages.
+        """
+        if total < self.count:
+            raise RuntimeProblem(f"{total} layers cannot be divided between {self.count} stages; use a lower pp")
+        return range(total * self.index // self.count, total * (self.index + 1) // self.count)
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Hidden states from the stage before; from the last one, the first gets logits."""
+        raise NotImplementedError
+
+    def send(self, tensor: Tensor) -> None:
+        """Hidden states to the next stage, without waiting for it; logits, from the last to the first."""
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        """Wait until all was sent."""
+
+
+class ConnectedStages(Stages):
+    """One of several.
+
+    Args:
+        world: all ranks; those of a stage have neighbouring numbers.
+        index: the stage's number.
+        count: how many there are.
+    """
+
+    def __init__(self, world: ConnectedRanks, index: int, count: int) -> None:
+        self.index, self.count = index, count
+        self._group, self._world = world.tensors, world
+        self._each = world.count // count
+        self._sent: list[tuple[Tensor, Any]] = []
+
+    @property
+    def gets_logits(self) -> bool:
+        return self._world.rank == 0
+
+    @property
+    def sends_logits(self) -> bool:
+        """Whether this rank of the last stage, whose ranks all have them, sends them."""
+        return self._world.rank == self._world.count - self._each
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+        source = self._world.rank - self._each if not self.is_first else self._world.count - self._each
+        with lost():
+            self._group.recv([tensor], source, 0).wait()
+        return tensor
+
+    def send(self, tensor: Tensor) -> None:
+        tensor = tensor.contiguous()
+        target = 0 if self.is_last else self._world.rank + self._each
+        with lost():
+            self._sent.append((tensor, self._group.send([tensor], target, 0)))
+
+    def wait(self) -> None:
+        sent, self._sent = self._sent, []
+        with lost():
+            for _, work in sent:
+                work.wait()
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """A rank's part in a model.
+
+    Attributes:
+        ranks: that divide each layer with it.
+        stages: that have the other layers.
+    """
+
+    ranks: Ranks = field(default_factory=Ranks)
+    stages: Stages = field(default_factory=Stages)
+
+
+def divided(world: Ranks, tp: int, pp: int) -> RankPlace:
+    """A rank's place. All ranks call it.
+
+    Args:
+        world: all ranks, ``tp`` times ``pp``.
+        tp: how many divide each layer.
+        pp: how many stages there are.
+    """
+    if pp == 1 or not isinstance(world, ConnectedRanks):
+        return RankPlace(world)
+    stage = world.rank // tp
+    tensor = Ranks() if tp == 1 else world.part_of(f"stage {stage}", world.rank % tp, tp)
+    return RankPlace(tensor, ConnectedStages(world, stage, pp))

@@ -1,0 +1,97 @@
+"""Models whose layers are divided between stages, and each layer between ranks besides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from smelt.runtime.decoder.batch import Run
+from smelt.runtime.decoder.operators import Operators
+from smelt.runtime.decoder.pipeline import equal_pieces
+from smelt.runtime.engine.loading import operators_for
+from smelt.runtime.parallel.stages import divided
+from torch import Tensor
+
+from ...compress.coded import compressed
+from ...tiny import CONFIGS, from_transformers
+from ..drive import logits_in_pieces
+from .thread_ranks import CountingRanks, on_ranks
+
+PROMPTS = [torch.randint(4, 4096, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (75, 6)]
+STEPS = [[(0, 40), (1, 4)], [(0, 33)], [(0, 1), (1, 1)], [(0, 1)], [(1, 1)]]
+
+
+def piped(
+    path: Path, tp: int, pp: int, operators: Operators | None = None, steps: list[list[tuple[int, int]]] = STEPS
+) -> list[Tensor]:
+    """Both prompts' logits, which the first rank gets."""
+
+    def work(world: CountingRanks) -> list[Tensor]:
+        place = divided(world, tp, pp)
+        return logits_in_pieces(path, PROMPTS, steps, operators, ranks=place.ranks, stages=place.stages)
+
+    return on_ranks(tp * pp, work)[0]
+
+
+@pytest.mark.parametrize("architecture", list(CONFIGS))
+def test_logits_are_those_of_transformers(tiny: Callable[..., Path], architecture: str) -> None:
+    path = tiny(architecture)
+    model = from_transformers(path)
+    for prompt, found in zip(PROMPTS, piped(path, 1, 2), strict=True):
+        with torch.no_grad():
+            wanted = model(torch.tensor([prompt])).logits[0]
+        torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 3), (2, 2)])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3_text", "mixtral"])
+@pytest.mark.parametrize("scheme", [None, "W4A16", "FP8_BLOCK", "NVFP4A16"])
+def test_stages_of_ranks(tiny: Callable[..., Path], architecture: str, scheme: str | None, tp: int, pp: int) -> None:
+    path = tiny(architecture)
+    exact = logits_in_pieces(path, PROMPTS, STEPS)
+    if scheme is not None:
+        compressed(path, scheme, 32 if scheme == "W4A16" else None)
+    for true, wanted, found in zip(exact, logits_in_pieces(path, PROMPTS, STEPS), piped(path, tp, pp), strict=True):
+        if scheme == "FP8_BLOCK":  # of many rounded inputs, some are at the edge between two codes
+            assert (found - true).norm() < 1.1 * (wanted - true).norm()
+        else:
+            torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
+
+
+def test_the_cpus_kernels_compute_stages(tiny: Callable[..., Path]) -> None:
+    path = tiny("llama", torch.bfloat16)
+    operators = operators_for(torch.bfloat16, torch.device("cpu"), log=lambda _: None)
+    wanted = logits_in_pieces(path, PROMPTS, STEPS, operators)
+    exact = logits_in_pieces(tiny("llama"), PROMPTS, STEPS)
+    for true, whole, parts in zip(exact, wanted, piped(path, 1, 2, operators), strict=True):
+        assert (parts - true).norm() < 1.1 * (whole - true).norm()
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40)), min_size=1, max_size=6),
+    count=st.integers(1, 9),
+)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_pieces_have_equally_many_tokens_in_order(lengths: list[tuple[int, int]], count: int) -> None:
+    runs = [
+        Run(list(range(100 * i, 100 * i + tokens)), 7 * i, [i], 1000, min(wants, tokens))
+        for i, (tokens, wants) in enumerate(lengths)
+    ]
+    pieces = equal_pieces(runs, count)
+    sizes = [sum(len(run.tokens) for run in piece) for piece in pieces]
+    assert len(pieces) == min(count, sum(sizes))
+    assert max(sizes) - min(sizes) <= 1
+    assert [token for piece in pieces for run in piece for token in run.tokens] == [
+        t for run in runs for t in run.tokens
+    ]
+    for run in runs:
+        parts = [part for piece in pieces for part in piece if part.blocks == run.blocks]
+        assert [part.start for part in parts] == [
+            run.start + sum(len(p.tokens) for p in parts[:i]) for i in range(len(parts))
+        ]
+        wanted = [token for part in parts for token in (part.tokens[-part.wants :] if part.wants else [])]
+        assert wanted == (run.tokens[-run.wants :] if run.wants else [])
