@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..common import REPOSITORY, RESULTS
-from . import gpu, offload, predictions, pruning, quantization, runtime, server, serving, serving_on_engine, training
+from . import gpu, predictions, pruning, quantization, runtime, server, serving, serving_on_engine, training
 
 PLACES = ("README.md", "benchmarks/README.md", *(f"docs/{p.name}" for p in sorted((REPOSITORY / "docs").glob("*.md"))))
 _MARKED = re.compile(r"(<!-- results: ([^>]+) -->\n).*?(<!-- results end -->)", re.DOTALL)
@@ -28,7 +28,6 @@ TABLES: dict[str, _Table] = {
     **gpu.TABLES,
     **serving.TABLES,
     **server.TABLES,
-    **offload.TABLES,
     **serving_on_engine.TABLES,
 }
 
