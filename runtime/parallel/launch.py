@@ -45,8 +45,18 @@ class OtherProcesses:
     ) -> None:
         self._processes, self._directory = processes, directory
 
-    def lost(self) -> str | None:
-        """Which one has ended, and how; None if all run."""
+    def lost(self, seconds: float = 0.0) -> str | None:
+        """Which one has ended, and how; None if all run.
+
+        Args:
+            seconds: to wait for it: a process' connections close a moment before it has ended.
+        """
+        until = time.monotonic() + seconds
+        while (found := self._ended()) is None and time.monotonic() < until:
+            time.sleep(0.01)
+        return found
+
+    def _ended(self) -> str | None:
         for rank, process in enumerate(self._processes, 1):
             code = process.poll()
             if code is not None:

@@ -29,7 +29,7 @@ PARAMS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["tp", "pp"])
+@pytest.fixture(scope="module", params=["tp", pytest.param("pp", marks=pytest.mark.slow)])
 def two(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """smelt-6m on two processes."""
     found = engine(SMELT_6M, **{request.param: 2})
@@ -84,6 +84,7 @@ def test_long_steps_need_a_second_message(two: Engine) -> None:
     assert said(two.generate(prompts, params)) == said(engine(SMELT_6M).generate(prompts, params))
 
 
+@pytest.mark.slow
 def test_preempted_sequences_come_back_from_host_memory() -> None:
     small = {"kv_cache_bytes": 1 << 20, "host_cache_bytes": 1 << 24, "swap": "swap", "admission": "immediate"}
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
@@ -120,6 +121,7 @@ def test_closing_ends_its_processes() -> None:
     assert children(os.getpid()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "says"),
     [
