@@ -31,7 +31,10 @@ def said(outputs: list[RequestOutput]) -> list[tuple[list[int], float]]:
 
 @pytest.mark.parametrize("scheme", [None, "W4A16", "W8A8", "FP8_BLOCK"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "mixtral", "gpt_neox"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["llama", "mixtral", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3_text", "gpt_neox"))],
+)
 def test_tokens_are_those_of_weights_in_memory(
     tiny: Callable[..., Path], architecture: str, dtype: str, scheme: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,10 @@ def test_logits_are_those_of_transformers(tiny: Callable[..., Path], architectur
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 3), (2, 2)])
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3_text", "mixtral"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["llama", "mixtral", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "gemma3_text"))],
+)
 @pytest.mark.parametrize("scheme", [None, "W4A16", "FP8_BLOCK", "NVFP4A16"])
 def test_stages_of_ranks(tiny: Callable[..., Path], architecture: str, scheme: str | None, tp: int, pp: int) -> None:
     path = tiny(architecture)
