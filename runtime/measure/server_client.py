@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -107,9 +108,12 @@ class ServerClient:
             ServerProblem: the server refuses the request, or fails before the answer is complete.
         """
         complete = False
+        request = self._http.build_request(
+            "POST", self.url + path, content=body, headers={"Content-Type": "application/json"}
+        )
         try:
-            headers = {"Content-Type": "application/json"}
-            async with self._http.stream("POST", self.url + path, content=body, headers=headers) as response:
+            response = await self._sent(request)
+            async with contextlib.aclosing(response):
                 if not response.is_success:
                     await response.aread()
                     self._refuse(path, response)
@@ -130,7 +134,8 @@ class ServerClient:
 
     async def _answer(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         try:
-            response = await self._http.request(method, self.url + path, json=body)
+            response = await self._sent(self._http.build_request(method, self.url + path, json=body))
+            await response.aread()
         except httpx2.RequestError as error:
             raise self._lost(error) from None
         if not response.is_success:
@@ -141,6 +146,16 @@ class ServerClient:
             raise ServerProblem(
                 f"{self.url}{path}: is not JSON; give the address of a server with OpenAI's API", response.status_code
             ) from None
+
+    async def _sent(self, request: httpx2.Request) -> httpx2.Response:
+        """A response, not read yet. A request is sent again, once, if its connection was closed instead of answering.
+
+        Servers close a connection after so many requests, llama.cpp's without a word, perhaps just as the next one is sent.
+        """
+        try:
+            return await self._http.send(request, stream=True)
+        except (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError):
+            return await self._http.send(request, stream=True)
 
     def _chunk(self, data: bytes) -> dict[str, Any]:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import socket
@@ -15,6 +16,7 @@ from smelt.compress.cli import app
 from smelt.runtime.measure.bench import BenchResult, MachineSpeed, table
 from smelt.runtime.measure.load_result import LoadResult, RequestTimes
 from smelt.runtime.measure.server_bench import ServerBench, ServerBenchResult, measure_server, server_table
+from smelt.runtime.measure.server_client import ServerClient, ServerProblem
 from smelt.runtime.measure.server_info import ServerInfo
 from smelt.runtime.requests.trace import Arrival
 from smelt.runtime.serve.http.config import ServerConfig
@@ -343,6 +345,35 @@ def test_a_failure_in_the_middle_of_an_answer(last: bytes, sentence: str, server
     with listening(Proxy(server.url, breaks_after=5, last=last)) as url:
         said = _refusal(_bench(url, "--prompt", "7", "--output", "20"))
     assert said.startswith(f"smelt: {url}: {sentence}")
+
+
+def test_a_connection_that_is_closed_as_it_is_used_again() -> None:
+    """As llama.cpp's server does after a hundred requests: here after one, when the next has come."""
+
+    async def ask() -> tuple[list[Any], int, str]:
+        connections = 0
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal connections
+            connections += 1
+            await reader.readuntil(b"\r\n\r\n")
+            if connections <= 4:
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1\r\n\r\n7")
+                await writer.drain()
+                await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+
+        listening = await asyncio.start_server(answer, "127.0.0.1", 0)
+        async with listening, ServerClient(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}") as client:
+            found = [await client.get("/v1/models") for _ in range(4)]
+            with pytest.raises(ServerProblem) as raised:
+                await client.get("/v1/models")
+        return found, connections, str(raised.value)
+
+    found, connections, said = asyncio.run(ask())
+    assert found == [7] * 4
+    assert connections == 5, "the last request is sent again only once"
+    assert "closed the connection in the middle of an answer" in said
 
 
 def test_a_full_server(server: Serving) -> None:

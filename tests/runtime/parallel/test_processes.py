@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -20,6 +21,7 @@ from smelt.runtime.requests.output import RequestOutput
 from ...serve_process import started
 from ...tiny import SMELT_6M
 from ..drive import engine
+from ..random_adapter import adapter_of
 
 PROMPTS = [torch.randint(4, 4096, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (70, 9, 33)]
 PARAMS = [
@@ -139,9 +141,16 @@ def test_what_ranks_cannot_do_is_refused(options: dict[str, object], says: str) 
     assert children(os.getpid()) == before
 
 
-def test_adapters_and_embeddings_are_refused(two: Engine, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeProblem, match="tp=1"):
+def test_what_needs_the_whole_model_is_refused(two: Engine, tmp_path: Path) -> None:
+    with pytest.raises(
+        RuntimeProblem, match="weights cannot be taken from memory on several ranks; use an engine with tp=1"
+    ):
         two.take_weights(None, [], lambda name: torch.empty(0))
+    with pytest.raises(RuntimeProblem, match="embeddings cannot be computed on several ranks"):
+        asyncio.run(two.embed(PROMPTS[1]))
+    adapter_of(SMELT_6M, tmp_path / "adapter", target_modules=["q_proj"])
+    with pytest.raises(RuntimeProblem, match="adapters are not applied on several ranks"):
+        two.load_adapter("mine", tmp_path / "adapter")
 
 
 def test_a_launched_number_must_be_tp(monkeypatch: pytest.MonkeyPatch) -> None:
