@@ -11,7 +11,7 @@ from torch import Tensor
 from ...models.structure.lora import Adapter, LowRank
 from ...system.errors import Problem, RuntimeProblem, raise_problems
 from ...system.machine import human_bytes
-from .linear import Linear
+from .linears.linear import Linear
 
 _SHOWN = 6
 

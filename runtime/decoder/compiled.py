@@ -19,7 +19,7 @@ from ..heads import Heads
 from ..weights.matrix import Matrix
 from .batch import Batch
 from .kv_cache import KeysValues
-from .linear import DenseLinear, Linear
+from .linears.linear import DenseLinear, Linear
 from .operators import Attention, FeedForward, Operators, Rotation, RunLayers
 
 # The current step; operators that compiled code calls take only tensors and numbers.

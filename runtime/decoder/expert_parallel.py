@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..parallel.ranks import Ranks
 from .feed_forward import GatedFeedForward
-from .linear import Linear
+from .linears.linear import Linear
 from .operators import Rowwise
 
 

@@ -17,7 +17,7 @@ from .expert_parallel import DividedExperts
 from .feed_forward import GatedFeedForward, PlainFeedForward, RoutedFeedForward
 from .kv_cache import KeysValues
 from .layer_order import stages_of
-from .linear import Linear
+from .linears.linear import Linear
 from .loader import DecoderLoader, shifted
 from .operators import Experts, FeedForward, LayerParts, Rowwise
 from .sharded import SummedFeedForward

@@ -18,10 +18,10 @@ from ..weights.layout import Cut, Layout, Ranges
 from ..weights.live_weights import LiveWeights
 from ..weights.matrix import Matrix, see_the_same, stacked
 from .architectures import DecoderSpec
-from .linear import Linear, SideBySide
+from .linears.linear import Linear, SideBySide
+from .linears.token_table import TokenTable
 from .operators import Operators, Rowwise
 from .sharded import DividedTable, JoinedLinear, SummedLinear
-from .token_table import TokenTable
 
 # Outputs that kernels multiply together, at most.
 _KERNELS_UNIT = 64

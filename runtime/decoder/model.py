@@ -23,7 +23,7 @@ from .architectures import spec_of
 from .batch import Batch
 from .kv_cache import KeysValues
 from .layer import DecoderLayer
-from .linear import Linear
+from .linears.linear import Linear
 from .loader import DecoderLoader
 from .operators import Operators, Rotation, Rowwise
 from .pipeline import pipelined

@@ -18,9 +18,9 @@ from ..heads import Heads
 from ..weights.matrix import Matrix
 from .attention import attend
 from .batch import Batch
-from .cpu import Int8Linear
 from .kv_cache import KeysValues, PagedKeysValues, Rules
-from .linear import DenseLinear, Linear
+from .linears.cpu import Int8Linear
+from .linears.linear import DenseLinear, Linear
 from .logit_statistics import LogitStatistics, logit_statistics
 from .rope import rotate
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..parallel.ranks import Ranks
-from .linear import Linear
+from .linears.linear import Linear
+from .linears.token_table import TokenTable
 from .operators import FeedForward
-from .token_table import TokenTable
 
 
 class SummedLinear:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...quant.activations import is_int8_by_token
-from ..decoder.linear import Linear, restored_from
+from ..decoder.linears.linear import Linear, restored_from
 from ..kernels.base.workspace import workspace
 from ..kernels.linear import linear_bytes, linear_codes
 from ..kernels.linear.codes_weight import CodesWeight

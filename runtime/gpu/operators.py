@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...system.errors import RuntimeProblem
 from ..decoder.kv_cache import KeysValues, Rules
-from ..decoder.linear import Linear
+from ..decoder.linears.linear import Linear
 from ..decoder.operators import Experts, LayerParts, Operators, Rowwise, Stack
 from ..fusions import Fusions
 from ..kernels.linear.routing import most_blocks, route

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..decoder.batch import Batch
 from ..decoder.kv_cache import KeysValues
-from ..decoder.linear import Linear
+from ..decoder.linears.linear import Linear
 from ..decoder.logit_statistics import LogitStatistics
 from ..decoder.model import Model
 from ..engine.engine import Engine

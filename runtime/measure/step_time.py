@@ -18,7 +18,7 @@ from ...quant.grid import Grid
 from ...quant.scheme import Scheme
 from ...quant.stored.quantized_weight import QuantizedWeight
 from ...system.progress import Log
-from ..decoder.linear import Linear
+from ..decoder.linears.linear import Linear
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine
 from ..engine.loading import operators_for

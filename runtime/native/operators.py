@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..decoder.batch import Batch
 from ..decoder.kv_cache import KeysValues
-from ..decoder.linear import Linear, restored_from
+from ..decoder.linears.linear import Linear, restored_from
 from ..decoder.logit_statistics import LogitStatistics
 from ..decoder.operators import Attention, LayerParts, Operators, Rotation, Rowwise, Stack, stored_by_torch
 from ..heads import Heads

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...system.errors import RuntimeProblem
-from ..decoder.linear import Linear, restored_from
+from ..decoder.linears.linear import Linear, restored_from
 from ..decoder.operators import Attention, Rowwise
 from ..heads import Heads
 from ..weights.matrix import Matrix

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from smelt.runtime import Engine, RuntimeProblem, SamplingParams
-from smelt.runtime.decoder.cpu import Int8Linear
+from smelt.runtime.decoder.linears.cpu import Int8Linear
 from smelt.runtime.requests.output import RequestOutput
 
 from ...compress.coded import compressed

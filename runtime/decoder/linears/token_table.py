@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..weights.matrix import Matrix
+from ...weights.matrix import Matrix
 
 
 class TokenTable:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...system.pages import as_weight
-from ..weights.matrix import Matrix
-from ..weights.rounding import rounder, rounding_explanation
+from ....system.pages import as_weight
+from ...weights.matrix import Matrix
+from ...weights.rounding import rounder, rounding_explanation
 
 
 class Linear(Protocol):

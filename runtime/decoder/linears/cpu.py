@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...quant.activations import is_int8_by_token
-from ..weights.matrix import Matrix
-from ..weights.rounding import FixedRounding, is_fixed_int8, rounding_explanation
+from ....quant.activations import is_int8_by_token
+from ...weights.matrix import Matrix
+from ...weights.rounding import FixedRounding, is_fixed_int8, rounding_explanation
 
 _ZERO = 128  # oneDNN multiplies unsigned inputs with signed weights
 

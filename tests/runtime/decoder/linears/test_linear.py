@@ -6,7 +6,7 @@ import pytest
 import torch
 from compressed_tensors.quantization import QuantizationArgs
 from smelt.quant.activations import ActivationRounding
-from smelt.runtime.decoder.cpu import Int8Linear
+from smelt.runtime.decoder.linears.cpu import Int8Linear
 from smelt.runtime.decoder.operators import Operators
 from smelt.runtime.weights.matrix import Matrix
 

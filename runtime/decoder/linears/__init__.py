@@ -1,0 +1,1 @@
+"""Linears on plain torch and oneDNN, and the input embedding."""
