@@ -12,18 +12,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Unpack
 
-import torch
 from torch import Tensor
 
 from ...models.structure.lora import Adapter
 from ...system.errors import RuntimeProblem, nearest_name
-from ...system.machine import human_bytes
 from ...system.progress import Log
 from ..blocks.block_cache import BlockCache
 from ..blocks.host_tier import HostTier
-from ..cache_types import BY_NAME, cache_type_of, names_for
 from ..decoder.model import Model
-from ..parallel.ranks import Ranks
+from ..parallel.stages import RankPlace
 from ..requests.deadlines import Deadlines
 from ..requests.options import RequestOptions
 from ..requests.output import RequestOutput
@@ -42,15 +39,13 @@ from .embedding import Pooling, embedding
 from .engine_thread import EngineThread
 from .executor import Executor, StepHandle, StepResult
 from .executors import EXECUTORS, ExecutorParts
-from .host_blocks import HostBlocks
-from .loading import load_model
 from .loop import EngineLoop, Stream
 from .new_requests import NewRequests, Prompt
-from .reserve import Reservation, host_slots, reserve
 from .sampling import Sampled
 from .scoring import grouped
+from .share import EngineShare
 from .worker import work_unless_first
-from .workers import Workers, check_same, each_loaded, least
+from .workers import Workers
 
 Sink = Callable[[RequestOutput], object]
 
@@ -98,21 +93,14 @@ class Engine:
             self._load(checkpoint, config, thread)
 
     def _load(self, checkpoint: str | Path, config: EngineConfig, thread: EngineThread | None) -> None:
-        ranks = Ranks() if self._workers is None else self._workers.ranks
-        place = None if self._workers is None else self._workers.place
-        with each_loaded(ranks):
-            opened, self.model = load_model(checkpoint, config, log=self._log, place=place)
-        check_same(ranks, opened)
-        spec = self.model.spec
-        self.max_length = min(config.max_length or spec.max_length, spec.max_length)
-        directory = opened.directory
+        place = RankPlace() if self._workers is None else self._workers.place
+        share = EngineShare.load(checkpoint, config, place, log=self._log)
+        self.model, self.max_length, self.reservation = share.model, share.max_length, share.reservation
+        self._store, self._host = share.store, share.host
+        directory = share.opened.directory
         self.tokenizer: Any = directory.tokenizer() if directory.has_tokenizer else None
-        self.ends = frozenset(directory.end_tokens(opened.config))
-        kept = self.model.kept(BY_NAME[config.kv_dtype].torch_dtype(self.model.dtype))
-        _check_cache(self.model, kept, config)
-        if self.model.cache_scheme is not None:
-            self._log(self.model.cache_scheme.sentence(kept))
-        self._take_memory(kept, ranks)
+        self.ends = frozenset(directory.end_tokens(share.opened.config))
+        self._schedule()
         self.executor = self._executor()
         self.on_step: Callable[[StepPlan], object] | None = None
         self._handle: tuple[StepPlan, StepHandle] | None = None
@@ -125,31 +113,17 @@ class Engine:
         self._lock = threading.RLock()
         self.loop = EngineLoop(self, thread or EngineThread())
 
-    def _take_memory(self, kept: torch.dtype, ranks: Ranks) -> None:
-        """Reserve memory, and create the cache and the scheduler."""
-        config = self.config
-        with each_loaded(ranks):
-            found = reserve(self.model, config, max_length=self.max_length, kv_dtype=kept)
-        self.reservation: Reservation = found.of_blocks(least(ranks, found.blocks))
-        self._log(self.reservation.sentence())
-        self.model.stream_layers(self.reservation.layers)
-        self._store = self.model.keys_values(self.reservation.blocks, config.block_size, kept)
-        self._host: HostBlocks | None = None
+    def _schedule(self) -> None:
+        """Create the block cache and the scheduler."""
+        config, host = self.config, self._host
         swapping = None
-        if config.host_cache_bytes:
-            directory = None if config.host_cache_directory is None else Path(config.host_cache_directory)
-            with each_loaded(ranks):
-                slots = host_slots(config.host_cache_bytes, self.reservation, on_disk=directory is not None)
-            slots = least(ranks, slots)
-            self._host = HostBlocks(self._store, slots, directory)
-            swapping = Swapping(config.swap, config.block_size, self._host.measured_cost())
-            where = "host memory" if directory is None else str(directory)
-            self._log(f"reserved {human_bytes(slots * self._host.block_bytes)} of {where} for {slots} cache blocks")
+        if host is not None:
+            swapping = Swapping(config.swap, config.block_size, host.measured_cost())
         self.cache = BlockCache(
             self.reservation.blocks,
             config.block_size,
             share_prefixes=config.share_prefixes,
-            host=None if self._host is None else HostTier(self._host.slots),
+            host=None if host is None else HostTier(host.slots),
         )
         self.scheduler = Scheduler(
             self.cache,
@@ -656,20 +630,3 @@ class Engine:
 
 def _print_notice(text: str) -> None:
     print(f"smelt: {text}", file=sys.stderr)
-
-
-def _check_cache(model: Model, kept: torch.dtype, config: EngineConfig) -> None:
-    scheme, kv_dtype, operators = model.cache_scheme, config.kv_dtype, model.operators
-    if scheme is not None and kv_dtype not in ("auto", scheme.numbers):
-        raise RuntimeProblem(
-            f"kv_dtype is {kv_dtype}, but the checkpoint itself rounds keys and values to {scheme.numbers}; leave kv_dtype at auto"
-        )
-    if operators.name not in cache_type_of(kept).operators:
-        others = [name for name in names_for(operators.name) if name != "auto"]
-        raise RuntimeProblem(
-            f"kv_dtype {kv_dtype} is for GPUs with Smelt's kernels; use {' or '.join(others)} on this device"
-        )
-    if config.block_size % operators.block_multiple:
-        raise RuntimeProblem(
-            f"block_size is {config.block_size}; on a GPU it must be a multiple of {operators.block_multiple}"
-        )

@@ -9,16 +9,13 @@ from pathlib import Path
 import torch
 
 from ...system.errors import SmeltError
-from ..cache_types import BY_NAME
 from ..decoder.batch import Batch
 from ..parallel.launch import ends_with, joined_at, joined_by_environment, launched_count, launched_rank
 from ..parallel.ranks import RankLost, Ranks
 from ..parallel.stages import divided
 from .config import EngineConfig
-from .host_blocks import HostBlocks
-from .loading import load_model
-from .reserve import host_slots, reserve
-from .workers import StepMessage, check_same, each_loaded, here, kind, least, on_gpu
+from .share import EngineShare
+from .workers import StepMessage, here, kind, on_gpu
 
 
 def work(ranks: Ranks) -> None:
@@ -31,26 +28,12 @@ def work(ranks: Ranks) -> None:
     config = here(EngineConfig(**given["config"]))
     torch.set_num_threads(given["threads"])
     place = divided(ranks, config.tp, config.pp)
-    with each_loaded(ranks):
-        opened, model = load_model(Path(given["checkpoint"]), config, log=lambda _: None, place=place)
-    check_same(ranks, opened)
-    kept = model.kept(BY_NAME[config.kv_dtype].torch_dtype(model.dtype))
-    length = min(config.max_length or model.spec.max_length, model.spec.max_length)
-    with each_loaded(ranks):
-        reservation = reserve(model, config, max_length=length, kv_dtype=kept)
-    model.stream_layers(reservation.layers)
-    store = model.keys_values(least(ranks, reservation.blocks), config.block_size, kept)
-    host = None
-    if config.host_cache_bytes:
-        directory = None if config.host_cache_directory is None else Path(config.host_cache_directory)
-        with each_loaded(ranks):
-            slots = host_slots(config.host_cache_bytes, reservation, on_disk=directory is not None)
-        host = HostBlocks(store, least(ranks, slots), directory)
+    share = EngineShare.load(Path(given["checkpoint"]), config, place, log=lambda _: None)
     while (message := StepMessage.received(ranks)) is not None:
-        if host is not None:
-            host.swap(message.plan)
-        store.copy(message.plan.copies)
-        model(Batch(message.runs, config.block_size), store)
+        if share.host is not None:
+            share.host.swap(message.plan)
+        share.store.copy(message.plan.copies)
+        share.model(Batch(message.runs, config.block_size), share.store)
 
 
 def work_unless_first(config: EngineConfig) -> None:

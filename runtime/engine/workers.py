@@ -217,7 +217,8 @@ class Workers:
             with self._computing:
                 yield
         except BaseException as error:
-            self._problem = f"{self._others.lost(_END_SECONDS if isinstance(error, RankLost) else 0) or 'a rank has failed'}, and a model on several ranks needs all; start again"
+            which = self._others.lost(_END_SECONDS if isinstance(error, RankLost) else 0.0) or "a rank has failed"
+            self._problem = f"{which}, and a model on several ranks needs all; start again"
             self._closed = True
             torch.set_num_threads(self._threads)
             self.ranks.close()

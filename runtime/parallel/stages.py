@@ -109,10 +109,12 @@ class RankPlace:
     """A rank's part in a model.
 
     Attributes:
-        ranks: that divide each layer with it.
+        world: all ranks.
+        ranks: those that divide each layer with it.
         stages: that have the other layers.
     """
 
+    world: Ranks = field(default_factory=Ranks)
     ranks: Ranks = field(default_factory=Ranks)
     stages: Stages = field(default_factory=Stages)
 
@@ -126,7 +128,7 @@ def divided(world: Ranks, tp: int, pp: int) -> RankPlace:
         pp: how many stages there are.
     """
     if pp == 1 or not isinstance(world, ConnectedRanks):
-        return RankPlace(world)
+        return RankPlace(world, world)
     stage = world.rank // tp
     tensor = Ranks() if tp == 1 else world.part_of(f"stage {stage}", world.rank % tp, tp)
-    return RankPlace(tensor, ConnectedStages(world, stage, pp))
+    return RankPlace(world, tensor, ConnectedStages(world, stage, pp))

@@ -1,0 +1,102 @@
+"""A process' share of an engine: its part of the model, and of the cache. All ranks load theirs in step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from ...system.errors import RuntimeProblem
+from ...system.machine import human_bytes
+from ...system.progress import Log
+from ..cache_types import BY_NAME, cache_type_of, names_for
+from ..decoder.kv_cache import KeysValues
+from ..decoder.model import Model
+from ..parallel.stages import RankPlace
+from ..weights.checkpoint import Checkpoint
+from .config import EngineConfig
+from .host_blocks import HostBlocks
+from .loading import load_model
+from .reserve import Reservation, host_slots, reserve
+from .workers import check_same, each_loaded, least
+
+
+@dataclass(frozen=True)
+class EngineShare:
+    """What a process needs to compute steps.
+
+    Attributes:
+        opened: the checkpoint, for its config and tokenizer.
+        model: this process' part.
+        max_length: the most tokens of a sequence.
+        reservation: of this process' memory.
+        store: this process' keys and values.
+        host: its cache blocks in host memory; None if there are none.
+    """
+
+    opened: Checkpoint
+    model: Model
+    max_length: int
+    reservation: Reservation
+    store: KeysValues
+    host: HostBlocks | None
+
+    @classmethod
+    def load(cls, checkpoint: str | Path, config: EngineConfig, place: RankPlace, *, log: Log) -> Self:
+        """Load it.
+
+        Args:
+            checkpoint: a Hugging Face directory.
+            config: of the engine.
+            place: this process' among those that compute the model.
+            log: gets messages for the user.
+
+        Raises:
+            SmeltError: it cannot be read, or served, or does not fit in memory, on this rank or another.
+        """
+        world = place.world
+        with each_loaded(world):
+            opened, model = load_model(checkpoint, config, log=log, place=place)
+        check_same(world, opened)
+        longest = model.spec.max_length
+        length = min(config.max_length or longest, longest)
+        kept = model.kept(BY_NAME[config.kv_dtype].torch_dtype(model.dtype))
+        with each_loaded(world):
+            _check_cache(model, kept, config)
+            found = reserve(model, config, max_length=length, kv_dtype=kept)
+        reservation = found.of_blocks(least(world, found.blocks))
+        if model.cache_scheme is not None:
+            log(model.cache_scheme.sentence(kept))
+        log(reservation.sentence())
+        model.stream_layers(reservation.layers)
+        store = model.keys_values(reservation.blocks, config.block_size, kept)
+        host = None
+        if config.host_cache_bytes:
+            directory = None if config.host_cache_directory is None else Path(config.host_cache_directory)
+            with each_loaded(world):
+                slots = host_slots(config.host_cache_bytes, reservation, on_disk=directory is not None)
+            slots = least(world, slots)
+            with each_loaded(world):
+                host = HostBlocks(store, slots, directory)
+            where = "host memory" if directory is None else str(directory)
+            log(f"reserved {human_bytes(slots * host.block_bytes)} of {where} for {slots} cache blocks")
+        return cls(opened, model, length, reservation, store, host)
+
+
+def _check_cache(model: Model, kept: torch.dtype, config: EngineConfig) -> None:
+    scheme, kv_dtype, operators = model.cache_scheme, config.kv_dtype, model.operators
+    if scheme is not None and kv_dtype not in ("auto", scheme.numbers):
+        raise RuntimeProblem(
+            f"kv_dtype is {kv_dtype}, but the checkpoint itself rounds keys and values to {scheme.numbers}; leave kv_dtype at auto"
+        )
+    if operators.name not in cache_type_of(kept).operators:
+        others = [name for name in names_for(operators.name) if name != "auto"]
+        raise RuntimeProblem(
+            f"kv_dtype {kv_dtype} is for GPUs with Smelt's kernels; use {' or '.join(others)} on this device"
+        )
+    if config.block_size % operators.block_multiple:
+        raise RuntimeProblem(
+            f"block_size is {config.block_size}; on a GPU it must be a multiple of {operators.block_multiple}"
+        )
