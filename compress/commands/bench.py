@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ...runtime import EngineConfig
-from ...runtime.cache_types import kv_dtype_help
-from ...runtime.scheduling.policies.table import POLICIES
 from ...system.errors import SmeltError
 from ...system.progress import Progress
+from .engine_options import options_given, with_engine_options
 from .outcome import reporting_errors
 
 
 @reporting_errors
+@with_engine_options("share_prefixes")
 def bench(
     checkpoint: Annotated[
         str | None,
@@ -29,32 +30,7 @@ def bench(
     requests: Annotated[int, typer.Option(help="Requests per load, at least its concurrency.", min=1, max=10**6)] = 16,
     trace: Annotated[Path | None, typer.Option(help="Replay a trace: Azure's CSV or Mooncake's JSONL.")] = None,
     trace_requests: Annotated[int, typer.Option(help="Number of requests from the trace.", min=1)] = 32,
-    policy: Annotated[str, typer.Option(help=f"Scheduling policy: {', '.join(POLICIES)}.")] = "fcfs",
     static: Annotated[bool, typer.Option("--static", help="The same as --policy static.")] = False,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    kv_dtype: Annotated[str, typer.Option(help=kv_dtype_help())] = "auto",
-    native: Annotated[bool, typer.Option(help="Use Smelt's compiled CPU kernels, or torch's operators.")] = True,
-    exact_inputs: Annotated[
-        bool, typer.Option("--exact-inputs", help="Never quantize the activations of weight-only formats to int8.")
-    ] = False,
-    reproducible: Annotated[
-        bool,
-        typer.Option(
-            "--reproducible", help="Make a request's tokens independent of the rest of its batch, at some cost."
-        ),
-    ] = False,
-    device: Annotated[str, typer.Option(help="cpu, or cuda for a GPU with Triton kernels.")] = "cpu",
-    tp: Annotated[int, typer.Option(help="Processes that divide each layer between them.", min=1)] = 1,
-    pp: Annotated[int, typer.Option(help="Processes that have some of the layers each.", min=1)] = 1,
-    offload: Annotated[
-        str | None, typer.Option(help="disk: the layers' weights are in a file, and read for each step.")
-    ] = None,
-    memory_bytes: Annotated[
-        int | None, typer.Option(help="Memory for weights, activations and cache together.", min=1)
-    ] = None,
-    compiled: Annotated[
-        bool, typer.Option("--compile", help="Use torch.compile for the layers instead of Smelt's own kernels.")
-    ] = False,
     ablate: Annotated[
         bool,
         typer.Option("--ablate", help="What each GPU fusion saves: launches, bytes, and time if there is a GPU."),
@@ -74,6 +50,8 @@ def bench(
         str | None, typer.Option(help="The server's key.", envvar="SMELT_API_KEY", show_envvar=True)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    *,
+    engine: EngineConfig,
 ) -> int:
     """Measure a checkpoint's speed on this machine, and how close it comes to the machine's limits; or a server's speed.
 
@@ -96,26 +74,12 @@ def bench(
         smelt bench --calibrate this-machine.json
     """
     loads = concurrency or ([] if trace else [1, 4, 16])
-    of_engines = {
-        "--policy": policy != "fcfs",
-        "--static": static,
-        "--no-native": not native,
-        "--exact-inputs": exact_inputs,
-        "--reproducible": reproducible,
-        "--compile": compiled,
-        "--tp": tp != 1,
-        "--pp": pp != 1,
-        "--offload": offload is not None,
-        "--memory-bytes": memory_bytes is not None,
-    }
+    of_engines = {"--static": static, **dict.fromkeys(options_given(engine), True)}
     if server is not None:
         unused = {
             "CHECKPOINT": checkpoint is not None,
             "--calibrate": calibrate is not None,
             "--ablate": ablate,
-            "--dtype": dtype != "auto",
-            "--kv-dtype": kv_dtype != "auto",
-            "--device": device != "cpu",
         }
         _refuse(unused | of_engines, "--server measures what a server does with its own options")
         return _bench_server(
@@ -129,40 +93,26 @@ def bench(
         raise SmeltError(
             "give a checkpoint to measure, or --calibrate FILE to calibrate this machine, or --server URL to measure a server"
         )
-    config = EngineConfig(
-        max_sequences=max([32, *loads]),
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        native=native,
-        exact_inputs=exact_inputs,
-        reproducible=reproducible,
-        device=device,
-        tp=tp,
-        pp=pp,
-        offload=offload,
-        memory_bytes=memory_bytes,
-        compile=compiled,
-        policy=policy,
-        static_batching=static,
-        share_prefixes=False,
-    )
     if ablate:
         unused = {"--trace": trace is not None, "--concurrency": concurrency is not None}
-        _refuse(of_engines | unused, "--ablate takes one step of a GPU apart")
-        return _ablate(checkpoint, prompt, output, dtype, kv_dtype, as_json)
+        unused |= {name: used for name, used in of_engines.items() if name not in ("--dtype", "--kv-dtype", "--device")}
+        _refuse(unused, "--ablate takes one step of a GPU apart")
+        return _ablate(checkpoint, prompt, output, engine.dtype, engine.kv_dtype, as_json)
+    most = max([engine.max_sequences, *loads])
+    config = replace(engine, max_sequences=most, static_batching=static, share_prefixes=False)
     from ...models.directory.find import find_checkpoint
     from ...runtime.engine.engine import Engine
     from ...runtime.measure.bench import measure, table
     from ...runtime.requests.trace import read_trace
 
-    engine = Engine(find_checkpoint(checkpoint).path, config)
+    loaded = Engine(find_checkpoint(checkpoint).path, config)
     found = measure(
-        engine,
+        loaded,
         prompt=prompt,
         output=output,
         concurrencies=loads,
         requests=requests,
-        trace=read_trace(trace, trace_requests, engine.max_length) if trace else None,
+        trace=read_trace(trace, trace_requests, loaded.max_length) if trace else None,
         log=Progress(True).say,
     )
     print(json.dumps({"checkpoint": checkpoint, **found.as_data()}, indent=2) if as_json else table(found))

@@ -10,11 +10,12 @@ from typing import Annotated
 import typer
 
 from ...runtime import EngineConfig, SamplingParams
-from ...runtime.cache_types import kv_dtype_help
+from .engine_options import with_engine_options
 from .outcome import reporting_errors
 
 
 @reporting_errors
+@with_engine_options("max_sequences", "seed")
 def chat(
     checkpoint: Annotated[str, typer.Argument(help="A directory, a hub name or builtin:smelt-6m.")],
     temperature: Annotated[float, typer.Option(help="0 decodes greedily.")] = 0.7,
@@ -24,12 +25,8 @@ def chat(
     max_tokens: Annotated[int, typer.Option(help="Maximum tokens of an answer.", min=1)] = 512,
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
     seed: Annotated[int | None, typer.Option(help="Makes answers reproducible.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Maximum context length, in tokens.", min=2)] = None,
-    kv_dtype: Annotated[str, typer.Option(help=kv_dtype_help())] = "auto",
-    native: Annotated[bool, typer.Option(help="Use Smelt's compiled CPU kernels, or torch's operators.")] = True,
-    device: Annotated[str, typer.Option(help="cpu, or cuda, which has not been run on a GPU yet.")] = "cpu",
-    tp: Annotated[int, typer.Option(help="Processes that divide each layer between them.", min=1)] = 1,
-    pp: Annotated[int, typer.Option(help="Processes that have some of the layers each.", min=1)] = 1,
+    *,
+    engine: EngineConfig,
 ) -> int:
     """Chat with a checkpoint. /reset clears the conversation, /quit leaves.
 
@@ -38,18 +35,15 @@ def chat(
         smelt chat runs/quickstart/checkpoint --temperature 0.8
     """
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    config = EngineConfig(
-        max_length=max_length, max_sequences=1, kv_dtype=kv_dtype, native=native, device=device, tp=tp, pp=pp
-    )
     from ...models.directory.find import find_checkpoint
     from ...runtime.engine.chat import Chat, converse
     from ...runtime.engine.engine import Engine
 
-    engine = Engine(find_checkpoint(checkpoint).path, config)
-    limit = min(max_tokens, max(1, engine.max_length // 2))
+    loaded = Engine(find_checkpoint(checkpoint).path, replace(engine, max_sequences=1))
+    limit = min(max_tokens, max(1, loaded.max_length // 2))
     if isinstance(sys.stdin, io.TextIOWrapper):  # input may be in any encoding
         sys.stdin.reconfigure(errors="replace")
     converse(
-        Chat(engine, replace(params, max_tokens=limit), system), input, lambda text: print(text, end="", flush=True)
+        Chat(loaded, replace(params, max_tokens=limit), system), input, lambda text: print(text, end="", flush=True)
     )
     return 0

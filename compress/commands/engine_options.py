@@ -18,28 +18,45 @@ _LEFT_OUT = ("fusions", "static_batching", "quiet")
 _FIELD = re.compile(r"^        (\w+): (.*(?:\n            .*)*)", re.MULTILINE)
 
 
-def with_engine_options(command: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Replace a command's parameter ``engine`` by an option for each of the engine's fields.
+def with_engine_options(*without: str) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
+    """Replace a command's parameter ``engine``, an :class:`EngineConfig`, by an option for each of the engine's fields.
 
     Args:
-        command: takes an :class:`EngineConfig` as its keyword ``engine``.
+        without: fields that the command sets by itself.
     """
-    parameters = _parameters()
-    signature = inspect.signature(command)
-    own = [each for each in signature.parameters.values() if each.name != "engine"]
+    parameters = [each for each in _parameters() if each.name not in without]
 
-    @functools.wraps(command)
-    def wrapped(**given: Any) -> int | None:
-        chosen = {each.name: given.pop(each.name) for each in parameters}
-        return command(**given, engine=EngineConfig(**chosen))
+    def decorate(command: Callable[..., int | None]) -> Callable[..., int | None]:
+        signature = inspect.signature(command)
+        hints = get_type_hints(command, include_extras=True)
+        # typer does not evaluate the annotations of a signature that is set.
+        own = [
+            each.replace(annotation=hints[each.name]) for each in signature.parameters.values() if each.name != "engine"
+        ]
 
-    wrapped.__signature__ = signature.replace(parameters=[*own, *parameters])  # type: ignore[attr-defined]
-    hints = get_type_hints(command, include_extras=True)
-    wrapped.__annotations__ = {
-        **{name: hint for name, hint in hints.items() if name != "engine"},
-        **{each.name: each.annotation for each in parameters},
-    }
-    return wrapped
+        @functools.wraps(command)
+        def wrapped(**given: Any) -> int | None:
+            chosen = {each.name: given.pop(each.name) for each in parameters}
+            return command(**given, engine=EngineConfig(**chosen))
+
+        wrapped.__signature__ = signature.replace(parameters=[*own, *parameters])  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {
+            **{name: hint for name, hint in hints.items() if name != "engine"},
+            **{each.name: each.annotation for each in parameters},
+        }
+        return wrapped
+
+    return decorate
+
+
+def options_given(engine: EngineConfig) -> list[str]:
+    """The options whose values are not the defaults."""
+    usual = EngineConfig()
+    return [
+        f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
+        for name, value in ((field.name, getattr(engine, field.name)) for field in fields(EngineConfig))
+        if value != getattr(usual, name)
+    ]
 
 
 def _parameters() -> list[inspect.Parameter]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @reporting_errors
-@with_engine_options
+@with_engine_options()
 def serve(
     checkpoint: Annotated[str, typer.Argument(help="A directory, a hub name or builtin:smelt-6m.")],
     *,

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...models.checkpoint.weights import CheckpointWeights
 from .layout import Cut, Layout, Ranges
 
-_PLACES = ("g_idx", "weight_g_idx")
+_PLACES = "g_idx"
 
 
 class Stored(Protocol):
@@ -58,7 +58,7 @@ class CutTensors:
         if not places:
             return self._stored.tensor(name)
         found = self._stored.weights.load_part(name, places.get(0), places.get(1))
-        if local in _PLACES and columns is not None:
+        if local == _PLACES and columns is not None:
             # Groups are counted from the part's first one.
             found = found - found.min()
         return found
