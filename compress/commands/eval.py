@@ -39,6 +39,8 @@ def eval_(
         typer.Option(metavar="KEY=VALUE,…", help="Load to time: prompt, generate, concurrency, repeats; or `none`."),
     ] = "prompt=128,generate=64,concurrency=1,8",
     device: Annotated[str, typer.Option(help="Device: cpu, or cuda for a GPU.")] = "cpu",
+    tp: Annotated[int, typer.Option(help="Processes that divide each layer between them.", min=1)] = 1,
+    pp: Annotated[int, typer.Option(help="Processes that have some of the layers each.", min=1)] = 1,
     output: Annotated[Path, typer.Option(help="Directory for report.html, report.md and report.json.")] = Path(
         "runs/eval"
     ),
@@ -92,6 +94,8 @@ def eval_(
         **({} if length is None else {"length": length}),
         samples=samples,
         device=device,
+        tp=tp,
+        pp=pp,
         trust_task_code=trust_task_code,
     )
     if not server and (model is not None or tokenizer is not None):

@@ -19,6 +19,7 @@ from .problems import (
     device_problems,
     fewest_positions,
     length_problems,
+    rank_problems,
     server_notes,
     server_problems,
     task_problems,
@@ -66,7 +67,7 @@ def evaluate(
             reported as a partial report.
     """
     asked = settings or Evaluate()
-    raise_problems(device_problems(asked.device, ""))
+    raise_problems(device_problems(asked.device, "") + rank_problems(asked, ""))
     kept = (
         _kept_baseline(named_path(str(baseline)), asked.device, allow_foreign_baseline)
         if _is_report(baseline)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...models.text.text_source import TextSource
-from ...runtime import Engine, EngineConfig
+from ...runtime import Engine
 from ...system.device import device_named, give_back
 from ...system.errors import SmeltError
 from ...system.progress import Progress
@@ -162,7 +162,7 @@ class Evaluation:
             return
         baseline = next((s for s in subjects if s.role == "baseline"), None)
         others = [s for s in subjects if s is not baseline]
-        with _Readings(self._directory, self._settings.device, self._progress) as readings:
+        with _Readings(self._directory, self._settings, self._progress) as readings:
             first = baseline or others[0]
             excerpt = self._cut(first)
             if baseline is None or not others:
@@ -237,7 +237,7 @@ class Evaluation:
     def _serve(self, subject: Subject) -> None:
         if subject.only_text is not None:
             return
-        with _Served(subject, self._settings.device, self._progress) as served:
+        with _Served(subject, self._settings, self._progress) as served:
             for task in self._answered(subject):
                 self._answer(subject, served, task)
             if self._tasks is not None:
@@ -298,8 +298,7 @@ class Evaluation:
                 settings,
                 self._progress,
                 servers=servers,
-                trust_remote_code=trust,
-                device=self._settings.device,
+                engine=self._settings.engine(trust_remote_code=trust),
             )
             return {
                 "day": datetime.now(UTC).date().isoformat(),
@@ -312,6 +311,7 @@ class Evaluation:
             "what": "speed",
             "models": [[subject.fingerprint, subject.companions] for subject in subjects],
             "settings": settings.model_dump(mode="json"),
+            "ranks": [self._settings.tp, self._settings.pp],
             "machine": self._machine.model_dump(mode="json"),
             "versions": versions(),
         }
@@ -340,6 +340,7 @@ class Evaluation:
             "companions": subject.companions,
             "streamed": subject.open_reader is not None,
             "device": self._machine.device,
+            "ranks": [self._settings.tp, self._settings.pp],
             "versions": versions("lm-eval"),
         }
         return key if excerpt is None else key | {"text": excerpt.windows.fingerprint, "source": excerpt.source}
@@ -348,8 +349,8 @@ class Evaluation:
 class _Readings:
     """Readings of an excerpt, by subject, so that a baseline reads it once for all."""
 
-    def __init__(self, directory: Path, device: str, progress: Progress) -> None:
-        self._directory, self._device, self._progress = directory, device, progress
+    def __init__(self, directory: Path, settings: Evaluate, progress: Progress) -> None:
+        self._directory, self._settings, self._progress = directory, settings, progress
         self._of: dict[str, Reading] = {}
 
     def of(self, subject: Subject, excerpt: Excerpt) -> Reading:
@@ -358,7 +359,8 @@ class _Readings:
                 reader, computed_by = subject.open_reader(self._directory)
             else:
                 directory = subject.directory
-                reader = RuntimeReader(directory.path, directory.trust_remote_code, self._directory, self._device)
+                config = self._settings.engine(trust_remote_code=directory.trust_remote_code)
+                reader = RuntimeReader(directory.path, self._directory, config)
                 computed_by = "Smelt's runtime"
             self._of[subject.name] = read(reader, excerpt, computed_by, subject.name, self._progress)
         return self._of[subject.name]
@@ -378,8 +380,8 @@ class _Readings:
 class _Served:
     """An engine for a subject, loaded on first use; or the server that it is behind."""
 
-    def __init__(self, subject: Subject, device: str, progress: Progress) -> None:
-        self._subject, self._device, self._progress = subject, device, progress
+    def __init__(self, subject: Subject, settings: Evaluate, progress: Progress) -> None:
+        self._subject, self._settings, self._progress = subject, settings, progress
         self._engine: Engine | None = None
         self._harness: Any = None
 
@@ -388,13 +390,8 @@ class _Served:
         if self._engine is None:
             self._progress.say(f"loading {self._subject.name}")
             directory = self._subject.directory
-            config = EngineConfig(
-                max_sequences=_SEQUENCES,
-                trust_remote_code=directory.trust_remote_code,
-                device=self._device,
-                quiet=True,
-            )
-            self._engine = Engine(directory.path, config)
+            config = self._settings.engine(trust_remote_code=directory.trust_remote_code)
+            self._engine = Engine(directory.path, config, max_sequences=_SEQUENCES)
         return self._engine
 
     @property
@@ -420,5 +417,7 @@ class _Served:
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self._engine is not None:
+            self._engine.close()
         self._engine = self._harness = None
-        give_back(device_named(self._device))
+        give_back(device_named(self._settings.device))

@@ -31,6 +31,23 @@ def device_problems(device: str, where: str = "evaluate.") -> list[Problem]:
     return []
 
 
+def rank_problems(settings: Evaluate, where: str = "evaluate.") -> list[Problem]:
+    """Several ranks within a process that a launcher has started, whose others do not evaluate."""
+    if settings.tp * settings.pp == 1:
+        return []
+    from ...runtime.parallel.launch import launched_count
+
+    if launched_count() == 1:
+        return []
+    return [
+        Problem(
+            f"{where}{'tp' if settings.tp > 1 else 'pp'}",
+            f"{launched_count()} processes were launched together, but an evaluation starts its ranks itself; leave it out here,"
+            " and evaluate afterwards without a launcher: smelt eval --tp, or smelt eval --server for a server that was launched",
+        )
+    ]
+
+
 def task_problems(tasks: Tasks, models: Sequence[ModelDirectory], where: str = "evaluate.") -> list[Problem]:
     """Tasks whose generation leaves no room for a prompt in the context length."""
     problems = []

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from ...models.text.settings import LENGTH_HELP, fitting_length
 from ...models.text.text_source import TextSource
+from ...runtime import EngineConfig
 from ...system.settings import PathText, RecipeModel
 
 
@@ -61,6 +62,8 @@ class Evaluate(RecipeModel):
         default="cpu",
         description="Device of the evaluation: `cpu`, or `cuda` for a GPU. Originals that are streamed are evaluated on the CPU.",
     )
+    tp: int = Field(default=1, ge=1, description="Processes that divide each layer between them (tensor parallelism).")
+    pp: int = Field(default=1, ge=1, description="Processes that have some of the layers each (pipeline parallelism).")
 
     def within(self, positions: int | None) -> Evaluate:
         """The same settings for a model's maximum positions: default length and load are shortened to fit."""
@@ -68,6 +71,14 @@ class Evaluate(RecipeModel):
         if self.speed and positions is not None and "speed" not in self.model_fields_set:
             fitting["speed"] = self.speed.within(positions)
         return self.model_copy(update=fitting)
+
+    def engine(self, *, trust_remote_code: bool) -> EngineConfig:
+        """How checkpoints are computed.
+
+        Args:
+            trust_remote_code: run their own Python.
+        """
+        return EngineConfig(device=self.device, tp=self.tp, pp=self.pp, trust_remote_code=trust_remote_code, quiet=True)
 
     def source(self) -> TextSource:
         """The text."""

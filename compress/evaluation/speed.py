@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...runtime import EngineConfig
 from ...system.device import device_named, free_memory
 from ...system.progress import Progress
 from ..results.result import Load, Speed, Spread, TimePart
@@ -59,9 +60,7 @@ def measure_speed(
     progress: Progress,
     *,
     servers: Sequence[RemoteModel] = (),
-    trust_remote_code: bool = False,
-    device: str = "cpu",
-    engine_options: dict[str, Any] | None = None,
+    engine: EngineConfig | None = None,
 ) -> tuple[list[Speed], MachineRates | None]:
     """Measure the speed of checkpoints, and of models behind servers.
 
@@ -70,9 +69,7 @@ def measure_speed(
         settings: how.
         progress: shows progress.
         servers: take turns with the checkpoints if these take turns.
-        trust_remote_code: run the checkpoints' own Python.
-        device: where they are served, as torch names it.
-        engine_options: of :class:`Engine`.
+        engine: how they are served; the defaults if None.
 
     Returns:
         Each one's speed, those of servers last, and the machine's rates unless there are servers only.
@@ -80,20 +77,25 @@ def measure_speed(
     Raises:
         SmeltError: a checkpoint cannot be served, or a server fails.
     """
-    where = device_named(device)
-    kept = _WIDER if where.type == "cpu" else _GRAPHS
+    engine = engine or EngineConfig()
+    where = device_named(engine.device)
+    on_cpu = where.type == "cpu"
+    devices = _devices(engine.ranks, on_cpu=on_cpu)
+    kept = _WIDER if on_cpu else _GRAPHS
     needed = sum(kept * each.bytes + _LIBRARIES for each in served)
-    together = len(served) < 2 or needed < free_memory(where)
+    together = len(served) < 2 or needed < devices * free_memory(where)
     groups: list[tuple[list[MeasuredCheckpoint], list[RemoteModel]]] = [(list(served), list(servers))]
     if not together:
         groups = [*(([each], []) for each in served), *([([], list(servers))] if servers else [])]
-    options = {
-        "max_length": settings.prompt + settings.generate + 1,
-        "max_sequences": max(1, *settings.concurrency),
-        "trust_remote_code": trust_remote_code,
-        "device": device,
-        **(engine_options or {}),
-    }
+    options = asdict(
+        replace(
+            engine,
+            max_length=settings.prompt + settings.generate + 1,
+            max_sequences=max(1, *settings.concurrency),
+            share_prefixes=False,
+            quiet=True,
+        )
+    )
     found: list[Speed] = []
     rates: MachineRates | None = None
     for group, remote in groups:
@@ -104,14 +106,19 @@ def measure_speed(
                 workers.append(running.enter_context(Worker(each.name)))
                 facts.append(workers[-1].ask("load", checkpoint=str(each.path), options=options))
             clients = [running.enter_context(each.worker(max(1, *settings.concurrency))) for each in remote]
-            measured = _machine_rates(facts[0]["dtype"], device, progress) if facts else None
+            measured = _machine_rates(facts[0]["dtype"], engine.device, progress) if facts else None
             rates = rates or measured
             rounds = _take_turns([*workers, *clients], settings, progress)
             for worker, fact, each in zip(workers, facts, rounds, strict=False):
                 assert measured is not None
-                found.append(_speed(worker, fact, each, settings, measured, together))
+                found.append(_speed(worker, fact, each, settings, measured, engine.ranks, together, on_cpu=on_cpu))
             found += [_remote_speed(each, settings, together) for each in rounds[len(workers) :]]
     return found, rates
+
+
+def _devices(ranks: int, *, on_cpu: bool) -> int:
+    """Whose memory and rates count: a GPU's are of one, and on a CPU ranks share the machine's."""
+    return 1 if on_cpu else ranks
 
 
 def spread(values: list[float]) -> Spread:
@@ -172,13 +179,18 @@ def _speed(
     rounds: _Rounds,
     settings: SpeedSettings,
     machine: MachineRates,
+    ranks: int,
     interleaved: bool,
+    *,
+    on_cpu: bool,
 ) -> Speed:
     first = rounds.spread(1, lambda load: load["first_token_p50"])
     decode = rounds.spread(1, lambda load: load["decode_rate"])
     prefill = spread([settings.prompt / value for value in first.values])
-    decode_limit = machine.read / facts["bytes_per_token"]
-    prefill_limit = machine.operations / facts["operations_per_token"] if facts["dtype"] == machine.dtype else None
+    devices = _devices(ranks, on_cpu=on_cpu)
+    decode_limit = devices * machine.read / facts["bytes_per_token"]
+    operations = devices * machine.operations
+    prefill_limit = operations / facts["operations_per_token"] if facts["dtype"] == machine.dtype else None
     time = worker.ask("time", prompt=settings.prompt, generate=settings.generate)
     return Speed(
         prompt=settings.prompt,
@@ -188,7 +200,7 @@ def _speed(
         decode_rate=decode,
         loads=[_load(rounds, concurrency) for concurrency in settings.concurrency],
         load_seconds=facts["seconds"],
-        peak_memory_bytes=worker.ask("memory")["peak"],
+        peak_memory_bytes=worker.ask("memory")["peak"] if ranks == 1 else None,  # of others it is not known
         interleaved=interleaved,
         decode_bytes_per_token=facts["bytes_per_token"],
         decode_limit=decode_limit,

@@ -38,14 +38,14 @@ class _Worker:
         from ...runtime import Engine, EngineConfig
 
         begun = time.perf_counter()
-        self._engine = Engine(checkpoint, EngineConfig(share_prefixes=False, quiet=True, **options))
+        self._engine = Engine(checkpoint, EngineConfig(**options))
         taken = time.perf_counter() - begun
         model = self._engine.model
         return {
             "seconds": taken,
             "dtype": str(model.dtype).removeprefix("torch."),
-            "bytes_per_token": model.bytes_per_token(),
-            "operations_per_token": model.operations_per_token(),
+            "bytes_per_token": self._engine.cost.bytes,
+            "operations_per_token": self._engine.cost.operations,
             "kernels": self._engine.explain(),
         }
 
@@ -72,8 +72,8 @@ class _Worker:
     def time(self, prompt: int, generate: int) -> dict[str, Any]:
         from ...runtime.measure.profile import time_of_decoding, time_of_prompt
 
-        if self._engine.model.device.type != "cpu":
-            return {"decode": {}, "prefill": {}}  # the host's clock does not see GPU time
+        if self._engine.model.device.type != "cpu" or self._engine.config.ranks > 1:
+            return {"decode": {}, "prefill": {}}  # this process' clock sees neither a GPU's time nor other ranks'
         return {
             "decode": time_of_decoding(self._engine, prompt, generate),
             "prefill": time_of_prompt(self._engine, prompt),

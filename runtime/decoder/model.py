@@ -26,7 +26,7 @@ from .layer import DecoderLayer
 from .linears.linear import Linear
 from .loader import DecoderLoader
 from .operators import Operators, Rotation, Rowwise
-from .pipeline import pipelined
+from .pipeline import Result, pipelined
 from .rope import Rotations
 
 
@@ -130,12 +130,34 @@ class Model:
     def __call__(self, batch: Batch, store: KeysValues) -> Tensor:
         """Logits ``[wanted, vocabulary]`` of a step's tokens; their keys and values go to ``store``."""
         if isinstance(self.stages, ConnectedStages):
-            return pipelined(self, self.stages, batch, store, self.spec.hidden, self.spec.vocabulary)
+            vocabulary = Result(self.logits, lambda piece: len(piece.wanted), self.spec.vocabulary, torch.float32)
+            return pipelined(self, self.stages, batch, store, self.spec.hidden, vocabulary)
         return self.logits(self.hidden(batch, store), batch)
+
+    @torch.inference_mode()
+    def states(self, batch: Batch, store: KeysValues) -> Tensor:
+        """What the lm_head multiplies, for all of a step's tokens: transformers' ``last_hidden_state``.
+
+        Of several ranks the one that samples gets it.
+        """
+        if isinstance(self.stages, ConnectedStages):
+            states = Result(
+                lambda hidden, _: self.head.states(hidden), lambda piece: len(piece.tokens), self.width, self.dtype
+            )
+            return pipelined(self, self.stages, batch, store, self.spec.hidden, states)
+        return self.head.states(self.hidden(batch, store))
 
     def logits(self, hidden: Tensor, batch: Batch) -> Tensor:
         """The logits that a step wants of its last layer's outputs."""
         return self.head(hidden if len(batch.wanted) == len(batch.tokens) else hidden[batch.wanted])
+
+    @property
+    def width(self) -> int:
+        """Of :meth:`states`."""
+        # A projection takes the last layer's outputs back to the width of embeddings.
+        if self.spec.names.project_out is None or self._embedding is None:
+            return self.spec.hidden
+        return self._embedding.columns
 
     @property
     def head(self) -> Head:
@@ -294,8 +316,12 @@ class Head:
     @torch.inference_mode()
     def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """``[tokens, hidden]`` to ``[tokens, vocabulary]``, in float32; to ``out``, if there is one."""
-        logits = self.linear(self.states(hidden))
-        logits = self._to_float32(logits, out)
+        return self.logits(self.states(hidden), out)
+
+    @torch.inference_mode()
+    def logits(self, states: Tensor, out: Tensor | None = None) -> Tensor:
+        """The same from what :meth:`states` returns."""
+        logits = self._to_float32(self.linear(states), out)
         if self._cap is None:
             return logits
         if out is not None:

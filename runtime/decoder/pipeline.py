@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -26,7 +27,23 @@ class StageModel(Protocol):
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor: ...
     def through(self, hidden: Tensor, batch: Batch, store: KeysValues) -> Tensor: ...
-    def logits(self, hidden: Tensor, batch: Batch) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the last stage makes of its layers' outputs for the rank that samples.
+
+    Attributes:
+        of: a piece's outputs.
+        rows: how many rows that is.
+        width: of a row.
+        dtype: of its numbers.
+    """
+
+    of: Callable[[Tensor, Batch], Tensor]
+    rows: Callable[[Batch], int]
+    width: int
+    dtype: torch.dtype
 
 
 def equal_pieces(runs: list[Run], count: int) -> list[list[Run]]:
@@ -60,9 +77,9 @@ def pieces_of(batch: Batch, stages: int) -> list[list[Run]]:
 
 
 def pipelined(
-    model: StageModel, stages: ConnectedStages, batch: Batch, store: KeysValues, hidden: int, vocabulary: int
+    model: StageModel, stages: ConnectedStages, batch: Batch, store: KeysValues, hidden: int, result: Result
 ) -> Tensor:
-    """This stage's share of a step. Returns the logits on the rank that samples, and none elsewhere.
+    """This stage's share of a step. Returns the result on the rank that samples, and none elsewhere.
 
     Args:
         model: with this stage's layers.
@@ -70,7 +87,7 @@ def pipelined(
         batch: the whole step.
         store: with this stage's keys and values.
         hidden: the width of hidden states.
-        vocabulary: of the logits.
+        result: of the last stage.
     """
     pieces = [Batch(runs, batch.block_size) for runs in pieces_of(batch, stages.count)]
     for piece in pieces:
@@ -81,13 +98,13 @@ def pipelined(
         states = model.through(states, piece, store)
         if not stages.is_last:
             stages.send(states)
-        elif len(piece.wanted):
-            logits = model.logits(states, piece)
-            if stages.sends_logits:
-                stages.send(logits)
-    found = []
-    if stages.gets_logits:
-        wanted = [len(piece.wanted) for piece in pieces if len(piece.wanted)]
-        found = [stages.receive((count, vocabulary), torch.float32, model.device) for count in wanted]
+        elif result.rows(piece):
+            found = result.of(states, piece)
+            if stages.sends_result:
+                stages.send(found)
+    received = []
+    if stages.gets_result:
+        rows = [result.rows(piece) for piece in pieces]
+        received = [stages.receive((count, result.width), result.dtype, model.device) for count in rows if count]
     stages.wait()
-    return torch.cat(found) if found else torch.empty(0, vocabulary)
+    return torch.cat(received) if received else torch.empty(0, result.width)

@@ -85,7 +85,7 @@ class DividedTable:
 
     def __init__(self, part: TokenTable, tokens: range, ranks: Ranks) -> None:
         self._part, self._tokens, self._ranks = part, tokens, ranks
-        self.matrix, self.nbytes = part.matrix, part.nbytes
+        self.matrix, self.nbytes, self.columns = part.matrix, part.nbytes, part.columns
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """The rows of some tokens."""

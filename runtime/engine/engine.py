@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,6 +20,7 @@ from ...system.progress import Log
 from ..blocks.block_cache import BlockCache
 from ..blocks.host_tier import HostTier
 from ..decoder.model import Model
+from ..decoder.prompt_states import prompt_states
 from ..parallel.stages import RankPlace
 from ..requests.deadlines import Deadlines
 from ..requests.options import RequestOptions
@@ -45,7 +46,7 @@ from .sampling import Sampled
 from .scoring import grouped
 from .share import EngineShare
 from .worker import work_unless_first
-from .workers import Workers
+from .workers import StatesMessage, Workers
 
 Sink = Callable[[RequestOutput], object]
 
@@ -67,6 +68,7 @@ class Engine:
         config: the options.
         on_step: called with the plan of each step before it runs; None by default.
         loop: runs its requests for asyncio tasks.
+        cost: of a token.
 
     Raises:
         SmeltError: the checkpoint cannot be read; a RuntimeProblem if it cannot be served or does not fit in memory.
@@ -96,7 +98,7 @@ class Engine:
         place = RankPlace() if self._workers is None else self._workers.place
         share = EngineShare.load(checkpoint, config, place, log=self._log)
         self.model, self.max_length, self.reservation = share.model, share.max_length, share.reservation
-        self._store, self._host = share.store, share.host
+        self._store, self._host, self.cost = share.store, share.host, share.cost
         directory = share.opened.directory
         self.tokenizer: Any = directory.tokenizer() if directory.has_tokenizer else None
         self.ends = frozenset(directory.end_tokens(share.opened.config))
@@ -349,17 +351,36 @@ class Engine:
         Raises:
             RuntimeProblem: the prompt is empty, too long, or has tokens outside the vocabulary.
         """
-        self._refuse_ranks("embeddings cannot be computed")
         problem = self._new.token_problem(tokens, "prompt")
         if problem is None and len(tokens) > self.max_length:
             problem = f"the prompt has {len(tokens)} tokens, more than the engine's max_length of {self.max_length}"
         if problem:
             raise RuntimeProblem(problem)
-        pieces = embedding(self.model, tokens, pooling=pooling, budget=self.config.token_budget, adapter=adapter)
+        pieces = embedding(self._states([tokens], self.config.token_budget, adapter), pooling)
         while True:
             found = await self.loop.result(lambda: next(pieces))
             if found is not None:
                 return found
+
+    def hidden_states(self, prompts: list[list[int]]) -> Tensor:
+        """What the lm_head multiplies, for every token of some prompts, ``[prompts, tokens, width]``; beside the engine's requests.
+
+        Args:
+            prompts: of one length, as token ids; their keys and values get a cache of their own.
+        """
+        with self._lock:
+            (found,) = self._states(prompts, len(prompts[0]))
+        return found
+
+    def _states(self, prompts: list[list[int]], budget: int, adapter: str | None = None) -> Iterator[Tensor]:
+        if self._workers is None:
+            yield from prompt_states(self.model, prompts, budget=budget, adapter=adapter)
+            return
+        # All pieces at once, as the other ranks have one cache for them.
+        with self._workers.watched():
+            self._workers.compute(StatesMessage(prompts, budget))
+            found = list(prompt_states(self.model, prompts, budget=budget))
+        yield from found
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Queue a request that was checked; ``sink`` gets its outputs."""

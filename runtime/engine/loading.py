@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,11 +16,11 @@ import torch
 from ...system.device import device_named
 from ...system.errors import RuntimeProblem
 from ...system.progress import Log
-from ..decoder.model import Model
+from ..decoder.model import Head, Model
 from ..decoder.operators import Operators
 from ..native.library import kernels
 from ..native.operators import NativeOperators
-from ..parallel.stages import RankPlace
+from ..parallel.stages import OnlyHead, RankPlace
 from ..weights.checkpoint import Checkpoint
 from ..weights.weight_file import WeightFile
 from .config import DTYPE_NAMES, EngineConfig
@@ -67,6 +68,21 @@ def load_model(
         offload=file,
         divides_experts=config.expert_parallel,
     )
+
+
+def load_head(checkpoint: str | Path, config: EngineConfig, *, log: Log) -> Head:
+    """Load only a checkpoint's head, whole, without its layers.
+
+    Args:
+        checkpoint: a Hugging Face directory.
+        config: operators, dtype and device.
+        log: gets messages for the user.
+
+    Raises:
+        SmeltError: the checkpoint cannot be read.
+    """
+    alone = replace(config, tp=1, pp=1, expert_parallel=False, offload=None)
+    return load_model(checkpoint, alone, log=log, place=RankPlace(stages=OnlyHead()))[1].head
 
 
 def in_own_thread(work: Callable[[], T]) -> T:

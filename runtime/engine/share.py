@@ -24,6 +24,19 @@ from .workers import check_same, each_loaded, least
 
 
 @dataclass(frozen=True)
+class TokenCost:
+    """What computing a token takes, on all ranks together.
+
+    Attributes:
+        bytes: of weights that a single token reads.
+        operations: additions and multiplications of the linears, for a prompt's token.
+    """
+
+    bytes: int
+    operations: float
+
+
+@dataclass(frozen=True)
 class EngineShare:
     """What a process needs to compute steps.
 
@@ -34,6 +47,7 @@ class EngineShare:
         reservation: of this process' memory.
         store: this process' keys and values.
         host: its cache blocks in host memory; None if there are none.
+        cost: of a token, on all ranks together.
     """
 
     opened: Checkpoint
@@ -42,6 +56,7 @@ class EngineShare:
     reservation: Reservation
     store: KeysValues
     host: HostBlocks | None
+    cost: TokenCost
 
     @classmethod
     def load(cls, checkpoint: str | Path, config: EngineConfig, place: RankPlace, *, log: Log) -> Self:
@@ -82,7 +97,9 @@ class EngineShare:
                 host = HostBlocks(store, slots, directory)
             where = "host memory" if directory is None else str(directory)
             log(f"reserved {human_bytes(slots * host.block_bytes)} of {where} for {slots} cache blocks")
-        return cls(opened, model, length, reservation, store, host)
+        each = world.gather_data([model.bytes_per_token(), model.operations_per_token()])
+        cost = TokenCost(sum(read for read, _ in each), sum(operations for _, operations in each))
+        return cls(opened, model, length, reservation, store, host, cost)
 
 
 def _check_cache(model: Model, kept: torch.dtype, config: EngineConfig) -> None:

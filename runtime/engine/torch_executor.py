@@ -20,7 +20,7 @@ from .beam import continuations
 from .executor import CompletedStep, RunsBatches, StepHandle, StepResult
 from .host_blocks import HostBlocks
 from .sampling import Sampled, sample, top_logprobs
-from .workers import Workers
+from .workers import StepMessage, Workers
 
 
 class TorchExecutor:
@@ -70,7 +70,7 @@ class TorchExecutor:
         runs = [_run(chunk) for chunk in plan.chunks]
         with nullcontext() if self._workers is None else self._workers.watched():
             if self._workers is not None:
-                self._workers.step(plan, runs)
+                self._workers.compute(StepMessage(plan, runs))
             self._move_blocks(plan)
             with self._device:
                 there = self.model(Batch(runs, self._store.block_size), self._store)

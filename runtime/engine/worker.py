@@ -10,12 +10,13 @@ import torch
 
 from ...system.errors import SmeltError
 from ..decoder.batch import Batch
+from ..decoder.prompt_states import prompt_states
 from ..parallel.launch import ends_with, joined_at, joined_by_environment, launched_count, launched_rank
 from ..parallel.ranks import RankLost, Ranks
 from ..parallel.stages import divided
 from .config import EngineConfig
 from .share import EngineShare
-from .workers import StepMessage, here, kind, on_gpu
+from .workers import StatesMessage, here, kind, on_gpu, received
 
 
 def work(ranks: Ranks) -> None:
@@ -29,7 +30,11 @@ def work(ranks: Ranks) -> None:
     torch.set_num_threads(given["threads"])
     place = divided(ranks, config.tp, config.pp)
     share = EngineShare.load(Path(given["checkpoint"]), config, place, log=lambda _: None)
-    while (message := StepMessage.received(ranks)) is not None:
+    while (message := received(ranks)) is not None:
+        if isinstance(message, StatesMessage):
+            for _ in prompt_states(share.model, message.prompts, budget=message.budget):
+                pass
+            continue
         if share.host is not None:
             share.host.swap(message.plan)
         share.store.copy(message.plan.copies)

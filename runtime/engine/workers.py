@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -30,7 +30,10 @@ _LIBRARIES = ("smelt", "torch", "transformers", "compressed-tensors")
 # Most steps fit into the first message; a longer one has a second.
 _FIRST = 1024
 _STOP = -1
+_STEP, _STATES = range(2)
 _END_SECONDS = 2.0
+
+Take = Callable[[int], list[int]]
 
 
 @dataclass(frozen=True)
@@ -45,52 +48,67 @@ class StepMessage:
     plan: StepPlan
     runs: list[Run]
 
-    def send(self, ranks: Ranks) -> None:
-        """Tell the others."""
-        numbers: list[int] = []
+    def numbers(self) -> list[int]:
+        """As numbers."""
+        numbers = [_STEP]
         for pairs in (self.plan.swap_out, self.plan.swap_in, self.plan.copies):
             numbers += [len(pairs), *(each for pair in pairs for each in pair)]
         numbers.append(len(self.runs))
         for run in self.runs:
             numbers += [run.start, run.grows_to, run.wants, len(run.tokens), len(run.blocks), *run.tokens, *run.blocks]
-        _send(ranks, numbers)
+        return numbers
 
     @classmethod
-    def received(cls, ranks: Ranks) -> Self | None:
-        """What the first rank says; None if it stops."""
-        numbers = _received(ranks)
-        if numbers is None:
-            return None
-        left = iter(numbers)
-
-        def take(count: int) -> list[int]:
-            return [next(left) for _ in range(count)]
-
+    def of(cls, take: Take) -> Self:
+        """From these numbers."""
         moved = []
         for _ in range(3):
-            flat = take(2 * next(left))
+            flat = take(2 * take(1)[0])
             moved.append(list(zip(flat[::2], flat[1::2], strict=True)))
         runs = []
-        for _ in range(next(left)):
+        for _ in range(take(1)[0]):
             start, grows_to, wants, tokens, blocks = take(5)
             runs.append(Run(take(tokens), start, take(blocks), grows_to, wants))
         return cls(StepPlan([], swap_out=moved[0], swap_in=moved[1], copies=moved[2]), runs)
 
 
-def _send(ranks: Ranks, numbers: list[int]) -> None:
-    first = torch.tensor([len(numbers), *numbers[: _FIRST - 1], *[0] * (_FIRST - 1 - len(numbers))])
-    ranks.broadcast(first)
-    if len(numbers) >= _FIRST:
-        ranks.broadcast(torch.tensor(numbers[_FIRST - 1 :]))
+@dataclass(frozen=True)
+class StatesMessage:
+    """What a rank needs to compute its share of prompts' hidden states, beside the engine's requests.
+
+    Attributes:
+        prompts: of one length.
+        budget: how many tokens of each are computed at a time.
+    """
+
+    prompts: list[list[int]]
+    budget: int
+
+    def numbers(self) -> list[int]:
+        """As numbers."""
+        tokens = [token for prompt in self.prompts for token in prompt]
+        return [_STATES, self.budget, len(self.prompts), len(self.prompts[0]), *tokens]
+
+    @classmethod
+    def of(cls, take: Take) -> Self:
+        """From these numbers."""
+        budget, count, length = take(3)
+        return cls([take(length) for _ in range(count)], budget)
 
 
-def _received(ranks: Ranks) -> list[int] | None:
+def received(ranks: Ranks) -> StepMessage | StatesMessage | None:
+    """What the first rank wants to be computed; None if it stops."""
     count, *numbers = ranks.broadcast(torch.zeros(_FIRST, dtype=torch.int64)).tolist()
     if count == _STOP:
         return None
     if count >= _FIRST:
         numbers += ranks.broadcast(torch.zeros(count - _FIRST + 1, dtype=torch.int64)).tolist()
-    return numbers[:count]
+    left = iter(numbers)
+
+    def take(count: int) -> list[int]:
+        return [next(left) for _ in range(count)]
+
+    return {_STEP: StepMessage, _STATES: StatesMessage}[take(1)[0]].of(take)
 
 
 @contextmanager
@@ -200,9 +218,13 @@ class Workers:
             found.place = divided(ranks, config.tp, config.pp)
         return found, here(config)
 
-    def step(self, plan: StepPlan, runs: list[Run]) -> None:
-        """Let them compute their share of a step."""
-        StepMessage(plan, runs).send(self.ranks)
+    def compute(self, wanted: StepMessage | StatesMessage) -> None:
+        """Let them compute their share."""
+        numbers = wanted.numbers()
+        padded = [len(numbers), *numbers[: _FIRST - 1], *[0] * (_FIRST - 1 - len(numbers))]
+        self.ranks.broadcast(torch.tensor(padded))
+        if len(numbers) >= _FIRST:
+            self.ranks.broadcast(torch.tensor(numbers[_FIRST - 1 :]))
 
     @contextmanager
     def watched(self) -> Iterator[None]:

@@ -107,14 +107,14 @@ def measure(
     prefill = prompt / statistics.median(load.first_token_p50 for load in alone)
     rates = [load.decode_rate for load in alone if load.decode_rate is not None]
     decode = statistics.median(rates) if rates else 0.0
-    # On a CPU they share the machine; a GPU's rates are of one.
-    ranks = engine.config.ranks if engine.model.device.type == "cpu" else 1
+    # On a CPU ranks share the machine; a GPU's rates are of one.
+    devices = 1 if engine.model.device.type == "cpu" else engine.config.ranks
     found = BenchResult(
         machine,
         prefill,
         decode,
-        ranks * prefill * engine.model.operations_per_token() / machine.operations,
-        ranks * decode * engine.model.bytes_per_token() / machine.read_bytes,
+        prefill * engine.cost.operations / (devices * machine.operations),
+        decode * engine.cost.bytes / (devices * machine.read_bytes),
         kernels=engine.explain(),
     )
     for concurrency in concurrencies:

@@ -25,7 +25,7 @@ class Stages:
 
     @property
     def is_first(self) -> bool:
-        """Whether it has the embedding, and gets the logits."""
+        """Whether it has the embedding, and gets the result."""
         return self.index == 0
 
     @property
@@ -34,7 +34,7 @@ class Stages:
         return self.index == self.count - 1
 
     @property
-    def gets_logits(self) -> bool:
+    def gets_result(self) -> bool:
         """Whether this rank samples: the first of the first stage."""
         return True
 
@@ -49,15 +49,25 @@ class Stages:
         return range(total * self.index // self.count, total * (self.index + 1) // self.count)
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Hidden states from the stage before; from the last one, the first gets logits."""
+        """Hidden states from the stage before; from the last one, the first gets the result: logits, or states."""
         raise NotImplementedError
 
     def send(self, tensor: Tensor) -> None:
-        """Hidden states to the next stage, without waiting for it; logits, from the last to the first."""
+        """Hidden states to the next stage, without waiting for it; the result, from the last to the first."""
         raise NotImplementedError
 
     def wait(self) -> None:
         """Wait until all was sent."""
+
+
+class OnlyHead(Stages):
+    """A last stage without layers, by itself."""
+
+    index = 1
+    count = 2
+
+    def layers(self, total: int) -> range:
+        return range(total, total)
 
 
 class ConnectedStages(Stages):
@@ -76,12 +86,12 @@ class ConnectedStages(Stages):
         self._sent: list[tuple[Tensor, Any]] = []
 
     @property
-    def gets_logits(self) -> bool:
+    def gets_result(self) -> bool:
         return self._world.rank == 0
 
     @property
-    def sends_logits(self) -> bool:
-        """Whether this rank of the last stage, whose ranks all have them, sends them."""
+    def sends_result(self) -> bool:
+        """Whether this rank of the last stage, whose ranks all have it, sends the result."""
         return self._world.rank == self._world.count - self._each
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ....runtime.decoder.batch import Batch, Run
-from ....runtime.decoder.model import Head
+from ....runtime.decoder.model import Head, Model
+from ....runtime.decoder.prompt_states import prompt_states
 from ....runtime.engine.config import EngineConfig
-from ....runtime.engine.loading import load_model
+from ....runtime.engine.engine import Engine
+from ....runtime.engine.loading import load_head, load_model
 from ....system.activation_store import ActivationStore
 from ....system.device import device_named, give_back, on
-from ....system.progress import Progress
-
-_BLOCK = 16
+from ....system.progress import Log, Progress
 
 
 class RuntimeReader:
@@ -25,48 +27,57 @@ class RuntimeReader:
 
     Args:
         path: the checkpoint.
-        trust_remote_code: run the checkpoint's own Python for its config.
-        directory: where the last layer's outputs are kept.
-        device: where it is computed, as torch names it.
+        directory: where the last hidden states are kept.
+        config: where and how it is computed.
     """
 
-    def __init__(self, path: Path, trust_remote_code: bool, directory: Path, device: str = "cpu") -> None:
-        self._path, self._trust, self._directory, self._device = path, trust_remote_code, directory, device
+    def __init__(self, path: Path, directory: Path, config: EngineConfig) -> None:
+        self._path, self._directory, self._config = path, directory, config
+        self._device = config.device
         self._head: Head | None = None
 
     def final_hidden(self, tokens: Tensor, progress: Progress, description: str) -> ActivationStore:
-        """The last layer's outputs for token ids ``[windows, length]``.
+        """The last hidden states for token ids ``[windows, length]``.
 
         Raises:
             RuntimeProblem: the runtime cannot run this checkpoint.
         """
-        _, model = load_model(
-            self._path, EngineConfig(trust_remote_code=self._trust, device=self._device), log=progress.say
-        )
-        self._head = model.head
         windows, length = tokens.shape
-        store = ActivationStore((windows, length, model.spec.hidden), model.dtype, self._directory)
-        cache = read = None
-        try:
-            batches = list(store.batches())
-            most = max(batch.stop - batch.start for batch in batches)
-            cache = model.keys_values(most * -(-length // _BLOCK), _BLOCK, model.dtype)
-            for batch in progress.track(batches, description):
-                with on(model.device):
-                    read = model.hidden(_whole_windows(tokens[batch].tolist()), cache)
-                store.write(batch, read.view(-1, length, model.spec.hidden).cpu())
-        except BaseException:
-            store.close()
-            raise
-        finally:
-            del model, cache, read
-            give_back(device_named(self._device))
+        with self._loaded(length, progress.say) as (model, states):
+            store = ActivationStore((windows, length, model.width), model.dtype, self._directory)
+            try:
+                for batch in progress.track(list(store.batches()), description):
+                    with on(model.device):
+                        store.write(batch, states(tokens[batch].tolist()).cpu())
+            except BaseException:
+                store.close()
+                raise
         return store
 
     def head(self) -> _WindowHead:
         """From hidden states ``[windows, length, width]`` to logits."""
         assert self._head is not None, "final_hidden comes first"
         return _WindowHead(self._head, device_named(self._device))
+
+    @contextmanager
+    def _loaded(self, length: int, log: Log) -> Iterator[tuple[Model, Callable[[list[list[int]]], Tensor]]]:
+        """The model, and what computes the hidden states of windows; the head stays afterwards."""
+        if self._config.ranks == 1:
+            _, model = load_model(self._path, self._config, log=log)
+            self._head = model.head
+            try:
+                yield model, lambda prompts: next(prompt_states(model, prompts))
+            finally:
+                del model
+                give_back(device_named(self._device))
+            return
+        # Of a head that is divided, ranks would have to stay as long as it is used.
+        self._head = load_head(self._path, self._config, log=log)
+        engine = Engine(self._path, replace(self._config, max_length=length + 1, max_sequences=1))
+        try:
+            yield engine.model, engine.hidden_states
+        finally:
+            engine.close()
 
 
 class _WindowHead:
@@ -75,13 +86,4 @@ class _WindowHead:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         with on(self._device):
-            return self._head(hidden.to(self._device).flatten(0, 1)).unflatten(0, hidden.shape[:2]).cpu()
-
-
-def _whole_windows(windows: list[list[int]]) -> Batch:
-    """Each window as a separate sequence, from position 0."""
-    each = -(-len(windows[0]) // _BLOCK)
-    runs = [
-        Run(window, 0, list(range(i * each, (i + 1) * each)), len(window), wants=0) for i, window in enumerate(windows)
-    ]
-    return Batch(runs, _BLOCK)
+            return self._head.logits(hidden.to(self._device).flatten(0, 1)).unflatten(0, hidden.shape[:2]).cpu()

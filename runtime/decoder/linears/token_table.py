@@ -38,6 +38,11 @@ class TokenTable:
         return self.matrix.rows(tokens).dense(self._dtype)
 
     @property
+    def columns(self) -> int:
+        """The width of a row."""
+        return self.matrix.values.shape[1]
+
+    @property
     def nbytes(self) -> int:
         """Its memory."""
         return sum(t.nbytes for t in (self.matrix.values, self.matrix.scale, self.matrix.zero) if t is not None)

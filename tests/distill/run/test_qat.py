@@ -14,6 +14,7 @@ from smelt.compress.evaluation.scoring.runtime_reader import RuntimeReader
 from smelt.compress.pipeline.plan import Plan
 from smelt.compress.steps import train_quantized
 from smelt.distill.run.student import WholeModel
+from smelt.runtime import EngineConfig
 from smelt.system.progress import Progress
 from torch import Tensor
 from transformers import CompressedTensorsConfig
@@ -87,7 +88,7 @@ def test_what_is_saved_computes_what_was_trained(
     (wanted,) = logits
     # An input or a key that lies between two codes may become either, as the processor adds up, and all that follows differs.
     least = 0.99 if quantize["scheme"].endswith(("A16", "ASYM")) and "kv_cache" not in quantize else 0.5
-    ours = RuntimeReader(result.checkpoint, False, tmp_path)
+    ours = RuntimeReader(result.checkpoint, tmp_path, EngineConfig())
     store = ours.final_hidden(TOKENS, Progress(False), "")
     served = ours.head()(store.read(slice(None)))
     assert _agreeing(served.view_as(wanted), wanted) > least

@@ -79,6 +79,20 @@ def test_tokens_are_the_single_processs(two: Engine) -> None:
         assert two.model.nbytes() <= 0.55 * one.model.nbytes()
 
 
+def test_embeddings_are_the_single_processs(two: Engine) -> None:
+    for pooling in ("last", "mean"):
+        wanted, found = (asyncio.run(each.embed(PROMPTS[0], pooling=pooling)) for each in (engine(SMELT_6M), two))
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+    # Beside requests that are running.
+    two.add_request(PROMPTS[2], PARAMS[0], id="meanwhile")
+    two.step()
+    both = two.hidden_states([PROMPTS[1], PROMPTS[2][:9]])
+    torch.testing.assert_close(both, engine(SMELT_6M).hidden_states([PROMPTS[1], PROMPTS[2][:9]]), atol=1e-3, rtol=1e-3)
+    while two.has_work:
+        (output,) = two.step()
+    assert said([output]) == said(engine(SMELT_6M).generate([PROMPTS[2]], PARAMS[0]))
+
+
 def test_long_steps_need_a_second_message(two: Engine) -> None:
     """Of more than a thousand numbers."""
     prompts = [[7 + i] * 120 for i in range(16)]
@@ -146,8 +160,6 @@ def test_what_needs_the_whole_model_is_refused(two: Engine, tmp_path: Path) -> N
         RuntimeProblem, match="weights cannot be taken from memory on several ranks; use an engine with tp=1"
     ):
         two.take_weights(None, [], lambda name: torch.empty(0))
-    with pytest.raises(RuntimeProblem, match="embeddings cannot be computed on several ranks"):
-        asyncio.run(two.embed(PROMPTS[1]))
     adapter_of(SMELT_6M, tmp_path / "adapter", target_modules=["q_proj"])
     with pytest.raises(RuntimeProblem, match="adapters are not applied on several ranks"):
         two.load_adapter("mine", tmp_path / "adapter")
