@@ -62,7 +62,7 @@ class DecoderLayer:
             )
         else:
             load.check_removed(prefix + names.out)
-        self._attend, self._add = load.operators.attention(self._heads), load.operators.add
+        self._attend, self._add = load.attention(self._heads), load.operators.add
         self._query_norm = load.norm(at(names.query_norm)) if spec.query_key_norm else None
         self._key_norm = load.norm(at(names.key_norm)) if spec.query_key_norm else None
         named = {
@@ -138,7 +138,7 @@ class DecoderLayer:
         size = self._spec.head_size
         # Not unflatten, at which torch.compile breaks the graph.
         by_head = [
-            norm(part.reshape(len(part), -1, size)).flatten(1)
+            norm(part.reshape(len(part), part.shape[-1] // size, size)).flatten(1)
             for norm, part in ((query_norm, queries), (key_norm, keys))
         ]
         return torch.cat([*by_head, values], dim=-1)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...system.errors import RuntimeProblem
 from ...system.pages import in_large_pages
+from ..heads import Heads
 from ..parallel.ranks import Ranks
 from ..weights.checkpoint import Checkpoint
 from ..weights.cut_tensors import aligned
@@ -18,9 +19,10 @@ from ..weights.layout import Cut, Layout, Ranges
 from ..weights.live_weights import LiveWeights
 from ..weights.matrix import Matrix, see_the_same, stacked
 from .architectures import DecoderSpec
+from .context_parallel import ContextAttention
 from .linears.linear import Linear, SideBySide
 from .linears.token_table import TokenTable
-from .operators import Operators, Rowwise
+from .operators import Attention, Operators, Rowwise
 from .sharded import DividedTable, JoinedLinear, SummedLinear
 
 # Outputs that kernels multiply together, at most.
@@ -35,6 +37,7 @@ class DecoderLoader:
         spec: the architecture.
         operators: its implementation.
         ranks: that have a share of each part.
+        context: the ring of ranks that divide sequences; None for none.
         divides_experts: whether each has whole experts, instead of a share of all.
     """
 
@@ -45,6 +48,7 @@ class DecoderLoader:
         operators: Operators,
         ranks: Ranks,
         *,
+        context: Ranks | None = None,
         divides_experts: bool = False,
     ) -> None:
         self.checkpoint = checkpoint
@@ -52,11 +56,18 @@ class DecoderLoader:
         self.operators = operators
         self.dtype = operators.dtype
         self.ranks = ranks
+        self._context = context or Ranks()
         self.divides_experts = divides_experts and ranks.count > 1
 
     def undivided(self) -> DecoderLoader:
         """The same for parts that this rank has alone."""
         return DecoderLoader(self.checkpoint, self.spec, self.operators, Ranks())
+
+    def attention(self, heads: Heads) -> Attention:
+        """The attention of a layer."""
+        if self._context.count > 1:
+            return ContextAttention(heads, self._context)
+        return self.operators.attention(heads)
 
     def tensor(self, name: str, shape: tuple[int | None, ...] | None) -> Tensor:
         """A dense tensor, in the compute dtype."""

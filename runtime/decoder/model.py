@@ -20,7 +20,8 @@ from ..weights.live_weights import LiveWeights
 from ..weights.weight_file import WeightFile
 from .adapters import Adapters, StepRows
 from .architectures import spec_of
-from .batch import Batch
+from .batch import Batch, Run
+from .context_parallel import ContextBatch
 from .kv_cache import KeysValues
 from .layer import DecoderLayer
 from .linears.linear import Linear
@@ -38,6 +39,7 @@ class Model:
         operators: its implementation of the parts.
         ranks: that have a share of each layer.
         stages: that have some of the layers.
+        context: ranks that have a part of each sequence.
         dtype: its compute dtype.
         device: where.
         layers: this stage's.
@@ -55,18 +57,21 @@ class Model:
         progress: Callable[[int, int], None] | None = None,
         ranks: Ranks | None = None,
         stages: Stages | None = None,
+        context: Ranks | None = None,
         offload: WeightFile | None = None,
         *,
         divides_experts: bool = False,
     ) -> None:
         self.spec = spec_of(checkpoint.config)
-        self.ranks, self.stages = ranks or Ranks(), stages or Stages()
+        self.ranks, self.stages, self.context = ranks or Ranks(), stages or Stages(), context or Ranks()
         checkpoint.check()
         self.operators = operators
         self.dtype = dtype = operators.dtype
         self.device = operators.device
         self.logit_statistics = operators.logit_statistics
-        load = DecoderLoader(checkpoint, self.spec, operators, self.ranks, divides_experts=divides_experts)
+        load = DecoderLoader(
+            checkpoint, self.spec, operators, self.ranks, context=self.context, divides_experts=divides_experts
+        )
         names = self.spec.names
         first, last = self.stages.is_first, self.stages.is_last
         tied = self.spec.tied or not checkpoint.has_matrix(names.head)
@@ -90,7 +95,8 @@ class Model:
             self.spec.head_size,
         )
         self.stream: LayerStream | None = None
-        alone = self.ranks.count == 1 and self.stages.count == 1 and offload is None
+        several = max(self.ranks.count, self.stages.count, self.context.count) > 1
+        alone = not several and offload is None
         # These compute all layers at once, without the ranks' sums, and need all their weights.
         self._run = operators.lower(self._through_layers) if alone else self._through_layers
         self.stack = operators.stack([layer.parts for layer in self.layers]) if alone else None
@@ -132,7 +138,19 @@ class Model:
         if isinstance(self.stages, ConnectedStages):
             vocabulary = Result(self.logits, lambda piece: len(piece.wanted), self.spec.vocabulary, torch.float32)
             return pipelined(self, self.stages, batch, store, self.spec.hidden, vocabulary)
-        return self.logits(self.hidden(batch, store), batch)
+        found = self.logits(self.hidden(batch, store), batch)
+        return batch.all_wanted(found) if isinstance(batch, ContextBatch) else found
+
+    def batch(self, runs: list[Run], block_size: int) -> Batch:
+        """A step's tokens, or this rank's part of them.
+
+        Args:
+            runs: at least one.
+            block_size: positions of a cache block that a rank has.
+        """
+        if self.context.count == 1:
+            return Batch(runs, block_size)
+        return ContextBatch(runs, block_size, self.context)
 
     @torch.inference_mode()
     def states(self, batch: Batch, store: KeysValues) -> Tensor:
@@ -145,7 +163,8 @@ class Model:
                 lambda hidden, _: self.head.states(hidden), lambda piece: len(piece.tokens), self.width, self.dtype
             )
             return pipelined(self, self.stages, batch, store, self.spec.hidden, states)
-        return self.head.states(self.hidden(batch, store))
+        found = self.head.states(self.hidden(batch, store))
+        return batch.all_tokens(found) if isinstance(batch, ContextBatch) else found
 
     def logits(self, hidden: Tensor, batch: Batch) -> Tensor:
         """The logits that a step wants of its last layer's outputs."""
@@ -188,7 +207,7 @@ class Model:
         Raises:
             RuntimeProblem: its operators cannot apply any.
         """
-        if self.ranks.count > 1 or self.stages.count > 1:
+        if max(self.ranks.count, self.stages.count, self.context.count) > 1:
             raise RuntimeProblem("adapters are not applied on several ranks; merge the adapter with smelt merge")
         if not self.operators.takes_adapters:
             raise RuntimeProblem(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from .batch import Batch, Run
+from .batch import Run
 from .model import Model
 
 _BLOCK = 16
@@ -27,7 +27,7 @@ def prompt_states(
         ``[prompts, tokens, width]`` after each piece, on the rank that samples; on others nothing of use.
     """
     length = len(prompts[0])
-    each = -(-length // _BLOCK)
+    each = -(-length // (_BLOCK * model.context.count))
     store = model.keys_values(len(prompts) * each, _BLOCK, model.dtype)
     budget = budget or length
     for start in range(0, length, budget):
@@ -35,5 +35,5 @@ def prompt_states(
             Run(prompt[start : start + budget], start, list(range(i * each, (i + 1) * each)), length, 0, adapter)
             for i, prompt in enumerate(prompts)
         ]
-        found = model.states(Batch(runs, _BLOCK), store)
+        found = model.states(model.batch(runs, _BLOCK), store)
         yield found.view(len(prompts), -1, found.shape[-1]) if len(found) else found

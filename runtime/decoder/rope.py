@@ -100,7 +100,7 @@ class Rotations:
                 scale = torch.cat([torch.full((count, 1, 1), s, device=positions.device) for count, _, s in pieces])
                 found[name] = self._cos_sin(positions, frequencies, scale)
             else:
-                cosines, sines = self._table(name, int(positions.max()))
+                cosines, sines = self._table(name, int(positions.max()) if len(positions) else 0)
                 found[name] = (cosines[positions], sines[positions])
         return found
 

@@ -55,6 +55,8 @@ class EngineConfig:
         fusions: which operations are fused into one launch on a GPU; all by default.
         tp: how many processes divide each layer between them (tensor parallelism).
         pp: how many processes have some of the layers each (pipeline parallelism); with ``tp`` there are ``tp`` times as many.
+        cp: how many processes have a part of each sequence's keys and values each (context parallelism, ring attention); each of them is
+            ``tp`` processes.
         expert_parallel: whether the ``tp`` processes have whole experts of a mixture each, instead of a share of all.
         offload: ``disk`` keeps the layers' weights in a file, from which each is read while the one before computes; for models
             that are larger than the memory. None keeps all in memory.
@@ -93,6 +95,7 @@ class EngineConfig:
     device: str = "cpu"
     tp: int = 1
     pp: int = 1
+    cp: int = 1
     expert_parallel: bool = False
     offload: str | None = None
     offload_directory: str | None = None
@@ -105,7 +108,7 @@ class EngineConfig:
             raise RuntimeProblem(
                 f"max_length is {self.max_length}; it must be at least 2 (one prompt token and one generated token)"
             )
-        for name in ("max_sequences", "token_budget", "block_size", "tp", "pp"):
+        for name in ("max_sequences", "token_budget", "block_size", "tp", "pp", "cp"):
             if getattr(self, name) < 1:
                 raise RuntimeProblem(f"{name} is {getattr(self, name)}; it must be at least 1")
         if not 0 < self.memory_utilization <= 1:
@@ -140,9 +143,13 @@ class EngineConfig:
             raise RuntimeProblem(
                 "expert_parallel divides experts between tp processes, but tp is 1; raise it, or leave it out"
             )
+        if self.pp > 1 and self.cp > 1:
+            raise RuntimeProblem(
+                f"pp is {self.pp} and cp is {self.cp}; stages do not divide sequences, use one of them"
+            )
         if self.ranks > 1 and (self.compile or self.reproducible or self.fusions is not None):
             raise RuntimeProblem(
-                f"tp is {self.tp} and pp is {self.pp}; compile, reproducible and fusions are for one process, leave them out"
+                f"{self.division}; compile, reproducible and fusions are for one process, leave them out"
             )
         if self.static_batching and self.policy not in (EngineConfig.policy, "static"):
             raise RuntimeProblem(
@@ -152,7 +159,18 @@ class EngineConfig:
     @property
     def ranks(self) -> int:
         """How many processes compute a step together."""
-        return self.tp * self.pp
+        return self.tp * self.pp * self.cp
+
+    @property
+    def division(self) -> str:
+        """How they divide the work, for messages."""
+        values = {"tp": self.tp, "pp": self.pp, "cp": self.cp}
+        return " and ".join(f"{name} is {value}" for name, value in values.items() if value > 1)
+
+    @property
+    def block_positions(self) -> int:
+        """Positions in a cache block, on all processes that divide sequences."""
+        return self.block_size * self.cp
 
     @property
     def scheduling(self) -> str:

@@ -120,10 +120,10 @@ class Engine:
         config, host = self.config, self._host
         swapping = None
         if host is not None:
-            swapping = Swapping(config.swap, config.block_size, host.measured_cost())
+            swapping = Swapping(config.swap, config.block_positions, host.measured_cost())
         self.cache = BlockCache(
             self.reservation.blocks,
-            config.block_size,
+            config.block_positions,
             share_prefixes=config.share_prefixes,
             host=None if host is None else HostTier(host.slots),
         )
@@ -173,7 +173,7 @@ class Engine:
 
     def _refuse_ranks(self, what: str) -> None:
         if self._workers is not None:
-            raise RuntimeProblem(f"{what} on several ranks; use an engine with tp=1 and pp=1")
+            raise RuntimeProblem(f"{what} on several ranks; use an engine on one process")
 
     def offload_sentence(self) -> str | None:
         """What reading offloaded weights has taken so far; None if they are in memory."""

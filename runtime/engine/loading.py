@@ -65,6 +65,7 @@ def load_model(
         _operators(computing, where, config, log),
         ranks=place.ranks,
         stages=place.stages,
+        context=place.context,
         offload=file,
         divides_experts=config.expert_parallel,
     )
@@ -81,7 +82,7 @@ def load_head(checkpoint: str | Path, config: EngineConfig, *, log: Log) -> Head
     Raises:
         SmeltError: the checkpoint cannot be read.
     """
-    alone = replace(config, tp=1, pp=1, expert_parallel=False, offload=None)
+    alone = replace(config, tp=1, pp=1, cp=1, expert_parallel=False, offload=None)
     return load_model(checkpoint, alone, log=log, place=RankPlace(stages=OnlyHead()))[1].head
 
 

@@ -64,10 +64,11 @@ def reserve(model: Model, config: EngineConfig, *, max_length: int, kv_dtype: to
         RuntimeProblem: the cache does not fit; the message shows the sizes.
     """
     max_sequences, token_budget, block_size = config.max_sequences, config.token_budget, config.block_size
+    positions = config.block_positions
     spec = model.spec
     weights = model.resident_bytes()
     block = model.operators.block_bytes(model.cached_heads, spec.head_size, block_size, kv_dtype)
-    most = max_sequences * -(-max_length // block_size)
+    most = max_sequences * -(-max_length // positions)
     if model.device.type == "cpu":
         activations = _guessed(model, max_length, max_sequences, token_budget)
     else:
@@ -94,13 +95,13 @@ def reserve(model: Model, config: EngineConfig, *, max_length: int, kv_dtype: to
         adapters = f", adapters {human_bytes(config.adapter_bytes)}" if config.adapter_bytes else ""
         raise RuntimeProblem(
             f"the KV cache does not fit: {human_bytes(free)} are free besides {human_bytes(weights)} of weights, activations take about"
-            f" {human_bytes(activations)}{adapters} and the cache {human_bytes(needed)} (a block of {block_size} positions is"
+            f" {human_bytes(activations)}{adapters} and the cache {human_bytes(needed)} (a block of {positions} positions is"
             f" {human_bytes(block)}); lower max_length, max_sequences, token_budget or kv_cache_bytes"
         )
     left = (free if config.memory_bytes is None else config.memory_bytes - weights) - activations - blocks * block
     layers = max(0, room - blocks * block) if model.offloads else 0
     adapters = max(0, left - layers) if config.adapter_bytes is None else config.adapter_bytes
-    return Reservation(weights, activations, blocks * block, adapters, layers, blocks, blocks * block_size, max_length)
+    return Reservation(weights, activations, blocks * block, adapters, layers, blocks, blocks * positions, max_length)
 
 
 def share_of(config: EngineConfig, count: int) -> EngineConfig:

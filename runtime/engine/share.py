@@ -98,7 +98,10 @@ class EngineShare:
             where = "host memory" if directory is None else str(directory)
             log(f"reserved {human_bytes(slots * host.block_bytes)} of {where} for {slots} cache blocks")
         each = world.gather_data([model.bytes_per_token(), model.operations_per_token()])
-        cost = TokenCost(sum(read for read, _ in each), sum(operations for _, operations in each))
+        # Of those that divide sequences, one computes a token.
+        cost = TokenCost(
+            sum(read for read, _ in each) // config.cp, sum(operations for _, operations in each) / config.cp
+        )
         return cls(opened, model, length, reservation, store, host, cost)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...system.device import on
-from ..decoder.batch import Batch, Run
+from ..decoder.batch import Run
 from ..decoder.kv_cache import KeysValues
 from ..decoder.logit_statistics import LogitStatistics
 from ..decoder.model import Model
@@ -48,6 +48,7 @@ class TorchExecutor:
         workers: Workers | None = None,
     ) -> None:
         self.model: RunsBatches = model
+        self._lay_out = model.batch
         self._store = store
         self._host = host
         fusions = model.operators.fusions
@@ -73,7 +74,7 @@ class TorchExecutor:
                 self._workers.compute(StepMessage(plan, runs))
             self._move_blocks(plan)
             with self._device:
-                there = self.model(Batch(runs, self._store.block_size), self._store)
+                there = self.model(self._lay_out(runs, self._store.block_size), self._store)
         logits = there.cpu()
         stats = self.model.logit_statistics(logits)
         result = StepResult()

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from ...system.errors import SmeltError
-from ..decoder.batch import Batch
 from ..decoder.prompt_states import prompt_states
 from ..parallel.launch import ends_with, joined_at, joined_by_environment, launched_count, launched_rank
 from ..parallel.ranks import RankLost, Ranks
@@ -28,7 +27,7 @@ def work(ranks: Ranks) -> None:
     given = ranks.broadcast_data(None)
     config = here(EngineConfig(**given["config"]))
     torch.set_num_threads(given["threads"])
-    place = divided(ranks, config.tp, config.pp)
+    place = divided(ranks, config.tp, config.pp, config.cp)
     share = EngineShare.load(Path(given["checkpoint"]), config, place, log=lambda _: None)
     while (message := received(ranks)) is not None:
         if isinstance(message, StatesMessage):
@@ -38,7 +37,7 @@ def work(ranks: Ranks) -> None:
         if share.host is not None:
             share.host.swap(message.plan)
         share.store.copy(message.plan.copies)
-        share.model(Batch(message.runs, config.block_size), share.store)
+        share.model(share.model.batch(message.runs, config.block_size), share.store)
 
 
 def work_unless_first(config: EngineConfig) -> None:

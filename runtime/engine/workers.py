@@ -196,9 +196,7 @@ class Workers:
         """
         launched, device = launched_count(), kind(config)
         if launched not in (1, config.ranks):
-            raise RuntimeProblem(
-                f"tp is {config.tp} and pp is {config.pp}, but {launched} processes were launched; start {config.ranks}"
-            )
+            raise RuntimeProblem(f"{config.division}, but {launched} processes were launched; start {config.ranks}")
         if device == "cuda" and launched == 1:
             device_named(f"cuda:{config.ranks - 1}")  # each takes a GPU
         on_gpu(config)
@@ -215,7 +213,7 @@ class Workers:
         found = cls(ranks, others, before)
         with found.watched():
             ranks.broadcast_data(given)
-            found.place = divided(ranks, config.tp, config.pp)
+            found.place = divided(ranks, config.tp, config.pp, config.cp)
         return found, here(config)
 
     def compute(self, wanted: StepMessage | StatesMessage) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -102,6 +102,18 @@ class Ranks:
         """
         return tensor
 
+    def pass_on(self, tensor: Tensor, rows: int) -> Callable[[], Tensor]:
+        """Send a tensor to the next rank of the ring, and get one of as many rows from the rank before, meanwhile.
+
+        Args:
+            tensor: it must not change until the other is there.
+            rows: of the other.
+
+        Returns:
+            What waits for it.
+        """
+        return lambda: tensor
+
     def broadcast(self, tensor: Tensor) -> Tensor:
         """The first rank's tensor; the others pass one of the same shape, which is overwritten."""
         return tensor
@@ -192,6 +204,26 @@ class ConnectedRanks(Ranks):
         with lost():
             self._tensors.alltoall_base(found, tensor.contiguous(), list(received), list(sent)).wait()
         return found
+
+    def pass_on(self, tensor: Tensor, rows: int) -> Callable[[], Tensor]:
+        found, group = tensor.new_empty(rows, *tensor.shape[1:]), self._tensors
+        after, before = (self.rank + 1) % self.count, (self.rank - 1) % self.count
+        with lost():
+            if self._device == "cuda":  # NCCL needs to know of both at once
+                group._start_coalescing(tensor.device)
+            works = [] if not len(tensor) else [group.send([tensor], after, 0)]
+            works += [group.recv([found], before, 0)] if rows else []
+            if self._device == "cuda":
+                works = [group._end_coalescing(tensor.device)]
+
+        def arrived() -> Tensor:
+            with lost():
+                for work in works:
+                    if work is not None:
+                        work.wait()
+            return found
+
+        return arrived
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         return self._broadcast(tensor, 0)

@@ -122,23 +122,28 @@ class RankPlace:
         world: all ranks.
         ranks: those that divide each layer with it.
         stages: that have the other layers.
+        context: the ring of those that have other parts of each sequence.
     """
 
     world: Ranks = field(default_factory=Ranks)
     ranks: Ranks = field(default_factory=Ranks)
     stages: Stages = field(default_factory=Stages)
+    context: Ranks = field(default_factory=Ranks)
 
 
-def divided(world: Ranks, tp: int, pp: int) -> RankPlace:
+def divided(world: Ranks, tp: int, pp: int = 1, cp: int = 1) -> RankPlace:
     """A rank's place. All ranks call it.
 
     Args:
-        world: all ranks, ``tp`` times ``pp``.
-        tp: how many divide each layer.
+        world: all ranks: the product of the others.
+        tp: how many divide each layer; these have neighbouring numbers.
         pp: how many stages there are.
+        cp: how many divide each sequence; one, if there are several stages.
     """
-    if pp == 1 or not isinstance(world, ConnectedRanks):
+    if pp == cp == 1 or not isinstance(world, ConnectedRanks):
         return RankPlace(world, world)
-    stage = world.rank // tp
-    tensor = Ranks() if tp == 1 else world.part_of(f"stage {stage}", world.rank % tp, tp)
-    return RankPlace(world, tensor, ConnectedStages(world, stage, pp))
+    group, member = divmod(world.rank, tp)
+    tensor = Ranks() if tp == 1 else world.part_of(f"group {group}", member, tp)
+    if pp > 1:
+        return RankPlace(world, tensor, ConnectedStages(world, group, pp))
+    return RankPlace(world, tensor, context=world.part_of(f"ring {member}", group, cp))

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from smelt.runtime import Engine
-from smelt.runtime.decoder.batch import Batch, Run
+from smelt.runtime.decoder.batch import Run
 from smelt.runtime.decoder.model import Model
 from smelt.runtime.decoder.operators import Operators
 from smelt.runtime.parallel.ranks import Ranks
@@ -31,6 +31,7 @@ def logits_in_pieces(
     kept: torch.dtype | None = None,
     ranks: Ranks | None = None,
     stages: Stages | None = None,
+    context: Ranks | None = None,
     divides_experts: bool = False,
 ) -> list[Tensor]:
     """Each prompt's logits, computed as ``steps`` say: a step lists prompts and how many of their tokens it takes."""
@@ -40,12 +41,13 @@ def logits_in_pieces(
         operators or Operators(torch.float32),
         ranks=ranks,
         stages=stages,
+        context=context,
         divides_experts=divides_experts,
     )
     needed = [-(-len(prompt) // size) for prompt in prompts]
     order = torch.randperm(sum(needed), generator=torch.Generator().manual_seed(0)).tolist()
     blocks = [[order.pop() for _ in range(count)] for count in needed]
-    store = model.keys_values(sum(needed), size, kept or model.dtype)
+    store = model.keys_values(sum(needed), size // model.context.count, kept or model.dtype)
     done = [0] * len(prompts)
     found: list[list[Tensor]] = [[] for _ in prompts]
     for step in steps:
@@ -55,8 +57,8 @@ def logits_in_pieces(
             runs.append(Run(tokens, done[which], blocks[which], len(prompts[which]), len(tokens)))
             done[which] += count
         with model.device:
-            logits = model(Batch(runs, size), store).cpu()
-        if stages is not None and not stages.gets_logits:
+            logits = model(model.batch(runs, size // model.context.count), store).cpu()
+        if stages is not None and not stages.gets_result:
             continue  # they are another rank's
         for (which, _), part in zip(step, logits.split([len(run.tokens) for run in runs]), strict=True):
             found[which].append(part)

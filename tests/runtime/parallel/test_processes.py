@@ -31,7 +31,7 @@ PARAMS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["tp", pytest.param("pp", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["tp", *(pytest.param(way, marks=pytest.mark.slow) for way in ("pp", "cp"))])
 def two(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """smelt-6m on two processes."""
     found = engine(SMELT_6M, **{request.param: 2})
@@ -145,6 +145,7 @@ def test_closing_ends_its_processes() -> None:
         ({"tp": 2, "compile": True}, "are for one process"),
         ({"tp": 2, "kv_cache_bytes": 1}, "the KV cache does not fit"),
         ({"tp": 0}, "tp is 0"),
+        ({"pp": 2, "cp": 2}, "stages do not divide sequences"),
         ({"pp": 7}, "6 layers cannot be divided between 7 stages"),
     ],
 )
@@ -157,7 +158,7 @@ def test_what_ranks_cannot_do_is_refused(options: dict[str, object], says: str) 
 
 def test_what_needs_the_whole_model_is_refused(two: Engine, tmp_path: Path) -> None:
     with pytest.raises(
-        RuntimeProblem, match="weights cannot be taken from memory on several ranks; use an engine with tp=1"
+        RuntimeProblem, match="weights cannot be taken from memory on several ranks; use an engine on one process"
     ):
         two.take_weights(None, [], lambda name: torch.empty(0))
     adapter_of(SMELT_6M, tmp_path / "adapter", target_modules=["q_proj"])
@@ -167,12 +168,21 @@ def test_what_needs_the_whole_model_is_refused(two: Engine, tmp_path: Path) -> N
 
 def test_a_launched_number_must_be_tp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(RuntimeProblem, match="tp is 2 and pp is 1, but 3 processes were launched"):
+    with pytest.raises(RuntimeProblem, match="tp is 2, but 3 processes were launched"):
         Engine(SMELT_6M, tp=2, quiet=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{"tp": 2, "pp": 2}, {"tp": 2, "offload": "disk"}, {"pp": 2, "kv_dtype": "int8"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tp": 2, "pp": 2},
+        {"tp": 2, "cp": 2},
+        {"cp": 2, "kv_dtype": "int8"},
+        {"tp": 2, "offload": "disk"},
+        {"pp": 2, "kv_dtype": "int8"},
+    ],
+)
 def test_ways_together(options: dict[str, object]) -> None:
     running = engine(SMELT_6M, **options)
     own = {name: value for name, value in options.items() if name == "kv_dtype"}

@@ -41,15 +41,21 @@ def on_ranks(count: int, work: Callable[[CountingRanks], T]) -> list[T]:
     """What each rank returns, by rank."""
     store = HashStore()
     together = threading.Barrier(count)
+    all_ranks: list[CountingRanks] = []
 
     def run(rank: int) -> T:
         together.wait()
         ranks = CountingRanks(store, rank, count, "cpu")
         ranks.counts = Counter()
+        all_ranks.append(ranks)
         try:
-            return work(ranks)
-        finally:
-            ranks.close()
+            found = work(ranks)
+        except BaseException:
+            for each in all_ranks:  # the others would wait for this one
+                each.close()
+            raise
+        ranks.close()
+        return found
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(run, range(count)))
